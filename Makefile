@@ -1,0 +1,50 @@
+# One command per verb. Every verb sets the environment up first; that happens once, and again when
+# pyproject.toml or constraints.txt change.
+#
+#   make demo    train the built-in policy and print held-out accuracy before and after
+#   make test    all tests
+#   make lint    ruff (check and format) and pyright
+#   make bench   every script in benchmarks/
+#   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.viva-is-set-up
+TORCH := torch==2.13.0
+ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+# A training process that spins while it waits slows every other process (and itself) ten times or more.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: demo test lint bench setup
+.DEFAULT_GOAL := test
+
+demo: setup
+	$(PY) -m viva.recipes.conversation_preference_rl.demo
+
+test: setup
+	$(PY) -m pytest
+
+lint: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright
+
+bench: setup
+	set -e; for script in $(wildcard benchmarks/*.py); do echo "== $$script"; $(PY) "$$script"; done
+
+setup: $(STAMP)
+
+# torch goes first and alone: its pinned version has a small build for CPUs where pip is pointed at one
+# (see CONTRIBUTING.md), and nothing that comes later may replace it by another.
+$(STAMP): pyproject.toml constraints.txt
+	@python=; for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python); do \
+		if "$$candidate" -c '$(ENOUGH)' >/dev/null 2>&1; then python="$$candidate"; break; fi; done; \
+	if [ -z "$$python" ]; then \
+		echo "viva needs Python 3.11 or newer; found none among: $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)." >&2; \
+		echo "Install one, or name it: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
+	"$$python" -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade "pip>=25.1"
+	$(PY) -m pip install --quiet -c constraints.txt $(TORCH)
+	$(PY) -m pip install --quiet -c constraints.txt -e . --group dev
+	@touch $@
