@@ -1,0 +1,70 @@
+"""What the loop needs of an engine: the part of the tinker SDK's client interface it calls, as protocols.
+
+The SDK's clients, the embedded engine's and the scripted ones of `viva.testing` all fit. Futures are awaited, which
+every version of the SDK supports; the deprecated ``*_async`` twins are not used.
+"""
+
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+import tinker
+
+__all__ = ["Sampler", "ServiceClient", "TrainingClient"]
+
+
+class Sampler(Protocol):
+    """A snapshot of the policy that can be sampled from."""
+
+    def sample(
+        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
+    ) -> Awaitable[tinker.SampleResponse]:
+        """Draw completions of one prompt."""
+        ...
+
+
+class TrainingClient(Protocol):
+    """The weights being trained and their optimiser."""
+
+    def forward_backward(
+        self, data: list[tinker.Datum], loss_fn: Any, loss_fn_config: dict[str, float] | None = None
+    ) -> Awaitable[tinker.ForwardBackwardOutput]:
+        """Add the gradient of the loss, summed over the data."""
+        ...
+
+    def forward(
+        self, data: list[tinker.Datum], loss_fn: Any, loss_fn_config: dict[str, float] | None = None
+    ) -> Awaitable[tinker.ForwardBackwardOutput]:
+        """The loss without its gradient."""
+        ...
+
+    def optim_step(self, adam_params: tinker.AdamParams) -> Awaitable[tinker.OptimStepResponse]:
+        """Update the weights with the accumulated gradient."""
+        ...
+
+    def save_state(self, name: str) -> Awaitable[Any]:
+        """Save weights and optimiser; the response has a ``path``."""
+        ...
+
+    def save_weights_and_get_sampling_client(self) -> Any:
+        """A snapshot for sampling: an awaitable of it, or (older SDKs) the client itself."""
+        ...
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        ...
+
+
+class ServiceClient(Protocol):
+    """Makes training and sampling clients."""
+
+    def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Any:
+        """A new adapter on a base model."""
+        ...
+
+    def create_training_client_from_state_with_optimizer(self, path: str) -> Any:
+        """A training client that continues from a saved state."""
+        ...
+
+    def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> Any:
+        """A sampling client for saved weights or the base model."""
+        ...

@@ -1,0 +1,270 @@
+"""Rollouts that tolerate failure: what goes wrong is recorded as data, retried by rule, never silently dropped.
+
+1. A failure of one seat (an exception, a timeout, a cancelled call) is caught in `_caught`, recorded with its type,
+   message, seat and turn, and told to the environment through ``abort(reason)`` if it has that method. Peers go on.
+2. If an environment without ``abort`` failed, its group is void: a grader that expects whole episodes must not see
+   half of one. Environments with ``abort`` know about failures; their builder decides when it computes the rewards.
+3. A void group is retried whole, with fresh environments and new seeds, up to ``max_retries`` times (retrying one
+   seat would put it into a different conversation). Then it is recorded as void, with its reason.
+4. Interrupts (the cancellation of the task that runs the rollouts) are not failures and propagate.
+
+Results come in seat and group order, whatever finished first.
+
+Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats).
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, TrajectoryGroup
+
+__all__ = ["FAILED", "GroupOutcome", "RolloutFailure", "SeatPolicy", "run_group", "run_groups"]
+
+FAILED = "failed"
+"""Stop reason of the empty trajectory that stands for a failed seat."""
+
+_T = TypeVar("_T")
+
+
+class SeatPolicy(Protocol):
+    """Hands every seat its own completer."""
+
+    def seat(self, *, group: int, attempt: int, seat: int) -> TokenCompleter:
+        """The completer of one seat in one attempt at one group."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFailure:
+    """One failure; ``seat`` and ``turn`` are ``None`` where the group as a whole failed."""
+
+    attempt: int
+    seat: int | None
+    turn: int | None
+    error_type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOutcome:
+    """What became of one group."""
+
+    builder: EnvGroupBuilder
+    group: TrajectoryGroup | None
+    """Trajectories and rewards in seat order; ``None`` if the group is void."""
+    failed_seats: frozenset[int] = frozenset()
+    """Seats without a trajectory in a group that counts: they are neither rewarded nor trained."""
+    failures: tuple[RolloutFailure, ...] = ()
+    """Failures of all attempts."""
+    void_reason: str | None = None
+    retries: int = 0
+    num_sampled_tokens: int = 0
+    """Tokens sampled in all attempts, also in those thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Caught:
+    error_type: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.error_type}: {self.message}" if self.message else self.error_type
+
+
+async def _caught(awaitable: Awaitable[_T]) -> _T | _Caught:
+    """The one boundary at which failures of policies, environments and rewards become data."""
+    try:
+        return await awaitable
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # an interrupt of the run, not a failure of what was awaited
+        return _Caught(type(error).__name__, str(error) or "the call was cancelled")
+    except Exception as error:  # noqa: BLE001 - whatever user code or an engine raises is recorded, see above
+        return _Caught(type(error).__name__, str(error))
+
+
+class _CountingCompleter(TokenCompleter):
+    """Passes calls on and counts them, for any completer."""
+
+    def __init__(self, inner: TokenCompleter) -> None:
+        self.inner = inner
+        self.num_calls = 0
+        self.num_sampled_tokens = 0
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        self.num_calls += 1
+        limits = {} if max_tokens is None else {"max_tokens": max_tokens}
+        result = await self.inner(model_input, stop, **limits)
+        self.num_sampled_tokens += len(result.tokens)
+        return result
+
+
+async def _run_seat(env: Env, completer: TokenCompleter) -> Trajectory | _Caught:
+    result = await _caught(do_single_rollout(completer, env))
+    abort: Callable[[str], Any] | None = getattr(env, "abort", None)
+    if isinstance(result, _Caught) and abort is not None:
+        told = abort(str(result))
+        if inspect.isawaitable(told):
+            await told
+    return result
+
+
+async def _gather(awaitables: Sequence[Awaitable[_T]]) -> list[_T]:
+    """Results in order; if one raises or the caller is cancelled, the others are cancelled and waited for."""
+
+    async def run(awaitable: Awaitable[_T]) -> _T:
+        return await awaitable
+
+    async with asyncio.TaskGroup() as tasks:
+        pending = [tasks.create_task(run(awaitable)) for awaitable in awaitables]
+    return [task.result() for task in pending]
+
+
+class _Attempt:
+    """One attempt at a group: plays it and keeps what went wrong and what it cost."""
+
+    def __init__(
+        self, builder: EnvGroupBuilder, policy: SeatPolicy, *, group_index: int, number: int
+    ) -> None:
+        self.builder = builder
+        self.policy = policy
+        self.group_index = group_index
+        self.number = number
+        self.failures: list[RolloutFailure] = []
+        self.failed_seats: frozenset[int] = frozenset()
+        self.void_reason: str | None = None
+        self.num_sampled_tokens = 0
+
+    async def run(self) -> TrajectoryGroup | None:
+        """The group, or ``None`` with ``void_reason`` set."""
+        try:
+            envs = await _caught(self.builder.make_envs())
+            if isinstance(envs, _Caught):
+                return self._void(envs)
+            trajectories_G = await self._play(envs)
+            if trajectories_G is None:
+                return None
+            rewards = await _caught(self._rewards(trajectories_G, envs))
+            return self._void(rewards) if isinstance(rewards, _Caught) else rewards
+        finally:
+            await self.builder.cleanup()
+
+    async def _play(self, envs: Sequence[Env]) -> list[Trajectory] | None:
+        completers = [
+            _CountingCompleter(self.policy.seat(group=self.group_index, attempt=self.number, seat=seat))
+            for seat in range(len(envs))
+        ]
+        results_G = await _gather(
+            [_run_seat(env, completer) for env, completer in zip(envs, completers, strict=True)]
+        )
+        self.num_sampled_tokens = sum(completer.num_sampled_tokens for completer in completers)
+        trajectories_G: list[Trajectory] = []
+        for seat, result in enumerate(results_G):
+            if isinstance(result, _Caught):
+                self._record(result, seat=seat, turn=max(completers[seat].num_calls - 1, 0))
+                self.failed_seats |= {seat}
+                if not hasattr(envs[seat], "abort"):
+                    self.void_reason = self.void_reason or f"seat {seat} failed: {result}"
+                result = Trajectory(transitions=[], final_ob=tinker.ModelInput.empty(), stop_reason=FAILED)
+            trajectories_G.append(result)
+        return None if self.void_reason else trajectories_G
+
+    async def _rewards(self, trajectories_G: list[Trajectory], envs: Sequence[Env]) -> TrajectoryGroup:
+        rewards_and_metrics_G = await self.builder.compute_group_rewards(trajectories_G, envs)
+        if len(rewards_and_metrics_G) != len(trajectories_G):
+            raise ValueError(
+                f"compute_group_rewards must return one reward per environment; got {len(rewards_and_metrics_G)} "
+                f"for {len(trajectories_G)}"
+            )
+        rewards_G: list[float] = [float(reward) for reward, _ in rewards_and_metrics_G]
+        metrics_G: list[Metrics] = [metrics for _, metrics in rewards_and_metrics_G]
+        group = TrajectoryGroup(trajectories_G, rewards_G, metrics_G)
+        totals_G = group.get_total_rewards()
+        for seat, reward in enumerate(totals_G):
+            if seat not in self.failed_seats and not math.isfinite(reward):
+                raise ValueError(f"rewards must be finite numbers; seat {seat} got {reward}")
+        return group
+
+    def _record(self, caught: _Caught, *, seat: int | None, turn: int | None) -> None:
+        self.failures.append(
+            RolloutFailure(
+                attempt=self.number,
+                seat=seat,
+                turn=turn,
+                error_type=caught.error_type,
+                message=caught.message,
+            )
+        )
+
+    def _void(self, caught: _Caught) -> None:
+        self._record(caught, seat=None, turn=None)
+        self.void_reason = str(caught)
+
+
+async def run_group(
+    builder: EnvGroupBuilder, policy: SeatPolicy, *, group_index: int = 0, max_retries: int = 1
+) -> GroupOutcome:
+    """Play one group of any tinker-cookbook environments, all seats concurrently, and compute its rewards.
+
+    Args:
+        builder: Makes the environments and computes the group's rewards. Its ``cleanup`` is called after every attempt.
+        policy: Hands each seat its completer.
+        group_index: The group's place in its batch; part of the seeds.
+        max_retries: How often a void group is played again.
+
+    Returns:
+        The outcome. It never raises for what happened inside the group, see the module's rules.
+    """
+    failures: list[RolloutFailure] = []
+    num_sampled_tokens = 0
+    for number in range(max_retries + 1):
+        attempt = _Attempt(builder, policy, group_index=group_index, number=number)
+        group = await attempt.run()
+        failures.extend(attempt.failures)
+        num_sampled_tokens += attempt.num_sampled_tokens
+        if group is not None or number == max_retries:
+            return GroupOutcome(
+                builder=builder,
+                group=group,
+                failed_seats=attempt.failed_seats if group is not None else frozenset(),
+                failures=tuple(failures),
+                void_reason=attempt.void_reason,
+                retries=number,
+                num_sampled_tokens=num_sampled_tokens,
+            )
+    raise ValueError(f"max_retries must be 0 or more; got {max_retries}")
+
+
+async def run_groups(
+    builders_P: Sequence[EnvGroupBuilder],
+    policy: SeatPolicy,
+    *,
+    max_retries: int = 1,
+    on_group: Callable[[GroupOutcome], None] | None = None,
+) -> list[GroupOutcome]:
+    """Play all groups of a batch concurrently; outcomes in the order of the builders.
+
+    Args:
+        builders_P: The groups.
+        policy: Hands each seat its completer.
+        max_retries: See `run_group`.
+        on_group: Called as each group ends, for progress; not in group order.
+    """
+
+    async def run(index: int, builder: EnvGroupBuilder) -> GroupOutcome:
+        outcome = await run_group(builder, policy, group_index=index, max_retries=max_retries)
+        if on_group is not None:
+            on_group(outcome)
+        return outcome
+
+    return await _gather([run(index, builder) for index, builder in enumerate(builders_P)])
