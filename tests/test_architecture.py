@@ -1,0 +1,368 @@
+"""The house rules of the source tree, as guards that read it; the last tests show that each guard can fail.
+
+A guard takes a source folder (the one that holds ``viva/``) and returns one line per violation.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 70
+MAX_PARAMETERS = 10
+
+CHAIN = ("conversation", "judging", "credit", "selfplay", "experts", "rl")
+"""Rooms in the order of the arrows: each may import those before it."""
+
+ALLOWED: dict[str, frozenset[str]] = {
+    "engine": frozenset(),
+    **{room: frozenset(CHAIN[:index]) for index, room in enumerate(CHAIN)},
+}
+ALLOWED["rl"] |= {"engine"}
+ALLOWED["testing"] = frozenset({*CHAIN, "engine"})
+ALLOWED["tiny"] = frozenset({"conversation", "judging"})
+ALLOWED["report"] = frozenset({*CHAIN, "engine"})
+ALLOWED["eval"] = frozenset({*CHAIN, "engine"})
+ALLOWED["recipes"] = frozenset({*CHAIN, "engine", "eval", "report", "tiny"})
+ALLOWED["cli"] = frozenset({*CHAIN, "engine", "eval", "report", "tiny", "recipes"})
+
+BROAD_EXCEPTS = frozenset({"viva/rl/rollouts.py"})
+"""Files with a named boundary that may catch every exception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """One parsed source file."""
+
+    name: str
+    path: Path
+    relative: str
+    tree: ast.Module
+    num_lines: int
+
+    @property
+    def room(self) -> str:
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else ""
+
+    @property
+    def package(self) -> str:
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+
+def modules(src: Path) -> dict[str, Module]:
+    found: dict[str, Module] = {}
+    for path in sorted((src / "viva").rglob("*.py")):
+        relative = path.relative_to(src)
+        name = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
+        text = path.read_text(encoding="utf-8")
+        found[name] = Module(
+            name=name,
+            path=path,
+            relative=relative.as_posix(),
+            tree=ast.parse(text),
+            num_lines=text.count("\n"),
+        )
+    return found
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def walk(node: ast.AST, *, type_checking: bool) -> Iterator[ast.AST]:
+    """All nodes below, with or without the bodies of ``if TYPE_CHECKING``."""
+    for child in ast.iter_child_nodes(node):
+        if type_checking or not is_type_checking(child):
+            yield child
+            yield from walk(child, type_checking=type_checking)
+
+
+def imports(module: Module, known: dict[str, Module], *, type_checking: bool) -> list[str]:
+    """Modules of viva that a module imports, at its top or inside its functions."""
+    targets: list[str] = []
+    for node in walk(module.tree, type_checking=type_checking):
+        if isinstance(node, ast.Import):
+            targets += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.package.split(".")
+                base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            targets += [name if name in known else base for name in names]
+    return [target for target in targets if target.split(".")[0] == "viva"]
+
+
+def layer_violations(src: Path) -> list[str]:
+    known = modules(src)
+    rows: list[str] = []
+    for module in known.values():
+        if module.room and module.room not in ALLOWED:
+            rows.append(
+                f"{module.relative}: {module.room!r} is no room of the house; give it a place in ALLOWED"
+            )
+            continue
+        for target in imports(module, known, type_checking=True):
+            room = target.split(".")[1] if "." in target else ""
+            if not room or room == module.room:
+                continue
+            if not module.room or room not in ALLOWED[module.room]:
+                rows.append(f"{module.relative} imports {target}: the arrow points the wrong way")
+    return rows
+
+
+def cycle_violations(src: Path) -> list[str]:
+    """Cycles of imports, found as a depth-first walk meets a module that is still open."""
+    known = modules(src)
+    graph = {
+        name: sorted({t for t in imports(module, known, type_checking=False) if t in known and t != name})
+        for name, module in known.items()
+    }
+    rows: list[str] = []
+    closed: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> None:
+        if name in trail:
+            rows.append("import cycle: " + " -> ".join([*trail[trail.index(name) :], name]))
+        elif name not in closed:
+            for target in graph[name]:
+                visit(target, [*trail, name])
+            closed.add(name)
+
+    for name in graph:
+        visit(name, [])
+    return rows
+
+
+def size_violations(src: Path) -> list[str]:
+    rows: list[str] = []
+    for module in modules(src).values():
+        if module.num_lines > MAX_FILE_LINES:
+            rows.append(f"{module.relative}: {module.num_lines} lines, at most {MAX_FILE_LINES}")
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            where = f"{module.relative}:{node.lineno} {node.name}"
+            num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if num_lines > MAX_FUNCTION_LINES:
+                rows.append(f"{where}: {num_lines} lines, at most {MAX_FUNCTION_LINES}")
+            arguments = node.args
+            num_parameters = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
+            if num_parameters > MAX_PARAMETERS:
+                rows.append(f"{where}: {num_parameters} parameters, at most {MAX_PARAMETERS}")
+    return rows
+
+
+def export_order(name: str) -> tuple[int, list[str | int]]:
+    """Constants, then classes, then the rest; digits inside names count as numbers (ruff's RUF022)."""
+    kind = 0 if name.isupper() else 1 if name[:1].isupper() else 2
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def declared_exports(module: Module) -> list[str] | None:
+    for node in module.tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            return list(ast.literal_eval(node.value))  # type: ignore[union-attr]
+    return None
+
+
+def export_violations(src: Path) -> list[str]:
+    rows: list[str] = []
+    for module in modules(src).values():
+        exports = declared_exports(module)
+        if exports is None:
+            is_docstring_only = all(isinstance(node, ast.Expr) for node in module.tree.body)
+            if not (module.path.name == "__init__.py" and is_docstring_only):
+                rows.append(f"{module.relative}: no __all__")
+            continue
+        if exports != sorted(set(exports), key=export_order):
+            rows.append(f"{module.relative}: __all__ is not sorted: {sorted(set(exports), key=export_order)}")
+        definitions = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        rows += [
+            f"{module.relative}: {node.name} is public and not in __all__"
+            for node in module.tree.body
+            if isinstance(node, definitions) and not node.name.startswith("_") and node.name not in exports
+        ]
+    return rows
+
+
+def call_violations(src: Path) -> list[str]:
+    """``print`` anywhere, and excepts that catch everything outside the named boundaries."""
+    rows: list[str] = []
+    for module in modules(src).values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                rows.append(f"{module.relative}:{node.lineno} print")
+            if isinstance(node, ast.ExceptHandler) and module.relative not in BROAD_EXCEPTS:
+                caught = "" if node.type is None else ast.unparse(node.type)
+                if not caught or re.search(r"\b(Base)?Exception\b", caught):
+                    rows.append(f"{module.relative}:{node.lineno} broad except")
+    return rows
+
+
+_IMPORT_PROBE = """
+import importlib, json, logging, os, pkgutil, sys, threading
+
+package_dir = os.path.abspath(os.path.join(sys.argv[1], "viva")) + os.sep
+rows = []
+
+def blame(what):
+    # the innermost module body that is being executed is the one that asked for it
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    if frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(package_dir):
+        rows.append(f"{frame.f_globals['__name__']}:{frame.f_lineno} on import: {what}")
+
+watched = ("os.putenv", "os.unsetenv", "socket.", "subprocess.Popen", "os.mkdir", "os.remove")
+
+def hook(event, args):
+    if event.startswith(watched):
+        blame(event)
+    elif event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        blame(f"open {args[0]} for writing")
+
+def watch(owner, name, what):
+    original = getattr(owner, name)
+    def watched_call(*args):
+        blame(what)
+        return original(*args)
+    setattr(owner, name, watched_call)
+
+watch(logging.Logger, "addHandler", "a logging handler")
+watch(threading.Thread, "start", "a thread")
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+sys.addaudithook(hook)
+
+import viva
+names = ["viva"] + [found.name for found in pkgutil.walk_packages(viva.__path__, "viva.")]
+for name in names:
+    module = importlib.import_module(name)
+    rows += [f"{name}: {export!r} is in __all__ and does not exist"
+             for export in getattr(module, "__all__", []) if not hasattr(module, export)]
+json.dump({"rows": rows, "num_modules": len(names)}, sys.stdout)
+"""
+
+
+def python(code: str, *arguments: str) -> str:
+    """Run code in a clean interpreter and return what it writes."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def import_violations(src: Path) -> list[str]:
+    """What importing every module changes outside itself, and exports that do not exist."""
+    return json.loads(python(_IMPORT_PROBE, str(src)))["rows"]
+
+
+GUARDS: dict[str, Callable[[Path], list[str]]] = {
+    "layers": layer_violations,
+    "cycles": cycle_violations,
+    "sizes": size_violations,
+    "exports": export_violations,
+    "calls": call_violations,
+    "imports": import_violations,
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_the_source_tree_keeps_the_rule(guard: str) -> None:
+    assert GUARDS[guard](SRC) == []
+
+
+HEAVY = ("torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import viva",
+        "import viva.cli",
+        "import viva.engine, viva.report",
+        "import viva.cli, contextlib\nwith contextlib.suppress(SystemExit): viva.cli.main(['--help'])",
+        "import viva.cli; viva.cli.main(['recipes'])",
+    ],
+)
+def test_light_entrances_load_no_heavy_package(code: str) -> None:
+    loaded = python(f"{code}\nimport sys; sys.stdout.write('\\n' + ' '.join(sys.modules))").splitlines()[-1]
+    assert not set(HEAVY) & set(loaded.split())
+
+
+LONG_FUNCTION = "def f() -> None:\n" + "    pass\n" * MAX_FUNCTION_LINES
+MANY_PARAMETERS = "def f(" + ", ".join(f"p{i}: int" for i in range(MAX_PARAMETERS + 1)) + ") -> None: ...\n"
+
+SABOTAGE: list[tuple[str, dict[str, str], str]] = [
+    ("layers", {"judging/a.py": "from viva.rl import loop\n"}, "wrong way"),
+    ("layers", {"judging/a.py": "def f() -> None:\n    import viva.rl.loop\n"}, "wrong way"),
+    ("layers", {"judging/a.py": "from ..rl import loop\n"}, "wrong way"),
+    ("layers", {"credit/a.py": "if TYPE_CHECKING:\n    from viva.engine.pump import Pump\n"}, "wrong way"),
+    ("layers", {"rl/a.py": "import viva.testing\n"}, "wrong way"),
+    ("layers", {"eval/a.py": "from viva import recipes\n", "recipes/__init__.py": ""}, "wrong way"),
+    ("layers", {"__init__.py": "from viva.rl import train\n"}, "wrong way"),
+    ("layers", {"cellar/a.py": ""}, "no room of the house"),
+    (
+        "cycles",
+        {"rl/a.py": "import viva.rl.b\n", "rl/b.py": "from viva.rl import a\n"},
+        "viva.rl.a -> viva.rl.b",
+    ),
+    (
+        "cycles",
+        {"rl/a.py": "def f():\n    import viva.rl.b\n", "rl/b.py": "import viva.rl.a\n"},
+        "import cycle",
+    ),
+    ("sizes", {"rl/a.py": "\n" * (MAX_FILE_LINES + 1)}, "501 lines"),
+    ("sizes", {"rl/a.py": LONG_FUNCTION}, "71 lines"),
+    ("sizes", {"rl/a.py": MANY_PARAMETERS}, "11 parameters"),
+    ("exports", {"rl/a.py": "X = 1\n"}, "no __all__"),
+    ("exports", {"rl/a.py": "__all__ = ['b', 'A']\nA = b = 1\n"}, "not sorted"),
+    ("exports", {"rl/a.py": "__all__ = []\nclass Open: ...\n"}, "Open is public"),
+    ("calls", {"rl/a.py": "def f():\n    print(1)\n"}, "rl/a.py:2 print"),
+    ("calls", {"rl/a.py": "try:\n    x = 1\nexcept (OSError, Exception):\n    x = 2\n"}, "broad except"),
+    ("calls", {"rl/a.py": "try:\n    x = 1\nexcept:\n    x = 2\n"}, "broad except"),
+    ("imports", {"rl/a.py": "import os\nos.environ['VIVA_TEST_PROBE'] = '1'\n"}, "os.putenv"),
+    ("imports", {"rl/a.py": "import logging\nlogging.basicConfig()\n"}, "a logging handler"),
+    ("imports", {"rl/a.py": "import socket\nsocket.socket().close()\n"}, "socket."),
+    ("imports", {"rl/a.py": "import threading\nthreading.Thread(target=int).start()\n"}, "a thread"),
+    ("imports", {"rl/a.py": "open(__file__ + '.log', 'w').close()\n"}, "for writing"),
+    ("imports", {"rl/a.py": "__all__ = ['gone']\n"}, "'gone' is in __all__"),
+]
+
+
+@pytest.mark.parametrize(("guard", "files", "complaint"), SABOTAGE)
+def test_a_guard_sees_the_violation_it_is_for(
+    tmp_path: Path, guard: str, files: dict[str, str], complaint: str
+) -> None:
+    for name, text in {
+        "__init__.py": "",
+        "rl/__init__.py": "",
+        "rl/loop.py": "__all__ = []\n",
+        **files,
+    }.items():
+        path = tmp_path / "viva" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    rows = GUARDS[guard](tmp_path)
+    assert len(rows) == 1
+    assert complaint in rows[0]
+
+
+def test_a_type_checking_import_closes_no_cycle(tmp_path: Path) -> None:
+    room = tmp_path / "viva" / "rl"
+    room.mkdir(parents=True)
+    (room / "a.py").write_text("import viva.rl.b\n")
+    (room / "b.py").write_text("if TYPE_CHECKING:\n    import viva.rl.a\n")
+    assert cycle_violations(tmp_path) == []
