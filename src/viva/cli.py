@@ -1,0 +1,124 @@
+"""The ``viva`` command: train a recipe, report on a run, list the recipes.
+
+Nothing heavy is imported here; each command imports what it needs when it runs.
+"""
+
+import argparse
+import ast
+import difflib
+import importlib.util
+import pkgutil
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from viva import __version__
+
+__all__ = ["main", "recipe_summaries"]
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name; those of the process if ``None``.
+
+    Returns:
+        Exit status: 0, or 2 after a mistake in the arguments.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands: dict[str, Command] = {"train": _train, "report": _report, "recipes": _recipes}
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        return _mistake(_unknown("command", arguments[0], list(commands)))
+    options = _parser().parse_args(arguments)
+    if options.command is None:
+        _parser().print_help()
+        return 0
+    return commands[options.command](options)
+
+
+def recipe_summaries() -> dict[str, str]:
+    """First line of the ``train`` module of every recipe, by the recipe's name; runs no recipe's code."""
+    import viva.recipes
+
+    summaries: dict[str, str] = {}
+    for found in pkgutil.iter_modules(viva.recipes.__path__):
+        spec = importlib.util.find_spec(f"viva.recipes.{found.name}.train") if found.ispkg else None
+        if spec is not None and spec.origin is not None:
+            docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
+            summaries[found.name] = (docstring or "").partition("\n")[0]
+    return summaries
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="viva",
+        description="Train language models by letting them argue, judge one another and learn from it.",
+        epilog="'viva COMMAND --help' explains a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"viva {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    train = commands.add_parser(
+        "train",
+        help="run a recipe: viva train RECIPE key=value ...",
+        description="Run a recipe. 'viva train RECIPE --help' lists its options.",
+    )
+    train.add_argument("recipe", metavar="RECIPE", help="a name that 'viva recipes' lists")
+    train.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="options of the recipe")
+    report = commands.add_parser(
+        "report",
+        help="write report.html for a run",
+        description="Write one self-contained HTML file: the curves of a run and some whole conversations.",
+    )
+    report.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="file to write (default: RUN/report.html)"
+    )
+    commands.add_parser("recipes", help="list the recipes and how to run them")
+    return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    summaries = recipe_summaries()
+    recipe = str(options.recipe).replace("-", "_")
+    if recipe not in summaries:
+        return _mistake(_unknown("recipe", str(options.recipe), list(summaries)))
+    # the recipe sees what `python -m` would show it, so both ways are one
+    sys.argv = [f"viva train {recipe}", *options.options]
+    runpy.run_module(f"viva.recipes.{recipe}.train", run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from viva.report import write_report
+
+    try:
+        path = write_report(options.run, options.output)
+    except (ValueError, OSError) as error:
+        return _mistake(str(error))
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _recipes(_options: argparse.Namespace) -> int:
+    for name, summary in recipe_summaries().items():
+        sys.stdout.write(f"{name}\n    {summary}\n    viva train {name} key=value ...\n")
+    return 0
+
+
+def _unknown(noun: str, value: str, allowed: list[str]) -> str:
+    close = difflib.get_close_matches(value.replace("-", "_"), allowed, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown {noun} {value!r}; allowed: {', '.join(allowed)}.{hint}"
+
+
+def _mistake(message: str) -> int:
+    sys.stderr.write(f"viva: error: {message}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The command line: what it lists, delegates and refuses."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import viva
+import viva.cli
+import viva.recipes
+
+RECIPE = '''"""Teach a stone to sing.
+
+More about stones.
+"""
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(repr((sys.argv[2:], sys.modules["__main__"].__doc__.split(chr(10))[0])))
+'''
+
+
+@pytest.fixture
+def stone_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A recipe ``viva_stone`` beside the package's own."""
+    folder = tmp_path / "viva_stone"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "train.py").write_text(RECIPE)
+    monkeypatch.setattr(viva.recipes, "__path__", [*viva.recipes.__path__, str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["viva"])
+    yield "viva_stone"
+    sys.modules.pop("viva.recipes.viva_stone", None)
+
+
+def test_version_equals_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        viva.cli.main(["--version"])
+    assert capsys.readouterr().out == f"viva {viva.__version__}\n"
+    assert importlib.metadata.version("viva") == viva.__version__
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert viva.cli.main([]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("train", "report", "recipes", "--version"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("trian", "train"), ("reprot", "report"), ("recipe", "recipes")]
+)
+def test_an_unknown_command_names_the_one_that_was_meant(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert viva.cli.main([typed]) == 2
+    error = capsys.readouterr().err
+    assert f"unknown command {typed!r}" in error
+    assert f"Did you mean {meant!r}?" in error
+
+
+def test_recipes_lists_names_and_first_lines_without_running_them(
+    stone_recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert viva.cli.main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert f"{stone_recipe}\n    Teach a stone to sing.\n    viva train {stone_recipe} key=value ...\n" in out
+    assert f"viva.recipes.{stone_recipe}.train" not in sys.modules
+
+
+@pytest.mark.parametrize("spelling", ["viva_stone", "viva-stone"])
+@pytest.mark.usefixtures("stone_recipe")
+def test_train_runs_the_recipe_as_main_with_its_own_arguments(tmp_path: Path, spelling: str) -> None:
+    out = tmp_path / "seen"
+    assert viva.cli.main(["train", spelling, str(out), "a=1", "--help", "b=x y"]) == 0
+    assert out.read_text() == repr((["a=1", "--help", "b=x y"], "Teach a stone to sing."))
+
+
+@pytest.mark.usefixtures("stone_recipe")
+def test_an_unknown_recipe_names_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert viva.cli.main(["train", "viva_stoen", "a=1"]) == 2
+    assert "Did you mean 'viva_stone'?" in capsys.readouterr().err
+
+
+def test_report_prints_the_path_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, "reward/mean": 0.5}) + "\n")
+    assert viva.cli.main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    assert viva.cli.main(["report", str(tmp_path), "-o", str(tmp_path / "x.html")]) == 0
+    assert (tmp_path / "x.html").read_bytes() == (tmp_path / "report.html").read_bytes()
+
+
+def test_report_on_a_folder_that_is_no_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert viva.cli.main(["report", str(tmp_path)]) == 2
+    assert "metrics.jsonl" in capsys.readouterr().err
+
+
+def test_help_is_there_in_well_under_a_second() -> None:
+    """The best of three starts, so that a busy machine does not decide."""
+    seconds: list[float] = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "viva.cli", "--help"], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.6
