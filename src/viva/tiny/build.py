@@ -1,0 +1,189 @@
+"""Raise the built-in policy from nothing: ``python -m viva.tiny.build [output=FOLDER] [seed=0]``.
+
+Two phases of next-token training on generated text (`viva.tiny.text`): first plain answers, then the whole mixture. About an
+hour on two cores. Writes a folder that ``transformers`` loads, with ``card.json``: how it was made and what it can do.
+"""
+
+import json
+import logging
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from viva.tiny.text import LESSONS, MIXTURE, Example
+
+__all__ = ["BuildConfig", "batches", "build", "encode_example", "main"]
+
+logger = logging.getLogger(__name__)
+
+Generator = Callable[[random.Random], Example]
+
+_PROMPT_WEIGHT = 0.1
+_VERDICT_WEIGHT = 8.0
+_POOL = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildConfig:
+    """How the policy is raised. Sizes in tokens, steps and layers."""
+
+    seed: int = 0
+    plain_steps: int = 400
+    mixture_steps: int = 1200
+    tokens_per_step: int = 8192
+    learning_rate: float = 2e-3
+    warmup_steps: int = 50
+    hidden_size: int = 256
+    intermediate_size: int = 640
+    num_layers: int = 4
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of both phases."""
+        return self.plain_steps + self.mixture_steps
+
+
+def encode_example(example: Example, tokenizer) -> tuple[list[int], list[float]]:  # type: ignore[no-untyped-def]
+    """Token ids and loss weights of one example in the chat format.
+
+    Returns:
+        ``(tokens_T, weights_T)``: the prompt weighs little, the reply 1, a verdict's label more.
+    """
+    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    tokens_T: list[int] = []
+    for index, message in enumerate(example.messages):
+        newline = ids("\n") if index else []
+        tokens_T += [*newline, start, *ids(f"{message['role']}\n"), *ids(str(message["content"])), end]
+    tokens_T += [*ids("\n"), start, *ids("assistant\n")]
+    weights_T = [_PROMPT_WEIGHT] * len(tokens_T)
+    head, separator, label = example.reply.rpartition('"preference": "')
+    if separator and example.messages[0]["role"] == "system":
+        prefix_T, label_T = ids(head + separator), [*ids(label), end]
+        return tokens_T + prefix_T + label_T, weights_T + [1.0] * len(prefix_T) + [_VERDICT_WEIGHT] * len(label_T)
+    reply_T = [*ids(example.reply), end]
+    return tokens_T + reply_T, weights_T + [1.0] * len(reply_T)
+
+
+def batches(
+    shares: dict[Generator, float], tokenizer, *, tokens_per_batch: int, rng: random.Random  # type: ignore[no-untyped-def]
+) -> Iterator[list[tuple[list[int], list[float]]]]:
+    """Endless batches of encoded examples of similar length, each at most `tokens_per_batch` padded tokens."""
+    generators, weights = list(shares), list(shares.values())
+    while True:
+        pool = [
+            encode_example(make(rng), tokenizer) for make in rng.choices(generators, weights=weights, k=_POOL)
+        ]
+        pool.sort(key=lambda item: len(item[0]))
+        cuts: list[list[tuple[list[int], list[float]]]] = [[]]
+        for item in pool:
+            if len(item[0]) * (len(cuts[-1]) + 1) > tokens_per_batch:
+                cuts.append([])
+            cuts[-1].append(item)
+        rng.shuffle(cuts)
+        yield from cuts
+
+
+def _learning_rate(step: int, config: BuildConfig) -> float:
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / (config.total_steps - config.warmup_steps)
+    return config.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def _new_model(config: BuildConfig, tokenizer):  # type: ignore[no-untyped-def]
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(config.seed)
+    heads = config.hidden_size // 64
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=-(-len(tokenizer) // 64) * 64,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=max(1, heads // 2),
+            head_dim=64,
+            tie_word_embeddings=True,
+            max_position_embeddings=2048,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def _loss(model, items: Sequence[tuple[list[int], list[float]]], pad: int):  # type: ignore[no-untyped-def]
+    """Weighted mean cross-entropy of one padded batch, in nats per unit of weight."""
+    import torch
+
+    length = max(len(tokens_T) for tokens_T, _ in items)
+    tokens_BT = torch.tensor([tokens_T + [pad] * (length - len(tokens_T)) for tokens_T, _ in items])
+    weights_BT = torch.tensor([weights_T + [0.0] * (length - len(weights_T)) for _, weights_T in items])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits_BTV = model(input_ids=tokens_BT[:, :-1]).logits
+    loss_N = torch.nn.functional.cross_entropy(
+        logits_BTV.float().flatten(0, 1), tokens_BT[:, 1:].flatten(), reduction="none"
+    )
+    weights_N = weights_BT[:, 1:].flatten()
+    return (loss_N * weights_N).sum() / weights_N.sum()
+
+
+def build(output: Path, config: BuildConfig) -> None:
+    """Raise a policy and write it to `output`.
+
+    Raises:
+        FileExistsError: If the folder already holds a model.
+    """
+    import torch
+
+    from viva.tiny.tokenizer import build_tokenizer
+
+    if (output / "model.safetensors").exists():
+        raise FileExistsError(f"{output} already holds a model; remove it or choose another output folder")
+    tokenizer = build_tokenizer(output, seed=config.seed)
+    model = _new_model(config, tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
+    rng = random.Random(config.seed)
+    stream = batches(LESSONS, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
+    started = time.monotonic()
+    for step in range(config.total_steps):
+        if step == config.plain_steps:
+            stream = batches(MIXTURE, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
+        for group in optimizer.param_groups:
+            group["lr"] = _learning_rate(step, config)
+        loss = _loss(model, next(stream), tokenizer.pad_token_id)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 49:
+            minutes = (time.monotonic() - started) / 60
+            logger.info("step %d of %d, loss %.3f, %.1f min", step + 1, config.total_steps, loss.item(), minutes)
+    model.to(torch.bfloat16).save_pretrained(output)
+    (output / "card.json").write_text(json.dumps({"config": asdict(config)}, indent=1) + "\n")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Command line: ``output=FOLDER`` and any field of `BuildConfig` as ``name=value``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    options = dict(argument.split("=", 1) for argument in arguments)
+    output = Path(options.pop("output", str(Path(__file__).parent / "model")))
+    fields = BuildConfig.__dataclass_fields__
+    unknown = sorted(set(options) - set(fields))
+    if unknown:
+        raise SystemExit(f"unknown option {unknown[0]!r}; known: output, {', '.join(fields)}")
+    config = BuildConfig(**{name: type(fields[name].default)(value) for name, value in options.items()})
+    build(output, config)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,169 @@
+"""Short arithmetic word problems: what the built-in policy was raised on and is trained on.
+
+Every problem has an exact answer, a right worked solution, and worked solutions with a typical slip
+(a forgotten carry or borrow, the wrong row of the times table, a forgotten second step). Problems are split by their
+numbers: a problem of the ``test`` split has numbers that no ``train`` problem of that kind has.
+"""
+
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Problem", "Split", "Step", "problems", "sample_problem", "worked_solution", "wrong_solution"]
+
+Split = Literal["train", "test"]
+
+_TEST_SHARE = 0.1
+
+_NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jan", "Kim", "Leo")
+_ITEMS = ("apples", "books", "coins", "dolls", "eggs", "forks", "pens", "stamps", "shells", "cards")
+
+_TEMPLATES = {
+    "add": "{name} has {a} {items} and buys {b} more. How many {items} does {name} have?",
+    "sub": "{name} has {a} {items} and gives away {b}. How many {items} does {name} have?",
+    "add_sub": "{name} has {a} {items}, buys {b} more and gives away {c}. How many {items} does {name} have?",
+    "mul_add": "{name} has {a} boxes with {b} {items} each and buys {c} more. How many {items} does {name} have?",
+    "mul_sub": "{name} has {a} boxes with {b} {items} each and gives away {c}. How many {items} does {name} have?",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One line of working, ``left operator right``."""
+
+    left: int
+    operator: Literal["+", "-", "x"]
+    right: int
+
+    @property
+    def result(self) -> int:
+        """The right result."""
+        match self.operator:
+            case "+":
+                return self.left + self.right
+            case "-":
+                return self.left - self.right
+            case "x":
+                return self.left * self.right
+
+    @property
+    def slip(self) -> int:
+        """The result of the typical mistake."""
+        tens, units = self.left // 10, self.left % 10
+        right_tens, right_units = self.right // 10, self.right % 10
+        match self.operator:
+            case "+":
+                carries = units + right_units >= 10
+                return self.result - 10 if carries else self.result + 1
+            case "-":
+                if units < right_units:  # takes the smaller digit from the larger, whichever stands above
+                    return 10 * (tens - right_tens) + right_units - units
+                return self.result - 1 if self.result > 1 else self.result + 1
+            case "x":
+                return self.left * (self.right - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A word problem. ``numbers`` are those in its text, in order."""
+
+    kind: str
+    numbers: tuple[int, ...]
+    question: str
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The right working."""
+        a, b = self.numbers[:2]
+        first = Step(left=a, operator={"add": "+", "sub": "-", "mul": "x"}[self.kind[:3]], right=b)  # type: ignore[arg-type]
+        if len(self.numbers) == 2:
+            return (first,)
+        second = "+" if self.kind.endswith("add") else "-"
+        return (first, Step(left=first.result, operator=second, right=self.numbers[2]))
+
+    @property
+    def answer(self) -> int:
+        """The right answer."""
+        return self.steps[-1].result
+
+    @property
+    def split(self) -> Split:
+        """Whether these numbers belong to the training or the held-out problems."""
+        digest = zlib.crc32(f"{self.kind} {self.numbers}".encode())
+        return "test" if digest % 1000 < 1000 * _TEST_SHARE else "train"
+
+
+def _numbers(kind: str, rng: random.Random) -> tuple[int, ...]:
+    match kind:
+        case "add":
+            a = rng.randint(10, 89)
+            return a, rng.randint(10, 99 - a)
+        case "sub":
+            a = rng.randint(20, 99)
+            return a, rng.randint(10, a - 1)
+        case "add_sub":
+            a = rng.randint(10, 79)
+            b = rng.randint(10, 99 - a)
+            return a, b, rng.randint(10, a + b - 1)
+        case "mul_add":
+            a, b = rng.randint(2, 9), rng.randint(3, 9)
+            return a, b, rng.randint(10, 99 - a * b) if a * b <= 89 else 10
+        case "mul_sub":
+            a, b = rng.randint(3, 9), rng.randint(4, 9)
+            return a, b, rng.randint(2, a * b - 1)
+        case _:
+            raise ValueError(f"unknown kind of problem {kind!r}; known: {', '.join(_TEMPLATES)}")
+
+
+def sample_problem(rng: random.Random, split: Split) -> Problem:
+    """Draw one problem of a split."""
+    while True:
+        kind = rng.choice(sorted(_TEMPLATES))
+        numbers = _numbers(kind, rng)
+        question = _TEMPLATES[kind].format(
+            name=rng.choice(_NAMES), items=rng.choice(_ITEMS), **dict(zip("abc", numbers, strict=False))
+        )
+        problem = Problem(kind=kind, numbers=numbers, question=question)
+        if problem.split == split:
+            return problem
+
+
+def problems(split: Split, count: int, *, seed: int) -> list[Problem]:
+    """`count` different problems of a split; the same for the same seed."""
+    return list(_distinct(random.Random(f"{split} {seed}"), split, count))
+
+
+def _distinct(rng: random.Random, split: Split, count: int) -> Iterator[Problem]:
+    seen: set[str] = set()
+    while len(seen) < count:
+        problem = sample_problem(rng, split)
+        if problem.question not in seen:
+            seen.add(problem.question)
+            yield problem
+
+
+def _text(lines: list[tuple[Step, int]]) -> str:
+    working = " ".join(f"{step.left} {step.operator} {step.right} = {result}." for step, result in lines)
+    return f"{working} The answer is {lines[-1][1]}."
+
+
+def worked_solution(problem: Problem) -> str:
+    """The right solution, with its working."""
+    return _text([(step, step.result) for step in problem.steps])
+
+
+def wrong_solution(problem: Problem, rng: random.Random) -> str:
+    """A solution with one typical slip; its answer is always wrong."""
+    steps = problem.steps
+    if len(steps) == 1:
+        return _text([(steps[0], steps[0].slip)])
+    first, second = steps
+    fault = rng.choice(("first", "second", "forgotten"))
+    if fault == "forgotten":
+        return _text([(first, first.result)])
+    if fault == "second":
+        return _text([(first, first.result), (second, second.slip)])
+    carried = Step(left=first.slip, operator=second.operator, right=second.right)
+    return _text([(first, first.slip), (carried, max(carried.result, 0))])

@@ -1,0 +1,159 @@
+"""The text the built-in policy is raised on: plain answers, conversation turns, judgements.
+
+Every generator returns messages and the reply to them, in exactly the words that Viva's protocols use at run time (the
+prompts come from the same functions). To raise the policy for another protocol (rankings, critiques, hints,
+feedback), add a generator to `MIXTURE` and build again.
+
+The writer of this text is a mediocre pupil: it slips, more often where a carry or borrow is
+needed; it is sometimes wrong about others' work; and it sometimes copies. That leaves the policy something to learn.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tinker_cookbook.renderers.base import Message
+
+from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
+from viva.conversation.records import AgentResponse, ReplyStatus, Turn
+from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
+from viva.tiny.tasks import Problem, sample_problem, worked_solution, wrong_solution
+
+__all__ = [
+    "LESSONS",
+    "MIXTURE",
+    "Example",
+    "conversation_example",
+    "direct_example",
+    "judgement_example",
+    "worked_example",
+]
+
+_SURE_OF_PLAIN_STEPS = 0.6
+_SURE_OF_HARD_STEPS = 0.36
+_TRUE_OPINION = 0.8
+_TRUE_VERDICT = 0.85
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One piece of training text."""
+
+    messages: tuple[Message, ...]
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    solution: str
+    right: bool
+
+
+def _is_hard(problem: Problem) -> bool:
+    def carries(left: int, operator: str, right: int) -> bool:
+        return left % 10 + right % 10 >= 10 if operator == "+" else left % 10 < right % 10
+
+    return any(step.operator != "x" and carries(step.left, step.operator, step.right) for step in problem.steps)
+
+
+def _attempt(problem: Problem, rng: random.Random) -> _Attempt:
+    sure = _SURE_OF_HARD_STEPS if _is_hard(problem) else _SURE_OF_PLAIN_STEPS
+    if rng.random() < sure:
+        return _Attempt(worked_solution(problem), True)
+    return _Attempt(wrong_solution(problem, rng), False)
+
+
+def worked_example(rng: random.Random) -> Example:
+    """The bare question and the right worked answer: what the pupil is shown before it starts to slip."""
+    problem = sample_problem(rng, "train")
+    return Example(messages=tuple(direct_messages(problem.question)), reply=worked_solution(problem))
+
+
+def direct_example(rng: random.Random) -> Example:
+    """The bare question and a worked answer, right or wrong."""
+    problem = sample_problem(rng, "train")
+    return Example(messages=tuple(direct_messages(problem.question)), reply=_attempt(problem, rng).solution)
+
+
+def _reply(
+    problem: Problem, agent_id: int, latest: dict[int, _Attempt], rng: random.Random
+) -> tuple[AgentResponse, _Attempt]:
+    others = [other for other in sorted(latest) if other != agent_id]
+    opinions = {other: latest[other].right == (rng.random() < _TRUE_OPINION) for other in others}
+    evaluation = " ".join(f"Agent {i} is {'right' if good else 'wrong'}." for i, good in opinions.items())
+    trusted = [other for other, good in opinions.items() if good]
+    choice = rng.random()
+    if trusted and choice < 0.3:
+        source = rng.choice(trusted)
+        reflection, attempt = f"I follow agent {source}.", latest[source]
+    elif agent_id in latest and choice < 0.5:
+        reflection, attempt = "I keep my solution.", latest[agent_id]
+    else:
+        reflection, attempt = "I work it out.", _attempt(problem, rng)
+    response = AgentResponse(
+        reflection=reflection,
+        evaluation=evaluation or "Nothing to judge yet.",
+        solution=attempt.solution,
+    )
+    return response, attempt
+
+
+def conversation_example(rng: random.Random) -> Example:
+    """One turn of a round-robin conversation, after everything that was said before it."""
+    problem = sample_problem(rng, "train")
+    num_agents, max_rounds = rng.choice((2, 3, 3, 3, 4)), rng.choice((1, 2, 2, 3))
+    wanted = rng.randrange(min(num_agents * max_rounds, 8))
+    turns: list[Turn] = []
+    latest: dict[int, _Attempt] = {}
+    while True:
+        round_index, agent_id = divmod(len(turns), num_agents)
+        response, attempt = _reply(problem, agent_id, latest, rng)
+        text = json.dumps(response.model_dump())
+        prompt = turn_prompt(
+            problem.question, turns, agent_id=agent_id, round_index=round_index, max_rounds=max_rounds
+        )
+        if len(turns) == wanted:
+            return Example(messages=tuple(conversation_messages(prompt)), reply=text)
+        latest[agent_id] = attempt
+        turns.append(
+            Turn(
+                agent_id=agent_id,
+                round_index=round_index,
+                prompt=prompt,
+                text=text,
+                response=response,
+                status=ReplyStatus.OK,
+            )
+        )
+
+
+def judgement_example(rng: random.Random) -> Example:
+    """Two solutions and which is better; mostly one right and one wrong, and mostly a true verdict."""
+    problem = sample_problem(rng, "train")
+    right, wrong = worked_solution(problem), wrong_solution(problem, rng)
+    first_right, second_right = rng.choice(((True, False),) * 4 + ((False, True),) * 4 + ((True, True), (False, False)))
+    solution_a = right if first_right else wrong
+    solution_b = right if second_right else wrong_solution(problem, rng)
+    if first_right == second_right:
+        preference = rng.choice(("Tie", "Tie", "A", "B"))
+    else:
+        truth = "A" if first_right else "B"
+        preference = truth if rng.random() < _TRUE_VERDICT else rng.choice(("A", "B", "Tie"))
+    verdict = {"preference": preference}
+    if rng.random() < 0.25:
+        words = {True: "right", False: "wrong"}
+        verdict = {"reasoning": f"A is {words[first_right]}. B is {words[second_right]}."} | verdict
+    messages = judge_messages(problem.question, solution_a, solution_b, JUDGE_SYSTEM_PROMPT)
+    return Example(messages=tuple(messages), reply=json.dumps(verdict))
+
+
+LESSONS: dict[Callable[[random.Random], Example], float] = {worked_example: 0.6, direct_example: 0.4}
+"""Generators of the first phase, plain answers only, and their shares."""
+
+MIXTURE: dict[Callable[[random.Random], Example], float] = {
+    direct_example: 0.4,
+    conversation_example: 0.25,
+    judgement_example: 0.35,
+}
+"""Generators of the second phase and their shares."""

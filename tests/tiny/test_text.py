@@ -1,0 +1,83 @@
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tinker_cookbook.renderers import get_renderer
+
+from viva.tiny.build import batches, encode_example, main
+from viva.tiny.text import LESSONS, MIXTURE, conversation_example, judgement_example
+from viva.tiny.tokenizer import build_tokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory):
+    return build_tokenizer(tmp_path_factory.mktemp("tokenizer"), seed=0, num_examples=60)
+
+
+@pytest.mark.parametrize("make", [*LESSONS, *MIXTURE])
+def test_examples_are_encoded_exactly_as_the_renderer_encodes_them(make, tokenizer) -> None:
+    renderer = get_renderer("qwen3_instruct", tokenizer)
+    for seed in range(20):
+        example = make(random.Random(seed))
+        tokens_T, weights_T = encode_example(example, tokenizer)
+        prompt_T = renderer.build_generation_prompt(list(example.messages)).to_ints()
+        assert tokens_T[: len(prompt_T)] == prompt_T
+        assert tokenizer.decode(tokens_T[len(prompt_T) :]) == example.reply + "<|im_end|>"
+        assert len(weights_T) == len(tokens_T)
+        assert min(weights_T) > 0
+
+
+def test_the_chat_template_says_the_same_as_the_renderer(tokenizer) -> None:
+    example = conversation_example(random.Random(3))
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in example.messages], tokenize=False, add_generation_prompt=True
+    )
+    prompt = get_renderer("qwen3_instruct", tokenizer).build_generation_prompt(list(example.messages))
+    assert text == tokenizer.decode(prompt.to_ints())
+
+
+def test_every_digit_is_a_token_of_its_own(tokenizer) -> None:
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("407 + 12")] == ["4", "0", "7", " +", " 1", "2"]
+
+
+def test_any_text_survives_the_tokenizer(tokenizer) -> None:
+    for text in ("naïve – 漢字 🙂", "\t\r\n  x", "", '{"a": [1, 2]}'):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_replies_of_a_conversation_are_the_json_of_the_protocol() -> None:
+    for seed in range(50):
+        reply = json.loads(conversation_example(random.Random(seed)).reply)
+        assert list(reply) == ["reflection", "evaluation", "solution"]
+
+
+def test_both_positions_are_preferred_equally_often() -> None:
+    rng = random.Random(0)
+    preferences = [json.loads(judgement_example(rng).reply)["preference"] for _ in range(2000)]
+    share_a = preferences.count("A") / (preferences.count("A") + preferences.count("B"))
+    assert 0.46 < share_a < 0.54
+
+
+def test_batches_respect_the_token_budget(tokenizer) -> None:
+    stream = batches(MIXTURE, tokenizer, tokens_per_batch=4096, rng=random.Random(0))
+    for _ in range(20):
+        batch = next(stream)
+        assert 0 < len(batch) * max(len(tokens_T) for tokens_T, _ in batch) <= 4096
+
+
+def test_the_build_makes_a_loadable_model_and_refuses_to_overwrite_it(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    options = [f"output={tmp_path}", "plain_steps=1", "mixture_steps=1", "tokens_per_step=1024", "hidden_size=64"]
+    main([*options, "num_layers=1", "intermediate_size=64"])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.vocab_size >= len(load_tokenizer(tmp_path))
+    assert json.loads((tmp_path / "card.json").read_text())["config"]["hidden_size"] == 64
+    with pytest.raises(FileExistsError, match="already holds a model"):
+        main(options)
+
+
+def test_unknown_build_options_are_refused() -> None:
+    with pytest.raises(SystemExit, match="unknown option 'sed'; known: output, seed"):
+        main(["sed=1"])
