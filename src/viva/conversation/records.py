@@ -73,6 +73,4 @@ class Conversation:
     def final_solutions(self) -> dict[int, str]:
         """Solution of the last turn of every agent that did not fail, by agent id."""
         failed = {failure.agent_id for failure in self.failures}
-        return {
-            turn.agent_id: turn.response.solution for turn in self.turns if turn.agent_id not in failed
-        }
+        return {turn.agent_id: turn.response.solution for turn in self.turns if turn.agent_id not in failed}

@@ -1,7 +1,8 @@
 """The built-in policy: a small language model that ships with the package, so that everything runs at once.
 
-It has Qwen3's architecture and chat format, knows short arithmetic word problems, Viva's reply format and how to judge
-pairs of solutions, all of it imperfectly: it starts mediocre and can learn. ``python -m viva.tiny.build`` made it.
+It has Qwen3's architecture and chat format, knows short arithmetic word problems, Viva's reply format and how to
+judge pairs of solutions, all of it imperfectly: it starts mediocre and can learn. ``python -m viva.tiny.build``
+made it.
 """
 
 from pathlib import Path
@@ -21,6 +22,7 @@ def model_path() -> Path:
     path = Path(__file__).parent / "model"
     if not (path / "model.safetensors").is_file():
         raise FileNotFoundError(
-            f"the built-in policy is missing at {path}; reinstall viva, or build it with `python -m viva.tiny.build`"
+            f"the built-in policy is missing at {path}; "
+            "reinstall viva, or build it with `python -m viva.tiny.build`"
         )
     return path

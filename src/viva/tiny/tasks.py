@@ -1,8 +1,8 @@
 """Short arithmetic word problems: what the built-in policy was raised on and is trained on.
 
-Every problem has an exact answer, a right worked solution, and worked solutions with a typical slip
-(a forgotten carry or borrow, the wrong row of the times table, a forgotten second step). Problems are split by their
-numbers: a problem of the ``test`` split has numbers that no ``train`` problem of that kind has.
+Every problem has an exact answer, a right worked solution, and worked solutions with a typical slip (a forgotten
+carry or borrow, the wrong row of the times table, a forgotten second step). Problems are split by their numbers: a
+problem of the ``test`` split has numbers that no ``train`` problem of that kind has.
 """
 
 import random
@@ -11,9 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Problem", "Split", "Step", "problems", "sample_problem", "worked_solution", "wrong_solution"]
+__all__ = [
+    "Operator",
+    "Problem",
+    "Split",
+    "Step",
+    "problems",
+    "sample_problem",
+    "worked_solution",
+    "wrong_solution",
+]
 
 Split = Literal["train", "test"]
+Operator = Literal["+", "-", "x"]
+
+_OPERATORS: dict[str, Operator] = {"add": "+", "sub": "-", "mul": "x"}
 
 _TEST_SHARE = 0.1
 
@@ -24,8 +36,10 @@ _TEMPLATES = {
     "add": "{name} has {a} {items} and buys {b} more. How many {items} does {name} have?",
     "sub": "{name} has {a} {items} and gives away {b}. How many {items} does {name} have?",
     "add_sub": "{name} has {a} {items}, buys {b} more and gives away {c}. How many {items} does {name} have?",
-    "mul_add": "{name} has {a} boxes with {b} {items} each and buys {c} more. How many {items} does {name} have?",
-    "mul_sub": "{name} has {a} boxes with {b} {items} each and gives away {c}. How many {items} does {name} have?",
+    "mul_add": "{name} has {a} boxes with {b} {items} each and buys {c} more. "
+    "How many {items} does {name} have?",
+    "mul_sub": "{name} has {a} boxes with {b} {items} each and gives away {c}. "
+    "How many {items} does {name} have?",
 }
 
 
@@ -34,7 +48,7 @@ class Step:
     """One line of working, ``left operator right``."""
 
     left: int
-    operator: Literal["+", "-", "x"]
+    operator: Operator
     right: int
 
     @property
@@ -77,7 +91,7 @@ class Problem:
     def steps(self) -> tuple[Step, ...]:
         """The right working."""
         a, b = self.numbers[:2]
-        first = Step(left=a, operator={"add": "+", "sub": "-", "mul": "x"}[self.kind[:3]], right=b)  # type: ignore[arg-type]
+        first = Step(left=a, operator=_OPERATORS[self.kind[:3]], right=b)
         if len(self.numbers) == 2:
             return (first,)
         second = "+" if self.kind.endswith("add") else "-"

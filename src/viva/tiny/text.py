@@ -1,11 +1,11 @@
 """The text the built-in policy is raised on: plain answers, conversation turns, judgements.
 
-Every generator returns messages and the reply to them, in exactly the words that Viva's protocols use at run time (the
-prompts come from the same functions). To raise the policy for another protocol (rankings, critiques, hints,
-feedback), add a generator to `MIXTURE` and build again.
+Every generator returns messages and the reply to them, in exactly the words that Viva's protocols use at run
+time (the prompts come from the same functions). To raise the policy for another protocol (rankings,
+critiques, hints, feedback), add a generator to `MIXTURE` and build again.
 
-The writer of this text is a mediocre pupil: it slips, more often where a carry or borrow is
-needed; it is sometimes wrong about others' work; and it sometimes copies. That leaves the policy something to learn.
+The writer of this text is a mediocre pupil: it slips, more often where a carry or borrow is needed; it is
+sometimes wrong about others' work; and it sometimes copies. That leaves the policy something to learn.
 """
 
 import json
@@ -54,7 +54,9 @@ def _is_hard(problem: Problem) -> bool:
     def carries(left: int, operator: str, right: int) -> bool:
         return left % 10 + right % 10 >= 10 if operator == "+" else left % 10 < right % 10
 
-    return any(step.operator != "x" and carries(step.left, step.operator, step.right) for step in problem.steps)
+    return any(
+        carries(step.left, step.operator, step.right) for step in problem.steps if step.operator != "x"
+    )
 
 
 def _attempt(problem: Problem, rng: random.Random) -> _Attempt:
@@ -132,7 +134,8 @@ def judgement_example(rng: random.Random) -> Example:
     """Two solutions and which is better; mostly one right and one wrong, and mostly a true verdict."""
     problem = sample_problem(rng, "train")
     right, wrong = worked_solution(problem), wrong_solution(problem, rng)
-    first_right, second_right = rng.choice(((True, False),) * 4 + ((False, True),) * 4 + ((True, True), (False, False)))
+    mixed, same = ((True, False),) * 4 + ((False, True),) * 4, ((True, True), (False, False))
+    first_right, second_right = rng.choice(mixed + same)
     solution_a = right if first_right else wrong
     solution_b = right if second_right else wrong_solution(problem, rng)
     if first_right == second_right:

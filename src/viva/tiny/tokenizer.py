@@ -16,10 +16,13 @@ _PIECES = Regex(r" ?\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 _LEXICON = (
     "Compare the solutions. Ranking: Agent A > Agent B = Agent C < Agent D.",
-    "Critique of agent B: the first step is wrong; the second step is right. Check the carry. Check the borrow.",
+    "Critique of agent B: the first step is wrong; the second step is right. "
+    "Check the carry. Check the borrow.",
     "I revise my solution. I defend my solution. Your answer is right. Your answer is wrong. Try again.",
-    "Hint: work from the units to the tens. Feedback: the answer is not correct. First attempt. Second attempt.",
-    "user system assistant <critique> </critique> <target> </target> <ranking> </ranking> <solution> </solution>",
+    "Hint: work from the units to the tens. Feedback: the answer is not correct. "
+    "First attempt. Second attempt.",
+    "user system assistant <critique> </critique> <target> </target> <ranking> "
+    "</ranking> <solution> </solution>",
 )
 """Words of protocols that are to come, so that they too are single tokens."""
 
@@ -38,10 +41,11 @@ def build_tokenizer(path: Path, *, seed: int, num_examples: int = 1500) -> PreTr
     texts += [example.reply for example in examples]
     texts += list(_LEXICON) * 20
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
-        [pre_tokenizers.Split(_PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    split = pre_tokenizers.Split(_PIECES, "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCAB_SIZE,
         special_tokens=list(_CONTROL),
