@@ -1,8 +1,8 @@
 """The built-in policy: a small language model that ships with the package, so that everything runs at once.
 
-It has Qwen3's architecture and chat format, knows short arithmetic word problems, Viva's reply format and how to
-judge pairs of solutions, all of it imperfectly: it starts mediocre and can learn. ``python -m viva.tiny.build``
-made it.
+It has Qwen3's architecture and chat format, knows short arithmetic word problems, Viva's reply format and
+how to judge pairs of solutions, all of it imperfectly: it starts mediocre and can learn. ``python -m
+viva.tiny.build`` made it.
 """
 
 from pathlib import Path

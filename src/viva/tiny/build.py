@@ -1,8 +1,8 @@
 """Raise the built-in policy from nothing: ``python -m viva.tiny.build [output=FOLDER] [seed=0]``.
 
 Two phases of next-token training on generated text (`viva.tiny.text`): first plain answers, then the whole
-mixture. About half an hour on two cores. Writes a folder that ``transformers`` loads, with ``card.json``, which says
-how it was made.
+mixture. About half an hour on two cores. Writes a folder that ``transformers`` loads, with ``card.json``,
+which says how it was made.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Short arithmetic word problems: what the built-in policy was raised on and is trained on.
 
-Every problem has an exact answer, a right worked solution, and worked solutions with a typical slip (a forgotten
-carry or borrow, the wrong row of the times table, a forgotten second step). Problems are split by their numbers: a
-problem of the ``test`` split has numbers that no ``train`` problem of that kind has.
+Every problem has an exact answer, a right worked solution, and worked solutions with a typical slip (a
+forgotten carry or borrow, the wrong row of the times table, a forgotten second step). Problems are split by
+their numbers: a problem of the ``test`` split has numbers that no ``train`` problem of that kind has.
 """
 
 import random
