@@ -1,0 +1,3 @@
+"""Ready-made training runs; each is a module run as ``python -m viva.recipes.<recipe>.train key=value ...``."""
+
+__all__: list[str] = []

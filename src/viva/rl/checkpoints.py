@@ -1,0 +1,131 @@
+"""Checkpoints: where a run can go on, exactly.
+
+A checkpoint is the engine's saved state (weights and optimiser) and one line in ``checkpoints.jsonl``: the next step,
+how long the log files were, and what the run was computed with. Random streams and the order of the data are pure
+functions of the seed and the step, so nothing else has to be kept. The index is written after the state is complete and
+replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
+"""
+
+import json
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from viva.rl.clients import TrainingClient
+from viva.rl.files import read_json_lines, write_atomic
+
+__all__ = ["FINAL", "Checkpoint", "Checkpoints", "environment"]
+
+FINAL = "final"
+"""Name of the checkpoint at the end of a run."""
+
+_INDEX = "checkpoints.jsonl"
+_PACKAGES = ("viva", "tinker", "tinker-cookbook", "torch", "transformers", "peft", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One line of the index."""
+
+    name: str
+    next_step: int
+    """The first step that is not in the saved weights."""
+    state_path: str
+    """Where the engine saved the state; relative to the run folder if it is inside."""
+    log_sizes: Mapping[str, int]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """See `environment`."""
+
+
+def environment() -> dict[str, str]:
+    """Versions and settings that must be equal for a resumed run to be bit-identical."""
+    import torch
+
+    versions = {name: _version(name) for name in _PACKAGES}
+    return versions | {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class Checkpoints:
+    """The checkpoints of a run folder."""
+
+    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def all(self) -> list[Checkpoint]:
+        """All checkpoints of the index whose state is still there, oldest first."""
+        checkpoints = [Checkpoint(**row) for row in read_json_lines(self.folder / _INDEX)]
+        return [checkpoint for checkpoint in checkpoints if self._is_there(checkpoint)]
+
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint to resume from."""
+        checkpoints = self.all()
+        return checkpoints[-1] if checkpoints else None
+
+    def resolve(self, checkpoint: Checkpoint) -> str:
+        """The state's path as the engine takes it."""
+        return (
+            checkpoint.state_path
+            if _is_uri(checkpoint.state_path)
+            else str(self.folder / checkpoint.state_path)
+        )
+
+    async def save(
+        self, client: TrainingClient, *, name: str, next_step: int, log_sizes: Mapping[str, int]
+    ) -> Checkpoint:
+        """Save the state, then add it to the index, then delete what is no longer kept."""
+        response = await client.save_state(name)
+        checkpoint = Checkpoint(
+            name=name,
+            next_step=next_step,
+            state_path=self._relative(str(response.path)),
+            log_sizes=dict(log_sizes),
+            environment=environment(),
+        )
+        kept = [other for other in self.all() if other.name != name]
+        regular = [other for other in kept if other.name != FINAL]
+        dropped = regular[: max(len(regular) - (self.keep if name == FINAL else self.keep - 1), 0)]
+        self._write([other for other in kept if other not in dropped] + [checkpoint])
+        for other in dropped:
+            if not _is_uri(other.state_path):
+                shutil.rmtree(self.resolve(other), ignore_errors=True)
+        return checkpoint
+
+    def _write(self, checkpoints: Sequence[Checkpoint]) -> None:
+        lines = [json.dumps(asdict(checkpoint)) + "\n" for checkpoint in checkpoints]
+        write_atomic(self.folder / _INDEX, "".join(lines))
+
+    def _is_there(self, checkpoint: Checkpoint) -> bool:
+        return _is_uri(checkpoint.state_path) or Path(self.resolve(checkpoint)).exists()
+
+    def _relative(self, path: str) -> str:
+        if _is_uri(path):
+            return path
+        absolute, folder = Path(path).resolve(), self.folder.resolve()
+        return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)
+
+    def changed_environment(self, checkpoint: Checkpoint) -> dict[str, tuple[Any, Any]]:
+        """What differs between the checkpoint's environment and this one: name to (then, now)."""
+        now = environment()
+        then = checkpoint.environment
+        return {key: (then.get(key), now[key]) for key in now if then.get(key) != now[key]}
+
+
+def _is_uri(path: str) -> bool:
+    return "://" in path

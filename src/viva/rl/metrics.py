@@ -1,0 +1,144 @@
+"""Numbers of one step, computed from what happened: pure functions from outcomes and datums to flat dictionaries.
+
+Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_T`` tokens, ``_D`` datums.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import tinker
+from tinker_cookbook.rl.types import Trajectory
+
+from viva.rl.rollouts import GroupOutcome
+
+__all__ = ["advantage_metrics", "logprob_metrics", "rollout_metrics", "summary"]
+
+
+def summary(name: str, values: Sequence[float]) -> dict[str, float]:
+    """``name/mean``, ``/std`` (population), ``/max`` and ``/min``; nothing for no values."""
+    if not values:
+        return {}
+    array = np.asarray(values, dtype=np.float64)
+    return {
+        f"{name}/mean": float(array.mean()),
+        f"{name}/std": float(array.std()),
+        f"{name}/max": float(array.max()),
+        f"{name}/min": float(array.min()),
+    }
+
+
+def _mean_by_key(rows: Iterable[Mapping[str, float | int]]) -> dict[str, float]:
+    """Mean of every key over the rows that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            values.setdefault(key, []).append(float(value))
+    return {key: math.fsum(column) / len(column) for key, column in values.items()}
+
+
+def _members(outcome: GroupOutcome) -> list[tuple[Trajectory, float, Mapping[str, float | int]]]:
+    """Trajectory, total reward and metrics of every seat that counts."""
+    if outcome.group is None:
+        return []
+    group = outcome.group
+    members = zip(group.trajectories_G, group.get_total_rewards(), group.metrics_G, strict=True)
+    return [member for seat, member in enumerate(members) if seat not in outcome.failed_seats]
+
+
+def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    """Rewards, lengths, the environments' own metrics, and failures of one batch.
+
+    What an environment reports per turn or per group is averaged by key over the rows that report it. Where groups
+    carry different ``logging_tags``, rewards are also given for each tag under ``env/<tag>/``.
+    """
+    metrics: dict[str, float] = {
+        "rollout/groups": len(outcomes_P),
+        "rollout/void": sum(outcome.group is None for outcome in outcomes_P),
+        "rollout/failed_seats": sum(len(outcome.failed_seats) for outcome in outcomes_P),
+        "rollout/retries": sum(outcome.retries for outcome in outcomes_P),
+        "rollout/sampled_tokens": sum(outcome.num_sampled_tokens for outcome in outcomes_P),
+    }
+    errors = Counter(failure.error_type for outcome in outcomes_P for failure in outcome.failures)
+    metrics |= {f"rollout/errors/{error_type}": count for error_type, count in sorted(errors.items())}
+    members = [member for outcome in outcomes_P for member in _members(outcome)]
+    metrics |= _mean_by_key(own for _, _, own in members)
+    metrics |= _mean_by_key(turn.metrics for traj, _, _ in members for turn in traj.transitions)
+    metrics |= _length_metrics([traj for traj, _, _ in members])
+    metrics |= summary("reward", [reward for _, reward, _ in members])
+    return metrics | _tag_metrics(outcomes_P)
+
+
+def _length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    turns = [turn for traj in trajectories for turn in traj.transitions]
+    if not turns:
+        return {}
+    return {
+        "rollout/turns_per_episode": len(turns) / len(trajectories),
+        "rollout/reply_tokens_per_turn": sum(len(turn.ac.tokens) for turn in turns) / len(turns),
+        "rollout/prompt_tokens_per_turn": sum(turn.ob.length for turn in turns) / len(turns),
+        "rollout/finish_rate": sum(turn.ac.stop_reason == "stop" for turn in turns) / len(turns),
+    }
+
+
+def _tag_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    rewards_by_tag: dict[str, list[float]] = {}
+    num_groups = Counter(tag for outcome in outcomes_P for tag in set(outcome.builder.logging_tags()))
+    for outcome in outcomes_P:
+        for tag in sorted(set(outcome.builder.logging_tags())):
+            if num_groups[tag] < len(outcomes_P):
+                rewards_by_tag.setdefault(tag, []).extend(reward for _, reward, _ in _members(outcome))
+    metrics: dict[str, float] = {}
+    for tag, rewards in sorted(rewards_by_tag.items()):
+        metrics[f"env/{tag}/groups"] = num_groups[tag]
+        metrics |= summary(f"env/{tag}/reward", rewards)
+    return metrics
+
+
+def advantage_metrics(advantages_P_G: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Spread of the advantages, and the share of groups without any signal."""
+    values = [advantage for advantages_G in advantages_P_G for advantage in advantages_G]
+    if not values:
+        return {}
+    silent = sum(not any(advantages_G) for advantages_G in advantages_P_G)
+    return {
+        **summary("advantage", values),
+        "advantage/zero_share": sum(value == 0.0 for value in values) / len(values),
+        "advantage/silent_groups_share": silent / len(advantages_P_G),
+    }
+
+
+def logprob_metrics(
+    data_D: Sequence[tinker.Datum], logprobs_D: Sequence[tinker.TensorData]
+) -> dict[str, float]:
+    """How far the trainer is from the sampler, over action tokens (``mask > 0``).
+
+    ``optim/kl_sample_train_v1`` is the mean of ``log q - log p`` over sampled tokens, ``_v2`` half its mean square, with
+    ``q`` the sampler and ``p`` the trainer (names as in tinker-cookbook); ``optim/logprob_gap_max`` the largest
+    absolute gap of one token; ``optim/entropy`` the mean of ``-log q``.
+
+    Raises:
+        ValueError: If a logprob is not finite.
+    """
+    sampled_parts: list[npt.NDArray[np.float64]] = []
+    trained_parts: list[npt.NDArray[np.float64]] = []
+    for datum, logprobs in zip(data_D, logprobs_D, strict=True):
+        mask_T = datum.loss_fn_inputs["mask"].to_numpy() > 0
+        sampled_parts.append(datum.loss_fn_inputs["logprobs"].to_numpy()[mask_T].astype(np.float64))
+        trained_parts.append(logprobs.to_numpy()[mask_T].astype(np.float64))
+    if not sampled_parts:
+        return {}
+    sampled = np.concatenate(sampled_parts)
+    gap = sampled - np.concatenate(trained_parts)
+    if not np.isfinite(gap).all():
+        raise ValueError("the engine returned logprobs that are not finite; the update is not trustworthy")
+    if gap.size == 0:
+        return {}
+    return {
+        "optim/kl_sample_train_v1": float(gap.mean()),
+        "optim/kl_sample_train_v2": float(0.5 * np.square(gap).mean()),
+        "optim/logprob_gap_max": float(np.abs(gap).max()),
+        "optim/entropy": float(-sampled.mean()),
+    }

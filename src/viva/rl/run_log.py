@@ -1,0 +1,68 @@
+"""What a run writes while it goes: ``metrics.jsonl`` and ``transcripts.jsonl``.
+
+Both are append-only. A checkpoint records how long they were, and a resumed run cuts them back to that, so that they
+never hold a step twice. Everything that depends on the clock has a key under ``time/``; all other metrics are equal
+in two runs with the same seed.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RunLog"]
+
+_FILES = ("metrics.jsonl", "transcripts.jsonl")
+
+
+class RunLog:
+    """The two log files of a run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = {name: folder / name for name in _FILES}
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, flushed to the disk."""
+        return {name: _synced_size(path) for name, path in self._paths.items()}
+
+    def cut_back(self, sizes: Mapping[str, int]) -> None:
+        """Drop everything after a checkpoint.
+
+        Raises:
+            ValueError: If a file is shorter than it was at the checkpoint.
+        """
+        for name, path in self._paths.items():
+            size, wanted = path.stat().st_size if path.exists() else 0, sizes.get(name, 0)
+            if size < wanted:
+                raise ValueError(
+                    f"{path} has {size} bytes, fewer than the {wanted} it had at the checkpoint; "
+                    "it was changed since. Start anew with behavior_if_exists=delete, or put the file back."
+                )
+            if size > wanted:
+                os.truncate(path, wanted)
+
+    def write_step(
+        self, step: int, metrics: Mapping[str, float], transcripts: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
+        """Append one step. Keys are sorted, so equal metrics are equal bytes.
+
+        Raises:
+            ValueError: If a metric is not a finite number.
+        """
+        self._append("transcripts.jsonl", transcripts)
+        self._append("metrics.jsonl", [{"step": step, **dict(sorted(metrics.items()))}])
+
+    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+        if lines:
+            with self._paths[name].open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write("".join(lines))
+
+
+def _synced_size(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("ab") as file:
+        os.fsync(file.fileno())
+        return file.tell()

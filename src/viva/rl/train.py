@@ -1,0 +1,274 @@
+"""The training loop: snapshot, rollouts, advantages, update, log, checkpoint.
+
+Every random number is a pure function of (seed, step, ...), so the loop's only state is the engine's weights and
+optimiser and the number of the next step. A run that is killed and resumed does what it would have done.
+
+Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_D`` datums.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import tinker
+from tinker_cookbook.rl.types import RLDataset
+
+from viva.credit.group import group_advantages
+from viva.rl.checkpoints import FINAL, Checkpoint
+from viva.rl.clients import Sampler, TrainingClient
+from viva.rl.completer import Policy
+from viva.rl.console import RunConsole
+from viva.rl.data_processing import assemble_training_data
+from viva.rl.interrupts import Interrupts
+from viva.rl.metrics import advantage_metrics, rollout_metrics
+from viva.rl.rollouts import GroupOutcome, run_groups
+from viva.rl.run_folder import RunFolder
+from viva.rl.seeds import derive_seed
+from viva.rl.update import UpdateConfig, update_policy
+
+__all__ = [
+    "AllGroupsFailedError",
+    "Evaluator",
+    "LoopConfig",
+    "MetricSink",
+    "PolicyFollower",
+    "Training",
+    "train",
+]
+
+MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Gets every step's metrics, besides the run's own files."""
+
+
+class AllGroupsFailedError(RuntimeError):
+    """Not one group of a batch could be played; going on would train on nothing."""
+
+
+class Evaluator(Protocol):
+    """Measures a snapshot of the policy."""
+
+    async def __call__(self, sampler: Sampler, step: int) -> Mapping[str, float]:
+        """Metrics, with names that start with ``test/``."""
+        ...
+
+
+class PolicyFollower(Protocol):
+    """Something that always holds the newest snapshot, like the policy of a judge."""
+
+    sampling_client: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """The loop's settings."""
+
+    update: UpdateConfig
+    seed: int = 0
+    max_tokens: int = 512
+    temperature: float = 1.0
+    context_window: int | None = None
+    policy_timeout_s: float | None = None
+    max_retries: int = 1
+    """How often a group that failed is played again."""
+    eval_every: int = 5
+    """Evaluate before the first step, every so many steps, and at the end; 0 never evaluates."""
+    save_every: int = 20
+    """Save a checkpoint every so many steps and at the end; 0 saves at the end only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Everything one run works with."""
+
+    config: LoopConfig
+    client: TrainingClient
+    dataset: RLDataset
+    folder: RunFolder
+    resume_from: Checkpoint | None = None
+    evaluators: Sequence[Evaluator] = ()
+    followers: Sequence[PolicyFollower] = ()
+    sinks: Sequence[MetricSink] = ()
+    interrupts: Interrupts = field(default_factory=Interrupts)
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds spent in each part of a step, as ``time/...`` metrics."""
+
+    started: float = field(default_factory=time.monotonic)
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.metrics[f"time/{name}"] = now - self.started
+        self.started = now
+
+    def all(self, num_tokens: float) -> dict[str, float]:
+        seconds = self.metrics.get("time/rollouts", 0.0)
+        rate = {"time/tokens_per_second": num_tokens / seconds} if seconds > 0 else {}
+        return self.metrics | {"time/step": sum(self.metrics.values())} | rate
+
+
+async def train(run: Training) -> bool:
+    """Train from the last checkpoint to the end of the data set.
+
+    Returns:
+        Whether the run is complete. ``False`` means that it was interrupted and its state saved.
+
+    Raises:
+        AllGroupsFailedError: If every group of a batch is void.
+    """
+    first_step = run.resume_from.next_step if run.resume_from else 0
+    next_step = first_step
+    with run.interrupts.listening(), RunConsole(num_steps=len(run.dataset), first_step=first_step) as console:
+        try:
+            for step in range(first_step, len(run.dataset)):
+                await _step(run, step, console)
+                next_step = step + 1
+                if run.interrupts.received:
+                    break
+                if run.config.save_every and next_step % run.config.save_every == 0:
+                    await _save(run, next_step)
+            else:
+                await _finish(run, next_step, console)
+                return True
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not run.interrupts.received or task is None:
+                raise
+            task.uncancel()
+        console.message(f"interrupted: saving the state after {next_step} steps")
+        await _save(run, next_step)
+        return False
+
+
+async def _step(run: Training, step: int, console: RunConsole) -> None:
+    config, clock = run.config, _Clock()
+    sampler = await _snapshot(run)
+    clock.lap("snapshot")
+    metrics: dict[str, float] = {}
+    if config.eval_every and step % config.eval_every == 0:
+        console.phase("evaluating")
+        metrics |= await _evaluate(run, sampler, step)
+        clock.lap("evaluation")
+    outcomes_P = await _rollouts(run, step, sampler, console)
+    metrics |= rollout_metrics(outcomes_P)
+    clock.lap("rollouts")
+    console.phase("updating")
+    with run.interrupts.protected():
+        data_D, credit = _training_data(outcomes_P)
+        metrics |= credit | await update_policy(run.client, data_D, config.update)
+        clock.lap("update")
+        metrics |= clock.all(metrics["rollout/sampled_tokens"])
+        rows = [_transcript(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
+        _log(run, step, metrics, rows)
+        console.step_done(step, metrics)
+
+
+async def _snapshot(run: Training) -> Sampler:
+    pending = run.client.save_weights_and_get_sampling_client()
+    sampler = await pending if inspect.isawaitable(pending) else pending
+    for follower in run.followers:
+        follower.sampling_client = sampler
+    return sampler
+
+
+async def _evaluate(run: Training, sampler: Sampler, step: int) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for evaluator in run.evaluators:
+        metrics |= await evaluator(sampler, step)
+    return metrics
+
+
+async def _rollouts(run: Training, step: int, sampler: Sampler, console: RunConsole) -> list[GroupOutcome]:
+    config = run.config
+    policy = Policy(
+        sampler=sampler,
+        seed=derive_seed(config.seed, "rollouts", step),
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        context_window=config.context_window,
+        timeout_s=config.policy_timeout_s,
+    )
+    builders_P = run.dataset.get_batch(step)
+    ended = 0
+
+    def on_group(outcome: GroupOutcome) -> None:
+        nonlocal ended
+        ended += 1
+        console.phase(f"step {step + 1}: {ended} of {len(builders_P)} groups")
+        if outcome.void_reason is not None:
+            console.message(f"step {step + 1}: a group is void: {outcome.void_reason}")
+
+    outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
+    if all(outcome.group is None for outcome in outcomes_P):
+        reasons = sorted({str(outcome.void_reason) for outcome in outcomes_P})
+        raise AllGroupsFailedError(
+            f"all {len(outcomes_P)} groups of step {step} failed: {'; '.join(reasons[:3])}. "
+            "The last checkpoint is unharmed; mend the cause and resume."
+        )
+    return outcomes_P
+
+
+def _training_data(outcomes_P: Sequence[GroupOutcome]) -> tuple[list[tinker.Datum], dict[str, float]]:
+    """Datums of all members that count and have a signal, and the advantages' metrics."""
+    played = [(outcome.group, outcome.failed_seats) for outcome in outcomes_P if outcome.group is not None]
+    rewards_P_G = [
+        [reward for seat, reward in enumerate(group.get_total_rewards()) if seat not in failed]
+        for group, failed in played
+    ]
+    advantages_P_G = group_advantages(rewards_P_G)
+    by_seat_P_G: list[list[float | None]] = []
+    for (group, failed), advantages_G in zip(played, advantages_P_G, strict=True):
+        remaining = iter(advantages_G)
+        by_seat = [None if seat in failed else next(remaining) for seat in range(len(group.trajectories_G))]
+        by_seat_P_G.append(by_seat if any(advantages_G) else [None] * len(by_seat))
+    data_D, _ = assemble_training_data([group for group, _ in played], by_seat_P_G)
+    return data_D, advantage_metrics(advantages_P_G)
+
+
+def _transcript(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
+    record: Callable[[], Any] | None = getattr(outcome.builder, "record", None)
+    return {
+        "step": step,
+        "group": index,
+        "void": outcome.group is None,
+        "void_reason": outcome.void_reason,
+        "retries": outcome.retries,
+        "failures": [asdict(failure) for failure in outcome.failures],
+        "tags": list(outcome.builder.logging_tags()),
+        "rewards": outcome.group.get_total_rewards() if outcome.group is not None else None,
+        "record": record() if record is not None else None,
+    }
+
+
+def _log(
+    run: Training, step: int, metrics: Mapping[str, float], transcripts: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    run.folder.log.write_step(step, metrics, transcripts)
+    for sink in run.sinks:
+        sink(step, metrics)
+
+
+async def _save(run: Training, next_step: int, name: str | None = None) -> None:
+    checkpoints = run.folder.checkpoints
+    await checkpoints.save(
+        run.client, name=name or f"{next_step:06d}", next_step=next_step, log_sizes=run.folder.log.sizes()
+    )
+
+
+async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
+    """The last evaluation, logged as one more step, and the final checkpoint."""
+    if run.resume_from is not None and run.resume_from.name == FINAL:
+        return
+    if run.config.eval_every and run.evaluators:
+        console.phase("evaluating")
+        clock = _Clock()
+        metrics = await _evaluate(run, await _snapshot(run), next_step)
+        clock.lap("evaluation")
+        _log(run, next_step, metrics | clock.all(0))
+    with run.interrupts.protected():
+        await _save(run, next_step, FINAL)

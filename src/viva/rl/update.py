@@ -1,0 +1,114 @@
+"""One policy update: datums in, weights changed, numbers out.
+
+Legend: ``_D`` datums.
+"""
+
+import math
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tinker
+
+from viva.rl.clients import TrainingClient
+from viva.rl.metrics import logprob_metrics
+
+__all__ = ["UpdateConfig", "update_policy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConfig:
+    """Loss and optimiser. The loss is a sum over tokens; Adam makes its scale unimportant."""
+
+    learning_rate: float
+    loss_fn: str = "importance_sampling"
+    loss_fn_config: Mapping[str, float] | None = None
+    num_substeps: int = 1
+    """Optimiser steps per batch; each gets an equal share of the datums."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    """Largest global gradient norm; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        """Reject settings that cannot train."""
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate must be a positive number; got {self.learning_rate}")
+        if self.num_substeps < 1:
+            raise ValueError(f"num_substeps must be 1 or more; got {self.num_substeps}")
+
+    def adam_params(self) -> tinker.AdamParams:
+        """The optimiser's settings as the engine takes them."""
+        return tinker.AdamParams(
+            learning_rate=self.learning_rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            grad_clip_norm=self.grad_clip_norm,
+        )
+
+
+def _minibatches(data_D: Sequence[tinker.Datum], count: int) -> list[Sequence[tinker.Datum]]:
+    """At most `count` contiguous shares that differ in size by at most one; none is empty."""
+    count = min(count, len(data_D))
+    bounds = [index * len(data_D) // count for index in range(count + 1)]
+    return [data_D[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+
+
+def _without_mask(datum: tinker.Datum) -> tinker.Datum:
+    """The datum as engines take it: the mask is ours, losses know only advantages."""
+    inputs = {name: tensor for name, tensor in datum.loss_fn_inputs.items() if name != "mask"}
+    return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
+
+
+async def update_policy(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], config: UpdateConfig
+) -> dict[str, float]:
+    """``forward_backward`` and ``optim_step`` for every minibatch; the metrics of the update.
+
+    All requests are submitted before the first is awaited, so that a remote engine can pipeline them; engines run
+    them in that order. No data means no step: the weights stay as they are.
+    """
+    metrics: dict[str, float] = {
+        "optim/lr": config.learning_rate,
+        "optim/datums": len(data_D),
+        "optim/steps": 0,
+    }
+    if not data_D:
+        return metrics
+    loss_fn_config = None if config.loss_fn_config is None else dict(config.loss_fn_config)
+    pending: list[tuple[Awaitable[tinker.ForwardBackwardOutput], Awaitable[tinker.OptimStepResponse]]] = []
+    for minibatch in _minibatches(data_D, config.num_substeps):
+        data = [_without_mask(datum) for datum in minibatch]
+        pending.append(
+            (
+                client.forward_backward(data, config.loss_fn, loss_fn_config),
+                client.optim_step(config.adam_params()),
+            )
+        )
+    outputs: list[tinker.ForwardBackwardOutput] = []
+    responses: list[tinker.OptimStepResponse] = []
+    for forward_backward, optim_step in pending:
+        outputs.append(await forward_backward)
+        responses.append(await optim_step)
+    logprobs_D = [record["logprobs"] for output in outputs for record in output.loss_fn_outputs]
+    metrics |= {
+        "optim/steps": len(pending),
+        "optim/tokens": sum(datum.model_input.length for datum in data_D),
+    }
+    return metrics | logprob_metrics(data_D, logprobs_D) | _engine_metrics(outputs, responses)
+
+
+def _engine_metrics(
+    outputs: Sequence[tinker.ForwardBackwardOutput], responses: Sequence[tinker.OptimStepResponse]
+) -> dict[str, float]:
+    """What the engine itself reports, averaged over the substeps (``loss:sum`` becomes ``optim/loss``)."""
+    rows = [output.metrics for output in outputs] + [response.metrics or {} for response in responses]
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            name = "loss" if key == "loss:sum" else key.removeprefix("optim/")
+            values.setdefault(f"optim/{name}", []).append(float(value))
+    return {key: math.fsum(column) / len(column) for key, column in values.items()}
