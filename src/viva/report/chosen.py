@@ -1,0 +1,65 @@
+"""Which conversations a report shows: early, late, the best, the worst, and one that failed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from viva.report.run_files import TranscriptEntry
+
+__all__ = ["Choice", "choose"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A conversation and why it is shown."""
+
+    entry: TranscriptEntry
+    reason: str
+
+
+def choose(entries: Sequence[TranscriptEntry]) -> list[Choice]:
+    """A few telling conversations, each once, in the order in which they are worth reading.
+
+    Where answers are known, best and worst go by the share of agents whose final solution is right; else by
+    how clearly the judge decided (the spread of the rewards). Ties go to the later step, then the earlier
+    group, so the choice is a function of the entries alone.
+
+    Args:
+        entries: All transcripts of a run, in the order of (step, group).
+    """
+    recorded = [entry for entry in entries if entry.has_record]
+    sound = [entry for entry in recorded if not entry.void]
+    choices: list[Choice] = []
+
+    def add(entry: TranscriptEntry, reason: str) -> None:
+        if all(choice.entry is not entry for choice in choices):
+            choices.append(Choice(entry=entry, reason=reason))
+
+    if sound:
+        last_step = max(entry.step for entry in sound)
+        add(sound[0], "the first conversation of the run")
+        add(
+            next(entry for entry in sound if entry.step == last_step),
+            "the first conversation of the last step",
+        )
+        graded = [entry for entry in sound if entry.share_correct is not None]
+        if graded:
+            add(
+                _highest(graded, lambda entry: entry.share_correct or 0.0), "the most agents right at the end"
+            )
+            add(
+                _highest(graded, lambda entry: -(entry.share_correct or 0.0)),
+                "the fewest agents right at the end",
+            )
+        else:
+            add(_highest(sound, lambda entry: entry.reward_spread), "the judge decided most clearly")
+            add(_highest(sound, lambda entry: -entry.reward_spread), "the judge saw the least difference")
+    failed = [entry for entry in recorded if entry.void or entry.num_failures]
+    if failed:
+        add(failed[-1], "a conversation in which an agent failed")
+    return choices
+
+
+def _highest(
+    entries: Sequence[TranscriptEntry], value: Callable[[TranscriptEntry], float]
+) -> TranscriptEntry:
+    return max(entries, key=lambda entry: (value(entry), entry.step, -entry.group))

@@ -1,0 +1,100 @@
+"""The curves of a run, ordered and grouped: sections of charts, important ones first."""
+
+import re
+from dataclasses import dataclass
+
+from viva.report.run_files import Curves, metric_series
+from viva.report.series import Series
+
+__all__ = ["Chart", "Section", "sections"]
+
+_OPEN_SECTIONS = ("test", "reward", "judge", "parse", "agents")
+"""Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
+
+_LAST_SECTION = "time"
+
+_JOINT_CHARTS: dict[str, tuple[str, str]] = {
+    "judge/preference_A_rate": ("verdicts", "A"),
+    "judge/preference_B_rate": ("verdicts", "B"),
+    "judge/tie_rate": ("verdicts", "tie"),
+    "judge/invalid_rate": ("verdicts", "invalid"),
+    "parse/ok": ("how replies were read", "ok"),
+    "parse/repaired": ("how replies were read", "repaired"),
+    "parse/unstructured": ("how replies were read", "unstructured"),
+    "reward/max": ("highest, mean and lowest", "max"),
+    "reward/mean": ("highest, mean and lowest", "mean"),
+    "reward/min": ("highest, mean and lowest", "min"),
+}
+"""Metrics of one scale that say more in one chart: metric -> (chart, curve)."""
+
+_AGENT = re.compile(r"(?P<before>.+/)?agent_(?P<agent>\d+)/(?P<metric>.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart; its curves share a scale."""
+
+    title: str
+    series: tuple[Series, ...]
+    keys: tuple[str, ...]
+    """The metric behind each curve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Charts that belong together."""
+
+    title: str
+    charts: tuple[Chart, ...]
+    is_open: bool
+
+
+def sections(curves: Curves) -> list[Section]:
+    """Group the curves of a run by the prefix of their names; the same metric of all agents is one chart.
+
+    A metric ``x_stderr`` becomes the 95 % band of ``x``.
+    """
+    grouped: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for key in sorted(curves, key=_natural):
+        if key.removesuffix("_stderr") in curves and key.endswith("_stderr"):
+            continue
+        section, chart, name = _place(key)
+        grouped.setdefault(section, {}).setdefault(chart, []).append((key, name))
+    return [
+        Section(
+            title=title,
+            charts=tuple(_chart(curves, chart, members) for chart, members in grouped[title].items()),
+            is_open=title in _OPEN_SECTIONS,
+        )
+        for title in sorted(grouped, key=_section_order)
+    ]
+
+
+def _chart(curves: Curves, title: str, members: list[tuple[str, str]]) -> Chart:
+    return Chart(
+        title=title,
+        series=tuple(metric_series(curves, key, name=name) for key, name in members),
+        keys=tuple(key for key, _ in members),
+    )
+
+
+def _place(key: str) -> tuple[str, str, str]:
+    """(section, chart, curve) of a metric."""
+    prefix, _, last = key.rpartition("/")
+    if key in _JOINT_CHARTS:
+        return prefix, *_JOINT_CHARTS[key]
+    agent = _AGENT.fullmatch(key)
+    if agent:
+        return f"{agent['before'] or ''}agents", agent["metric"], f"agent {agent['agent']}"
+    return prefix or "run", last, last
+
+
+def _section_order(title: str) -> tuple[int, str]:
+    if title in _OPEN_SECTIONS:
+        return _OPEN_SECTIONS.index(title), title
+    return len(_OPEN_SECTIONS) + (title.partition("/")[0] == _LAST_SECTION), title
+
+
+def _natural(key: str) -> list[tuple[int, int, str]]:
+    """Order of names in which agent_10 comes after agent_9."""
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d+)", key)]

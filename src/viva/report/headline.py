@@ -1,0 +1,139 @@
+"""What a reader wants to know first: held-out accuracy before and after, and whether the run was healthy."""
+
+import math
+from dataclasses import dataclass
+
+from viva.report.chart import draw_chart
+from viva.report.markup import data, escape, format_number
+from viva.report.run_files import Run, metric_series
+from viva.report.series import Z95
+
+__all__ = ["ACCURACY", "ACCURACY_STDERR", "Gain", "accuracy_gain", "headline_html"]
+
+ACCURACY = "test/direct_accuracy"
+"""The metric of the headline."""
+
+ACCURACY_STDERR = f"{ACCURACY}_stderr"
+"""Its standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Held-out accuracy at the first and last evaluation, as shares of 1, with 95 % intervals."""
+
+    first_step: int
+    last_step: int
+    before: float
+    after: float
+    before_half_width: float | None
+    after_half_width: float | None
+
+    @property
+    def difference(self) -> float:
+        """After minus before."""
+        return self.after - self.before
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the difference's interval, taking the two measurements as independent.
+
+        They ask the same questions, so this interval is wider than need be rather than too narrow.
+        """
+        if self.before_half_width is None or self.after_half_width is None:
+            return None
+        return math.hypot(self.before_half_width, self.after_half_width)
+
+
+def accuracy_gain(run: Run) -> Gain | None:
+    """The headline's numbers; ``None`` if the run never measured held-out accuracy."""
+    points = run.curves.get(ACCURACY)
+    if not points:
+        return None
+    errors = dict(run.curves.get(ACCURACY_STDERR, ()))
+    half_widths = [Z95 * errors[step] if step in errors else None for step, _ in (points[0], points[-1])]
+    return Gain(
+        first_step=points[0][0],
+        last_step=points[-1][0],
+        before=points[0][1],
+        after=points[-1][1],
+        before_half_width=half_widths[0],
+        after_half_width=half_widths[1],
+    )
+
+
+def headline_html(run: Run) -> str:
+    """The first section of the page."""
+    gain = accuracy_gain(run)
+    return (
+        f'<section id="headline">{_accuracy(run, gain)}'
+        f'<div class="cards">{"".join(_reward_cards(run) + _count_cards(run))}</div></section>'
+    )
+
+
+def _accuracy(run: Run, gain: Gain | None) -> str:
+    if gain is None:
+        return (
+            '<p class="muted">Held-out accuracy was not measured: the run had no test set with answers.</p>'
+        )
+    series = metric_series(run.curves, ACCURACY, name="held-out direct accuracy")
+    cards = [
+        _card("before", _share(gain.before), _interval(gain.before, gain.before_half_width), gain.first_step)
+    ]
+    if gain.last_step != gain.first_step:
+        cards.append(
+            _card("after", _share(gain.after), _interval(gain.after, gain.after_half_width), gain.last_step)
+        )
+        shown = data(gain.difference, f"{100 * gain.difference:+.1f} points")
+        cards.append(_card("gain", shown, _gain_interval(gain), None))
+    chart = draw_chart([series], label="held-out direct accuracy", size=(860, 240))
+    return (
+        '<h2>Held-out direct accuracy</h2><p class="muted">Share of test questions answered right on the '
+        f'bare question, without any conversation.</p><div class="cards">{"".join(cards)}</div>'
+        f'<figure class="wide">{chart}</figure>'
+    )
+
+
+def _card(title: str, value: str, below: str, step: int | None) -> str:
+    at = "" if step is None else f" (step {step})"
+    return (
+        f'<div class="card"><p class="name">{escape(title)}{at}</p><p class="value">{value}</p>'
+        f'<p class="muted">{below}</p></div>'
+    )
+
+
+def _share(value: float) -> str:
+    return data(value, f"{100 * value:.1f} %")
+
+
+def _interval(value: float, half_width: float | None) -> str:
+    if half_width is None:
+        return ""
+    low, high = max(0.0, value - half_width), min(1.0, value + half_width)
+    return f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"
+
+
+def _gain_interval(gain: Gain) -> str:
+    if gain.half_width is None:
+        return ""
+    low, high = gain.difference - gain.half_width, gain.difference + gain.half_width
+    return f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+
+
+def _reward_cards(run: Run) -> list[str]:
+    """Last value of the metrics that tell whether a run was healthy, with the first one."""
+    cards: list[str] = []
+    for key, title in (("parse/ok", "replies read as asked"), ("judge/tie_rate", "judge's ties")):
+        points = run.curves.get(key)
+        if points:
+            below = f"at first {format_number(100 * points[0][1])} %"
+            cards.append(_card(title, _share(points[-1][1]), below, points[-1][0]))
+    return cards
+
+
+def _count_cards(run: Run) -> list[str]:
+    cards = [_card("steps recorded", data(run.num_steps), "", None)]
+    if run.transcripts:
+        num_void = sum(entry.void for entry in run.transcripts)
+        below = f"{data(num_void)} void"
+        cards.append(_card("conversations", data(len(run.transcripts)), below, None))
+    return cards

@@ -1,0 +1,66 @@
+"""Text of models and users made safe and readable inside HTML.
+
+Nothing that comes from a file reaches the page except through `escape` (or a function that calls it).
+"""
+
+import html
+import math
+
+__all__ = ["MAX_TEXT_CHARS", "data", "escape", "format_number", "text_block"]
+
+MAX_TEXT_CHARS = 6000
+"""Longer texts lose their middle; the page says how much."""
+
+_KEPT_HEAD = 4500
+_KEPT_TAIL = 1000
+
+_BIDI_CONTROLS = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+"""Characters that reorder what stands around them: a text could show other words than it holds."""
+
+_VISIBLE = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: "\u2421",
+    **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)},
+    **{code: f"\\u{code:04x}" for code in _BIDI_CONTROLS},
+    **dict.fromkeys((*range(0xD800, 0xE000), 0xFFFE, 0xFFFF), "\ufffd"),
+}
+
+
+def escape(text: str) -> str:
+    """Text as HTML that shows it and does nothing else.
+
+    Markup characters (both quotes among them) become entities; control characters, characters that change
+    the writing direction and halves of surrogate pairs become visible signs.
+    """
+    return html.escape(text.translate(_VISIBLE), quote=True)
+
+
+def text_block(text: str) -> str:
+    """A text of any length as a ``<pre>`` block; the middle of a long one is left out, with its length."""
+    if len(text) <= MAX_TEXT_CHARS:
+        return f"<pre>{escape(text)}</pre>"
+    left_out = len(text) - _KEPT_HEAD - _KEPT_TAIL
+    return (
+        f"<pre>{escape(text[:_KEPT_HEAD])}"
+        f'<span class="cut">[{left_out:,} characters left out]</span>'
+        f"{escape(text[-_KEPT_TAIL:])}</pre>"
+    )
+
+
+def format_number(value: float) -> str:
+    """A number for people: four significant digits, no needless zeros."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        digits = 0 if float(value).is_integer() else max(0, 3 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{digits}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    if abs(value) >= 1e5 and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def data(value: float, text: str | None = None) -> str:
+    """A number with its exact value in the markup, shown as ``text``."""
+    shown = format_number(value) if text is None else text
+    return f'<data value="{value!r}">{escape(shown)}</data>'

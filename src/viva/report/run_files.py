@@ -1,0 +1,221 @@
+"""Reading what a run wrote: ``config.json``, ``metrics.jsonl`` and ``transcripts.jsonl``.
+
+A run may have been killed while it wrote, so the last line of a JSONL file may be torn: it is left out and
+said so. A line that cannot be read anywhere else means a damaged file, and raises.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from viva.report.recorded import Transcript
+from viva.report.series import Z95, Series
+
+__all__ = [
+    "METRICS_FILE",
+    "TRANSCRIPTS_FILE",
+    "Curves",
+    "Run",
+    "TranscriptEntry",
+    "metric_series",
+    "read_run",
+    "read_series",
+    "read_transcript",
+]
+
+METRICS_FILE = "metrics.jsonl"
+TRANSCRIPTS_FILE = "transcripts.jsonl"
+_CONFIG_FILE = "config.json"
+
+Curves = dict[str, tuple[tuple[int, float], ...]]
+"""(step, value) with rising steps, by metric, metrics in order of their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptEntry:
+    """What the choice of conversations needs to know of one transcript."""
+
+    step: int
+    group: int
+    void: bool
+    has_record: bool
+    num_failures: int
+    share_correct: float | None
+    reward_spread: float
+    offset: int
+    """Where it starts in the file, in bytes; see `read_transcript`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run's files. Transcripts may be large: only an entry each is kept."""
+
+    folder: Path
+    config: dict[str, Any]
+    curves: Curves
+    num_steps: int
+    transcripts: tuple[TranscriptEntry, ...]
+    """In the order of (step, group)."""
+    torn: tuple[str, ...]
+    """Files whose last line was torn."""
+
+
+def read_run(run_dir: str | Path) -> Run:
+    """Read the files of a run; configuration and transcripts may be missing.
+
+    Args:
+        run_dir: The run's folder (its ``log_path``).
+
+    Raises:
+        ValueError: If the folder is not that of a run, or a file in it is damaged.
+    """
+    folder = Path(run_dir)
+    metrics = folder / METRICS_FILE
+    if not metrics.is_file():
+        what = "has no metrics.jsonl" if folder.is_dir() else "is not a folder"
+        raise ValueError(f"{str(folder)!r} {what}. Give the folder of a run: what was its log_path.")
+    torn: list[str] = []
+    values: dict[int, dict[str, float]] = {}
+    for where, _, row in _lines(metrics, torn):
+        step = row.get("step")
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise ValueError(f"{where}: every line needs a whole number under 'step'; got {step!r}")
+        values.setdefault(step, {}).update(_numbers(row))
+    keys = sorted({key for row in values.values() for key in row})
+    curves = {
+        key: tuple((step, row[key]) for step, row in sorted(values.items()) if key in row) for key in keys
+    }
+    return Run(
+        folder=folder,
+        config=_read_config(folder / _CONFIG_FILE),
+        curves=curves,
+        num_steps=len(values),
+        transcripts=_read_entries(folder / TRANSCRIPTS_FILE, torn),
+        torn=tuple(torn),
+    )
+
+
+def read_series(run_dir: str | Path, key: str, *, name: str | None = None) -> Series:
+    """One metric of a run as a curve, with a 95 % band where ``<key>_stderr`` was recorded too.
+
+    Raises:
+        ValueError: If the folder is not that of a run, or the metric was never recorded.
+    """
+    run = read_run(run_dir)
+    if key not in run.curves:
+        raise ValueError(f"{run.folder} has no metric {key!r}; it has: {', '.join(run.curves) or 'none'}")
+    return metric_series(run.curves, key, name=key if name is None else name)
+
+
+def metric_series(curves: Curves, key: str, *, name: str) -> Series:
+    """`read_series` for curves that were read already."""
+    points = curves[key]
+    errors = dict(curves.get(f"{key}_stderr", ()))
+    band = tuple(Z95 * errors.get(step, 0.0) for step, _ in points) if errors else None
+    return Series(name=name, points=points, band=band)
+
+
+def read_transcript(run: Run, offset: int) -> Transcript:
+    """The transcript that starts at a byte of the transcripts' file."""
+    path = run.folder / TRANSCRIPTS_FILE
+    with path.open("rb") as file:
+        file.seek(offset)
+        return _transcript(str(path), _object(file.readline()))
+
+
+def _read_entries(path: Path, torn: list[str]) -> tuple[TranscriptEntry, ...]:
+    entries: list[TranscriptEntry] = []
+    for where, offset, row in _lines(path, torn) if path.is_file() else ():
+        transcript = _transcript(where, row)
+        record = transcript.record
+        entry = TranscriptEntry(
+            step=transcript.step,
+            group=transcript.group,
+            void=transcript.void,
+            has_record=record is not None,
+            num_failures=len(record.failures) if record else 0,
+            share_correct=record.share_correct if record else None,
+            reward_spread=record.reward_spread if record else 0.0,
+            offset=offset,
+        )
+        entries.append(entry)
+    return tuple(sorted(entries, key=lambda entry: (entry.step, entry.group)))
+
+
+def _transcript(where: str, row: dict[str, Any]) -> Transcript:
+    try:
+        return Transcript.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: not a transcript: {field}: {first['msg']}") from error
+
+
+def _lines(path: Path, torn: list[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(place, byte offset, object) of every line; a torn last line goes to ``torn`` by the file's name."""
+    with path.open("rb") as file:
+        number, offset = 0, 0
+        line = file.readline()
+        while line:
+            number += 1
+            following = file.readline()
+            if line.strip():
+                where = f"{path}:{number}"
+                try:
+                    row = _object(line)
+                except ValueError as error:
+                    if following:
+                        raise ValueError(
+                            f"{where}: {error}. The file is damaged; restore or cut it."
+                        ) from error
+                    torn.append(path.name)
+                    return
+                yield where, offset, row
+            offset += len(line)
+            line = following
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    value = json.loads(line.decode("utf-8", errors="replace"))
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {str(value)[:60]!r}")
+    return cast("dict[str, Any]", _mended(value))
+
+
+def _mended(value: Any) -> Any:
+    """Strings with halves of surrogate pairs (JSON can spell them, UTF-8 cannot) get U+FFFD there."""
+    if isinstance(value, str):
+        return (
+            value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        )
+    if isinstance(value, list):
+        return [_mended(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    """Finite numbers of a line, but for the step; truth values are no numbers."""
+    return {
+        key: float(value)
+        for key, value in row.items()
+        if key != "step"
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return _object(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
