@@ -17,7 +17,7 @@ def final_answer(solution: str) -> int:
 @given(SEEDS)
 def test_every_line_of_a_worked_solution_is_true(seed: int) -> None:
     problem = sample_problem(random.Random(seed), "train")
-    lines = re.findall(r"(\d+) ([-+x]) (\d+) = (\d+)\.", worked_solution(problem))
+    lines = re.findall(r"(\d+)([-+x])(\d+)=(\d+)\.", worked_solution(problem))
     assert len(lines) == len(problem.steps)
     for left, operator, right, result in lines:
         assert eval(f"{left} {operator.replace('x', '*')} {right}") == int(result)

@@ -1,8 +1,8 @@
 """Raise the built-in policy from nothing: ``python -m viva.tiny.build [output=FOLDER] [seed=0]``.
 
-Two phases of next-token training on generated text (`viva.tiny.text`): first plain answers, then the whole
-mixture. About half an hour on two cores. Writes a folder that ``transformers`` loads, with ``card.json``,
-which says how it was made.
+Two phases of next-token training on generated text (`viva.tiny.text`): first sums and plain answers, then
+the whole mixture. About half an hour on two cores. Writes a folder that ``transformers`` loads, with
+``card.json``, which says how it was made.
 """
 
 import json
@@ -39,8 +39,8 @@ class BuildConfig:
     """How the policy is raised. Sizes in tokens, steps and layers."""
 
     seed: int = 0
-    plain_steps: int = 400
-    mixture_steps: int = 1200
+    plain_steps: int = 600
+    mixture_steps: int = 1100
     tokens_per_step: int = 8192
     learning_rate: float = 2e-3
     warmup_steps: int = 50

@@ -18,6 +18,7 @@ __all__ = [
     "Step",
     "problems",
     "sample_problem",
+    "sample_step",
     "worked_solution",
     "wrong_solution",
 ]
@@ -144,6 +145,13 @@ def sample_problem(rng: random.Random, split: Split) -> Problem:
             return problem
 
 
+def sample_step(rng: random.Random) -> Step:
+    """Draw one line of working, as it occurs in problems of either split."""
+    kind = rng.choice(("add", "add", "sub", "sub", "mul_add"))
+    left, right = _numbers(kind, rng)[:2]
+    return Step(left=left, operator=_OPERATORS[kind[:3]], right=right)
+
+
 def problems(split: Split, count: int, *, seed: int) -> list[Problem]:
     """`count` different problems of a split; the same for the same seed."""
     return list(_distinct(random.Random(f"{split} {seed}"), split, count))
@@ -159,7 +167,7 @@ def _distinct(rng: random.Random, split: Split, count: int) -> Iterator[Problem]
 
 
 def _text(lines: list[tuple[Step, int]]) -> str:
-    working = " ".join(f"{step.left} {step.operator} {step.right} = {result}." for step, result in lines)
+    working = " ".join(f"{step.left}{step.operator}{step.right}={result}." for step, result in lines)
     return f"{working} The answer is {lines[-1][1]}."
 
 

@@ -18,7 +18,7 @@ from tinker_cookbook.renderers.base import Message
 from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
-from viva.tiny.tasks import Problem, sample_problem, worked_solution, wrong_solution
+from viva.tiny.tasks import Problem, sample_problem, sample_step, worked_solution, wrong_solution
 
 __all__ = [
     "LESSONS",
@@ -26,6 +26,7 @@ __all__ = [
     "Example",
     "conversation_example",
     "direct_example",
+    "drill_example",
     "judgement_example",
     "worked_example",
 ]
@@ -64,6 +65,13 @@ def _attempt(problem: Problem, rng: random.Random) -> _Attempt:
     if rng.random() < sure:
         return _Attempt(worked_solution(problem), True)
     return _Attempt(wrong_solution(problem, rng), False)
+
+
+def drill_example(rng: random.Random) -> Example:
+    """Twenty sums, all right: knowledge of numbers, before any problem."""
+    steps = [sample_step(rng) for _ in range(20)]
+    sums = " ".join(f"{step.left}{step.operator}{step.right}={step.result}." for step in steps)
+    return Example(messages=(Message(role="user", content="Practise sums."),), reply=sums)
 
 
 def worked_example(rng: random.Random) -> Example:
@@ -151,12 +159,17 @@ def judgement_example(rng: random.Random) -> Example:
     return Example(messages=tuple(messages), reply=json.dumps(verdict))
 
 
-LESSONS: dict[Callable[[random.Random], Example], float] = {worked_example: 0.6, direct_example: 0.4}
-"""Generators of the first phase, plain answers only, and their shares."""
+LESSONS: dict[Callable[[random.Random], Example], float] = {
+    drill_example: 0.45,
+    worked_example: 0.35,
+    direct_example: 0.2,
+}
+"""Generators of the first phase, sums and plain answers, and their shares."""
 
 MIXTURE: dict[Callable[[random.Random], Example], float] = {
-    direct_example: 0.4,
+    drill_example: 0.05,
+    direct_example: 0.3,
     conversation_example: 0.25,
-    judgement_example: 0.35,
+    judgement_example: 0.4,
 }
 """Generators of the second phase and their shares."""

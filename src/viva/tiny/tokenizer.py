@@ -12,7 +12,7 @@ __all__ = ["build_tokenizer", "load_tokenizer"]
 
 _VOCAB_SIZE = 1024
 _CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_PIECES = Regex(r" ?\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+_PIECES = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 _LEXICON = (
     "Compare the solutions. Ranking: Agent A > Agent B = Agent C < Agent D.",
