@@ -38,8 +38,8 @@ def test_the_chat_template_says_the_same_as_the_renderer(tokenizer) -> None:
 
 
 def test_every_digit_is_a_token_of_its_own(tokenizer) -> None:
-    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("has 407+12")]
-    assert pieces == ["has", " ", "4", "0", "7", "+", "1", "2"]
+    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("x 407+12")]
+    assert pieces == ["x", " ", "4", "0", "7", "+", "1", "2"]
 
 
 def test_any_text_survives_the_tokenizer(tokenizer) -> None:
