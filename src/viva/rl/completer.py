@@ -9,7 +9,11 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from viva.rl.clients import Sampler
 from viva.rl.seeds import derive_seed
 
-__all__ = ["Policy", "SeededCompleter"]
+__all__ = ["Policy", "PromptTooLongError", "SeededCompleter"]
+
+
+class PromptTooLongError(ValueError):
+    """A prompt leaves no room for a reply."""
 
 
 @dataclass(kw_only=True)
@@ -32,7 +36,7 @@ class SeededCompleter(TokenCompleter):
         """Sample one reply.
 
         Raises:
-            ValueError: If the prompt leaves no room for a reply.
+            PromptTooLongError: If the prompt leaves no room for a reply.
             TimeoutError: If the call took longer than ``timeout_s``.
         """
         params = tinker.SamplingParams(
@@ -59,9 +63,10 @@ class SeededCompleter(TokenCompleter):
             return room
         room = min(room, self.context_window - prompt_length)
         if room < 1:
-            raise ValueError(
+            raise PromptTooLongError(
                 f"a prompt of {prompt_length} tokens leaves no room for a reply: the model holds "
-                f"{self.context_window}. Use fewer rounds or agents, smaller max_tokens, or a model with a longer context."
+                f"{self.context_window}. Use fewer rounds or agents, shorter prompts, a smaller max_tokens, "
+                "or a model with a longer context."
             )
         return room
 

@@ -128,10 +128,10 @@ async def train(run: Training) -> bool:
             for step in range(first_step, len(run.dataset)):
                 await _step(run, step, console)
                 next_step = step + 1
-                if run.interrupts.received:
-                    break
                 if run.config.save_every and next_step % run.config.save_every == 0:
                     await _save(run, next_step)
+                if run.interrupts.received:
+                    break
             else:
                 await _finish(run, next_step, console)
                 return True
@@ -254,10 +254,13 @@ def _log(
 
 
 async def _save(run: Training, next_step: int, name: str | None = None) -> None:
-    checkpoints = run.folder.checkpoints
-    await checkpoints.save(
-        run.client, name=name or f"{next_step:06d}", next_step=next_step, log_sizes=run.folder.log.sizes()
-    )
+    name, checkpoints = name or f"{next_step:06d}", run.folder.checkpoints
+    latest = checkpoints.latest()
+    if latest is not None and latest.name == name:
+        return  # nothing happened since
+    with run.interrupts.protected():
+        sizes = run.folder.log.sizes()
+        await checkpoints.save(run.client, name=name, next_step=next_step, log_sizes=sizes)
 
 
 async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
@@ -270,5 +273,4 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
         metrics = await _evaluate(run, await _snapshot(run), next_step)
         clock.lap("evaluation")
         _log(run, next_step, metrics | clock.all(0))
-    with run.interrupts.protected():
-        await _save(run, next_step, FINAL)
+    await _save(run, next_step, FINAL)

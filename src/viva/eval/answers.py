@@ -1,0 +1,144 @@
+"""Reading the final answer out of a solution, and comparing it with the known one.
+
+Where the answer stands, in this order: the last ``\\boxed{...}``; else what follows the last "answer is", "####" or
+"Answer:"; else the last number; else the whole text. Two answers are equal if both are numbers of equal value, or
+else if their normalised texts are equal. All scanners are linear in the text.
+"""
+
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+__all__ = ["extract_answer", "is_correct"]
+
+_BOXED = "\\boxed{"
+_MARKERS = ("answer is", "####", "answer:")
+_DIGITS = frozenset("0123456789")
+_NUMBER_PARTS = _DIGITS | frozenset(".,/")
+_UNITS = ("\\%", "%", "\\$", "$", "\u20ac", "\u00a3", "\\,", "\\!")
+
+
+def is_correct(text: str, answer: str) -> bool:
+    """Whether the final answer of `text` equals `answer`.
+
+    A known answer may itself be a worked solution (GSM8K writes ``... #### 72``); its final answer counts.
+    """
+    given, wanted = extract_answer(text), extract_answer(answer)
+    if given is None or wanted is None:
+        return False
+    given_value, wanted_value = _value(given), _value(wanted)
+    if given_value is not None and wanted_value is not None:
+        return given_value == wanted_value
+    return _normalise(given) == _normalise(wanted)
+
+
+def extract_answer(text: str) -> str | None:
+    """The final answer as written, or ``None`` if the text is empty."""
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    marked = _after_marker(text)
+    if marked:
+        number = _first_number(marked)
+        return number if number is not None else marked
+    number = _last_number(text)
+    if number is not None:
+        return number
+    return text.strip() or None
+
+
+def _last_boxed(text: str) -> str | None:
+    start = text.rfind(_BOXED)
+    if start < 0:
+        return None
+    depth = 1
+    for index in range(start + len(_BOXED), len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
+        if depth == 0:
+            return text[start + len(_BOXED) : index]
+    return None
+
+
+def _after_marker(text: str) -> str | None:
+    lowered = text.lower()
+    if len(lowered) != len(text):  # a few capital letters change length; positions would not fit
+        lowered = text
+    end = max((lowered.rfind(marker) + len(marker) for marker in _MARKERS if marker in lowered), default=-1)
+    if end < 0:
+        return None
+    rest = text[end:].lstrip(" :\t\n*")
+    return rest.split("\n", 1)[0].strip(" .*").strip()
+
+
+def _numbers(text: str) -> list[str]:
+    """Numbers as written, in order: digits with separators, a leading minus, a fraction slash."""
+    found: list[str] = []
+    index = 0
+    while index < len(text):
+        if text[index] not in _DIGITS and not (text[index] == "." and text[index + 1 : index + 2] in _DIGITS):
+            index += 1
+            continue
+        stop = index
+        while stop < len(text) and text[stop] in _NUMBER_PARTS:
+            stop += 1
+        is_negative = (
+            index > 0 and text[index - 1] == "-" and text[index - 2 : index - 1].strip(" ($=:") == ""
+        )
+        number = ("-" if is_negative else "") + text[index:stop].rstrip(".,/")
+        found.append(number)
+        index = stop
+    return found
+
+
+def _first_number(text: str) -> str | None:
+    """The number that a short answer is: ``72 apples`` is 72, but ``x = 2y`` or ``(3, 4)`` stay as they are."""
+    numbers = _numbers(text)
+    return numbers[0] if len(numbers) == 1 and not _is_expression(text) else None
+
+
+def _is_expression(text: str) -> bool:
+    return any(mark in text for mark in ("=", "^", "\\", "(", "+", "*"))
+
+
+def _last_number(text: str) -> str | None:
+    numbers = _numbers(text)
+    return numbers[-1] if numbers else None
+
+
+def _value(answer: str) -> Fraction | None:
+    """The number an answer stands for, or ``None``."""
+    text = _strip_units(answer).replace(" ", "")
+    whole, _, denominator = text.partition("/")
+    parts = [_decimal(whole)] + ([_decimal(denominator)] if denominator else [])
+    if any(part is None for part in parts):
+        return None
+    numerator, *rest = [part for part in parts if part is not None]
+    if rest and rest[0] == 0:
+        return None
+    return numerator / rest[0] if rest else numerator
+
+
+def _decimal(text: str) -> Fraction | None:
+    if not text or len(text) > 100 or not set(text) <= _DIGITS | set("+-.,"):
+        return None
+    head, comma, tail = text.partition(",")
+    if comma and not (_are_thousands(tail) and len(head.lstrip("+-")) <= 3):
+        return None
+    try:
+        return Fraction(Decimal(text.replace(",", "")))
+    except (InvalidOperation, ValueError):
+        return None
+
+
+def _are_thousands(tail: str) -> bool:
+    groups = tail.split(".", 1)[0].split(",")
+    return all(len(group) == 3 for group in groups)
+
+
+def _strip_units(text: str) -> str:
+    for unit in _UNITS:
+        text = text.replace(unit, "")
+    return text.strip().rstrip(".")
+
+
+def _normalise(answer: str) -> str:
+    return "".join(_strip_units(answer).casefold().split())

@@ -1,0 +1,125 @@
+"""What all recipes share: one run from its options to the exported adapter.
+
+torch and what needs it are imported inside the functions, so that a recipe's ``--help`` and its checks are quick and
+the thread settings are in place before torch starts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers.base import Renderer
+
+    from viva.rl.checkpoints import Checkpoint
+    from viva.rl.clients import ServiceClient, TrainingClient
+    from viva.rl.run_folder import BehaviorIfExists, RunFolder
+    from viva.rl.service import EngineConfig
+    from viva.rl.train import MetricSink, Training
+
+__all__ = ["DEFAULT_BATCH_SIZE", "OpenRun", "RunOptions", "finish_run", "open_run", "resolve_batch_size"]
+
+DEFAULT_BATCH_SIZE = 128
+
+
+def resolve_batch_size(batch_size: int | None, num_agents: int) -> int:
+    """The number of agent trajectories per batch.
+
+    Left out, it is the largest multiple of `num_agents` that is not above `DEFAULT_BATCH_SIZE` (or one conversation).
+
+    Raises:
+        ValueError: If a given size is not a positive multiple of `num_agents`.
+    """
+    if batch_size is None:
+        return max(DEFAULT_BATCH_SIZE // num_agents, 1) * num_agents
+    if batch_size < 1 or batch_size % num_agents:
+        below = batch_size // num_agents * num_agents
+        nearest = [size for size in (below, below + num_agents) if size > 0]
+        raise ValueError(
+            f"batch_size must be divisible by num_agents: got batch_size={batch_size} and num_agents={num_agents}. "
+            f"Nearest allowed: {' or '.join(map(str, nearest))}."
+        )
+    return batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of a run that have nothing to do with its algorithm."""
+
+    model: str
+    """What the engine loads, see `viva.rl.service.resolve_model`."""
+    renderer_name: str | None
+    engine: EngineConfig
+    lora_rank: int
+    seed: int
+    log_path: Path
+    behavior_if_exists: BehaviorIfExists
+    record: Mapping[str, Any]
+    """All options of the recipe, for ``config.json``."""
+    free_options: Collection[str]
+    """Names of those that a resumed run may change."""
+    wandb_project: str | None = None
+    wandb_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run folder with an engine that stands where the run stands."""
+
+    folder: RunFolder
+    resume_from: Checkpoint | None
+    service: ServiceClient
+    client: TrainingClient
+    renderer: Renderer
+    context_window: int | None
+    sinks: tuple[MetricSink, ...]
+
+
+async def open_run(options: RunOptions) -> OpenRun:
+    """Open the folder, then the engine: a new adapter, or the state of the last checkpoint."""
+    from viva.conversation.rendering import load_renderer
+    from viva.rl.run_folder import open_run_folder
+    from viva.rl.service import context_window, make_service
+    from viva.rl.wandb_sink import check_wandb, open_wandb
+
+    if options.wandb_project is not None:
+        check_wandb()
+    folder = open_run_folder(
+        options.log_path,
+        behavior=options.behavior_if_exists,
+        config=options.record,
+        free_options=options.free_options,
+    )
+    resume_from = folder.resume_point()
+    service = make_service(options.engine, state_dir=folder.state_dir)
+    if resume_from is None:
+        client = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)
+    else:
+        client = service.create_training_client_from_state_with_optimizer(folder.checkpoints.resolve(resume_from))
+    sinks: tuple[MetricSink, ...] = ()
+    if options.wandb_project is not None:
+        sinks = (
+            open_wandb(
+                project=options.wandb_project,
+                name=options.wandb_name,
+                config=options.record,
+                folder=folder.path,
+            ),
+        )
+    return OpenRun(
+        folder=folder,
+        resume_from=resume_from,
+        service=service,
+        client=client,
+        renderer=load_renderer(
+            client.get_tokenizer(), model_name=options.model, renderer_name=options.renderer_name
+        ),
+        context_window=context_window(options.model),
+        sinks=sinks,
+    )

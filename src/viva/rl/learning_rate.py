@@ -1,0 +1,76 @@
+"""The learning rate where the user gives none.
+
+Models that tinker-cookbook knows get its ``hyperparam_utils.get_lr`` (only where that needs no network). For a model in a
+local folder, the same shape of rule is applied to the folder's ``config.json``: ``5e-4 * (2000 / hidden_size) ** e`` for
+LoRA, a tenth of it for full fine-tuning, with ``e`` = 0.781 for the Llama family and 0.0775 for all others, capped
+at `LARGEST_RATE` because extrapolating a power law from billions of parameters to a model of a few thousand overshoots.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+__all__ = ["LARGEST_RATE", "default_learning_rate"]
+
+LARGEST_RATE = 1e-3
+"""Upper bound of the rule for local models; policy gradients of small models are unstable above it."""
+
+_BASE_RATE = 5e-4
+_REFERENCE_WIDTH = 2000
+_EXPONENTS = {"llama": 0.781}
+_OTHER_EXPONENT = 0.0775
+_FULL_SHARE = 0.1
+
+
+def default_learning_rate(model_name: str, *, is_lora: bool = True) -> float:
+    """A sensible learning rate for a hub name or a local model folder, without asking the network.
+
+    Raises:
+        ValueError: If nothing is known about the model.
+    """
+    folder_config = Path(model_name).expanduser() / "config.json"
+    if folder_config.is_file():
+        return _local_rate(folder_config, is_lora)
+    rate = _cookbook_rate(model_name, is_lora)
+    if rate is not None:
+        return rate
+    cached = _cached_config(model_name)
+    if cached is not None:
+        return _local_rate(cached, is_lora)
+    raise ValueError(f"no learning rate is known for {model_name}; pass learning_rate=..., for example 1e-4")
+
+
+def _local_rate(config_path: Path, is_lora: bool) -> float:
+    config = cast(dict[str, Any], json.loads(config_path.read_text(encoding="utf-8")))
+    nested: dict[str, Any] = config.get("text_config") or {}
+    width = config.get("hidden_size") or nested.get("hidden_size")
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(
+            f"{config_path} has no hidden_size to derive a learning rate from; pass learning_rate=..."
+        )
+    exponent = _EXPONENTS.get(str(config.get("model_type", "")), _OTHER_EXPONENT)
+    rate = min(_BASE_RATE * (_REFERENCE_WIDTH / width) ** exponent, LARGEST_RATE)
+    return rate if is_lora else rate * _FULL_SHARE
+
+
+def _cookbook_rate(model_name: str, is_lora: bool) -> float | None:
+    from tinker_cookbook import hyperparam_utils
+    from tinker_cookbook.exceptions import ConfigurationError
+
+    try:
+        # raises for models the cookbook has no sizes of; for those, get_lr would ask the network
+        hyperparam_utils.get_lora_param_count(model_name)
+        return hyperparam_utils.get_lr(model_name, is_lora=is_lora)
+    except (ConfigurationError, NotImplementedError):
+        return None
+
+
+def _cached_config(model_name: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model_name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None

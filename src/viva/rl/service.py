@@ -1,0 +1,83 @@
+"""Which engine computes: the embedded one, or a remote one with the same interface."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+from viva.rl.clients import ServiceClient
+
+__all__ = ["EngineChoice", "EngineConfig", "context_window", "make_service", "resolve_model"]
+
+EngineChoice: TypeAlias = Literal["local", "remote"]
+
+_TINY = ("tiny", "viva/tiny")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The engine of a run.
+
+    ``remote`` is hosted Tinker (with the key in ``TINKER_API_KEY``) or, with a ``base_url``, any server that speaks its
+    protocol. A key in the environment alone never sends anything anywhere.
+    """
+
+    engine: EngineChoice = "local"
+    base_url: str | None = None
+    device: str | None = None
+    """Local engine: ``cpu`` or ``cuda``; by default a GPU if there is one."""
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Reject choices that contradict each other."""
+        if self.engine not in ("local", "remote"):
+            raise ValueError(f"engine must be local or remote; got {self.engine!r}")
+        if self.engine == "local" and self.base_url is not None:
+            raise ValueError(f"base_url={self.base_url} needs engine=remote; the local engine has no address")
+        if self.precision not in ("float32", "bfloat16"):
+            raise ValueError(f"precision must be float32 or bfloat16; got {self.precision!r}")
+
+
+def make_service(config: EngineConfig, *, state_dir: Path) -> ServiceClient:
+    """The engine's service client. The local engine saves under `state_dir` and opens no connection."""
+    if config.engine == "remote":
+        import tinker
+
+        return cast(ServiceClient, tinker.ServiceClient(base_url=config.base_url))
+    from viva.engine import LocalServiceClient
+
+    return LocalServiceClient(device=config.device, precision=config.precision, state_dir=state_dir)
+
+
+def resolve_model(model_name: str) -> str:
+    """The name or folder the engine loads; ``tiny`` is the built-in policy.
+
+    Raises:
+        ValueError: If it looks like a path that is not a model folder.
+    """
+    if model_name in _TINY:
+        from viva.tiny import model_path
+
+        return str(model_path())
+    path = Path(model_name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(
+                f"model_name={model_name} is a folder without config.json, not a Hugging Face model"
+            )
+        return str(path)
+    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+        raise ValueError(
+            f"model_name={model_name} is not a folder. Give a model folder, a hub name like Qwen/Qwen3-8B, or tiny."
+        )
+    return model_name
+
+
+def context_window(model: str) -> int | None:
+    """Tokens that a model in a local folder can hold, from its ``config.json``; ``None`` if unknown."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return None
+    config = cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    window = config.get("max_position_embeddings")
+    return window if isinstance(window, int) else None

@@ -1,0 +1,86 @@
+import json
+import random
+from pathlib import Path
+
+import pytest
+from bandit_engine import GOOD, BanditTrainer, CountDataset, CountGroup, load_bandit, log_softmax
+
+from viva.rl.run_folder import open_run_folder
+from viva.rl.train import AllGroupsFailedError, LoopConfig, Training, train
+from viva.rl.update import UpdateConfig
+
+
+def make_run(folder: Path, *, num_steps=6, group_class=CountGroup, behavior="resume", **options):
+    run_folder = open_run_folder(folder, behavior=behavior, config={"num_steps": num_steps})
+    resume_from = run_folder.resume_point()
+    state_dir = run_folder.state_dir
+    client = (
+        load_bandit(state_dir, run_folder.checkpoints.resolve(resume_from))
+        if resume_from
+        else BanditTrainer(state_dir)
+    )
+    config = {"seed": 3, "max_tokens": 12, "save_every": 2, "eval_every": 2} | options
+    update = UpdateConfig(learning_rate=0.1, num_substeps=config.pop("num_substeps", 1))
+    return Training(
+        config=LoopConfig(update=update, **config),
+        client=client,
+        dataset=CountDataset(num_steps, group_class=group_class),
+        folder=run_folder,
+        resume_from=resume_from,
+        evaluators=[good_share],
+    )
+
+
+async def good_share(sampler, step):
+    return {"test/good": float(sampler.logprobs[GOOD])}
+
+
+def metrics_of(folder: Path):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+async def test_the_loop_logs_every_step_and_the_final_evaluation(tmp_path):
+    run = make_run(tmp_path)
+    assert await train(run)
+    rows = metrics_of(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert ["test/good" in row for row in rows] == [True, False, True, False, True, False, True]
+    assert rows[0]["optim/logprob_gap_max"] < 1e-6
+    assert rows[0]["rollout/groups"] == 3
+    assert {"reward/mean", "reward/std", "reward/max", "reward/min", "optim/entropy", "share"} <= set(rows[0])
+    assert len((tmp_path / "transcripts.jsonl").read_text().splitlines()) == 18
+
+
+async def test_the_policy_learns_what_is_rewarded(tmp_path):
+    run = make_run(tmp_path, num_steps=40)
+    await train(run)
+    rows = metrics_of(tmp_path)
+    assert rows[-1]["test/good"] > rows[0]["test/good"] + 1.0
+
+
+async def test_the_policy_does_not_learn_from_shuffled_rewards(tmp_path):
+    class Shuffled(CountGroup):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            own = [trajectory.transitions[0].reward for trajectory in trajectory_group]
+            other = random.Random(self.prompt).sample(own, len(own))
+            return [(new - old, {}) for new, old in zip(other, own, strict=True)]
+
+    run = make_run(tmp_path, num_steps=40, group_class=Shuffled)
+    await train(run)
+    rows = metrics_of(tmp_path)
+    assert rows[-1]["test/good"] < rows[0]["test/good"] + 0.5
+
+
+async def test_two_runs_with_one_seed_are_equal(tmp_path):
+    for name in ("a", "b"):
+        await train(make_run(tmp_path / name))
+    assert metrics_of(tmp_path / "a") == metrics_of(tmp_path / "b")
+    transcripts = [(tmp_path / name / "transcripts.jsonl").read_text() for name in ("a", "b")]
+    assert transcripts[0] == transcripts[1]
+
+
+async def test_another_seed_is_another_run(tmp_path):
+    await train(make_run(tmp_path / "a"))
+    await train(make_run(tmp_path / "b", seed=4))
+    assert metrics_of(tmp_path / "a") != metrics_of(tmp_path / "b")
