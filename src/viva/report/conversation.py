@@ -86,7 +86,7 @@ def _cell(turn: RecordedTurn | None, failure: RecordedFailure | None) -> str:
         response = turn.response
         if turn.status != "ok":
             parts.append(f'<p class="status">{escape(turn.status)}</p>')
-        parts.append(f"<h4>Solution</h4>{text_block(response.solution)}")
+        parts.append(f"<div><h4>Solution</h4>{text_block(response.solution)}</div>")
         for title, text in (("Evaluation", response.evaluation), ("Reflection", response.reflection)):
             if text.strip():
                 parts.append(f'<div class="aside"><h4>{title}</h4>{text_block(text)}</div>')

@@ -1,0 +1,154 @@
+"""A run's folder as training leaves it, small and made up, with every kind of piece a report can show."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NUM_STEPS = 30
+
+
+MakeRun = Callable[..., Path]
+MakeLine = Callable[..., dict[str, Any]]
+
+
+def metrics_row(step: int, noise: random.Random) -> dict[str, Any]:
+    """One line of metrics.jsonl: a slow rise with noise; held-out accuracy every fifth step."""
+    rise = 1 - math.exp(-step / 12)
+    rewards = {f"agent_{a}/reward": (a - 1) * 0.1 * rise + noise.gauss(0, 0.03) for a in range(3)}
+    row: dict[str, Any] = {
+        "step": step,
+        **rewards,
+        **{f"agent_{a}/win_rate": 0.5 + rewards[f"agent_{a}/reward"] / 2 for a in range(3)},
+        "reward/mean": noise.gauss(0, 0.01),
+        "reward/std": 0.4 + 0.05 * rise,
+        "reward/max": 1.0,
+        "reward/min": -1.0,
+        "judge/preference_A_rate": 0.48 - 0.1 * rise,
+        "judge/preference_B_rate": 0.40 + 0.1 * rise,
+        "judge/tie_rate": 0.12,
+        "judge/flip_rate": 0.3 - 0.2 * rise + noise.gauss(0, 0.02),
+        "parse/ok": 0.9 + 0.08 * rise,
+        "parse/repaired": 0.06 - 0.05 * rise,
+        "parse/unstructured": 0.04 - 0.03 * rise,
+        "optim/lr": 3e-4,
+        "optim/kl_sample_train_v1": abs(noise.gauss(0, 1e-6)),
+        "time/total": 8.2 + noise.gauss(0, 0.3),
+    }
+    if step % 5 == 0:
+        row["test/direct_accuracy"] = 0.41 + 0.17 * rise + noise.gauss(0, 0.01)
+        row["test/direct_accuracy_stderr"] = 0.022
+    return row
+
+
+def turn(agent_id: int, round_index: int, solution: str, **changes: Any) -> dict[str, Any]:
+    """One turn of a recorded conversation."""
+    return {
+        "agent_id": agent_id,
+        "round_index": round_index,
+        "prompt": f"Problem:\n> How many?\nYou are agent {agent_id}.",
+        "text": json.dumps({"solution": solution}),
+        "response": {
+            "reflection": f"Agent {(agent_id + 1) % 3} added before it multiplied.",
+            "evaluation": "The others forgot the two pens that were lost on the way home.",
+            "solution": solution,
+        },
+        "status": "ok",
+        **changes,
+    }
+
+
+def transcript(step: int, group: int, **changes: Any) -> dict[str, Any]:
+    """One line of transcripts.jsonl: three agents, two rounds, all pairs in both orders."""
+    record = {
+        "question": "Mia has 3 boxes with 4 pens each and loses 2 pens. How many pens does she have?",
+        "answer": "10",
+        "num_agents": 3,
+        "max_rounds": 2,
+        "turns": [
+            turn(a, r, f"3 * 4 = 12\n12 - 2 = {10 + a - r * a}\n\\boxed{{{10 + a - r * a}}}")
+            for r in range(2)
+            for a in range(3)
+        ],
+        "failures": [],
+        "comparisons": [
+            {
+                "first": first,
+                "second": second,
+                "outcome": "A" if first != 2 else "B",
+                "score": -0.5 if first != 2 else 0.3,
+                "text": "",
+                "probabilities": [0.7, 0.2, 0.1] if first != 2 else [0.3, 0.6, 0.1],
+                "off_set_mass": 0.02,
+            }
+            for first in range(3)
+            for second in range(3)
+            if first != second
+        ],
+        "rewards": {"0": 0.55, "1": -0.15, "2": -0.4},
+        "correct": {"0": True, "1": group % 2 == 0, "2": step > 10},
+    }
+    row = {
+        "step": step,
+        "group": group,
+        "void": False,
+        "tags": ["arithmetic"],
+        "rewards": [0.55, -0.15, -0.4],
+        "record": record,
+    }
+    for key, value in changes.items():
+        (record if key in record else row)[key] = value
+    return row
+
+
+@pytest.fixture(name="turn")
+def turn_fixture() -> MakeLine:
+    """Makes one turn; see `turn`."""
+    return turn
+
+
+@pytest.fixture(name="transcript")
+def transcript_fixture() -> MakeLine:
+    """Makes one line of transcripts.jsonl; see `transcript`."""
+    return transcript
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Writes a run's folder; any piece can be replaced, or left out with ``None``."""
+
+    def make(
+        *, metrics: Any = ..., transcripts: Any = ..., config: Any = ..., name: str = "arithmetic-3-agents"
+    ) -> Path:
+        noise = random.Random(7)
+        if metrics is ...:
+            metrics = [metrics_row(step, noise) for step in range(NUM_STEPS + 1)]
+        if transcripts is ...:
+            transcripts = [transcript(step, group) for step in range(NUM_STEPS) for group in range(2)]
+            transcripts[11] = transcript(
+                5,
+                1,
+                turns=[turn(0, 0, "12"), turn(2, 0, "It is ten.", status="unstructured", text="It is ten.")],
+                failures=[{"agent_id": 1, "round_index": 0, "reason": "TimeoutError: no reply within 60 s"}],
+                void=True,
+                rewards={},
+                correct=None,
+                comparisons=[],
+            )
+        if config is ...:
+            config = {"model_name": "tiny", "num_agents": 3, "max_rounds": 2, "learning_rate": None}
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, rows in (("metrics.jsonl", metrics), ("transcripts.jsonl", transcripts)):
+            if rows is not None:
+                text = "".join(json.dumps(row) + "\n" for row in rows)
+                (folder / file).write_text(text, encoding="utf-8")
+        if config is not None:
+            (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return folder
+
+    return make

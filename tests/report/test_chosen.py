@@ -1,0 +1,68 @@
+"""Which conversations a report shows."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viva.report.chosen import choose
+from viva.report.run_files import TranscriptEntry
+
+PLAIN = TranscriptEntry(
+    step=0,
+    group=0,
+    void=False,
+    has_record=True,
+    num_failures=0,
+    share_correct=None,
+    reward_spread=0.0,
+    offset=0,
+)
+
+
+def entries(draw: st.DrawFn) -> list[TranscriptEntry]:
+    places = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), unique=True).map(sorted))
+    return [
+        replace(
+            PLAIN,
+            step=step,
+            group=group,
+            void=draw(st.booleans()),
+            has_record=draw(st.booleans()),
+            num_failures=draw(st.integers(0, 2)),
+            share_correct=draw(st.none() | st.sampled_from([0.0, 1 / 3, 1.0])),
+            reward_spread=draw(st.floats(0, 2)),
+            offset=offset,
+        )
+        for offset, (step, group) in enumerate(places)
+    ]
+
+
+@given(st.composite(entries)())
+def test_every_choice_is_recorded_and_shown_once(found: list[TranscriptEntry]) -> None:
+    choices = choose(found)
+    assert len(choices) <= 5
+    assert len({choice.entry.offset for choice in choices}) == len(choices)
+    assert all(choice.entry.has_record for choice in choices)
+    recorded = [entry for entry in found if entry.has_record]
+    assert bool(choices) == bool(recorded)
+    failed = any(entry.void or entry.num_failures for entry in recorded)
+    assert failed == any(choice.entry.void or choice.entry.num_failures for choice in choices)
+
+
+def test_best_and_worst_go_by_right_answers_where_they_are_known() -> None:
+    shares = [1 / 3, 1.0, 0.0, 2 / 3]
+    found = [replace(PLAIN, step=step, share_correct=share) for step, share in enumerate(shares)]
+    reasons = {choice.entry.step: choice.reason for choice in choose(found)}
+    assert reasons[0] == "the first conversation of the run"
+    assert reasons[3] == "the first conversation of the last step"
+    assert "most agents right" in reasons[1]
+    assert "fewest agents right" in reasons[2]
+
+
+def test_without_answers_they_go_by_how_clearly_the_judge_decided() -> None:
+    spreads = [0.5, 2.0, 0.1, 0.4]
+    found = [replace(PLAIN, step=step, reward_spread=spread) for step, spread in enumerate(spreads)]
+    reasons = {choice.entry.step: choice.reason for choice in choose(found)}
+    assert "most clearly" in reasons[1]
+    assert "least difference" in reasons[2]

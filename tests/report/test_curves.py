@@ -1,0 +1,45 @@
+"""Which charts a report shows, and in which order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viva.report.curves import sections
+
+POINTS = ((0, 0.0), (1, 1.0))
+
+KEYS = st.sets(
+    st.from_regex(r"(test/|judge/|time/)?(agent_\d{1,2}/)?[a-z\u00b2\u0664]{1,5}(_stderr)?", fullmatch=True)
+)
+
+
+@given(KEYS)
+def test_every_metric_is_drawn_once_or_is_the_band_of_another(keys: set[str]) -> None:
+    charts = [chart for section in sections(dict.fromkeys(keys, POINTS)) for chart in section.charts]
+    drawn = [key for chart in charts for key in chart.keys]
+    bands = {key for key in keys if key.endswith("_stderr") and key.removesuffix("_stderr") in keys}
+    assert sorted(drawn) == sorted(keys - bands)
+    banded = {key for chart in charts for key, s in zip(chart.keys, chart.series, strict=True) if s.band}
+    assert banded == {key.removesuffix("_stderr") for key in bands}
+
+
+def test_important_sections_come_first_and_open_and_time_comes_last() -> None:
+    keys = ["time/total", "optim/lr", "agent_0/reward", "parse/ok", "judge/tie_rate", "reward/mean"]
+    keys += ["test/conversation/reward/mean", "test/direct_accuracy", "episode_length"]
+    found = [(section.title, section.is_open) for section in sections(dict.fromkeys(keys, POINTS))]
+    first = [(title, True) for title in ("test", "reward", "judge", "parse", "agents")]
+    rest = [(title, False) for title in ("optim", "run", "test/conversation/reward", "time")]
+    assert found == first + rest
+
+
+def test_one_metric_of_all_agents_is_one_chart_in_the_order_of_the_agents() -> None:
+    keys = [f"agent_{agent}/{metric}" for agent in range(12) for metric in ("reward", "win_rate")]
+    (section,) = sections(dict.fromkeys(keys, POINTS))
+    assert [chart.title for chart in section.charts] == ["reward", "win_rate"]
+    assert [series.name for series in section.charts[0].series] == [f"agent {agent}" for agent in range(12)]
+
+
+def test_rates_of_one_whole_share_a_chart() -> None:
+    keys = ["judge/preference_A_rate", "judge/preference_B_rate", "judge/tie_rate", "judge/flip_rate"]
+    (section,) = sections(dict.fromkeys(keys, POINTS))
+    names = {chart.title: [series.name for series in chart.series] for chart in section.charts}
+    assert names == {"flip_rate": ["flip_rate"], "verdicts": ["A", "B", "tie"]}
