@@ -1,0 +1,3 @@
+"""Who speaks when, who sees what, and how a reply is read."""
+
+__all__: list[str] = []

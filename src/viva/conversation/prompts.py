@@ -34,7 +34,7 @@ AGENT_SYSTEM_PROMPTS: dict[int, str] = {
     1: "the Critic: check every step and be exact.",
     2: "the Synthesizer: join the best parts of all solutions.",
 }
-"""Personas by agent id. Edit or pass your own; agents beyond the list get a numbered variant (see `persona`)."""
+"""Personas by agent id. Edit or pass your own; agents beyond the list get a numbered variant: `persona`."""
 
 _LINE_BREAKS = ("\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 

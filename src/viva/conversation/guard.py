@@ -1,0 +1,162 @@
+"""A tokenizer under which message text can never become a control token.
+
+Chat tokenizers turn ``<|im_end|>`` inside *text* into the control token, whatever ``add_special_tokens``
+says, and ``split_special_tokens`` misses added tokens that are not marked special. So text is shielded
+before it is rendered: a marker goes inside every occurrence of an added token, and
+`GuardedTokenizer.encode` encodes the pieces between markers on their own. What the renderer itself writes
+carries no markers and becomes control tokens as always.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+__all__ = ["MARKER", "GuardedTokenizer"]
+
+MARKER = "\ufdd0"
+"""A code point that Unicode reserves for internal use: it never stands in text that is meant for
+interchange."""
+
+_Trie = dict[str, "_Trie"]
+_END = ""
+
+
+def _trie(words: Iterable[str]) -> _Trie:
+    root: _Trie = {}
+    for word in words:
+        node = root
+        for character in word:
+            node = node.setdefault(character, {})
+        node[_END] = {}
+    return root
+
+
+def _starts_word(text: str, start: int, trie: _Trie) -> bool:
+    node = trie
+    for position in range(start, len(text)):
+        child = node.get(text[position])
+        if child is None:
+            return False
+        if _END in child:
+            return True
+        node = child
+    return False
+
+
+def _without_surrogates(text: str) -> str:
+    """Half characters (JSON's lone ``\\ud800``) cannot be encoded; they become U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class GuardedTokenizer:
+    """Wraps a Hugging Face tokenizer; everything but `encode` is the wrapped tokenizer's own.
+
+    Added tokens that are white space only, or a single character, stay what they are: they are letters of the
+    tokenizer's alphabet and control nothing.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        added: Mapping[str, int] = inner.get_added_vocab() if hasattr(inner, "get_added_vocab") else {}
+        guarded = {word: id_ for word, id_ in added.items() if len(word) > 1 and not word.isspace()}
+        self.control_ids = frozenset(guarded.values())
+        """Ids that no text may become."""
+        trie = _trie(guarded)
+        prefixes = {word[:length] for word in guarded for length in range(1, len(word))}
+        suffixes = {word[length:] for word in guarded for length in range(1, len(word))}
+        self._trie, self._prefixes, self._suffixes = trie, prefixes, suffixes
+        self._longest = max(map(len, guarded), default=0)
+        letters = "".join(map(re.escape, sorted(trie)))
+        self._first_letter = re.compile(f"[{letters}]") if letters else None
+        self._folds = _folds_text(inner, guarded)
+
+    def __reduce__(self) -> tuple[type["GuardedTokenizer"], tuple[Any]]:
+        return GuardedTokenizer, (self.inner,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def shield(self, text: str) -> str:
+        """Mark text so that `encode` can make no control token of it.
+
+        Args:
+            text: Any text. Markers in it are dropped, half characters become U+FFFD; nothing else is lost:
+                decoding the encoded shielded text gives the text back wherever the tokenizer itself is
+                lossless.
+        """
+        text = _without_surrogates(text.replace(MARKER, ""))
+        cuts = self._cuts(text)
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        if self._folds:
+            pieces = [part for piece in pieces for part in self._split_folded(piece)]
+        return MARKER.join(pieces)
+
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        """Token ids of text, its pieces between markers encoded on their own.
+
+        Raises:
+            ValueError: If special tokens are asked for around marked text by a tokenizer that also puts
+                some at the end.
+        """
+        if MARKER not in text:
+            return self.inner.encode(text, add_special_tokens=add_special_tokens, **options)
+        tokens: list[int] = self._opening_tokens() if add_special_tokens else []
+        for piece in text.split(MARKER):
+            if piece:
+                tokens += self.inner.encode(piece, add_special_tokens=False, **options)
+        return tokens
+
+    def _opening_tokens(self) -> list[int]:
+        tokens: list[int] = self.inner.encode("", add_special_tokens=True)
+        if tokens not in ([], [self.inner.bos_token_id]):
+            raise ValueError(
+                f"this tokenizer puts the tokens {tokens} around every text, so shielded text cannot be "
+                "encoded in pieces; use a renderer that encodes with add_special_tokens=False"
+            )
+        return tokens
+
+    def _cuts(self, text: str) -> list[int]:
+        """Positions to cut at: inside every occurrence, and at ends that a token could reach across."""
+        if self._first_letter is None or not text:
+            return []
+        starts = (match.start() for match in self._first_letter.finditer(text))
+        cuts = {start + 1 for start in starts if _starts_word(text, start, self._trie)}
+        reach = range(1, min(self._longest, len(text)) + 1)
+        if any(text[:length] in self._suffixes for length in reach):
+            cuts.add(0)
+        if any(text[-length:] in self._prefixes for length in reach):
+            cuts.add(len(text))
+        return sorted(cuts)
+
+    def _split_folded(self, piece: str) -> list[str]:
+        """Cut tokens that only show after the tokenizer's own normalisation (of fullwidth letters, say)."""
+        done: list[str] = []
+        waiting = [piece]
+        while waiting:
+            current = waiting.pop()
+            encoding = self.inner.backend_tokenizer.encode(current, add_special_tokens=False)
+            middles = [
+                (start + end) // 2
+                for id_, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+                if id_ in self.control_ids and end - start > 1
+            ]
+            if not middles:
+                done.append(current)
+                continue
+            bounds = zip([0, *middles], [*middles, len(current)], strict=True)
+            waiting.extend(reversed([current[start:end] for start, end in bounds]))
+        return done
+
+
+def _folds_text(inner: Any, guarded: Mapping[str, int]) -> bool:
+    """Whether some added token is looked for in normalised text, where it may be spelled otherwise."""
+    backend = getattr(inner, "backend_tokenizer", None)
+    if backend is None or backend.normalizer is None:
+        return False
+    decoder = cast(Mapping[int, Any], inner.added_tokens_decoder)
+    return any(decoder[id_].normalized for id_ in guarded.values() if id_ in decoder)

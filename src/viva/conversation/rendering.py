@@ -1,0 +1,233 @@
+"""Messages to prompt tokens and sampled tokens to text, for every model family; text stays text.
+
+`load_renderer` picks tinker-cookbook's renderer for a model and puts a `GuardedTokenizer` under it;
+`build_prompt` is the only way from messages to a prompt; `read_reply` is the only way from sampled tokens
+to a reply.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, cast
+
+import tinker
+from tinker_cookbook import model_info, renderers
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.renderers.base import ContentPart, Message, Renderer, get_text_content
+from tinker_cookbook.renderers.role_colon import RoleColonRenderer
+
+from viva.conversation.guard import GuardedTokenizer
+
+__all__ = ["build_prompt", "load_renderer", "read_reply", "shield_messages"]
+
+_FAMILIES = (
+    (("<|im_start|>", "<|im_end|>"), "qwen3_instruct"),
+    (("<|start_header_id|>", "<|eot_id|>"), "llama3"),
+)
+"""Control tokens that give a chat format away, for models that the cookbook does not list."""
+_FALLBACK = "role_colon"
+_NAMES = (
+    *("role_colon", "llama3", "qwen3", "qwen3_disable_thinking", "qwen3_instruct", "qwen3_5"),
+    *("qwen3_5_disable_thinking", "deepseekv3", "deepseekv3_thinking", "gpt_oss_no_sysprompt"),
+    *("gpt_oss_low_reasoning", "gpt_oss_medium_reasoning", "gpt_oss_high_reasoning", "kimi_k2", "nemotron3"),
+)
+"""Frequent renderer names, to suggest one for a misspelled name; the cookbook knows more."""
+
+_ROLES = ("system", "user", "assistant")
+_FORGED_ROLE = re.compile(
+    r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029])(?=(?:system|user|assistant|tool)\s*:)", re.I
+)
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_SPACE = re.compile(r"\s*")
+_MOST_OPEN_BLOCKS = 16
+"""The renderers' block patterns rescan the reply for every block that is never closed; a reply with more of
+them than this is read without the renderer."""
+
+
+def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None = None) -> Renderer:
+    """The renderer for a model's chat format, with a guarded tokenizer under it; it can be pickled.
+
+    Args:
+        tokenizer: The model's Hugging Face tokenizer (or an already guarded one).
+        model_name: Hub name or local path.
+        renderer_name: A tinker-cookbook renderer, for models whose format is not recognised. By default the
+            one that the cookbook recommends for the model, else the one that fits the tokenizer's control
+            tokens, else ``role_colon``, which needs no control tokens.
+
+    Raises:
+        ValueError: If there is no renderer of that name, or it needs control tokens that the tokenizer lacks.
+    """
+    guarded = tokenizer if isinstance(tokenizer, GuardedTokenizer) else GuardedTokenizer(tokenizer)
+    name = renderer_name or _recommended(model_name) or _by_control_tokens(guarded)
+    try:
+        renderer = renderers.get_renderer(name, cast(Any, guarded), model_name=model_name)
+    except RendererError as error:
+        close = difflib.get_close_matches(name, [*_NAMES, *renderers.get_registered_renderer_names()], n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"frequent ones are {', '.join(_NAMES)}."
+        raise ValueError(
+            f"renderer_name must name a tinker-cookbook renderer; got {name!r}; {hint}"
+        ) from error
+    _check_control_tokens(renderer, guarded, name, model_name)
+    renderer.__class__ = _picklable(type(renderer))
+    return renderer
+
+
+def _recommended(model_name: str) -> str | None:
+    try:
+        return model_info.get_recommended_renderer_name(model_name)
+    except (ConfigurationError, KeyError, ValueError):
+        return None
+
+
+def _by_control_tokens(tokenizer: GuardedTokenizer) -> str:
+    added: dict[str, int] = tokenizer.get_added_vocab()
+    for needed, name in _FAMILIES:
+        if all(token in added for token in needed):
+            return name
+    return _FALLBACK
+
+
+def _check_control_tokens(
+    renderer: Renderer, tokenizer: GuardedTokenizer, name: str, model_name: str
+) -> None:
+    """A chat format whose markers are plain text for this tokenizer would let text forge them."""
+    try:
+        stops = renderer.get_stop_sequences()
+        tokens = renderer.build_generation_prompt([Message(role="user", content="x")]).to_ints()
+    except (AssertionError, ValueError) as error:
+        missing = str(error)
+    else:
+        text_only = isinstance(renderer, RoleColonRenderer)
+        if text_only or tokenizer.control_ids.intersection(tokens).difference(stops):
+            return
+        missing = "its role markers are not control tokens"
+    raise ValueError(
+        f"renderer {name!r} does not fit the tokenizer of {model_name!r}: {missing}. "
+        f"Pass renderer_name={_by_control_tokens(tokenizer)!r}."
+    )
+
+
+def _restore(tokenizer: GuardedTokenizer, name: str, model_name: str) -> Renderer:
+    return load_renderer(tokenizer, model_name=model_name, renderer_name=name)
+
+
+def _reduce(renderer: Any) -> tuple[Any, tuple[Any, ...]]:
+    return _restore, (renderer.tokenizer, renderer._renderer_name, renderer._model_name)
+
+
+@cache
+def _picklable(renderer_class: type[Renderer]) -> type[Renderer]:
+    """A renderer pickles as its name, and comes back on a plain tokenizer; ours must come back guarded."""
+    members = {
+        "__reduce__": _reduce,
+        "__module__": renderer_class.__module__,
+        "__doc__": renderer_class.__doc__,
+    }
+    return type(renderer_class.__name__, (renderer_class,), members)
+
+
+def build_prompt(
+    renderer: Renderer, messages: Sequence[Message], prefill: str | None = None
+) -> tinker.ModelInput:
+    """Prompt tokens for the assistant's next message.
+
+    Whatever stands in the messages, their number of control tokens is the chat format's own.
+
+    Args:
+        renderer: From `load_renderer`.
+        messages: Role and text only.
+        prefill: What the reply is made to begin with (written by us, not shielded).
+
+    Raises:
+        ValueError: If the renderer is unguarded or a message has fields that cannot be shielded.
+    """
+    if prefill and isinstance(renderer, RoleColonRenderer):
+        prefill = (
+            f" {prefill}"  # its messages begin with a space, which its generation prompt leaves to the model
+        )
+    return renderer.build_generation_prompt(shield_messages(renderer, messages), prefill=prefill)
+
+
+def shield_messages(renderer: Renderer, messages: Sequence[Message]) -> list[Message]:
+    """The messages with shielded contents, see `build_prompt`."""
+    tokenizer: Any = renderer.tokenizer
+    if not isinstance(tokenizer, GuardedTokenizer):
+        raise ValueError(
+            f"{type(renderer).__name__} has an unguarded tokenizer: text could become control tokens. "
+            "Make renderers with viva.conversation.rendering.load_renderer."
+        )
+    text_roles = isinstance(renderer, RoleColonRenderer)
+
+    def shield(text: str) -> str:
+        return tokenizer.shield(_FORGED_ROLE.sub(r"\1> ", text) if text_roles else text)
+
+    return [_shielded(message, shield) for message in messages]
+
+
+def _shielded(message: Message, shield: Any) -> Message:
+    fields = sorted(set(message) - {"role", "content"})
+    if fields or message["role"] not in _ROLES:
+        raise ValueError(
+            f"a message must have a role of {', '.join(_ROLES)} and a content, nothing else; got role "
+            f"{message['role']!r} and also {fields}. Write what else it should say into its content."
+        )
+    content = message["content"]
+    if isinstance(content, str):
+        return Message(role=message["role"], content=shield(content))
+    parts: list[ContentPart] = []
+    for part in content:
+        if part["type"] != "text":
+            raise ValueError(f"a message must consist of text; got a part of type {part['type']!r}")
+        parts.append({"type": "text", "text": shield(part["text"])})
+    return Message(role=message["role"], content=parts)
+
+
+def read_reply(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
+    """Text of a sampled reply without end-of-turn token and thinking.
+
+    Linear in the reply's length; never raises for what a model wrote.
+
+    Returns:
+        The text, and whether the reply was ended by the model (``False``: cut at the token limit).
+    """
+    tokenizer: Any = renderer.tokenizer
+    raw = str(tokenizer.decode(tokens))
+    if _open_blocks(raw) <= _MOST_OPEN_BLOCKS:
+        try:
+            message, termination = renderer.parse_response(tokens)
+        except RendererError:
+            pass  # more than one end-of-turn token: not from a sampler that stops at the first
+        else:
+            text = get_text_content(message)
+            return (text, True) if termination.is_clean else (_without_leading_thoughts(text), False)
+    return _without_leading_thoughts(_before_stop(renderer, tokens)), False
+
+
+def _open_blocks(text: str) -> int:
+    """Number of blocks opened after the last one that was closed."""
+    return text.count(_THINK_OPEN, text.rfind(_THINK_CLOSE) + 1) + text.count(
+        "<tool_call>", text.rfind("</tool_call>") + 1
+    )
+
+
+def _before_stop(renderer: Renderer, tokens: list[int]) -> str:
+    stops = renderer.get_stop_sequences()
+    end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
+    text = str(cast(Any, renderer.tokenizer).decode(tokens[:end]))
+    cuts = [place for stop in stops if isinstance(stop, str) and (place := text.find(stop)) >= 0]
+    return text[: min(cuts, default=len(text))]
+
+
+def _without_leading_thoughts(text: str) -> str:
+    """What follows the thinking a cut reply begins with; nothing if the thinking itself was cut."""
+    start = 0
+    while True:
+        space = _SPACE.match(text, start)
+        place = space.end() if space else start
+        if not text.startswith(_THINK_OPEN, place):
+            return text[start:]
+        close = text.find(_THINK_CLOSE, place)
+        if close < 0:
+            return ""
+        start = close + len(_THINK_CLOSE)
