@@ -12,6 +12,7 @@ PLAIN = TranscriptEntry(
     step=0,
     group=0,
     void=False,
+    void_reason=None,
     has_record=True,
     num_failures=0,
     share_correct=None,

@@ -157,6 +157,7 @@ def test_numbers_of_the_page_are_those_of_the_files(make_run: MakeRun) -> None:
 def test_the_headline_states_accuracy_before_and_after_with_intervals(make_run: MakeRun) -> None:
     rows = [
         {"step": 0, "test/direct_accuracy": 0.40, "test/direct_accuracy_stderr": 0.03},
+        {"step": 9, "test/direct_questions": 268},
         {"step": 5, "test/direct_accuracy": 0.99, "test/direct_accuracy_stderr": 0.0},
         {"step": 9, "test/direct_accuracy": 0.52, "test/direct_accuracy_stderr": 0.04},
     ]
@@ -164,6 +165,7 @@ def test_the_headline_states_accuracy_before_and_after_with_intervals(make_run: 
     text = report(folder).text
     for shown in ("before (step 0)40.0 %", "95 % interval 34.1 to 45.9 %", "after (step 9)52.0 %"):
         assert shown in text
+    assert "without any conversation (268 questions)" in text
     assert "gain+12.0 points95 % interval +2.2 to +21.8" in text
     gain = accuracy_gain(read_run(folder))
     assert gain is not None
@@ -228,10 +230,18 @@ def test_a_failed_agent_is_shown_with_its_reason(make_run: MakeRun) -> None:
 
 
 def test_transcripts_without_a_record_are_counted_and_not_shown(make_run: MakeRun) -> None:
-    lines = [{"step": 0, "group": group, "void": group == 1, "rewards": [0.5, None]} for group in range(3)]
+    lines = [{"step": 0, "group": group, "void": False, "rewards": [0.5, None]} for group in range(3)]
     page = report(make_run(transcripts=lines))
     assert "Conversations" not in [text for tag, text in page.texts if tag == "h2"]
-    assert "conversations31 void" in page.text
+    assert "conversations30 void" in page.text
+
+
+def test_void_conversations_are_counted_by_reason(make_run: MakeRun) -> None:
+    reasons = ["lost", "timeout", "timeout", None]
+    lines = [
+        {"step": 0, "group": group, "void": True, "void_reason": why} for group, why in enumerate(reasons)
+    ]
+    assert "voidreason2timeout1lost1no reason recorded" in report(make_run(transcripts=lines)).text
 
 
 def test_the_same_files_give_the_same_bytes_and_no_litter(make_run: MakeRun) -> None:

@@ -16,6 +16,8 @@ ACCURACY = "test/direct_accuracy"
 ACCURACY_STDERR = f"{ACCURACY}_stderr"
 """Its standard error."""
 
+_QUESTIONS = "test/direct_questions"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
@@ -85,10 +87,12 @@ def _accuracy(run: Run, gain: Gain | None) -> str:
         )
         shown = data(gain.difference, f"{100 * gain.difference:+.1f} points")
         cards.append(_card("gain", shown, _gain_interval(gain), None))
+    questions = run.curves.get(_QUESTIONS)
+    count = f" ({data(questions[-1][1])} questions)" if questions else ""
     chart = draw_chart([series], label="held-out direct accuracy", size=(860, 240))
     return (
         '<h2>Held-out direct accuracy</h2><p class="muted">Share of test questions answered right on the '
-        f'bare question, without any conversation.</p><div class="cards">{"".join(cards)}</div>'
+        f'bare question, without any conversation{count}.</p><div class="cards">{"".join(cards)}</div>'
         f'<figure class="wide">{chart}</figure>'
     )
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from viva.report.curves import Chart, Section, sections
 from viva.report.headline import ACCURACY, ACCURACY_STDERR, headline_html
 from viva.report.markup import data, escape, text_block
 from viva.report.run_files import Run, read_run, read_transcript
+from viva.rl.files import write_atomic
 
 __all__ = ["write_report"]
+
+_MAX_VOID_REASONS = 10
 
 
 def write_report(run_dir: str | Path, output: str | Path | None = None) -> Path:
@@ -37,12 +41,7 @@ def write_report(run_dir: str | Path, output: str | Path | None = None) -> Path:
     """
     run = read_run(run_dir)
     path = run.folder / "report.html" if output is None else Path(output)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(_page(run), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomic(path, _page(run))
     return path
 
 
@@ -106,13 +105,27 @@ def _numbers(section: Section) -> str:
 
 
 def _conversations(run: Run) -> str:
-    choices = choose(run.transcripts)
-    if not choices:
-        return ""
     articles = "\n".join(
-        conversation_html(read_transcript(run, choice.entry.offset), choice.reason) for choice in choices
+        conversation_html(read_transcript(run, choice.entry.offset), choice.reason)
+        for choice in choose(run.transcripts)
     )
-    return f'<section id="conversations"><h2>Conversations</h2>{articles}</section>'
+    parts = _void_reasons(run) + articles
+    return f'<section id="conversations"><h2>Conversations</h2>{parts}</section>' if parts else ""
+
+
+def _void_reasons(run: Run) -> str:
+    """Why conversations were void, the most frequent reason first."""
+    counts = Counter(entry.void_reason or "no reason recorded" for entry in run.transcripts if entry.void)
+    rows = "".join(
+        f"<tr><td>{data(count)}</td><td>{text_block(reason)}</td></tr>"
+        for reason, count in counts.most_common(_MAX_VOID_REASONS)
+    )
+    if not rows:
+        return ""
+    return (
+        '<div class="scroll"><table class="void"><thead><tr><th scope="col">void</th>'
+        f'<th scope="col">reason</th></tr></thead><tbody>{rows}</tbody></table></div>'
+    )
 
 
 def _configuration(config: dict[str, Any]) -> str:

@@ -43,6 +43,7 @@ class TranscriptEntry:
     step: int
     group: int
     void: bool
+    void_reason: str | None
     has_record: bool
     num_failures: int
     share_correct: float | None
@@ -137,6 +138,7 @@ def _read_entries(path: Path, torn: list[str]) -> tuple[TranscriptEntry, ...]:
             step=transcript.step,
             group=transcript.group,
             void=transcript.void,
+            void_reason=transcript.void_reason,
             has_record=record is not None,
             num_failures=len(record.failures) if record else 0,
             share_correct=record.share_correct if record else None,
