@@ -4,7 +4,7 @@
 #   make demo    train the built-in policy and print held-out accuracy before and after
 #   make test    all tests
 #   make lint    ruff (check and format) and pyright
-#   make bench   every script in benchmarks/
+#   make bench   every script in benchmarks/ (files that begin with "_" are helpers of the scripts)
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
 
 VENV := .venv
@@ -31,7 +31,7 @@ lint: setup
 	$(PY) -m pyright
 
 bench: setup
-	set -e; for script in $(wildcard benchmarks/*.py); do echo "== $$script"; $(PY) "$$script"; done
+	set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(PY) "$$script"; done
 
 setup: $(STAMP)
 

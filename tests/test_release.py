@@ -1,0 +1,39 @@
+"""What is said in several places about the package agrees."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import viva
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pins() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    named = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in named}
+
+
+def test_the_version_is_the_same_in_package_project_and_changelog() -> None:
+    versions = re.findall(
+        r"^## \[(\d[^]]*)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert viva.__version__ == PROJECT["project"]["version"] == versions[0]
+
+
+def test_every_requirement_is_pinned_inside_its_range() -> None:
+    requirements = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]]
+    pinned = pins()
+    for requirement in map(Requirement, requirements):
+        assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
+
+
+def test_set_up_installs_the_torch_that_is_pinned() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"TORCH := torch=={pins()['torch']}\n" in makefile
