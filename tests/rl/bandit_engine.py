@@ -100,7 +100,7 @@ class BanditTrainer:
 
     def save_state(self, name):
         folder = self.state_dir / "weights" / name
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)  # engines refuse to replace a state
         (folder / "state.json").write_text(json.dumps(self.state()))
         return Done(SimpleNamespace(path=str(folder)))
 

@@ -55,7 +55,7 @@ PLACES = {
 
 async def main(folder: Path) -> bool:
     run_folder = open_run_folder(folder, behavior="resume", config={})
-    resume_from = run_folder.resume_point()
+    resume_from = run_folder.resume_point(NUM_STEPS)
     if resume_from is None:
         client = BanditTrainer(run_folder.state_dir)
     else:

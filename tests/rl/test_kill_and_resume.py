@@ -33,7 +33,7 @@ def outcome(folder: Path):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
     transcripts = (folder / "transcripts.jsonl").read_text()
-    weights = (folder / "state" / "weights" / "final" / "state.json").read_text()
+    weights = (folder / "state" / "weights" / f"{NUM_STEPS:06d}" / "state.json").read_text()
     return metrics, transcripts, weights
 
 
@@ -85,7 +85,8 @@ def test_an_interrupted_run_saves_and_resumes_exactly(run, tmp_path, uninterrupt
 def test_the_last_three_checkpoints_and_the_final_one_are_kept(run, tmp_path):
     assert run(tmp_path) == 0
     rows = [json.loads(line) for line in (tmp_path / "checkpoints.jsonl").read_text().splitlines()]
-    assert [row["name"] for row in rows] == ["000002", "000004", "000006", "final"]
+    assert [row["name"] for row in rows] == ["000002", "000004", "000006", "000007"]
+    assert [row["final"] for row in rows] == [False, False, False, True]
     assert sorted(path.name for path in (tmp_path / "state" / "weights").iterdir()) == [
         row["name"] for row in rows
     ]

@@ -6,9 +6,6 @@ the thread settings are in place before torch starts.
 
 from __future__ import annotations
 
-import shutil
-import signal
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +20,15 @@ if TYPE_CHECKING:
     from viva.rl.service import EngineConfig
     from viva.rl.train import MetricSink, Training
 
-__all__ = ["DEFAULT_BATCH_SIZE", "OpenRun", "RunOptions", "finish_run", "open_run", "resolve_batch_size"]
+__all__ = [
+    "DEFAULT_BATCH_SIZE",
+    "OpenRun",
+    "RunOptions",
+    "finish_run",
+    "open_run",
+    "resolve_batch_size",
+    "say",
+]
 
 DEFAULT_BATCH_SIZE = 128
 
@@ -64,6 +69,7 @@ class RunOptions:
     """All options of the recipe, for ``config.json``."""
     free_options: Collection[str]
     """Names of those that a resumed run may change."""
+    num_steps: int
     wandb_project: str | None = None
     wandb_name: str | None = None
 
@@ -84,6 +90,7 @@ class OpenRun:
 async def open_run(options: RunOptions) -> OpenRun:
     """Open the folder, then the engine: a new adapter, or the state of the last checkpoint."""
     from viva.conversation.rendering import load_renderer
+    from viva.rl.clients import settled
     from viva.rl.run_folder import open_run_folder
     from viva.rl.service import context_window, make_service
     from viva.rl.wandb_sink import check_wandb, open_wandb
@@ -96,12 +103,17 @@ async def open_run(options: RunOptions) -> OpenRun:
         config=options.record,
         free_options=options.free_options,
     )
-    resume_from = folder.resume_point()
+    resume_from = folder.resume_point(options.num_steps)
+    _report_changes(folder, resume_from)
     service = make_service(options.engine, state_dir=folder.state_dir)
     if resume_from is None:
-        client = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)
+        pending = service.create_lora_training_client(
+            options.model, rank=options.lora_rank, seed=options.seed
+        )
     else:
-        client = service.create_training_client_from_state_with_optimizer(folder.checkpoints.resolve(resume_from))
+        state_path = folder.checkpoints.resolve(resume_from)
+        pending = service.create_training_client_from_state_with_optimizer(state_path)
+    client: TrainingClient = await settled(pending)
     sinks: tuple[MetricSink, ...] = ()
     if options.wandb_project is not None:
         sinks = (
@@ -123,3 +135,42 @@ async def open_run(options: RunOptions) -> OpenRun:
         context_window=context_window(options.model),
         sinks=sinks,
     )
+
+
+def _report_changes(folder: RunFolder, resume_from: Checkpoint | None) -> None:
+    if resume_from is None:
+        return
+    changed = folder.checkpoints.changed_environment(resume_from)
+    say(f"resuming {folder.path} after {resume_from.next_step} steps")
+    for name, (then, now) in changed.items():
+        say(
+            f"note: {name} was {then} and is now {now}; the run will not be bit-identical to an uninterrupted one"
+        )
+
+
+def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_complete: bool) -> int:
+    """Export and report a complete run, or tell how an interrupted one goes on; the process's exit code."""
+    received = training.interrupts.received
+    if not is_complete and received is not None:
+        say(
+            f"stopped by {received.name}; the state is saved. "
+            f"Go on with the same command and behavior_if_exists=resume (log_path={options.log_path})"
+        )
+        return 128 + received
+    from viva.report import write_report
+    from viva.rl.export import export_weights
+
+    checkpoint = opened.folder.checkpoints.latest()
+    if checkpoint is not None:
+        state_path = opened.folder.checkpoints.resolve(checkpoint)
+        weights = export_weights(state_path, model=options.model, folder=opened.folder.path)
+        say(f"weights: {weights or state_path}")
+    say(f"report: {write_report(opened.folder.path)}")
+    return 0
+
+
+def say(text: str) -> None:
+    """One line for the user."""
+    from rich.console import Console
+
+    Console(highlight=False).print(text, soft_wrap=True, markup=False)

@@ -10,7 +10,7 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,7 @@ from typing import Any
 from viva.rl.clients import TrainingClient
 from viva.rl.files import read_json_lines, write_atomic
 
-__all__ = ["FINAL", "Checkpoint", "Checkpoints", "environment"]
-
-FINAL = "final"
-"""Name of the checkpoint at the end of a run."""
+__all__ = ["Checkpoint", "Checkpoints", "environment"]
 
 _INDEX = "checkpoints.jsonl"
 _PACKAGES = ("viva", "tinker", "tinker-cookbook", "torch", "transformers", "peft", "numpy")
@@ -39,6 +36,8 @@ class Checkpoint:
     log_sizes: Mapping[str, int]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """See `environment`."""
+    final: bool = False
+    """Whether the run was complete."""
 
 
 def environment() -> dict[str, str]:
@@ -87,25 +86,38 @@ class Checkpoints:
         )
 
     async def save(
-        self, client: TrainingClient, *, name: str, next_step: int, log_sizes: Mapping[str, int]
+        self, client: TrainingClient, *, next_step: int, log_sizes: Mapping[str, int], final: bool = False
     ) -> Checkpoint:
-        """Save the state, then add it to the index, then delete what is no longer kept."""
-        response = await client.save_state(name)
-        checkpoint = Checkpoint(
-            name=name,
-            next_step=next_step,
-            state_path=self._relative(str(response.path)),
-            log_sizes=dict(log_sizes),
-            environment=environment(),
-        )
-        kept = [other for other in self.all() if other.name != name]
-        regular = [other for other in kept if other.name != FINAL]
-        dropped = regular[: max(len(regular) - (self.keep if name == FINAL else self.keep - 1), 0)]
-        self._write([other for other in kept if other not in dropped] + [checkpoint])
+        """Save the state, then add it to the index, then delete what is no longer kept.
+
+        If the state after these steps is saved already, only the index is brought up to date.
+        """
+        others = [replace(other, final=False) for other in self.all() if other.next_step != next_step]
+        checkpoint = next((other for other in self.all() if other.next_step == next_step), None)
+        if checkpoint is None:
+            name = f"{next_step:06d}"
+            response = await client.save_state(name)
+            checkpoint = Checkpoint(
+                name=name,
+                next_step=next_step,
+                state_path=self._relative(str(response.path)),
+                log_sizes=dict(log_sizes),
+                environment=environment(),
+            )
+        checkpoint = replace(checkpoint, final=final)
+        dropped = others[: max(len(others) - (self.keep if final else self.keep - 1), 0)]
+        self._write([*others[len(dropped) :], checkpoint])
         for other in dropped:
             if not _is_uri(other.state_path):
                 shutil.rmtree(self.resolve(other), ignore_errors=True)
         return checkpoint
+
+    def discard_unlisted(self, folder: Path) -> None:
+        """Delete the states in a folder that a crash left without a line in the index."""
+        listed = {Path(self.resolve(checkpoint)).resolve() for checkpoint in self.all()}
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if path.is_dir() and path.resolve() not in listed:
+                shutil.rmtree(path)
 
     def _write(self, checkpoints: Sequence[Checkpoint]) -> None:
         lines = [json.dumps(asdict(checkpoint)) + "\n" for checkpoint in checkpoints]

@@ -4,12 +4,13 @@ The SDK's clients, the embedded engine's and the scripted ones of `viva.testing`
 every version of the SDK supports; the deprecated ``*_async`` twins are not used.
 """
 
+import inspect
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
 import tinker
 
-__all__ = ["Sampler", "ServiceClient", "TrainingClient"]
+__all__ = ["Sampler", "ServiceClient", "TrainingClient", "settled"]
 
 
 class Sampler(Protocol):
@@ -46,7 +47,7 @@ class TrainingClient(Protocol):
         ...
 
     def save_weights_and_get_sampling_client(self) -> Any:
-        """A snapshot for sampling: an awaitable of it, or (older SDKs) the client itself."""
+        """A snapshot for sampling; use `settled`."""
         ...
 
     def get_tokenizer(self) -> Any:
@@ -55,7 +56,7 @@ class TrainingClient(Protocol):
 
 
 class ServiceClient(Protocol):
-    """Makes training and sampling clients."""
+    """Makes training and sampling clients; use `settled` on what it returns."""
 
     def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Any:
         """A new adapter on a base model."""
@@ -68,3 +69,8 @@ class ServiceClient(Protocol):
     def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> Any:
         """A sampling client for saved weights or the base model."""
         ...
+
+
+async def settled(pending: Any) -> Any:
+    """A client, from a future of it (newer SDKs) or itself (older ones)."""
+    return await pending if inspect.isawaitable(pending) else pending

@@ -22,7 +22,7 @@ BehaviorIfExists: TypeAlias = Literal["ask", "delete", "resume", "raise"]
 
 _CONFIG = "config.json"
 _MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
-_ENTRIES = (*_MARKS, "transcripts.jsonl", "state", "adapter", "report.html", "wandb")
+_ENTRIES = (*_MARKS, "transcripts.jsonl", "state", "adapter", "model", "report.html", "wandb")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -39,9 +39,15 @@ class RunFolder:
         """Where the local engine saves its state."""
         return self.path / "state"
 
-    def resume_point(self) -> Checkpoint | None:
-        """The last checkpoint, with the log files cut back to it; ``None`` if the run starts at its beginning."""
+    def resume_point(self, num_steps: int) -> Checkpoint | None:
+        """The last checkpoint, or ``None`` if the run starts at its beginning.
+
+        Whatever was logged or saved after it is removed. A run of `num_steps` that is complete is left as it is.
+        """
         checkpoint = self.checkpoints.latest()
+        if checkpoint is not None and checkpoint.final and checkpoint.next_step >= num_steps:
+            return checkpoint
+        self.checkpoints.discard_unlisted(self.state_dir / "weights")
         self.log.cut_back(checkpoint.log_sizes if checkpoint else {})
         return checkpoint
 

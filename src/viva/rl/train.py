@@ -7,7 +7,6 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_D`` datu
 """
 
 import asyncio
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,8 +16,8 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.credit.group import group_advantages
-from viva.rl.checkpoints import FINAL, Checkpoint
-from viva.rl.clients import Sampler, TrainingClient
+from viva.rl.checkpoints import Checkpoint
+from viva.rl.clients import Sampler, TrainingClient, settled
 from viva.rl.completer import Policy
 from viva.rl.console import RunConsole
 from viva.rl.data_processing import assemble_training_data
@@ -169,8 +168,7 @@ async def _step(run: Training, step: int, console: RunConsole) -> None:
 
 
 async def _snapshot(run: Training) -> Sampler:
-    pending = run.client.save_weights_and_get_sampling_client()
-    sampler = await pending if inspect.isawaitable(pending) else pending
+    sampler: Sampler = await settled(run.client.save_weights_and_get_sampling_client())
     for follower in run.followers:
         follower.sampling_client = sampler
     return sampler
@@ -253,24 +251,26 @@ def _log(
         sink(step, metrics)
 
 
-async def _save(run: Training, next_step: int, name: str | None = None) -> None:
-    name, checkpoints = name or f"{next_step:06d}", run.folder.checkpoints
-    latest = checkpoints.latest()
-    if latest is not None and latest.name == name:
-        return  # nothing happened since
+async def _save(run: Training, next_step: int) -> None:
     with run.interrupts.protected():
         sizes = run.folder.log.sizes()
-        await checkpoints.save(run.client, name=name, next_step=next_step, log_sizes=sizes)
+        await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes)
 
 
 async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
-    """The last evaluation, logged as one more step, and the final checkpoint."""
-    if run.resume_from is not None and run.resume_from.name == FINAL:
+    """The last evaluation, logged as one more step, and the final checkpoint.
+
+    The checkpoint's log ends before that evaluation, so that a run that is made longer goes on as if it had not stopped.
+    """
+    start = run.resume_from
+    if start is not None and start.final and start.next_step == next_step:
         return
+    sizes = run.folder.log.sizes()
     if run.config.eval_every and run.evaluators:
         console.phase("evaluating")
         clock = _Clock()
         metrics = await _evaluate(run, await _snapshot(run), next_step)
         clock.lap("evaluation")
         _log(run, next_step, metrics | clock.all(0))
-    await _save(run, next_step, FINAL)
+    with run.interrupts.protected():
+        await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, final=True)

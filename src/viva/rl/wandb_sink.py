@@ -18,7 +18,9 @@ def check_wandb() -> None:
         ValueError: With the command that installs it.
     """
     if find_spec("wandb") is None:
-        raise ValueError("wandb_project needs the package wandb, which is not installed: pip install 'viva[wandb]'")
+        raise ValueError(
+            "wandb_project needs the package wandb, which is not installed: pip install 'viva[wandb]'"
+        )
 
 
 def open_wandb(*, project: str, name: str | None, config: Mapping[str, Any], folder: Path) -> MetricSink:
