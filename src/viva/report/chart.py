@@ -132,7 +132,7 @@ def _body(series: Sequence[Series], look: _Look) -> str:
     top = 10 + (24 if look.title else 0) + legend_height
     x_range = _x_range(drawn)
     y_range = _y_range(drawn)
-    y_ticks = ticks(*y_range, max_ticks=max(3, int((look.height - top) / 36)))
+    y_ticks = ticks(*y_range, max_ticks=max(3, int((look.height - top) / 28)))
     tick_width = max(len(format_number(tick)) for tick in y_ticks) * _CHAR_WIDTH
     frame = _Frame(
         left=12 + tick_width + (18 if look.y_label else 0),
