@@ -1,0 +1,81 @@
+"""AdamW on named parameters (Kingma and Ba 2015, arXiv 1412.6980; decoupled decay: Loshchilov and Hutter 2019, 1711.05101)."""
+
+from collections.abc import Mapping
+
+import torch
+from tinker import AdamParams
+from torch import nn
+
+__all__ = ["AdamW"]
+
+
+class AdamW:
+    """The update of ``torch.optim.AdamW``, with settings given per step and a state that can be stored."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = dict(parameters)
+        self.num_steps = 0
+        self._means: dict[str, torch.Tensor] = {}
+        self._squares: dict[str, torch.Tensor] = {}
+
+    def step(self, params: AdamParams) -> dict[str, float]:
+        """Update the parameters from their gradients; gradients are left as they are.
+
+        Returns:
+            ``grad_norm``, the global norm before clipping.
+
+        Raises:
+            FloatingPointError: The gradient is not finite; nothing was changed.
+        """
+        gradients = {
+            name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None
+        }
+        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
+        if not torch.isfinite(norm):
+            raise FloatingPointError(
+                f"The gradient's norm is {norm.item()}; the step was not taken and the weights are unchanged. "
+                "Lower the learning rate or look for extreme advantages or logprobs in the data."
+            )
+        scale = 1.0
+        if params.grad_clip_norm > 0:
+            scale = min(1.0, params.grad_clip_norm / (norm.item() + 1e-6))
+        self.num_steps += 1
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                self._update(name, gradient * scale if scale < 1 else gradient, params)
+        return {"grad_norm": norm.item()}
+
+    def _update(self, name: str, gradient: torch.Tensor, params: AdamParams) -> None:
+        parameter = self._parameters[name]
+        if name not in self._means:
+            self._means[name] = torch.zeros_like(parameter)
+            self._squares[name] = torch.zeros_like(parameter)
+        mean, square = self._means[name], self._squares[name]
+        if params.weight_decay:
+            parameter.mul_(1 - params.learning_rate * params.weight_decay)
+        mean.lerp_(gradient, 1 - params.beta1)
+        square.mul_(params.beta2).addcmul_(gradient, gradient, value=1 - params.beta2)
+        corrected = (square.sqrt() / (1 - params.beta2**self.num_steps) ** 0.5).add_(params.eps)
+        parameter.addcdiv_(mean, corrected, value=-params.learning_rate / (1 - params.beta1**self.num_steps))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Moments by ``mean.<parameter>`` and ``square.<parameter>``."""
+        means = {f"mean.{name}": tensor for name, tensor in self._means.items()}
+        return means | {f"square.{name}": tensor for name, tensor in self._squares.items()}
+
+    def load(self, state: Mapping[str, torch.Tensor], num_steps: int) -> None:
+        """Take over a stored state.
+
+        Raises:
+            ValueError: It belongs to other parameters.
+        """
+        allowed = {f"{kind}.{name}" for kind in ("mean", "square") for name in self._parameters}
+        foreign = sorted(set(state) - allowed)
+        if foreign:
+            raise ValueError(f"The optimiser state has parameters this model does not train: {foreign[:3]}.")
+        self.num_steps = num_steps
+        for kind, target in (("mean", self._means), ("square", self._squares)):
+            target.clear()
+            for name, parameter in self._parameters.items():
+                if f"{kind}.{name}" in state:
+                    target[name] = state[f"{kind}.{name}"].to(parameter.device, parameter.dtype).clone()

@@ -1,0 +1,214 @@
+"""Attention over rows of different lengths, and the store of their keys and values.
+
+``transformers`` lets an attention function be registered by name; masks are then ours to make. Every row of a batch
+has its own number of cached tokens, so a prefill that continues cached prefixes and a decode step of any mix of
+rows are the same operation.
+
+Shapes: ``B`` rows, ``T`` new tokens per row, ``L`` keys, ``Q`` query heads, ``K`` key-value heads, ``D`` head size.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.cache_utils import Cache
+
+__all__ = ["RAGGED_ATTENTION", "RaggedCache", "register_ragged_attention"]
+
+RAGGED_ATTENTION = "viva_ragged"
+
+_ROUND_LENGTH = 64
+"""Lengths grow in multiples of this."""
+
+
+def register_ragged_attention() -> None:
+    """Make the attention known to ``transformers`` under its name. Harmless to repeat."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(RAGGED_ATTENTION, _ragged_attention)
+
+
+class RaggedCache(Cache):
+    """Preallocated keys and values, ``[rows, K, length, D]`` per layer, growing as needed.
+
+    Rows ``start .. start + B`` take part in a forward pass; the views handed to the attention are not copies.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(layers=[])
+        self._rows = rows
+        self._length = 0
+        self._stores: list[torch.Tensor] = []
+        self._step: _Step | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows there is room for."""
+        return self._rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return sum(store.nbytes for store in self._stores)
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Make room, keeping what is stored. Sizes grow by at least half."""
+        if rows <= self._rows and length <= self._length:
+            return
+        self._rows = self._rows if rows <= self._rows else max(rows, self._rows * 3 // 2)
+        if length > self._length:
+            length = max(length, self._length * 3 // 2)
+            self._length = -(-length // _ROUND_LENGTH) * _ROUND_LENGTH
+        for index, old in enumerate(self._stores):
+            new = old.new_empty(2, self._rows, old.shape[2], self._length, old.shape[4])
+            new[:, : old.shape[1], :, : old.shape[3]] = old
+            self._stores[index] = new
+
+    def forward(self, module: Any, tokens: torch.Tensor, *, start: int, past: Sequence[int]) -> torch.Tensor:
+        """Run the decoder on new tokens of rows ``start .. start + B``, storing their keys and values.
+
+        Args:
+            module: A `BaseModel.decode_copy`.
+            tokens: ``[B, T]``, padded on the right; what padding stores is overwritten by later tokens.
+            start: First row.
+            past: Tokens each of the ``B`` rows has already.
+
+        Returns:
+            Hidden states after the final norm, ``[B, T, H]``.
+        """
+        num_new = tokens.shape[1]
+        self.reserve(start + len(past), max(past) + num_new)
+        self._step = _Step(start, past, num_new, tokens.device)
+        output = module.get_decoder()(
+            input_ids=tokens,
+            position_ids=self._step.positions,
+            past_key_values=self,
+            use_cache=True,
+            ragged=self._step,
+        )
+        return output.last_hidden_state
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store ``[B, K, T, D]`` keys and values; return views ``[B, K, L, D]`` of everything the rows have."""
+        step = self._step
+        if step is None:
+            raise RuntimeError("RaggedCache is used outside RaggedCache.forward.")
+        while len(self._stores) <= layer_idx:
+            _, heads, _, size = key_states.shape
+            self._stores.append(key_states.new_empty(2, self._rows, heads, self._length, size))
+        store = self._stores[layer_idx]
+        stop, length = step.start + step.num_rows, step.length
+        if step.uniform_past is not None:
+            end = step.uniform_past + step.num_new
+            store[0, step.start : stop, :, step.uniform_past : end] = key_states
+            store[1, step.start : stop, :, step.uniform_past : end] = value_states
+        else:
+            store[0, step.rows, :, step.positions] = key_states.transpose(1, 2)
+            store[1, step.rows, :, step.positions] = value_states.transpose(1, 2)
+        return store[0, step.start : stop, :, :length], store[1, step.start : stop, :, :length]
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` tokens of one row to another."""
+        for store in self._stores:
+            store[:, target, :, :length] = store[:, source, :, :length]
+
+    def read_row(self, row: int, length: int) -> list[torch.Tensor]:
+        """Copies ``[2, K, length, D]`` of one row, one per layer."""
+        return [store[:, row, :, :length].clone() for store in self._stores]
+
+    def write_row(self, row: int, states: list[torch.Tensor], length: int) -> None:
+        """Put the first ``length`` tokens of `read_row`'s result into a row."""
+        self.reserve(row + 1, length)
+        if not self._stores:
+            shapes = [(2, self._rows, state.shape[1], self._length, state.shape[3]) for state in states]
+            self._stores = [state.new_empty(shape) for state, shape in zip(states, shapes, strict=True)]
+        for store, state in zip(self._stores, states, strict=True):
+            store[:, row, :, :length] = state[:, :, :length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens in the longest row before this pass; models ask for it only where no positions are given."""
+        return 0 if self._step is None else self._step.length - self._step.num_new
+
+
+class _Step:
+    """Which rows a forward pass works on, and the masks that follow from it."""
+
+    def __init__(self, start: int, past: Sequence[int], num_new: int, device: torch.device) -> None:
+        self.start = start
+        self.num_rows = len(past)
+        self.num_new = num_new
+        self.length = max(past) + num_new
+        self.uniform_past = past[0] if min(past) == max(past) else None
+        self._device = device
+        steps = torch.arange(num_new, device=device)
+        self.positions = torch.tensor(past, device=device)[:, None] + steps
+        self.rows = torch.arange(start, start + self.num_rows, device=device)[:, None]
+        self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def mask(self, window: int | None) -> torch.Tensor | None:
+        """Which keys each query sees, ``[B, 1, T, L]``, or ``None`` for all of them."""
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window)
+        return self._masks[window]
+
+    def _make_mask(self, window: int | None) -> torch.Tensor | None:
+        inside = window is None or self.length <= window
+        if inside and self.num_new == 1 and self.uniform_past is not None:
+            return None
+        keys = torch.arange(self.length, device=self._device)
+        queries = self.positions[:, None, :, None]
+        mask = keys <= queries
+        return mask if inside else mask & (keys > queries - window)
+
+
+def _ragged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    ragged: _Step | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention in the form ``transformers`` calls it: ``[B, Q, T, D]`` queries to ``[B, T, Q, D]`` output."""
+    if ragged is None or attention_mask is not None or kwargs.get("s_aux") is not None:
+        raise NotImplementedError("this architecture calls its attention in a way the engine does not know")
+    mask = ragged.mask(sliding_window)
+    rows, heads, num_new, size = query.shape
+    groups = heads // key.shape[1]
+    if softcap is not None:
+        output = _softcapped(query, key, value, mask, scaling or size**-0.5, softcap)
+    elif num_new == 1:
+        # the query heads that share keys become queries of one head: no copy of the keys
+        folded = query.view(rows, key.shape[1], groups, size)
+        output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        output = output.reshape(rows, heads, 1, value.shape[-1])
+    else:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        output = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _softcapped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Attention whose scores are bounded by ``softcap * tanh(score / softcap)`` (Gemma 2)."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(weights, value)

@@ -1,0 +1,130 @@
+"""What the clients of one service share: the pump, the queue of training operations, loaded and merged models."""
+
+import hashlib
+import os
+from collections import OrderedDict, deque
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from viva.engine.decoder import Decoder
+from viva.engine.futures import LocalFuture
+from viva.engine.limits import EngineLimits
+from viva.engine.model import BaseModel, load_base_model
+from viva.engine.policy import ModuleBuilder
+from viva.engine.pump import Pump
+
+__all__ = ["Core", "Operation", "OperationQueue"]
+
+Operation = Generator[None, None, Any]
+"""Work in pieces: yields after each unit, returns its result."""
+
+
+class OperationQueue:
+    """Training operations of all clients, done strictly in the order of their submission."""
+
+    priority = 0
+
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+        self._queue: deque[tuple[Operation, LocalFuture[Any]]] = deque()
+
+    def submit(self, operation: Operation) -> LocalFuture[Any]:
+        """Queue an operation; the future gets what it returns."""
+        future: LocalFuture[Any] = LocalFuture(self._pump, cancellable=False)
+        self._queue.append((operation, future))
+        self._pump.submit(self)
+        return future
+
+    def has_work(self) -> bool:
+        """Whether an operation is unfinished."""
+        return bool(self._queue)
+
+    def run_unit(self) -> bool:
+        """The next unit of the first operation."""
+        operation, future = self._queue[0]
+        try:
+            next(operation)
+        except StopIteration as end:
+            self._queue.popleft()
+            future.resolve(end.value)
+            return True
+        return False
+
+    def fail(self, error: BaseException) -> None:
+        """The first operation raised; the later ones go on."""
+        _, future = self._queue.popleft()
+        future.reject(error)
+
+
+class Core:
+    """One engine: a device, one pump, and everything that is shared between clients."""
+
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        state_dir: Path | None,
+        seed: int,
+        limits: EngineLimits,
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.limits = limits
+        self.pump = Pump()
+        self.operations = OperationQueue(self.pump)
+        self._state_dir = state_dir
+        self._seed = seed
+        self._counts: dict[str, int] = {}
+        self._models: dict[str, BaseModel] = {}
+        self._merged: OrderedDict[int, Any] = OrderedDict()
+
+    @property
+    def model_names(self) -> list[str]:
+        """Base models loaded so far."""
+        return list(self._models)
+
+    def base_model(self, name: str) -> BaseModel:
+        """A base model, loaded on first use."""
+        # one local folder may be named in several ways
+        key = os.path.realpath(name) if os.path.isdir(name) else name
+        if key not in self._models:
+            self._models[key] = load_base_model(name, self.device, self.dtype)
+        return self._models[key]
+
+    def checkpoint_path(self, kind: str, name: str) -> Path:
+        """Where a checkpoint goes.
+
+        Raises:
+            ValueError: The service was made without ``state_dir``.
+        """
+        if self._state_dir is None:
+            raise ValueError("There is nowhere to save to. Give LocalServiceClient a state_dir.")
+        return self._state_dir / kind / name
+
+    def count(self, *key: str | int) -> int:
+        """How often this key was counted before."""
+        text = "/".join(map(str, key))
+        self._counts[text] = self._counts.get(text, -1) + 1
+        return self._counts[text]
+
+    def derived_seed(self, *key: str | int) -> int:
+        """A seed that depends on the service's seed and the key alone, in ``[0, 2**63)``."""
+        text = "/".join(map(str, (self._seed, *key)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+    def new_decoder(self, build: "ModuleBuilder") -> Decoder:
+        """A decoder for the weights that ``build`` builds, when they are first needed."""
+        version = self.count("weights")
+        return Decoder(lambda: self._merged_model(version, build), self.device, self.limits)
+
+    def _merged_model(self, version: int, build: ModuleBuilder) -> Any:
+        if version not in self._merged:
+            while len(self._merged) >= self.limits.merged_models:
+                self._merged.popitem(last=False)
+            self._merged[version] = build()
+        self._merged.move_to_end(version)
+        return self._merged[version]

@@ -1,0 +1,205 @@
+"""Continuous batching: all pending samples of one snapshot are decoded together.
+
+Samples join at any step: waiting prompts are prefilled in batches of similar length, equal prompts and known
+beginnings only once. They leave when they end.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from viva.engine.limits import EngineLimits
+from viva.engine.model import head_logits
+from viva.engine.prefixes import BLOCK
+from viva.engine.requests import SampleRequest
+from viva.engine.rows import Prompt, Row, RowTable
+from viva.engine.sampling import draw_tokens
+from viva.engine.scoring import score_prompt
+from viva.engine.sdk import make_response
+
+__all__ = ["Decoder"]
+
+
+class Decoder:
+    """Serves the sampling requests of one snapshot."""
+
+    priority = 1
+
+    def __init__(self, get_module: Callable[[], Any], device: torch.device, limits: EngineLimits) -> None:
+        self._get_module = get_module
+        self._device = device
+        self._limits = limits
+        self._module: Any = None
+        self._pending: deque[SampleRequest] = deque()
+        self._table = RowTable(limits.prefix_cache_bytes)
+        self._at_work: list[SampleRequest] = []
+
+    def add(self, request: SampleRequest) -> None:
+        """Queue a request. The caller tells the pump."""
+        self._pending.append(request)
+
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self._pending or self._table.rows)
+
+    @torch.inference_mode()
+    def run_unit(self) -> bool:
+        """One prefill batch if prompts wait and rows are free, else one decode step."""
+        waiting = [*self._pending, *(row.request for row in self._table.rows)]
+        self._drop([request for request in waiting if request.future.cancelled()])
+        self._at_work = list(self._pending)
+        if self._module is None and self.has_work():
+            self._module = self._get_module()
+        prompts = self._next_prompts()
+        if prompts:
+            self._at_work = [request for prompt in prompts for request in prompt.requests]
+            completed = self._prefill(prompts)
+        else:
+            self._at_work = [row.request for row in self._table.rows]
+            completed = bool(self._at_work) and self._decode()
+        if not self.has_work():
+            self._module = None
+            self._table.shrink(self._limits.prefix_cache_bytes)
+        return completed
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the requests of the unit at work."""
+        for request in self._at_work:
+            request.future.reject(error)
+        self._drop(self._at_work)
+
+    def _drop(self, requests: Sequence[SampleRequest]) -> None:
+        if requests:
+            gone = {id(request) for request in requests}
+            self._pending = deque(request for request in self._pending if id(request) not in gone)
+            slots = [slot for slot, row in enumerate(self._table.rows) if id(row.request) in gone]
+            self._table.retire(slots, keep=False)
+
+    def _next_prompts(self) -> list[Prompt]:
+        """The next batch: of the prompts that find a row, the longest with others of similar length.
+
+        A prompt that shares a beginning, not known yet, with one of the batch waits for the next batch, where the
+        beginning is known.
+        """
+        candidates = self._candidates()
+        candidates.sort(key=lambda prompt: -prompt.num_new)
+        batch: list[Prompt] = []
+        upcoming: set[bytes] = set()
+        for prompt in candidates:
+            if batch and (len(batch) + 1) * batch[0].num_new > self._limits.prefill_tokens:
+                break
+            request = prompt.requests[0]
+            next_block = request.digests[prompt.past // BLOCK :][:1]
+            if prompt.past + BLOCK <= request.reusable and upcoming.intersection(next_block):
+                continue
+            upcoming.update(next_block)
+            batch.append(prompt)
+        return batch
+
+    def _candidates(self) -> list[Prompt]:
+        """Pending requests that find a row, in order of submission, those with equal prompts together."""
+        free = self._limits.decode_rows - len(self._table.rows)
+        prompts: dict[tuple[bytes, int], Prompt] = {}
+        for request in self._pending:
+            samples = min(request.waiting, free)
+            if request.waiting and not samples:
+                break
+            free -= samples
+            key = (request.prompt.tobytes(), request.reusable)
+            if key not in prompts:
+                past, source = self._table.lookup(request)
+                prompts[key] = Prompt(requests=[], samples=[], past=past, source=source)
+            prompts[key].requests.append(request)
+            prompts[key].samples.append(samples)
+        return list(prompts.values())
+
+    def _prefill(self, prompts: list[Prompt]) -> bool:
+        tokens = np.zeros((len(prompts), max(prompt.num_new for prompt in prompts)), dtype=np.int64)
+        for line, prompt in zip(tokens, prompts, strict=True):
+            line[: prompt.num_new] = prompt.tokens[prompt.past :]
+        start = len(self._table.rows)
+        self._table.load(prompts)
+        hidden = self._table.cache.forward(
+            self._module,
+            torch.from_numpy(tokens).to(self._device),
+            start=start,
+            past=[prompt.past for prompt in prompts],
+        )
+        self._score(prompts, hidden)
+        lines = torch.arange(len(prompts), device=self._device)
+        ends = torch.tensor([prompt.num_new - 1 for prompt in prompts], device=self._device)
+        origins = self._table.start(prompts)
+        requests = [request for prompt in prompts for request in prompt.requests]
+        done = {id(request) for request in requests if not request.waiting}
+        self._pending = deque(request for request in self._pending if id(request) not in done)
+        final = hidden[lines, ends]
+        completed = self._advance(start, final[torch.tensor(origins, dtype=torch.int64, device=self._device)])
+        for request in requests:
+            if not request.max_tokens:
+                request.future.resolve(make_response([], request.prompt_fields))
+                completed = True
+        return completed
+
+    def _score(self, prompts: list[Prompt], hidden: torch.Tensor) -> None:
+        """Fill in what the requests ask to know about their prompts."""
+        for line, prompt in zip(hidden, prompts, strict=True):
+            for request in prompt.requests:
+                scoring = request.scoring
+                if scoring is not None and not request.prompt_fields:
+                    span = line[scoring.first - 1 - prompt.past : prompt.num_new - 1]
+                    request.prompt_fields = score_prompt(
+                        self._module, span, request.prompt, scoring, self._limits.logits
+                    )
+
+    def _decode(self) -> bool:
+        rows = self._table.rows
+        tokens = torch.tensor([row.tokens[-1] for row in rows], device=self._device)
+        hidden = self._table.cache.forward(
+            self._module, tokens[:, None], start=0, past=[row.length for row in rows]
+        )
+        for row in rows:
+            row.length += 1
+        return self._advance(0, hidden[:, 0])
+
+    def _advance(self, start: int, hidden: torch.Tensor) -> bool:
+        """Draw the next token of the rows from ``start`` on, given their last hidden states ``[B, H]``."""
+        rows = self._table.rows[start:]
+        if not rows:
+            return False
+        draws = draw_tokens(
+            head_logits(self._module, hidden),
+            [row.request.rule for row in rows],
+            [next(row.numbers) for row in rows],
+            max(row.request.topk_samples for row in rows),
+        )
+        ended: list[int] = []
+        lost: list[SampleRequest] = []
+        for position, row in enumerate(rows):
+            row.tokens.append(draws.tokens[position])
+            row.logprobs.append(draws.logprobs[position])
+            if row.request.topk_samples and draws.topk_tokens is not None and draws.topk_logprobs is not None:
+                row.topk_tokens.append(draws.topk_tokens[position, : row.request.topk_samples])
+                row.topk_logprobs.append(draws.topk_logprobs[position, : row.request.topk_samples])
+            if not draws.finite[position]:
+                row.request.future.reject(
+                    FloatingPointError(
+                        f"The model's logits after {row.length} tokens are not finite numbers."
+                    )
+                )
+                lost.append(row.request)
+            elif (reason := row.stop_reason()) is not None:
+                ended.append(start + position)
+                self._finish(row, reason)
+        self._table.retire(ended, keep=True)
+        self._drop(lost)
+        return bool(ended or lost)
+
+    def _finish(self, row: Row, stop_reason: str) -> None:
+        request = row.request
+        request.finished[row.index] = row.sequence(stop_reason)
+        if len(request.finished) == request.num_samples:
+            sequences = [request.finished[index] for index in range(request.num_samples)]
+            request.future.resolve(make_response(sequences, request.prompt_fields))

@@ -1,0 +1,145 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) by ``peft``: which layers, which starting values, merging.
+
+The layer computes ``W x + (alpha / rank) B A x``. ``alpha`` is 32 as in Tinker, so that a learning rate keeps its
+meaning over ranks. ``A`` starts uniform in ``+-1/sqrt(inputs)``, from the adapter's own seed; ``B`` starts at zero.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from viva.engine.model import BaseModel, structure_copy
+
+__all__ = ["ALPHA", "AdapterSettings", "adapter_tensors", "add_adapter", "merge_adapter", "target_modules"]
+
+ALPHA = 32
+
+_ADAPTER = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSettings:
+    """What of a model is trained."""
+
+    rank: int
+    """0 trains all weights."""
+    seed: int
+    train_mlp: bool = True
+    train_attn: bool = True
+    train_unembed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ValueError(f"rank must be at least 1, or 0 to train all weights, not {self.rank}.")
+        if not (self.train_mlp or self.train_attn or self.train_unembed):
+            raise ValueError("At least one of train_mlp, train_attn and train_unembed must be True.")
+        if self.rank == 0 and not (self.train_mlp and self.train_attn and self.train_unembed):
+            raise ValueError(
+                "rank=0 trains all weights; train_mlp, train_attn and train_unembed must stay True."
+            )
+
+    def to_json(self) -> dict[str, int | bool]:
+        """For the checkpoint's description."""
+        return asdict(self)
+
+
+def target_modules(module: nn.Module, settings: AdapterSettings) -> list[str]:
+    """Full names of the linear layers to adapt, in the model's order.
+
+    Raises:
+        ValueError: None are found (for instance, experts stored as one tensor).
+    """
+    output: nn.Module = module.get_output_embeddings()  # pyright: ignore[reportCallIssue, reportAssignmentType]
+    chosen: list[str] = []
+    for name, layer in module.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        if layer is output:
+            wanted = settings.train_unembed
+        elif "attn" in name or "attention" in name:
+            wanted = settings.train_attn
+        else:
+            wanted = settings.train_mlp
+        if wanted:
+            chosen.append(name)
+    if not chosen:
+        raise ValueError(
+            f"{type(module).__name__} has no linear layers that these settings would train: {settings}."
+        )
+    return chosen
+
+
+def add_adapter(base: BaseModel, settings: AdapterSettings) -> Any:
+    """Wrap a copy of the model's structure with an adapter in float32. The base tensors stay shared and frozen."""
+    import peft
+
+    module = structure_copy(base.module)
+    names = target_modules(module, settings)
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=ALPHA,
+        target_modules=_short_names(module, names),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base.name,
+    )
+    # peft draws starting values from torch's global stream; ours come from the adapter's seed
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # a tied output layer gets an adapter of its own: we merge into a copy, never into the shared tensor
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
+        wrapped = peft.get_peft_model(module, config)
+    _initialise(wrapped, settings.seed)
+    return wrapped.eval()
+
+
+def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: float) -> Any:
+    """A decode copy of the model with an adapter merged into fresh tensors.
+
+    Args:
+        base: The model; its tensors are not changed.
+        adapter: ``<layer>.lora_A`` and ``<layer>.lora_B`` by layer name.
+        scale: ``alpha / rank``.
+    """
+    module = base.decode_copy()
+    for key in adapter:
+        name, _, part = key.rpartition(".")
+        if part == "lora_A":
+            layer: Any = module.get_submodule(name)
+            delta = adapter[f"{name}.lora_B"] @ adapter[key]
+            merged = (layer.weight.float() + scale * delta).to(layer.weight.dtype)
+            layer.weight = nn.Parameter(merged, requires_grad=False)
+    return module
+
+
+def adapter_tensors(wrapped: Any) -> dict[str, nn.Parameter]:
+    """The adapter's parameters as ``<layer>.lora_A`` and ``<layer>.lora_B``, in the model's order."""
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in wrapped.base_model.model.named_parameters():
+        for part in ("lora_A", "lora_B"):
+            suffix = f".{part}.{_ADAPTER}.weight"
+            if name.endswith(suffix):
+                found[f"{name.removesuffix(suffix)}.{part}"] = parameter
+    return found
+
+
+def _short_names(module: nn.Module, names: list[str]) -> list[str]:
+    """Last parts of the names if they select just these layers (as adapters usually say it), else the full names."""
+    short = sorted({name.rpartition(".")[2] for name in names})
+    selected = [name for name, _ in module.named_modules() if name.rpartition(".")[2] in short]
+    return short if selected == names else names
+
+
+def _initialise(wrapped: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    for name, parameter in adapter_tensors(wrapped).items():
+        with torch.no_grad():
+            if name.endswith(".lora_A"):
+                bound = parameter.shape[1] ** -0.5
+                parameter.copy_((torch.rand(parameter.shape, generator=generator) * 2 - 1) * bound)
+            else:
+                parameter.zero_()

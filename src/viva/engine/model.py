@@ -1,0 +1,190 @@
+"""Loading a causal language model, and structures that share its tensors.
+
+The base weights are loaded once per service and never written to: training wraps a copy of the *structure* with
+LoRA, sampling merges the LoRA into fresh tensors of another copy.
+"""
+
+import copy
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
+
+__all__ = [
+    "BaseModel",
+    "head_logits",
+    "load_base_model",
+    "resolve_device",
+    "resolve_precision",
+    "structure_copy",
+]
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_PROBE_TOKENS = 5
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModel:
+    """A loaded model. Its tensors are shared by everything made from it and must not be written to."""
+
+    name: str
+    """Path or hub name it was loaded from."""
+    module: Any
+    """The ``transformers`` causal language model, frozen and in eval mode."""
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    """Tokens that end a text when a request names no stop sequence."""
+    context_length: int
+    vocab_size: int
+    """Size of the output layer."""
+    token_texts: dict[int, str] = field(default_factory=dict[int, str])
+    """Text of single tokens, filled as stop strings are looked for."""
+
+    def decode_copy(self, replace: dict[int, torch.Tensor] | None = None) -> Any:
+        """A copy of the structure that reads keys and values from a `RaggedCache`; tensors are shared or replaced."""
+        module = structure_copy(self.module, replace)
+        module.config._attn_implementation = RAGGED_ATTENTION
+        return module
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device to compute on; ``None`` means a GPU if there is one.
+
+    Raises:
+        ValueError: The device is not there.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} was asked for, but torch finds no CUDA GPU. Use device='cpu'.")
+    return chosen
+
+
+def resolve_precision(precision: str) -> torch.dtype:
+    """The dtype of the base weights.
+
+    Raises:
+        ValueError: Not one of the supported names.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r} is not supported; choose from {sorted(PRECISIONS)}.")
+    return PRECISIONS[precision]
+
+
+def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> BaseModel:
+    """Load a model and its tokenizer, and check that our decoding computes what the model computes.
+
+    Args:
+        name: Local directory, or a name on the Hugging Face hub. Code from the repository is never run.
+        device: Where the weights go.
+        dtype: Their type.
+
+    Raises:
+        ValueError: The path is not a model, or the architecture is one the engine cannot decode.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
+        raise ValueError(
+            f"{name!r} is a folder without config.json. Give the folder that save_pretrained wrote."
+        )
+    module: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+    module.config._attn_implementation = "eager" if _softcap(module.config) else "sdpa"
+    module = module.to(device).eval().requires_grad_(False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    base = BaseModel(
+        name=name,
+        module=module,
+        tokenizer=tokenizer,
+        eos_ids=_eos_ids(module, tokenizer),
+        context_length=int(getattr(module.config, "max_position_embeddings", None) or 2**31),
+        vocab_size=int(module.get_output_embeddings().weight.shape[0]),
+    )
+    register_ragged_attention()
+    _check_decoding(base, device)
+    return base
+
+
+def structure_copy(module: Any, replace: dict[int, torch.Tensor] | None = None) -> Any:
+    """Copy modules and configuration but share every tensor, ties included.
+
+    Args:
+        module: A model.
+        replace: Tensors to use instead, by ``id`` of the tensor they stand for.
+    """
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
+    return copy.deepcopy(module, shared | (replace or {}))
+
+
+def head_logits(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits in float32 of hidden states.
+
+    Args:
+        module: The causal language model (or its PEFT wrapper's inner model).
+        hidden: ``[N, H]``, output of the decoder's final norm.
+
+    Returns:
+        ``[N, V]``.
+    """
+    logits = module.get_output_embeddings()(hidden).float()
+    cap = getattr(module.config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _softcap(config: Any) -> bool:
+    return getattr(config, "attn_logit_softcapping", None) is not None
+
+
+def _eos_ids(module: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    """End-of-text tokens of the generation config, the model config and the tokenizer, in ascending order."""
+    found: set[int] = set()
+    generation: Any = getattr(module, "generation_config", None)
+    for value in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
+        if value is not None:
+            found.update(value if isinstance(value, list | tuple) else [value])
+    return tuple(sorted(found))
+
+
+def _check_decoding(base: BaseModel, device: torch.device) -> None:
+    """Compare two-step decoding through the cache with the model's own forward pass.
+
+    Unknown architectures (other attention variants, recurrent layers, scaled logits) show up here, not as wrong
+    samples later.
+    """
+    tokens = torch.arange(_PROBE_TOKENS, device=device)[None] % base.vocab_size
+    module = base.decode_copy()
+    with torch.inference_mode():
+        try:
+            expected = base.module(input_ids=tokens, use_cache=False).logits[0].float()
+            cache = RaggedCache(rows=1)
+            first = cache.forward(module, tokens[:, :-1], start=0, past=[0])
+            last = cache.forward(module, tokens[:, -1:], start=0, past=[_PROBE_TOKENS - 1])
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            NotImplementedError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise ValueError(
+                f"The engine cannot decode {type(base.module).__name__} ({base.name!r}): {error}. Supported are decoder "
+                "models whose layers are full or sliding-window attention, such as Llama, Qwen2/3, Mistral and Gemma."
+            ) from error
+        actual = head_logits(base.module, torch.cat([first, last], dim=1)[0])
+    error = (actual - expected).abs().max().item()
+    scale = max(1.0, expected.abs().max().item())
+    if not error <= _PROBE_TOLERANCE[base.module.dtype] * scale:
+        raise ValueError(
+            f"The engine's decoding of {type(base.module).__name__} ({base.name!r}) is off by {error:.3g} from the "
+            "model's own logits, so this architecture is not supported. Supported are Llama, Qwen2/3, Mistral, Gemma "
+            "and others that compute logits the same way."
+        )

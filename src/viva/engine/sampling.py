@@ -1,0 +1,138 @@
+"""The mathematics of drawing a token.
+
+A token is found by inverting the cumulative distribution at one uniform number per (request seed, sample index,
+position), in float64. The draw of one row is a function of its own logits and its own number, so a sample does not
+depend on what else is in the batch.
+
+Shapes: ``B`` rows, ``V`` vocabulary, ``k`` alternatives.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+__all__ = ["Draws", "SamplingRule", "UniformStream", "draw_tokens", "truncation_mask"]
+
+_BLOCK = 64
+_WORD = 2**64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRule:
+    """How one request's tokens are drawn."""
+
+    temperature: float = 1.0
+    """0 means greedy: the most likely token, its logprob that of the untempered distribution."""
+    top_k: int = -1
+    """Keep the ``k`` most likely tokens; -1 keeps all."""
+    top_p: float = 1.0
+    """Of those, keep the smallest set of most likely tokens whose probabilities sum to at least this."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens may be excluded."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """One token per row, on the CPU."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    """Logprob of each token under the distribution it was drawn from."""
+    finite: list[bool]
+    """False where the logits were not numbers; token and logprob of such a row mean nothing."""
+    topk_tokens: np.ndarray | None
+    """``[B, k]`` most likely tokens, most likely first."""
+    topk_logprobs: np.ndarray | None
+    """``[B, k]`` float32; minus infinity for tokens that could not be drawn."""
+
+
+class UniformStream:
+    """The uniform numbers of one sample: number ``i`` depends on ``(seed, sample_index, i)`` alone."""
+
+    def __init__(self, seed: int, sample_index: int) -> None:
+        key = np.array([seed % _WORD, sample_index % _WORD], dtype=np.uint64)
+        self._generator = np.random.Generator(np.random.Philox(key=key))
+        self._block: list[float] = []
+
+    def __next__(self) -> float:
+        """The next number, in ``[0, 1)``."""
+        if not self._block:
+            self._block = self._generator.random(_BLOCK)[::-1].tolist()
+        return self._block.pop()
+
+
+def draw_tokens(
+    logits: torch.Tensor, rules: Sequence[SamplingRule], uniforms: Sequence[float], num_alternatives: int = 0
+) -> Draws:
+    """Draw one token per row.
+
+    Args:
+        logits: ``[B, V]`` float32.
+        rules: ``B`` rules.
+        uniforms: ``B`` numbers in ``[0, 1)``. A greedy row ignores its number.
+        num_alternatives: ``k``, tokens to report beside the drawn one.
+    """
+    device = logits.device
+    divisors = [rule.temperature or 1.0 for rule in rules]
+    scaled = logits.double()
+    if any(divisor != 1 for divisor in divisors):
+        scaled = scaled / torch.tensor(divisors, dtype=torch.float64, device=device)[:, None]
+    scaled = scaled - scaled.amax(dim=1, keepdim=True)
+    truncated = [index for index, rule in enumerate(rules) if rule.truncates]
+    if truncated:
+        rows = torch.tensor(truncated, device=device)
+        keep = truncation_mask(scaled[rows], [rules[index] for index in truncated])
+        scaled[rows] = scaled[rows].masked_fill(~keep, float("-inf"))
+    cumulative = scaled.exp().cumsum(dim=1)
+    totals = cumulative[:, -1:]
+    numbers = torch.tensor(uniforms, dtype=torch.float64, device=device)[:, None]
+    # strictly below the total, so that the search always ends on a token with positive probability
+    targets = torch.minimum(numbers * totals, torch.nextafter(totals, torch.zeros_like(totals)))
+    tokens = torch.searchsorted(cumulative, targets, right=True)
+    greedy = [index for index, rule in enumerate(rules) if rule.temperature == 0]
+    if greedy:
+        rows = torch.tensor(greedy, device=device)
+        tokens[rows] = logits[rows].argmax(dim=1, keepdim=True)
+    finite = torch.isfinite(totals[:, 0])
+    tokens = tokens.clamp(max=logits.shape[1] - 1)
+    logprobs = scaled.gather(1, tokens) - totals.log()
+    topk_tokens, topk_logprobs = None, None
+    if num_alternatives:
+        values, indices = (scaled - totals.log()).topk(min(num_alternatives, logits.shape[1]), dim=1)
+        topk_tokens, topk_logprobs = indices.cpu().numpy(), values.float().cpu().numpy()
+    return Draws(
+        tokens=tokens[:, 0].tolist(),
+        logprobs=logprobs[:, 0].tolist(),
+        finite=finite.tolist(),
+        topk_tokens=topk_tokens,
+        topk_logprobs=topk_logprobs,
+    )
+
+
+def truncation_mask(scaled: torch.Tensor, rules: Sequence[SamplingRule]) -> torch.Tensor:
+    """Tokens that stay after top-k and then top-p (on what top-k left, renormalised).
+
+    Ties are broken by the lower token id, so exactly ``top_k`` tokens stay.
+
+    Args:
+        scaled: ``[B, V]`` tempered logits, float64.
+        rules: ``B`` rules.
+
+    Returns:
+        ``[B, V]`` booleans; at least one per row is true.
+    """
+    size = scaled.shape[1]
+    limits = torch.tensor([rule.top_k if rule.top_k > 0 else size for rule in rules], device=scaled.device)
+    masses = torch.tensor([rule.top_p for rule in rules], dtype=torch.float64, device=scaled.device)
+    values, order = scaled.sort(dim=1, descending=True, stable=True)
+    ranks = torch.arange(size, device=scaled.device)
+    probabilities = values.masked_fill(ranks >= limits[:, None], float("-inf")).softmax(dim=1)
+    before = probabilities.cumsum(dim=1) - probabilities
+    keep = (ranks < limits[:, None]) & ((before < masses[:, None]) | (masses[:, None] >= 1))
+    keep[:, 0] = True
+    return torch.zeros_like(keep).scatter(1, order, keep)

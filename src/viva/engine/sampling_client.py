@@ -1,0 +1,171 @@
+"""``tinker.SamplingClient``, in this process."""
+
+from collections.abc import Generator
+from typing import Any, Self
+
+import numpy as np
+import tinker
+
+from viva.engine.core import Core
+from viva.engine.decoder import Decoder
+from viva.engine.futures import LocalFuture
+from viva.engine.model import BaseModel
+from viva.engine.requests import SampleRequest, make_request, token_array
+from viva.engine.scoring import PromptScoring, make_scoring
+
+__all__ = ["LocalSamplingClient"]
+
+
+class LocalSamplingClient:
+    """Samples from a snapshot of weights; later training does not change it.
+
+    Newer SDKs return a future of the client where older ones return the client. This one is both: awaiting it, or
+    calling ``result()``, gives the client itself once its weights are there.
+    """
+
+    def __init__(self, core: Core, base: BaseModel, decoder: LocalFuture[Decoder], stream: str) -> None:
+        self._core = core
+        self._base = base
+        self._decoder = decoder
+        self._stream = stream
+        self._requests = 0
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self.result_async().__await__()
+
+    async def result_async(self, timeout: float | None = None) -> Self:
+        """This client, when its weights are there.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds have passed.
+        """
+        await self._decoder.result_async(timeout)
+        return self
+
+    def result(self, timeout: float | None = None) -> Self:
+        """This client, when its weights are there; does the work that they depend on.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds have passed.
+        """
+        self._decoder.result(timeout)
+        return self
+
+    def sample(
+        self,
+        prompt: tinker.ModelInput,
+        num_samples: int,
+        sampling_params: tinker.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: tinker.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> LocalFuture[tinker.SampleResponse]:
+        """Sample completions of a prompt.
+
+        ``stop=None`` ends a sample at the model's end-of-text tokens; ids or strings replace those, and ``[]`` ends at
+        none. The token that ends a sample is part of it. Logprobs are those of the distribution drawn from, tempered
+        and truncated; greedy tokens (temperature 0) have those of the untempered one. Prompt logprobs are untempered.
+
+        A sample depends on its seed, its index among ``num_samples``, its prompt and its settings, not on what else
+        is being decoded. Without a seed, one is derived from the service's seed, this client and the request's number.
+
+        Args:
+            prompt: Tokens (no images or audio).
+            num_samples: Independent samples.
+            sampling_params: Settings; ``max_tokens=None`` means to the end of the context.
+            include_prompt_logprobs: Score the prompt's tokens.
+            topk_prompt_logprobs: Alternatives to report at each prompt position.
+            topk_sample_logprobs: Alternatives to report at each sampled position.
+            target_prompt_logprobs: ``[len(prompt) - 1, K]`` token ids to score at positions 1 and up; -1 for none.
+            prompt_alt_tokens_k: Not supported; must be 0.
+            prompt_logprobs_last_n: Score only the last ones.
+
+        Raises:
+            ValueError: A setting that makes no sense, with what is allowed.
+        """
+        if prompt_alt_tokens_k:
+            raise ValueError(
+                f"prompt_alt_tokens_k={prompt_alt_tokens_k}: the local engine does not draw alternatives to prompt "
+                "tokens. Use topk_prompt_logprobs."
+            )
+        tokens = token_array(prompt, self._base)
+        scoring = make_scoring(
+            len(tokens),
+            self._base.vocab_size,
+            logprobs=include_prompt_logprobs,
+            topk=topk_prompt_logprobs,
+            last_n=prompt_logprobs_last_n,
+            targets=target_prompt_logprobs,
+        )
+        return self._submit(tokens, sampling_params, num_samples, topk_sample_logprobs, scoring)
+
+    async def sample_async(self, *args: Any, **kwargs: Any) -> tinker.SampleResponse:
+        """`sample`, awaited."""
+        return await self.sample(*args, **kwargs)
+
+    def compute_logprobs(
+        self, prompt: tinker.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> LocalFuture[list[float | None]]:
+        """Untempered logprobs of the prompt's tokens; ``None`` for the first and for those not asked for.
+
+        Raises:
+            ValueError: An empty prompt, or ``prompt_logprobs_last_n`` out of range.
+        """
+        tokens = token_array(prompt, self._base)
+        scoring = make_scoring(
+            len(tokens),
+            self._base.vocab_size,
+            logprobs=True,
+            topk=0,
+            last_n=prompt_logprobs_last_n,
+            targets=None,
+        )
+        response = self._submit(tokens, None, 1, 0, scoring)
+        return response.map(lambda value: value.prompt_logprobs or [])
+
+    async def compute_logprobs_async(self, *args: Any, **kwargs: Any) -> list[float | None]:
+        """`compute_logprobs`, awaited."""
+        return await self.compute_logprobs(*args, **kwargs)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._base.tokenizer
+
+    def get_base_model(self) -> str:
+        """Path or name of the base model."""
+        return self._base.name
+
+    async def get_base_model_async(self) -> str:
+        """Path or name of the base model."""
+        return self._base.name
+
+    def _submit(
+        self,
+        tokens: np.ndarray,
+        params: tinker.SamplingParams | None,
+        num_samples: int,
+        topk_samples: int,
+        scoring: PromptScoring | None,
+    ) -> LocalFuture[tinker.SampleResponse]:
+        future: LocalFuture[tinker.SampleResponse] = LocalFuture(self._core.pump, cancellable=True)
+        request: SampleRequest = make_request(
+            self._base,
+            tokens,
+            params,
+            num_samples=num_samples,
+            topk_samples=topk_samples,
+            scoring=scoring,
+            seed=self._core.derived_seed(self._stream, self._requests),
+            name=f"{self._stream}-{self._requests}",
+            future=future,
+        )
+        self._requests += 1
+        self._decoder.then(lambda decoder: self._enter(decoder, request), request.future.reject)
+        return future
+
+    def _enter(self, decoder: Decoder, request: SampleRequest) -> None:
+        decoder.add(request)
+        self._core.pump.submit(decoder)

@@ -1,0 +1,67 @@
+"""Response types of the tinker SDK, across its versions.
+
+Older versions (0.22) have no sequence ids and no alternatives for sampled tokens; those fields are left out there.
+"""
+
+from dataclasses import fields
+from typing import Any, Literal
+
+import numpy as np
+import tinker
+
+try:
+    from tinker.types.topk_logprobs import TopkLogprobs
+except ImportError:  # tinker < 0.30
+    from tinker.types.topk_prompt_logprobs import TopkPromptLogprobs as TopkLogprobs
+
+__all__ = ["make_response", "make_sequence", "make_topk"]
+
+_MASK_LOGPROB = -99999.0
+_SEQUENCE_FIELDS = frozenset(field.name for field in fields(tinker.SampledSequence))
+_RESPONSE_FIELDS = frozenset(field.name for field in fields(tinker.SampleResponse))
+
+
+def make_topk(token_ids: np.ndarray, logprobs: np.ndarray) -> Any:
+    """The SDK's pair of ``[length, k]`` matrices, with its sentinel where there is no token."""
+    absent = ~np.isfinite(logprobs)
+    return TopkLogprobs(
+        token_ids=np.where(absent, 0, token_ids).astype(np.int32),
+        logprobs=np.where(absent, _MASK_LOGPROB, logprobs).astype(np.float32),
+    )
+
+
+def make_sequence(
+    *,
+    stop_reason: Literal["stop", "length"],
+    sequence_id: str,
+    tokens: list[int],
+    logprobs: list[float],
+    topk: tuple[np.ndarray, np.ndarray] | None,
+) -> tinker.SampledSequence:
+    """One sampled sequence.
+
+    Args:
+        stop_reason: Why it ended.
+        sequence_id: Distinct within the service.
+        tokens: Sampled tokens, with the one that ended it.
+        logprobs: One per token.
+        topk: ``[length, k]`` alternatives and their logprobs.
+    """
+    values: dict[str, Any] = {
+        "stop_reason": stop_reason,
+        "sequence_id": sequence_id,
+        "tokens_np": np.asarray(tokens, dtype=np.int32),
+        "logprobs_np": np.asarray(logprobs, dtype=np.float32),
+        "topk_logprobs_np": None if topk is None else make_topk(*topk),
+    }
+    return tinker.SampledSequence(
+        **{name: value for name, value in values.items() if name in _SEQUENCE_FIELDS}
+    )
+
+
+def make_response(
+    sequences: list[tinker.SampledSequence], prompt_fields: dict[str, Any]
+) -> tinker.SampleResponse:
+    """The response of a request, with the fields that concern its prompt."""
+    known = {name: value for name, value in prompt_fields.items() if name in _RESPONSE_FIELDS}
+    return tinker.SampleResponse(sequences=sequences, **known)

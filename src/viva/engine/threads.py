@@ -1,0 +1,58 @@
+"""Threads and waiting policy, set before torch starts its pool.
+
+OpenMP's threads spin while they wait. Beside another busy process that turns a 7 ms forward pass into
+100 to 250 ms; passive waiting removes it. The policy is read once, when torch is imported.
+"""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["prepare_threads", "usable_cores"]
+
+_CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
+
+
+def prepare_threads() -> int:
+    """Set thread count and passive waiting for OpenMP and MKL, unless the user has set them.
+
+    Call it before torch is imported; afterwards it changes nothing.
+
+    Returns:
+        The number of threads torch will use by these settings.
+    """
+    threads = str(usable_cores())
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        os.environ.setdefault("OMP_NUM_THREADS", threads)
+        os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
+    chosen = os.environ.get("OMP_NUM_THREADS", threads)
+    return int(chosen) if chosen.isdecimal() and int(chosen) > 0 else int(threads)
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity mask, capped by the container's CPU quota. At least 1."""
+    # macOS and Windows have no affinity call
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def _cgroup_quota() -> float | None:
+    """CPU quota in cores, or ``None`` where there is none."""
+    try:
+        quota, period = _CGROUP_V2.read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (_CGROUP_V1 / "cpu.cfs_quota_us").read_text()
+            period = (_CGROUP_V1 / "cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        cores = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max": no quota
+        return None
+    return cores if cores > 0 else None

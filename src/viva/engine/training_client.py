@@ -1,0 +1,352 @@
+"""``tinker.TrainingClient``, in this process."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tinker
+import torch
+from tinker import types
+
+from viva.engine.batches import Example, make_examples
+from viva.engine.checkpoint import check_name, write_checkpoint
+from viva.engine.core import Core, Operation
+from viva.engine.decoder import Decoder
+from viva.engine.futures import LocalFuture
+from viva.engine.losses import LOSSES, Loss, find_loss
+from viva.engine.policy import LossResult, Policy
+from viva.engine.sampling_client import LocalSamplingClient
+from viva.engine.states import describe, read_state
+
+__all__ = ["CustomLoss", "LocalTrainingClient"]
+
+CustomLoss = Callable[[list[tinker.Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
+"""``(data, logprobs)`` to ``(loss, metrics)``; the loss is a scalar with a graph to the logprobs."""
+
+
+class LocalTrainingClient:
+    """Trains one set of weights. Operations are done strictly in the order in which they are called.
+
+    Each returns a future at once; it is carried out whether the future is awaited or not. The ``_async`` twins exist
+    for code written for older SDKs.
+
+    Newer SDKs return a future of the client where older ones return the client. This one is both: awaiting it, or
+    calling ``result()``, gives the client itself.
+    """
+
+    def __init__(
+        self, core: Core, policy: Policy, model_id: str, user_metadata: Mapping[str, str] | None
+    ) -> None:
+        self._core = core
+        self._policy = policy
+        self._user_metadata = dict(user_metadata or {})
+        self.model_id = model_id
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self.result_async().__await__()
+
+    async def result_async(self, timeout: float | None = None) -> Self:
+        """This client."""
+        return self
+
+    def result(self, timeout: float | None = None) -> Self:
+        """This client."""
+        return self
+
+    def forward(
+        self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
+        """Losses and logprobs of the targets, without gradients. See `forward_backward`."""
+        return self._run(data, loss_fn, loss_fn_config, backward=False)
+
+    async def forward_async(
+        self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
+        """`forward`, called from older code."""
+        return self.forward(data, loss_fn, loss_fn_config)
+
+    def forward_backward(
+        self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
+        """Add the gradient of the losses' sum to the accumulated gradient.
+
+        Args:
+            data: Model inputs ``[N]`` with the loss's inputs ``[N]`` (``cross_entropy`` also takes ``[N, K]``).
+            loss_fn: ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo`` or ``dro``.
+            loss_fn_config: ``clip_low_threshold`` and ``clip_high_threshold`` (ratios), or ``beta``.
+
+        Returns:
+            Per datum ``logprobs`` of the targets and ``elementwise_loss``; the metric ``loss:sum``. An error while
+            computing drops the accumulated gradient and fails the next `optim_step`, which then changes nothing.
+
+        Raises:
+            ValueError: Data or settings that this loss does not take.
+        """
+        return self._run(data, loss_fn, loss_fn_config, backward=True)
+
+    async def forward_backward_async(
+        self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
+        """`forward_backward`, called from older code."""
+        return self.forward_backward(data, loss_fn, loss_fn_config)
+
+    def forward_backward_custom(
+        self, data: list[tinker.Datum], loss_fn: CustomLoss
+    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
+        """Add the gradient of a loss of your own: one forward pass, ``loss_fn``, then one forward and backward pass.
+
+        Args:
+            data: Datums with ``target_tokens``; ``loss_fn`` may read further inputs.
+            loss_fn: Gets the data and one tensor of logprobs per datum; returns a scalar loss and metrics.
+
+        Returns:
+            As `forward_backward`, with the metrics of ``loss_fn``, its loss as ``loss:sum`` and the linear loss that
+            carried its gradient as ``surrogate_loss:sum``.
+
+        Raises:
+            ValueError: A datum without fitting ``target_tokens``.
+        """
+        loss = LOSSES["cross_entropy"]
+        bare = [
+            tinker.Datum(
+                model_input=datum.model_input,
+                loss_fn_inputs={k: v for k, v in datum.loss_fn_inputs.items() if k == "target_tokens"},
+            )
+            for datum in data
+        ]
+        examples = self._examples(bare, loss, "cross_entropy")
+        return self._core.operations.submit(self._custom(list(data), examples, loss, loss_fn))
+
+    async def forward_backward_custom_async(
+        self, data: list[tinker.Datum], loss_fn: CustomLoss
+    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
+        """`forward_backward_custom`, called from older code."""
+        return self.forward_backward_custom(data, loss_fn)
+
+    def optim_step(self, adam_params: tinker.AdamParams) -> LocalFuture[tinker.OptimStepResponse]:
+        """One step of AdamW from the accumulated gradient, which is then cleared.
+
+        Returns:
+            The metric ``grad_norm``, before clipping. Fails, with the weights unchanged, if there is no gradient or it
+            is not finite.
+        """
+
+        def operation() -> Operation:
+            yield
+            return tinker.OptimStepResponse(metrics=self._policy.step(adam_params))
+
+        return self._core.operations.submit(operation())
+
+    async def optim_step_async(self, adam_params: tinker.AdamParams) -> LocalFuture[tinker.OptimStepResponse]:
+        """`optim_step`, called from older code."""
+        return self.optim_step(adam_params)
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> LocalFuture[types.SaveWeightsResponse]:
+        """Save weights and optimiser under ``state_dir/weights/<name>``.
+
+        Args:
+            name: Letters, digits, ``_``, ``-`` and ``.``.
+            ttl_seconds: Ignored; a local checkpoint stays until you delete it.
+            overwrite: Replace a checkpoint of this name.
+            user_metadata: Stored with it.
+
+        Returns:
+            The ``path`` to load from.
+
+        Raises:
+            ValueError: The name is not one, or the service has no ``state_dir``.
+        """
+        path = self._core.checkpoint_path("weights", check_name(name))
+
+        def operation() -> Operation:
+            yield
+            self._write(path, optimizer=True, overwrite=overwrite, user_metadata=user_metadata)
+            return types.SaveWeightsResponse(path=str(path))
+
+        return self._core.operations.submit(operation())
+
+    async def save_state_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> LocalFuture[types.SaveWeightsResponse]:
+        """`save_state`, called from older code."""
+        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+
+    def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
+        """Take over saved weights; the optimiser starts afresh and the accumulated gradient is dropped."""
+        return self._load(path, optimizer=False)
+
+    async def load_state_async(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
+        """`load_state`, called from older code."""
+        return self.load_state(path)
+
+    def load_state_with_optimizer(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
+        """Take over saved weights and optimiser; the accumulated gradient is dropped."""
+        return self._load(path, optimizer=True)
+
+    async def load_state_with_optimizer_async(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
+        """`load_state_with_optimizer`, called from older code."""
+        return self.load_state_with_optimizer(path)
+
+    def save_weights_for_sampler(
+        self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
+    ) -> LocalFuture[types.SaveWeightsForSamplerResponse]:
+        """Save weights for sampling under ``state_dir/sampler_weights/<name>``, replacing one of this name.
+
+        With LoRA the folder is an adapter as ``peft`` reads it, else a model as ``transformers`` reads it.
+
+        Returns:
+            The ``path`` to create a sampling client from.
+
+        Raises:
+            ValueError: The name is not one, or the service has no ``state_dir``.
+        """
+        path = self._core.checkpoint_path("sampler_weights", check_name(name))
+
+        def operation() -> Operation:
+            yield
+            self._write(path, optimizer=False, overwrite=True, user_metadata=user_metadata)
+            return types.SaveWeightsForSamplerResponse(path=str(path))
+
+        return self._core.operations.submit(operation())
+
+    async def save_weights_for_sampler_async(
+        self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
+    ) -> LocalFuture[types.SaveWeightsForSamplerResponse]:
+        """`save_weights_for_sampler`, called from older code."""
+        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> LocalSamplingClient:
+        """A sampling client for the weights after all operations called so far. ``name`` has no effect, as in the SDK."""
+        policy = self._policy
+
+        def operation() -> Operation:
+            yield
+            return self._core.new_decoder(policy.snapshot())
+
+        decoder: LocalFuture[Decoder] = self._core.operations.submit(operation())
+        return LocalSamplingClient(
+            self._core, policy.base, decoder, f"{self.model_id}-{self._core.count(self.model_id)}"
+        )
+
+    async def save_weights_and_get_sampling_client_async(
+        self, name: str | None = None
+    ) -> LocalSamplingClient:
+        """`save_weights_and_get_sampling_client`, awaited."""
+        return await self.save_weights_and_get_sampling_client(name)
+
+    def create_sampling_client(self, model_path: str) -> LocalSamplingClient:
+        """A sampling client for saved weights. See `LocalServiceClient.create_sampling_client`."""
+        from viva.engine.states import open_sampling_client
+
+        return open_sampling_client(self._core, model_path, None)
+
+    async def create_sampling_client_async(self, model_path: str) -> LocalSamplingClient:
+        """`create_sampling_client`, awaited."""
+        return self.create_sampling_client(model_path)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._policy.base.tokenizer
+
+    def get_info(self) -> types.GetInfoResponse:
+        """What is being trained."""
+        base, settings = self._policy.base, self._policy.settings
+        return types.GetInfoResponse(
+            model_data=types.ModelData(
+                arch=type(base.module).__name__, model_name=base.name, tokenizer_id=base.name
+            ),
+            model_id=self.model_id,
+            is_lora=settings.rank > 0,
+            lora_rank=settings.rank or None,
+            model_name=base.name,
+        )
+
+    async def get_info_async(self) -> types.GetInfoResponse:
+        """`get_info`, called from older code."""
+        return self.get_info()
+
+    def _examples(self, data: Sequence[tinker.Datum], loss: Loss, name: str) -> list[Example]:
+        base = self._policy.base
+        return make_examples(data, loss, name, base.vocab_size, base.context_length)
+
+    def _run(
+        self,
+        data: Sequence[tinker.Datum],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float | str] | None,
+        *,
+        backward: bool,
+    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
+        loss = find_loss(loss_fn)
+        config = loss.settings(loss_fn, loss_fn_config)
+        examples = self._examples(data, loss, loss_fn)
+
+        def operation() -> Operation:
+            return _output((yield from self._policy.run(examples, loss, config, backward=backward)))
+
+        return self._core.operations.submit(operation())
+
+    def _custom(
+        self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
+    ) -> Operation:
+        logprobs, _ = yield from self._policy.run(examples, loss, {}, backward=False)
+        with torch.inference_mode(False), torch.enable_grad():
+            leaves = [torch.from_numpy(values).requires_grad_(True) for values in logprobs]
+            value, metrics = loss_fn(data, leaves)
+            value.backward()
+        weighted: list[Example] = []
+        for index, (example, leaf) in enumerate(zip(examples, leaves, strict=True)):
+            if leaf.grad is None:
+                raise ValueError(f"The custom loss does not depend on the logprobs of datum {index}.")
+            # cross entropy of weight -g has gradient g
+            inputs = {"weights": -leaf.grad.numpy()}
+            weighted.append(replace(example, inputs=inputs, active=loss.active(inputs)))
+        result = _output((yield from self._policy.run(weighted, loss, {}, backward=True)))
+        surrogate = result.metrics["loss:sum"]
+        result.metrics.update(metrics)
+        result.metrics.update({"loss:sum": float(value.detach().sum()), "surrogate_loss:sum": surrogate})
+        return result
+
+    def _load(self, path: str, *, optimizer: bool) -> LocalFuture[types.LoadWeightsResponse]:
+        def operation() -> Operation:
+            yield
+            state = read_state(path)
+            self._policy.load(state.folder, num_steps=state.num_steps if optimizer else None)
+            return types.LoadWeightsResponse(path=path, model_id=self.model_id)
+
+        return self._core.operations.submit(operation())
+
+    def _write(
+        self, path: Path, *, optimizer: bool, overwrite: bool, user_metadata: Mapping[str, str] | None
+    ) -> None:
+        metadata = self._user_metadata | dict(user_metadata or {})
+        write_checkpoint(
+            path,
+            describe(self._policy, metadata),
+            lambda folder: self._policy.save(folder, optimizer=optimizer),
+            overwrite=overwrite,
+        )
+
+
+def _output(result: LossResult) -> tinker.ForwardBackwardOutput:
+    logprobs, losses = result
+    outputs = [
+        {"logprobs": tinker.TensorData.from_numpy(a), "elementwise_loss": tinker.TensorData.from_numpy(b)}
+        for a, b in zip(logprobs, losses, strict=True)
+    ]
+    total = float(sum(np.sum(values, dtype=np.float64) for values in losses))
+    return tinker.ForwardBackwardOutput(
+        loss_fn_output_type="TorchLossReturn", loss_fn_outputs=outputs, metrics={"loss:sum": total}
+    )
