@@ -68,6 +68,11 @@ class MultiAgentCoordinator:
         return all(self.is_out(agent_id) for agent_id in range(self.num_agents))
 
     @property
+    def num_agents_left(self) -> int:
+        """Number of agents that have not failed."""
+        return self._failure_A.count(None)
+
+    @property
     def conversation(self) -> Conversation:
         """What was said so far, in order of (round, agent), whatever arrived first."""
         turns = [turn for turns_R in self._turns_A_R for turn in turns_R]
@@ -89,9 +94,12 @@ class MultiAgentCoordinator:
 
     def is_out(self, agent_id: int) -> bool:
         """Whether an agent has no turn left: it took them all, it failed, or too few agents are left."""
-        left = self._failure_A.count(None)
         has_replied_to_all = len(self._turns_A_R[agent_id]) == self.max_rounds
-        return has_replied_to_all or self._failure_A[agent_id] is not None or left < self.min_agents
+        return (
+            has_replied_to_all
+            or self._failure_A[agent_id] is not None
+            or self.num_agents_left < self.min_agents
+        )
 
     async def wait_for_turn(self, agent_id: int) -> int | None:
         """Wait until it is the agent's turn.

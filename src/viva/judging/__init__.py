@@ -1,0 +1,3 @@
+"""Comparisons become scores."""
+
+__all__: list[str] = []

@@ -1,0 +1,224 @@
+"""The policy compares pairs of its own solutions.
+
+Two modes. ``logprob``: the judge's reply is made to begin with `VERDICT_PREFIX`, and the probabilities of
+the labels at the next position are read in one forward pass, without generation; their soft score beats the
+mode of the distribution as a signal (Wang, Zhang and Choi, 2025, arXiv 2503.03064). ``verdict``: the judge
+writes its reply, and the JSON verdict in it is read.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import tinker
+from tinker_cookbook.renderers.base import Renderer
+
+from viva.conversation.rendering import build_prompt, read_reply
+from viva.judging.comparison import (
+    JUDGE_SYSTEM_PROMPT,
+    LABELS,
+    VERDICT_PREFIX,
+    Comparison,
+    Outcome,
+    judge_messages,
+)
+from viva.judging.policy import PolicyRef, accepts, sample
+from viva.judging.tournament import TournamentPattern, pairs
+from viva.judging.verdict import parse_verdict
+
+__all__ = ["JudgeError", "JudgeMode", "PolicySelfComparisonJudge"]
+
+JudgeMode = Literal["logprob", "verdict"]
+
+_TOP_K = 20
+"""How many of the next token's probabilities are asked for; tinker's limit. A label outside them counts as
+0."""
+_Row = list[tuple[int, float]]
+
+_VERDICT_SCORES = {Outcome.A: -1.0, Outcome.TIE: 0.0, Outcome.B: 1.0, Outcome.INVALID: None}
+
+
+class JudgeError(RuntimeError):
+    """The engine returned no probabilities that a verdict could be read from."""
+
+
+class PolicySelfComparisonJudge:
+    """Compares solutions with the policy that a `PolicyRef` holds.
+
+    Args:
+        policy: Whose sampling client judges; looked up at every comparison.
+        renderer: From `viva.conversation.rendering.load_renderer`.
+        mode: ``logprob`` or ``verdict``, see the module.
+        system_prompt: What the judge is told; data, to be edited freely.
+        max_tokens: Longest reply in ``verdict`` mode.
+        temperature: Of the reply in ``verdict`` mode.
+        max_off_set_mass: In ``logprob`` mode, a comparison in which anything but the labels is more
+            probable than this is invalid.
+
+    Raises:
+        ValueError: If an option is out of range, or the labels do not begin with different tokens.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyRef,
+        renderer: Renderer,
+        *,
+        mode: JudgeMode = "logprob",
+        system_prompt: str = JUDGE_SYSTEM_PROMPT,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        max_off_set_mass: float = 0.9,
+    ) -> None:
+        if mode not in ("logprob", "verdict"):
+            raise ValueError(f"judge mode must be 'logprob' or 'verdict'; got {mode!r}")
+        if max_tokens < 1 or temperature < 0 or not 0 <= max_off_set_mass <= 1:
+            raise ValueError(
+                "a judge needs max_tokens of at least 1, a temperature of at least 0 and a max_off_set_mass "
+                f"from 0 to 1; got {max_tokens}, {temperature} and {max_off_set_mass}"
+            )
+        self.policy = policy
+        self.renderer = renderer
+        self.mode: JudgeMode = mode
+        self.system_prompt = system_prompt
+        self.max_tokens = max_tokens
+        self.temperature = temperature
+        self.max_off_set_mass = max_off_set_mass
+        self._label_tokens: tuple[int, ...] = _label_tokens(renderer) if mode == "logprob" else ()
+
+    async def compare(
+        self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
+    ) -> Comparison:
+        """Compare two agents' solutions, ``first`` shown as A.
+
+        Args:
+            question: What the solutions are for.
+            solutions: Solutions by agent id.
+            first: Agent shown as A.
+            second: Agent shown as B.
+            seed: Of the sampler; matters only for ``verdict`` at a temperature above 0.
+
+        Raises:
+            JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
+        """
+        messages = judge_messages(question, solutions[first], solutions[second], self.system_prompt)
+        if self.mode == "verdict":
+            prompt = build_prompt(self.renderer, messages)
+            text, outcome = await self._verdict(prompt, seed)
+            return Comparison(
+                first=first, second=second, outcome=outcome, score=_VERDICT_SCORES[outcome], text=text
+            )
+        prompt = build_prompt(self.renderer, messages, prefill=VERDICT_PREFIX)
+        return self._read(first, second, await self._next_token(prompt, seed))
+
+    async def tournament(
+        self, question: str, solutions: Mapping[int, str], pattern: TournamentPattern, seed: int
+    ) -> list[Comparison]:
+        """All comparisons of a pattern, all in flight together, returned in the order of the pairs.
+
+        With ``ALL_PAIRS_ONE_WAY``, the seed decides for every pair who is shown first, so that no seat
+        always is.
+
+        Raises:
+            JudgeError: As `compare`; the other comparisons are cancelled then.
+        """
+        rng = random.Random(seed)
+        orders = pairs(sorted(solutions), pattern)
+        if pattern is TournamentPattern.ALL_PAIRS_ONE_WAY:
+            orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
+        tasks = [
+            asyncio.ensure_future(self.compare(question, solutions, first, second, rng.getrandbits(31)))
+            for first, second in orders
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _verdict(self, prompt: tinker.ModelInput, seed: int) -> tuple[str, Outcome]:
+        params = tinker.SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=seed,
+            stop=self.renderer.get_stop_sequences(),
+        )
+        response = await sample(self.policy.current(), prompt, params)
+        text, _ = read_reply(self.renderer, list(response.sequences[0].tokens))
+        return text, parse_verdict(text)
+
+    async def _next_token(self, prompt: tinker.ModelInput, seed: int) -> dict[int, float]:
+        """Log-probabilities of the most probable next tokens."""
+        client = self.policy.current()
+        params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=seed)
+        row = None
+        if accepts(client, "topk_sample_logprobs"):
+            response = await sample(client, prompt, params, topk_sample_logprobs=_TOP_K)
+            row = _row(response.sequences[0].topk_logprobs, 0)
+        if row is None:
+            # some engines give alternatives only within the prompt: add a token, ask what could stand there
+            longer = prompt.append_int(self._label_tokens[0])
+            options = {"include_prompt_logprobs": True, "topk_prompt_logprobs": _TOP_K}
+            response = await sample(client, longer, params, **options)
+            row = _row(response.topk_prompt_logprobs, prompt.length)
+        if not row or any(math.isnan(logprob) or logprob > 1e-3 for _, logprob in row):
+            raise JudgeError(
+                f"the engine returned no usable probabilities for the judge's next token; got {row}. "
+                "If it cannot return any, use judge mode 'verdict'."
+            )
+        return dict(row)
+
+    def _read(self, first: int, second: int, logprobs: Mapping[int, float]) -> Comparison:
+        masses = [math.exp(logprobs.get(token, -math.inf)) for token in self._label_tokens]
+        total = math.fsum(masses)
+        off_set_mass = min(max(1.0 - total, 0.0), 1.0)
+        if total <= 0.0 or off_set_mass > self.max_off_set_mass:
+            return Comparison(
+                first=first,
+                second=second,
+                outcome=Outcome.INVALID,
+                score=None,
+                off_set_mass=off_set_mass,
+            )
+        p_a, p_b, p_tie = (mass / total for mass in masses)
+        if p_a == p_b >= p_tie:
+            outcome = Outcome.TIE
+        else:
+            _, outcome = max(
+                (p_a, Outcome.A), (p_b, Outcome.B), (p_tie, Outcome.TIE), key=lambda pair: pair[0]
+            )
+        return Comparison(
+            first=first,
+            second=second,
+            outcome=outcome,
+            score=p_b - p_a,
+            probabilities=(p_a, p_b, p_tie),
+            off_set_mass=off_set_mass,
+        )
+
+
+def _row(rows: Sequence[_Row | None] | None, place: int) -> _Row | None:
+    return rows[place] if rows is not None and len(rows) > place else None
+
+
+def _label_tokens(renderer: Renderer) -> tuple[int, ...]:
+    """First token of every label as it stands after the verdict's prefix."""
+
+    def encode(text: str) -> list[int]:
+        return renderer.tokenizer.encode(text, add_special_tokens=False)
+
+    prefix = encode(VERDICT_PREFIX)
+    tokens: list[int] = []
+    for label in LABELS:
+        whole = encode(f'{VERDICT_PREFIX}{label}"}}')
+        continues = whole[: len(prefix)] == prefix
+        tokens.append(whole[len(prefix)] if continues else encode(label)[0])
+    if len(set(tokens)) < len(LABELS):
+        raise ValueError(
+            f"judge mode 'logprob' needs labels that begin with different tokens; this tokenizer encodes "
+            f"{', '.join(LABELS)} beginning with {tokens}. Use judge mode 'verdict'."
+        )
+    return tuple(tokens)

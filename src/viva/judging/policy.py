@@ -1,0 +1,71 @@
+"""The policy as the judge sees it: what samples like tinker's ``SamplingClient``, and a place to swap it."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import tinker
+
+__all__ = ["PolicyRef", "SamplingClient", "accepts", "sample"]
+
+
+class SamplingClient(Protocol):
+    """The one method of tinker's ``SamplingClient`` that judging needs, with whatever future it returns."""
+
+    def sample(
+        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
+    ) -> Any:
+        """Draw completions of one prompt."""
+        ...
+
+
+@dataclass(kw_only=True)
+class PolicyRef:
+    """Holds the sampling client that judges now.
+
+    The training loop sets it: at every step for a judge that follows the policy, once for one that stays
+        what it was.
+    """
+
+    sampling_client: SamplingClient | None = None
+
+    def current(self) -> SamplingClient:
+        """The client that is set.
+
+        Raises:
+            RuntimeError: If none is.
+        """
+        if self.sampling_client is None:
+            raise RuntimeError(
+                "the judge has no policy: set PolicyRef.sampling_client to a sampling client before rewards "
+                "are computed (the training loop does so at every step)"
+            )
+        return self.sampling_client
+
+
+def accepts(client: SamplingClient, option: str) -> bool:
+    """Whether the client's ``sample`` takes an option; SDKs and engines differ in what they can return."""
+    parameters = inspect.signature(client.sample).parameters
+    return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+async def sample(
+    client: SamplingClient, prompt: tinker.ModelInput, params: tinker.SamplingParams, **options: Any
+) -> tinker.SampleResponse:
+    """One completion of a prompt, from a client of any version.
+
+    Newer clients return a future that is awaited, older ones a ``concurrent.futures.Future``.
+
+    Args:
+        client: Where to sample.
+        prompt: The prompt's tokens.
+        params: Sampling parameters.
+        **options: Further options of the client's ``sample``, such as ``topk_sample_logprobs``.
+    """
+    pending: Any = cast(Any, client).sample(prompt=prompt, num_samples=1, sampling_params=params, **options)
+    if inspect.isawaitable(pending):
+        return await cast(Awaitable[tinker.SampleResponse], pending)
+    return await asyncio.wrap_future(cast(Future[tinker.SampleResponse], pending))
