@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.rl.clients import Sampler
+from viva.judging.policy import SamplingClient
 from viva.rl.completer import Policy
 from viva.rl.metrics import rollout_metrics
 from viva.rl.rollouts import run_groups
@@ -27,7 +27,7 @@ class ConversationEvaluator:
     policy_timeout_s: float | None = None
     prefix: str = "test/conversation/"
 
-    async def __call__(self, sampler: Sampler, step: int) -> Mapping[str, float]:
+    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics with the prefix."""
         del step  # seeds are the same at every step
         policy = Policy(

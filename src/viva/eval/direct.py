@@ -13,7 +13,7 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.eval.answers import is_correct
-from viva.rl.clients import Sampler
+from viva.judging.policy import SamplingClient
 from viva.rl.completer import PromptTooLongError, SeededCompleter
 from viva.rl.prompts import PromptItem
 from viva.rl.seeds import derive_seed
@@ -52,7 +52,7 @@ class DirectEvaluator:
                 f"direct accuracy needs questions with answers; got {len(self.items)}, {missing} without answer"
             )
 
-    async def __call__(self, sampler: Sampler, step: int) -> Mapping[str, float]:
+    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Ask all questions at once; metrics ``test/direct_*``."""
         del step  # seeds are the same at every step
         replies = await asyncio.gather(
@@ -68,7 +68,7 @@ class DirectEvaluator:
             "test/direct_reply_tokens": sum(reply.num_tokens for reply in replies) / count,
         }
 
-    async def _ask(self, sampler: Sampler, index: int, item: PromptItem) -> _Reply:
+    async def _ask(self, sampler: SamplingClient, index: int, item: PromptItem) -> _Reply:
         completer = SeededCompleter(
             sampler=sampler,
             seed=derive_seed(self.seed, "direct", index),

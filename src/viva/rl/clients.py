@@ -10,17 +10,7 @@ from typing import Any, Protocol
 
 import tinker
 
-__all__ = ["Sampler", "ServiceClient", "TrainingClient", "settled"]
-
-
-class Sampler(Protocol):
-    """A snapshot of the policy that can be sampled from."""
-
-    def sample(
-        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
-    ) -> Awaitable[tinker.SampleResponse]:
-        """Draw completions of one prompt."""
-        ...
+__all__ = ["ServiceClient", "TrainingClient", "settled"]
 
 
 class TrainingClient(Protocol):

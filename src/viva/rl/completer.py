@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
-from viva.rl.clients import Sampler
+from viva.judging.policy import SamplingClient, sample
 from viva.rl.seeds import derive_seed
 
 __all__ = ["Policy", "PromptTooLongError", "SeededCompleter"]
@@ -20,7 +20,7 @@ class PromptTooLongError(ValueError):
 class SeededCompleter(TokenCompleter):
     """One seat's policy. Call ``i`` draws with a seed that depends on ``seed`` and ``i`` alone."""
 
-    sampler: Sampler
+    sampler: SamplingClient
     seed: int
     max_tokens: int
     temperature: float = 1.0
@@ -47,7 +47,7 @@ class SeededCompleter(TokenCompleter):
         )
         self.num_calls += 1
         async with asyncio.timeout(self.timeout_s):
-            response = await self.sampler.sample(model_input, 1, params)
+            response = await sample(self.sampler, model_input, params)
         sequence = response.sequences[0]
         if sequence.logprobs is None:
             raise ValueError(
@@ -75,7 +75,7 @@ class SeededCompleter(TokenCompleter):
 class Policy:
     """A sampler with its settings, from which every seat of every group takes its own completer."""
 
-    sampler: Sampler
+    sampler: SamplingClient
     seed: int
     """Derived from the run's seed and the step."""
     max_tokens: int

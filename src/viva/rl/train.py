@@ -16,8 +16,9 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.credit.group import group_advantages
+from viva.judging.policy import PolicyRef, SamplingClient
 from viva.rl.checkpoints import Checkpoint
-from viva.rl.clients import Sampler, TrainingClient, settled
+from viva.rl.clients import TrainingClient, settled
 from viva.rl.completer import Policy
 from viva.rl.console import RunConsole
 from viva.rl.data_processing import assemble_training_data
@@ -33,7 +34,6 @@ __all__ = [
     "Evaluator",
     "LoopConfig",
     "MetricSink",
-    "PolicyFollower",
     "Training",
     "train",
 ]
@@ -49,15 +49,9 @@ class AllGroupsFailedError(RuntimeError):
 class Evaluator(Protocol):
     """Measures a snapshot of the policy."""
 
-    async def __call__(self, sampler: Sampler, step: int) -> Mapping[str, float]:
+    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics, with names that start with ``test/``."""
         ...
-
-
-class PolicyFollower(Protocol):
-    """Something that always holds the newest snapshot, like the policy of a judge."""
-
-    sampling_client: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +82,8 @@ class Training:
     folder: RunFolder
     resume_from: Checkpoint | None = None
     evaluators: Sequence[Evaluator] = ()
-    followers: Sequence[PolicyFollower] = ()
+    policy_refs: Sequence[PolicyRef] = ()
+    """Follow the policy: each is given every new snapshot."""
     sinks: Sequence[MetricSink] = ()
     interrupts: Interrupts = field(default_factory=Interrupts)
 
@@ -167,21 +162,23 @@ async def _step(run: Training, step: int, console: RunConsole) -> None:
         console.step_done(step, metrics)
 
 
-async def _snapshot(run: Training) -> Sampler:
-    sampler: Sampler = await settled(run.client.save_weights_and_get_sampling_client())
-    for follower in run.followers:
-        follower.sampling_client = sampler
+async def _snapshot(run: Training) -> SamplingClient:
+    sampler: SamplingClient = await settled(run.client.save_weights_and_get_sampling_client())
+    for policy_ref in run.policy_refs:
+        policy_ref.sampling_client = sampler
     return sampler
 
 
-async def _evaluate(run: Training, sampler: Sampler, step: int) -> dict[str, float]:
+async def _evaluate(run: Training, sampler: SamplingClient, step: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for evaluator in run.evaluators:
         metrics |= await evaluator(sampler, step)
     return metrics
 
 
-async def _rollouts(run: Training, step: int, sampler: Sampler, console: RunConsole) -> list[GroupOutcome]:
+async def _rollouts(
+    run: Training, step: int, sampler: SamplingClient, console: RunConsole
+) -> list[GroupOutcome]:
     config = run.config
     policy = Policy(
         sampler=sampler,

@@ -178,7 +178,7 @@ async def build_training(plan: Plan, opened: OpenRun) -> Training:
         folder=opened.folder,
         resume_from=opened.resume_from,
         evaluators=_evaluators(plan, opened, make_builder),
-        followers=[judge_policy] if config.judge_policy == "current" else [],
+        policy_refs=[judge_policy] if config.judge_policy == "current" else [],
         sinks=opened.sinks,
     )
 
