@@ -157,7 +157,7 @@ class PolicySelfComparisonJudge:
         row = None
         if accepts(client, "topk_sample_logprobs"):
             response = await sample(client, prompt, params, topk_sample_logprobs=_TOP_K)
-            row = _row(response.sequences[0].topk_logprobs, 0)
+            row = _row(getattr(response.sequences[0], "topk_logprobs", None), 0)
         if row is None:
             # some engines give alternatives only within the prompt: add a token, ask what could stand there
             longer = prompt.append_int(self._label_tokens[0])
