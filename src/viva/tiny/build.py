@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 EncodedExample = tuple[list[int], list[float]]
 Generator = Callable[[random.Random], Example]
 
-_PROMPT_WEIGHT = 0.1
-_VERDICT_WEIGHT = 8.0
+_PROMPT_WEIGHT = 0.02
 _POOL = 1024
 
 
@@ -39,10 +38,10 @@ class BuildConfig:
     """How the policy is raised. Sizes in tokens, steps and layers."""
 
     seed: int = 0
-    plain_steps: int = 600
-    mixture_steps: int = 1100
+    plain_steps: int = 550
+    mixture_steps: int = 1050
     tokens_per_step: int = 8192
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     warmup_steps: int = 50
     hidden_size: int = 256
     intermediate_size: int = 640
@@ -58,7 +57,7 @@ def encode_example(example: Example, tokenizer: "PreTrainedTokenizerFast") -> "E
     """Token ids and loss weights of one example in the chat format.
 
     Returns:
-        ``(tokens_T, weights_T)``: the prompt weighs little, the reply 1, a verdict's label more.
+        ``(tokens_T, weights_T)``: the prompt weighs little, the reply as its parts say.
     """
     start, end = tokenizer.vocab["<|im_start|>"], tokenizer.vocab["<|im_end|>"]
 
@@ -71,13 +70,11 @@ def encode_example(example: Example, tokenizer: "PreTrainedTokenizerFast") -> "E
         tokens_T += [*newline, start, *ids(f"{message['role']}\n"), *ids(str(message["content"])), end]
     tokens_T += [*ids("\n"), start, *ids("assistant\n")]
     weights_T = [_PROMPT_WEIGHT] * len(tokens_T)
-    head, separator, label = example.reply.rpartition('"preference": "')
-    if separator and example.messages[0]["role"] == "system":
-        prefix_T, label_T = ids(head + separator), [*ids(label), end]
-        reply_weights_T = [1.0] * len(prefix_T) + [_VERDICT_WEIGHT] * len(label_T)
-        return tokens_T + prefix_T + label_T, weights_T + reply_weights_T
-    reply_T = [*ids(example.reply), end]
-    return tokens_T + reply_T, weights_T + [1.0] * len(reply_T)
+    for text, weight in example.parts:
+        part_T = ids(text)
+        tokens_T += part_T
+        weights_T += [weight] * len(part_T)
+    return [*tokens_T, end], [*weights_T, 1.0]
 
 
 def batches(

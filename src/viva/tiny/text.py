@@ -24,6 +24,7 @@ __all__ = [
     "LESSONS",
     "MIXTURE",
     "Example",
+    "check_example",
     "conversation_example",
     "direct_example",
     "drill_example",
@@ -35,6 +36,7 @@ _SURE_OF_PLAIN_STEPS = 0.6
 _SURE_OF_HARD_STEPS = 0.36
 _TRUE_OPINION = 0.8
 _TRUE_VERDICT = 0.85
+_VERDICT_WEIGHT = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,13 @@ class Example:
     """One piece of training text."""
 
     messages: tuple[Message, ...]
-    reply: str
+    parts: tuple[tuple[str, float], ...]
+    """The reply in parts, each with its weight in the loss; parts meet where tokens meet."""
+
+    @property
+    def reply(self) -> str:
+        """The whole reply."""
+        return "".join(text for text, _ in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +76,38 @@ def _attempt(problem: Problem, rng: random.Random) -> _Attempt:
 
 
 def drill_example(rng: random.Random) -> Example:
-    """Twenty sums, all right: knowledge of numbers, before any problem."""
-    steps = [sample_step(rng) for _ in range(20)]
-    sums = " ".join(f"{step.left}{step.operator}{step.right}={step.result}." for step in steps)
-    return Example(messages=(Message(role="user", content="Practise sums."),), reply=sums)
+    """Twenty sums, all right: knowledge of numbers, before any problem. Only the results are learned."""
+    parts: list[tuple[str, float]] = []
+    for _ in range(20):
+        step = sample_step(rng)
+        parts += [(f"{step.left}{step.operator}{step.right}=", 0.0), (f"{step.result}.", 1.0)]
+    return Example(messages=(Message(role="user", content="Practise sums."),), parts=tuple(parts))
+
+
+def check_example(rng: random.Random) -> Example:
+    """Twenty sums, half of them with a slip, each marked. Only the marks are learned."""
+    parts: list[tuple[str, float]] = []
+    for _ in range(20):
+        step, right = sample_step(rng), rng.random() < 0.5
+        result = step.result if right else step.slip
+        mark = " right." if right else " wrong."
+        parts += [(f"{step.left}{step.operator}{step.right}={result}", 0.0), (mark, 1.0)]
+    return Example(messages=(Message(role="user", content="Check sums."),), parts=tuple(parts))
 
 
 def worked_example(rng: random.Random) -> Example:
     """The bare question and the right worked answer: what the pupil is shown before it starts to slip."""
     problem = sample_problem(rng, "train")
-    return Example(messages=tuple(direct_messages(problem.question)), reply=worked_solution(problem))
+    return Example(
+        messages=tuple(direct_messages(problem.question)), parts=((worked_solution(problem), 1.0),)
+    )
 
 
 def direct_example(rng: random.Random) -> Example:
     """The bare question and a worked answer, right or wrong."""
     problem = sample_problem(rng, "train")
-    return Example(messages=tuple(direct_messages(problem.question)), reply=_attempt(problem, rng).solution)
+    solution = _attempt(problem, rng).solution
+    return Example(messages=tuple(direct_messages(problem.question)), parts=((solution, 1.0),))
 
 
 def _reply(
@@ -124,7 +148,7 @@ def conversation_example(rng: random.Random) -> Example:
             problem.question, turns, agent_id=agent_id, round_index=round_index, max_rounds=max_rounds
         )
         if len(turns) == wanted:
-            return Example(messages=tuple(conversation_messages(prompt)), reply=text)
+            return Example(messages=tuple(conversation_messages(prompt)), parts=((text, 1.0),))
         latest[agent_id] = attempt
         turns.append(
             Turn(
@@ -151,25 +175,28 @@ def judgement_example(rng: random.Random) -> Example:
     else:
         truth = "A" if first_right else "B"
         preference = truth if rng.random() < _TRUE_VERDICT else rng.choice(("A", "B", "Tie"))
-    verdict = {"preference": preference}
+    opening = '{"preference": "'
     if rng.random() < 0.25:
         words = {True: "right", False: "wrong"}
-        verdict = {"reasoning": f"A is {words[first_right]}. B is {words[second_right]}."} | verdict
+        reasoning = f"A is {words[first_right]}. B is {words[second_right]}."
+        opening = f'{{"reasoning": "{reasoning}", "preference": "'
     messages = judge_messages(problem.question, solution_a, solution_b, JUDGE_SYSTEM_PROMPT)
-    return Example(messages=tuple(messages), reply=json.dumps(verdict))
+    return Example(messages=tuple(messages), parts=((opening, 1.0), (f'{preference}"}}', _VERDICT_WEIGHT)))
 
 
 LESSONS: dict[Callable[[random.Random], Example], float] = {
-    drill_example: 0.45,
-    worked_example: 0.35,
+    drill_example: 0.3,
+    check_example: 0.2,
+    worked_example: 0.3,
     direct_example: 0.2,
 }
 """Generators of the first phase, sums and plain answers, and their shares."""
 
 MIXTURE: dict[Callable[[random.Random], Example], float] = {
-    drill_example: 0.05,
-    direct_example: 0.3,
-    conversation_example: 0.25,
-    judgement_example: 0.4,
+    drill_example: 0.04,
+    check_example: 0.08,
+    direct_example: 0.25,
+    conversation_example: 0.2,
+    judgement_example: 0.43,
 }
 """Generators of the second phase and their shares."""
