@@ -171,9 +171,11 @@ def export_order(name: str) -> tuple[int, list[str | int]]:
 
 def declared_exports(module: Module) -> list[str] | None:
     for node in module.tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            return list(ast.literal_eval(node.value))  # type: ignore[union-attr]
+            return list(ast.literal_eval(node.value))
     return None
 
 
@@ -264,7 +266,7 @@ json.dump({"rows": rows, "num_modules": len(names)}, sys.stdout)
 def python(code: str, *arguments: str) -> str:
     """Run code in a clean interpreter and return what it writes."""
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -335,6 +337,7 @@ SABOTAGE: list[tuple[str, dict[str, str], str]] = [
     ("exports", {"rl/a.py": "X = 1\n"}, "no __all__"),
     ("exports", {"rl/a.py": "__all__ = ['b', 'A']\nA = b = 1\n"}, "not sorted"),
     ("exports", {"rl/a.py": "__all__ = []\nclass Open: ...\n"}, "Open is public"),
+    ("exports", {"rl/a.py": "__all__: list[str] = []\nasync def go(): ...\n"}, "go is public"),
     ("calls", {"rl/a.py": "def f():\n    print(1)\n"}, "rl/a.py:2 print"),
     ("calls", {"rl/a.py": "try:\n    x = 1\nexcept (OSError, Exception):\n    x = 2\n"}, "broad except"),
     ("calls", {"rl/a.py": "try:\n    x = 1\nexcept:\n    x = 2\n"}, "broad except"),
