@@ -8,6 +8,7 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_D`` datu
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -17,6 +18,7 @@ from tinker_cookbook.rl.types import RLDataset
 
 from viva.credit.group import group_advantages
 from viva.judging.policy import PolicyRef, SamplingClient
+from viva.judging.tournament import NoValidComparisonsError
 from viva.rl.checkpoints import Checkpoint
 from viva.rl.clients import TrainingClient, settled
 from viva.rl.completer import Policy
@@ -195,17 +197,30 @@ async def _rollouts(
         nonlocal ended
         ended += 1
         console.phase(f"step {step + 1}: {ended} of {len(builders_P)} groups")
-        if outcome.void_reason is not None:
-            console.message(f"step {step + 1}: a group is void: {outcome.void_reason}")
 
     outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
-    if all(outcome.group is None for outcome in outcomes_P):
-        reasons = sorted({str(outcome.void_reason) for outcome in outcomes_P})
+    _report_void(step, outcomes_P, console)
+    return outcomes_P
+
+
+def _report_void(step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
+    """Tell about void groups; refuse to go on if nothing could be played.
+
+    Verdicts that cannot be read say something about the policy, not about the machinery: a step that has only those is
+    counted, and nothing is trained.
+    """
+    void = [outcome for outcome in outcomes_P if outcome.group is None]
+    reasons = Counter(str(outcome.void_reason) for outcome in void)
+    for reason, count in sorted(reasons.items()):
+        console.message(f"step {step + 1}: {count} of {len(outcomes_P)} groups void: {reason}")
+    unreadable = NoValidComparisonsError.__name__
+    if len(void) == len(outcomes_P) and all(
+        outcome.failures[-1].error_type != unreadable for outcome in void
+    ):
         raise AllGroupsFailedError(
-            f"all {len(outcomes_P)} groups of step {step} failed: {'; '.join(reasons[:3])}. "
+            f"all {len(void)} groups of step {step} failed: {'; '.join(sorted(reasons)[:3])}. "
             "The last checkpoint is unharmed; mend the cause and resume."
         )
-    return outcomes_P
 
 
 def _training_data(outcomes_P: Sequence[GroupOutcome]) -> tuple[list[tinker.Datum], dict[str, float]]:

@@ -123,6 +123,8 @@ def _check(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be 0 or more; got {value}")
+    if not 0 <= config.judge_max_off_set_mass <= 1:
+        raise ValueError(f"judge_max_off_set_mass must be from 0 to 1; got {config.judge_max_off_set_mass}")
     persona(0, config.personas)
 
 
@@ -149,7 +151,11 @@ async def build_training(plan: Plan, opened: OpenRun) -> Training:
             opened.service.create_sampling_client(base_model=plan.options.model)
         )
     judge = PolicySelfComparisonJudge(
-        judge_policy, opened.renderer, mode=config.judge_mode, max_tokens=config.judge_max_tokens
+        judge_policy,
+        opened.renderer,
+        mode=config.judge_mode,
+        max_tokens=config.judge_max_tokens,
+        max_off_set_mass=config.judge_max_off_set_mass,
     )
     make_builder = _builder_factory(config, opened, judge)
     learning_rate = config.learning_rate or default_learning_rate(

@@ -47,6 +47,10 @@ class Config:
         default="current", doc="judge with the policy being trained, or with what it was at the start"
     )
     judge_max_tokens: int = chz.field(default=256, doc="longest verdict")
+    judge_max_off_set_mass: float = chz.field(
+        default=0.9,
+        doc="with logprob: a comparison is invalid if anything but a label is more probable than this",
+    )
     tournament_pattern: Literal["all_pairs_both_ways", "all_pairs_one_way"] = chz.field(
         default="all_pairs_both_ways", doc="compare every pair in both orders or in one"
     )
