@@ -1,5 +1,15 @@
-"""What holds for every test: calm threads, set before anything loads torch."""
+"""What holds for every test: calm threads, set before anything loads torch, and repeatable property tests.
+
+``pytest --hypothesis-profile=explore`` draws new examples on every run.
+"""
 
 import os
 
+from hypothesis import settings
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# a deadline would fail tests for the load of the machine they run on
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("repeatable")

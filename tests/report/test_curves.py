@@ -8,7 +8,10 @@ from viva.report.curves import sections
 POINTS = ((0, 0.0), (1, 1.0))
 
 KEYS = st.sets(
-    st.from_regex(r"(test/|judge/|time/)?(agent_\d{1,2}/)?[a-z\u00b2\u0664]{1,5}(_stderr)?", fullmatch=True)
+    st.from_regex(
+        r"(test/|test/conversation/|judge/|time/)?(agent_\d{1,2}/)?[a-z\u00b2\u0664]{1,5}(_stderr)?",
+        fullmatch=True,
+    )
 )
 
 
@@ -24,10 +27,10 @@ def test_every_metric_is_drawn_once_or_is_the_band_of_another(keys: set[str]) ->
 
 def test_important_sections_come_first_and_open_and_time_comes_last() -> None:
     keys = ["time/total", "optim/lr", "agent_0/reward", "parse/ok", "judge/tie_rate", "reward/mean"]
-    keys += ["test/conversation/reward/mean", "test/direct_accuracy", "episode_length"]
+    keys += ["test/conversation/reward/mean", "test/direct_accuracy", "episode_length", "correct/final"]
     found = [(section.title, section.is_open) for section in sections(dict.fromkeys(keys, POINTS))]
-    first = [(title, True) for title in ("test", "reward", "judge", "parse", "agents")]
-    rest = [(title, False) for title in ("optim", "run", "test/conversation/reward", "time")]
+    first = [(title, True) for title in ("test", "correct", "reward", "judge", "parse", "agents")]
+    rest = [(title, False) for title in ("optim", "run", "test/conversation", "time")]
     assert found == first + rest
 
 
@@ -43,3 +46,14 @@ def test_rates_of_one_whole_share_a_chart() -> None:
     (section,) = sections(dict.fromkeys(keys, POINTS))
     names = {chart.title: [series.name for series in chart.series] for chart in section.charts}
     assert names == {"flip_rate": ["flip_rate"], "verdicts": ["A", "B", "tie"]}
+
+
+def test_the_metrics_of_test_conversations_stand_together() -> None:
+    keys = ["reward/mean", "reward/max", "agent_0/reward", "agent_1/reward", "judge/tie_rate", "num_turns"]
+    (section,) = sections({f"test/conversation/{key}": POINTS for key in keys})
+    assert {chart.title: [series.name for series in chart.series] for chart in section.charts} == {
+        "agents/reward": ["agent 0", "agent 1"],
+        "judge/verdicts": ["tie"],
+        "reward/highest, mean and lowest": ["max", "mean"],
+        "run/num_turns": ["num_turns"],
+    }

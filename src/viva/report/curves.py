@@ -8,12 +8,17 @@ from viva.report.series import Series
 
 __all__ = ["Chart", "Section", "sections"]
 
-_OPEN_SECTIONS = ("test", "reward", "judge", "parse", "agents")
+_OPEN_SECTIONS = ("test", "correct", "reward", "judge", "parse", "agents")
 """Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
 
 _LAST_SECTION = "time"
 
+_NESTED = ("test/conversation",)
+"""Prefixes under which a whole set of metrics stands again: one section of its own, folded."""
+
 _JOINT_CHARTS: dict[str, tuple[str, str]] = {
+    "correct/final": ("right answers in the first and the last round", "last"),
+    "correct/first": ("right answers in the first and the last round", "first"),
     "judge/preference_A_rate": ("verdicts", "A"),
     "judge/preference_B_rate": ("verdicts", "B"),
     "judge/tie_rate": ("verdicts", "tie"),
@@ -27,7 +32,7 @@ _JOINT_CHARTS: dict[str, tuple[str, str]] = {
 }
 """Metrics of one scale that say more in one chart: metric -> (chart, curve)."""
 
-_AGENT = re.compile(r"(?P<before>.+/)?agent_(?P<agent>\d+)/(?P<metric>.+)")
+_AGENT = re.compile(r"agent_(?P<agent>\d+)/(?P<metric>.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +85,23 @@ def _chart(curves: Curves, title: str, members: list[tuple[str, str]]) -> Chart:
 
 def _place(key: str) -> tuple[str, str, str]:
     """(section, chart, curve) of a metric."""
-    prefix, _, last = key.rpartition("/")
+    for outer in _NESTED:
+        if key.startswith(f"{outer}/"):
+            section, chart, name = _place(key.removeprefix(f"{outer}/"))
+            return outer, f"{section}/{chart}", name
     if key in _JOINT_CHARTS:
-        return prefix, *_JOINT_CHARTS[key]
+        return key.partition("/")[0], *_JOINT_CHARTS[key]
     agent = _AGENT.fullmatch(key)
     if agent:
-        return f"{agent['before'] or ''}agents", agent["metric"], f"agent {agent['agent']}"
-    return prefix or "run", last, last
+        return "agents", agent["metric"], f"agent {agent['agent']}"
+    section, _, rest = key.partition("/")
+    return (section, rest, rest) if rest else ("run", key, key)
 
 
 def _section_order(title: str) -> tuple[int, str]:
     if title in _OPEN_SECTIONS:
         return _OPEN_SECTIONS.index(title), title
-    return len(_OPEN_SECTIONS) + (title.partition("/")[0] == _LAST_SECTION), title
+    return len(_OPEN_SECTIONS) + (title == _LAST_SECTION), title
 
 
 def _natural(key: str) -> list[tuple[int, int, str]]:

@@ -18,6 +18,14 @@ ACCURACY_STDERR = f"{ACCURACY}_stderr"
 
 _QUESTIONS = "test/direct_questions"
 
+_HEALTH = {
+    "correct/final": "right after the conversation",
+    "judge/accuracy": "judge prefers the right one",
+    "judge/position_bias": "verdicts that flip with the order",
+    "parse/ok": "replies read as asked",
+}
+"""Shares that tell whether a run was healthy."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
@@ -68,7 +76,7 @@ def headline_html(run: Run) -> str:
     gain = accuracy_gain(run)
     return (
         f'<section id="headline">{_accuracy(run, gain)}'
-        f'<div class="cards">{"".join(_reward_cards(run) + _count_cards(run))}</div></section>'
+        f'<div class="cards">{"".join(_health_cards(run) + _count_cards(run))}</div></section>'
     )
 
 
@@ -123,10 +131,10 @@ def _gain_interval(gain: Gain) -> str:
     return f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
 
 
-def _reward_cards(run: Run) -> list[str]:
-    """Last value of the metrics that tell whether a run was healthy, with the first one."""
+def _health_cards(run: Run) -> list[str]:
+    """Last value of the shares that tell whether a run was healthy, with the first one."""
     cards: list[str] = []
-    for key, title in (("parse/ok", "replies read as asked"), ("judge/tie_rate", "judge's ties")):
+    for key, title in _HEALTH.items():
         points = run.curves.get(key)
         if points:
             below = f"at first {format_number(100 * points[0][1])} %"
