@@ -179,8 +179,11 @@ def test_an_interval_of_a_share_stays_a_share(make_run: MakeRun) -> None:
     assert "gain" not in text
 
 
-def test_accuracy_without_a_standard_error_has_no_interval(make_run: MakeRun) -> None:
-    rows = [{"step": step, "test/direct_accuracy": 0.5} for step in (0, 1)]
+@pytest.mark.parametrize("error", [{}, {"test/direct_accuracy_stderr": 0.0}])
+def test_accuracy_without_a_standard_error_has_no_interval(
+    make_run: MakeRun, error: dict[str, float]
+) -> None:
+    rows = [{"step": step, "test/direct_accuracy": 0.5, **error} for step in (0, 1)]
     folder = make_run(metrics=rows)
     assert "interval" not in report(folder).text
     assert accuracy_gain(read_run(folder)) == Gain(

@@ -60,7 +60,8 @@ def accuracy_gain(run: Run) -> Gain | None:
     if not points:
         return None
     errors = dict(run.curves.get(ACCURACY_STDERR, ()))
-    half_widths = [Z95 * errors[step] if step in errors else None for step, _ in (points[0], points[-1])]
+    # an error of 0 (all right or all wrong) says only that the approximation does not hold there
+    half_widths = [Z95 * errors[step] if errors.get(step) else None for step, _ in (points[0], points[-1])]
     return Gain(
         first_step=points[0][0],
         last_step=points[-1][0],
