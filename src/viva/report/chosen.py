@@ -55,7 +55,13 @@ def choose(entries: Sequence[TranscriptEntry]) -> list[Choice]:
             add(_highest(sound, lambda entry: -entry.reward_spread), "the judge saw the least difference")
     failed = [entry for entry in recorded if entry.void or entry.num_failures]
     if failed:
-        add(failed[-1], "a conversation in which an agent failed")
+        last = failed[-1]
+        add(
+            last,
+            "a conversation in which an agent failed"
+            if last.num_failures
+            else "a conversation that was void",
+        )
     return choices
 
 
