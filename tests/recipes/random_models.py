@@ -44,6 +44,10 @@ def make_model(folder: Path, family: str, seed: int = 0) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model_class(config)
+    with torch.no_grad():  # one of the verdict's labels stands out, or a random judge would never name one
+        rows, (a, b) = model.lm_head.weight, tokenizer.convert_tokens_to_ids(["A", "B"])
+        rows[a] *= 100
+        rows[b] = -rows[a]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
