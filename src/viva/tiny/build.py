@@ -38,10 +38,10 @@ class BuildConfig:
     """How the policy is raised. Sizes in tokens, steps and layers."""
 
     seed: int = 0
-    plain_steps: int = 550
-    mixture_steps: int = 1050
+    plain_steps: int = 350
+    mixture_steps: int = 950
     tokens_per_step: int = 8192
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 1e-3
     warmup_steps: int = 50
     hidden_size: int = 256
     intermediate_size: int = 640

@@ -113,21 +113,16 @@ class Problem:
 def _numbers(kind: str, rng: random.Random) -> tuple[int, ...]:
     match kind:
         case "add":
-            a = rng.randint(10, 89)
-            return a, rng.randint(10, 99 - a)
+            return rng.randint(3, 19), rng.randint(2, 9)
         case "sub":
-            a = rng.randint(20, 99)
-            return a, rng.randint(10, a - 1)
+            return rng.randint(11, 25), rng.randint(2, 9)
         case "add_sub":
-            a = rng.randint(10, 79)
-            b = rng.randint(10, 99 - a)
-            return a, b, rng.randint(10, a + b - 1)
+            return rng.randint(3, 16), rng.randint(2, 9), rng.randint(2, 4)
         case "mul_add":
-            a, b = rng.randint(2, 9), rng.randint(3, 9)
-            return a, b, rng.randint(10, 99 - a * b) if a * b <= 89 else 10
+            return rng.randint(2, 5), rng.randint(2, 5), rng.randint(2, 9)
         case "mul_sub":
-            a, b = rng.randint(3, 9), rng.randint(4, 9)
-            return a, b, rng.randint(2, a * b - 1)
+            a, b = rng.randint(2, 5), rng.randint(3, 5)
+            return a, b, rng.randint(2, min(9, a * b - 1))
         case _:
             raise ValueError(f"unknown kind of problem {kind!r}; known: {', '.join(_TEMPLATES)}")
 
@@ -147,9 +142,10 @@ def sample_problem(rng: random.Random, split: Split) -> Problem:
 
 def sample_step(rng: random.Random) -> Step:
     """Draw one line of working, as it occurs in problems of either split."""
-    kind = rng.choice(("add", "add", "sub", "sub", "mul_add"))
-    left, right = _numbers(kind, rng)[:2]
-    return Step(left=left, operator=_OPERATORS[kind[:3]], right=right)
+    kind = rng.choice(sorted(_TEMPLATES))
+    a, b, *rest = _numbers(kind, rng)
+    steps = Problem(kind=kind, numbers=(a, b, *rest), question="").steps
+    return rng.choice(steps)
 
 
 def problems(split: Split, count: int, *, seed: int) -> list[Problem]:

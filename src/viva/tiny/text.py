@@ -80,7 +80,7 @@ def drill_example(rng: random.Random) -> Example:
     parts: list[tuple[str, float]] = []
     for _ in range(20):
         step = sample_step(rng)
-        parts += [(f"{step.left}{step.operator}{step.right}=", 0.0), (f"{step.result}.", 1.0)]
+        parts += [(f" {step.left}{step.operator}{step.right}=", 0.0), (f"{step.result}.", 1.0)]
     return Example(messages=(Message(role="user", content="Practise sums."),), parts=tuple(parts))
 
 
@@ -91,7 +91,7 @@ def check_example(rng: random.Random) -> Example:
         step, right = sample_step(rng), rng.random() < 0.5
         result = step.result if right else step.slip
         mark = " right." if right else " wrong."
-        parts += [(f"{step.left}{step.operator}{step.right}={result}", 0.0), (mark, 1.0)]
+        parts += [(f" {step.left}{step.operator}{step.right}={result}", 0.0), (mark, 1.0)]
     return Example(messages=(Message(role="user", content="Check sums."),), parts=tuple(parts))
 
 
@@ -185,9 +185,9 @@ def judgement_example(rng: random.Random) -> Example:
 
 
 LESSONS: dict[Callable[[random.Random], Example], float] = {
-    drill_example: 0.3,
-    check_example: 0.2,
-    worked_example: 0.3,
+    drill_example: 0.45,
+    check_example: 0.1,
+    worked_example: 0.25,
     direct_example: 0.2,
 }
 """Generators of the first phase, sums and plain answers, and their shares."""
