@@ -70,7 +70,7 @@ class BanditTrainer:
         self.gradient = np.zeros(VOCABULARY)
 
     def forward_backward(self, data, loss_fn, loss_fn_config=None):
-        assert loss_fn == "importance_sampling" and loss_fn_config is None
+        assert (loss_fn, loss_fn_config) == ("importance_sampling", None)
         logprobs = log_softmax(self.logits)
         outputs = []
         for datum in data:

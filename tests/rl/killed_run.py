@@ -1,7 +1,8 @@
 """Runs that strike themselves down at a named place.
 
-As a program it reads jobs from standard input, one JSON list ``[folder, signal, call, place]`` per line (signal ``none``
-runs to the end), does each in a fork of itself, so that the imports are paid once, and answers with the exit code.
+As a program it reads jobs from standard input, one JSON list ``[folder, signal, call, place]`` per line (signal
+``none`` runs to the end), does each in a fork of itself, so that the imports are paid once, and answers with the
+exit code.
 """
 
 import asyncio

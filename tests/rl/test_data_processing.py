@@ -117,7 +117,7 @@ def test_advantages_that_do_not_fit_are_refused():
     traj = Trajectory([transition([1], [2, 3])], tinker.ModelInput.empty())
     with pytest.raises(ValueError, match="must match the 1 transitions; got 2"):
         trajectory_to_data(traj, [1.0, 2.0])
-    with pytest.raises(ValueError, match="2 tokens needs as many logprobs and advantages; .* 1 advantages"):
+    with pytest.raises(ValueError, match=r"2 tokens needs as many logprobs and advantages; .* 1 advantages"):
         trajectory_to_data(traj, [[1.0]])
 
 

@@ -121,7 +121,8 @@ async def test_a_group_that_fails_too_often_is_void_with_its_reason():
 
 
 @pytest.mark.parametrize(
-    ("action", "error_type"), [("cancelled", "CancelledError"), ("hang", "TimeoutError"), (OSError("x"), "OSError")]
+    ("action", "error_type"),
+    [("cancelled", "CancelledError"), ("hang", "TimeoutError"), (OSError("x"), "OSError")],
 )
 async def test_every_kind_of_failure_of_one_seat_leaves_its_peers_alone(action, error_type):
     builder = Builder(ToldEnv)
@@ -219,7 +220,9 @@ async def test_results_do_not_depend_on_who_finishes_first(delays):
     places = [(group, 0, seat, call) for group in range(3) for seat in range(3) for call in range(2)]
     plan = dict(zip(places, delays, strict=True))
     outcomes = await run_groups([Builder() for _ in range(3)], ScriptedPolicy(plan))
-    tokens = [[traj.transitions[0].ac.tokens for traj in outcome.group.trajectories_G] for outcome in outcomes]
+    tokens = [
+        [traj.transitions[0].ac.tokens for traj in outcome.group.trajectories_G] for outcome in outcomes
+    ]
     assert tokens == [[[group, 0, seat] for seat in range(3)] for group in range(3)]
 
 

@@ -2,11 +2,10 @@ import json
 import random
 from pathlib import Path
 
-import pytest
-from bandit_engine import GOOD, BanditTrainer, CountDataset, CountGroup, load_bandit, log_softmax
+from bandit_engine import GOOD, BanditTrainer, CountDataset, CountGroup, load_bandit
 
 from viva.rl.run_folder import open_run_folder
-from viva.rl.train import AllGroupsFailedError, LoopConfig, Training, train
+from viva.rl.train import LoopConfig, Training, train
 from viva.rl.update import UpdateConfig
 
 

@@ -18,8 +18,8 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
         folder: The run folder.
 
     Returns:
-        ``adapter/`` for LoRA (load it with ``peft.PeftModel.from_pretrained``), ``model/`` for full fine-tuning (load it
-        with ``transformers``), or ``None`` for a state that lies with a remote engine.
+        ``adapter/`` for LoRA (``peft.PeftModel.from_pretrained`` loads it), ``model/`` for full fine-tuning
+        (``transformers`` loads it), or ``None`` for a state that lies with a remote engine.
 
     Raises:
         ValueError: If the state holds neither.

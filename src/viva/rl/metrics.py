@@ -115,9 +115,9 @@ def logprob_metrics(
 ) -> dict[str, float]:
     """How far the trainer is from the sampler, over action tokens (``mask > 0``).
 
-    ``optim/kl_sample_train_v1`` is the mean of ``log q - log p`` over sampled tokens, ``_v2`` half its mean square, with
-    ``q`` the sampler and ``p`` the trainer (names as in tinker-cookbook); ``optim/logprob_gap_max`` the largest
-    absolute gap of one token; ``optim/entropy`` the mean of ``-log q``.
+    With ``q`` the sampler and ``p`` the trainer, ``optim/kl_sample_train_v1`` is the mean of ``log q - log p`` over
+    sampled tokens and ``_v2`` half its mean square (names as in tinker-cookbook); ``optim/logprob_gap_max`` is the
+    largest absolute gap of one token; ``optim/entropy`` the mean of ``-log q``.
 
     Raises:
         ValueError: If a logprob is not finite.

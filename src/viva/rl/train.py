@@ -272,7 +272,8 @@ async def _save(run: Training, next_step: int) -> None:
 async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
     """The last evaluation, logged as one more step, and the final checkpoint.
 
-    The checkpoint's log ends before that evaluation, so that a run that is made longer goes on as if it had not stopped.
+    The checkpoint's log ends before that evaluation, so that a run that is made longer goes on as if it had never
+    stopped.
     """
     start = run.resume_from
     if start is not None and start.final and start.next_step == next_step:

@@ -6,6 +6,7 @@ Legend: ``_D`` datums.
 import math
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import tinker
 
@@ -54,7 +55,7 @@ def _minibatches(data_D: Sequence[tinker.Datum], count: int) -> list[Sequence[ti
     """At most `count` contiguous shares that differ in size by at most one; none is empty."""
     count = min(count, len(data_D))
     bounds = [index * len(data_D) // count for index in range(count + 1)]
-    return [data_D[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [data_D[start:stop] for start, stop in pairwise(bounds)]
 
 
 def _without_mask(datum: tinker.Datum) -> tinker.Datum:
