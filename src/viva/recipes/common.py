@@ -25,12 +25,17 @@ __all__ = [
     "OpenRun",
     "RunOptions",
     "finish_run",
+    "learning_rate",
     "open_run",
     "resolve_batch_size",
+    "resolve_model",
     "say",
 ]
 
 DEFAULT_BATCH_SIZE = 128
+
+_BUILT_IN = ("tiny", "viva/tiny")
+_BUILT_IN_RATE = 1e-3  # measured, see docs/log.md
 
 
 def resolve_batch_size(batch_size: int | None, num_agents: int) -> int:
@@ -53,12 +58,51 @@ def resolve_batch_size(batch_size: int | None, num_agents: int) -> int:
     return batch_size
 
 
+def resolve_model(model_name: str) -> str:
+    """The name or folder the engine loads; ``tiny`` is the built-in policy.
+
+    Raises:
+        ValueError: If it looks like a path that is not a model folder.
+    """
+    if model_name in _BUILT_IN:
+        from viva.tiny import model_path
+
+        return str(model_path())
+    path = Path(model_name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(
+                f"model_name={model_name} is a folder without config.json, not a Hugging Face model"
+            )
+        return str(path)
+    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+        raise ValueError(
+            f"model_name={model_name} is not a folder. Give a model folder, a hub name like Qwen/Qwen3-8B, or tiny."
+        )
+    return model_name
+
+
+def learning_rate(given: float | None, model_name: str, *, is_lora: bool) -> float:
+    """The rate that was given, else the built-in policy's own, else `viva.rl.learning_rate`'s for the model.
+
+    Raises:
+        ValueError: If none was given and nothing is known about the model.
+    """
+    if given is not None:
+        return given
+    if model_name in _BUILT_IN and is_lora:
+        return _BUILT_IN_RATE
+    from viva.rl.learning_rate import default_learning_rate
+
+    return default_learning_rate(resolve_model(model_name), is_lora=is_lora)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """The options of a run that have nothing to do with its algorithm."""
 
     model: str
-    """What the engine loads, see `viva.rl.service.resolve_model`."""
+    """What the engine loads, see `resolve_model`."""
     renderer_name: str | None
     engine: EngineConfig
     lora_rank: int

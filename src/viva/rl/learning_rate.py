@@ -1,9 +1,10 @@
 """The learning rate where the user gives none.
 
 Models that tinker-cookbook knows get its ``hyperparam_utils.get_lr`` (only where that needs no network). For a model
-in a local folder, the same shape of rule is applied to the folder's ``config.json``: ``5e-4 * (2000 / hidden_size) ** e``
-for LoRA, a tenth of it for full fine-tuning, with ``e`` = 0.781 for the Llama family and 0.0775 for all others, capped
-at `LARGEST_RATE`: a power law fitted to billions of parameters overshoots for a model of a few million.
+in a local folder, the same shape of rule is applied to the folder's ``config.json``:
+``5e-4 * (2000 / hidden_size) ** e`` for LoRA, a tenth of it for full fine-tuning, with ``e`` = 0.781 for the Llama
+family and 0.0775 for all others, capped at `LARGEST_RATE`: a power law fitted to billions of parameters overshoots
+for a model of a few million.
 """
 
 import json

@@ -7,11 +7,9 @@ from typing import Any, Literal, TypeAlias, cast
 
 from viva.rl.clients import ServiceClient
 
-__all__ = ["EngineChoice", "EngineConfig", "context_window", "make_service", "resolve_model"]
+__all__ = ["EngineChoice", "EngineConfig", "context_window", "make_service"]
 
 EngineChoice: TypeAlias = Literal["local", "remote"]
-
-_TINY = ("tiny", "viva/tiny")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,30 +45,6 @@ def make_service(config: EngineConfig, *, state_dir: Path) -> ServiceClient:
     from viva.engine import LocalServiceClient
 
     return LocalServiceClient(device=config.device, precision=config.precision, state_dir=state_dir)
-
-
-def resolve_model(model_name: str) -> str:
-    """The name or folder the engine loads; ``tiny`` is the built-in policy.
-
-    Raises:
-        ValueError: If it looks like a path that is not a model folder.
-    """
-    if model_name in _TINY:
-        from viva.tiny import model_path
-
-        return str(model_path())
-    path = Path(model_name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ValueError(
-                f"model_name={model_name} is a folder without config.json, not a Hugging Face model"
-            )
-        return str(path)
-    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
-        raise ValueError(
-            f"model_name={model_name} is not a folder. Give a model folder, a hub name like Qwen/Qwen3-8B, or tiny."
-        )
-    return model_name
 
 
 def context_window(model: str) -> int | None:

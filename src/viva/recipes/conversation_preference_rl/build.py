@@ -16,14 +16,22 @@ from viva.eval.direct import DirectEvaluator
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
-from viva.recipes.common import OpenRun, RunOptions, finish_run, open_run, resolve_batch_size, say
+from viva.recipes.common import (
+    OpenRun,
+    RunOptions,
+    finish_run,
+    learning_rate,
+    open_run,
+    resolve_batch_size,
+    resolve_model,
+    say,
+)
 from viva.recipes.conversation_preference_rl.data import load_prompts
 from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
-from viva.rl.learning_rate import default_learning_rate
 from viva.rl.prompts import PromptItem, PromptOrder
 from viva.rl.seeds import derive_seed
-from viva.rl.service import EngineConfig, resolve_model
+from viva.rl.service import EngineConfig
 from viva.rl.train import Evaluator, LoopConfig, Training, train
 from viva.rl.update import UpdateConfig
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
@@ -158,9 +166,6 @@ async def build_training(plan: Plan, opened: OpenRun) -> Training:
         max_off_set_mass=config.judge_max_off_set_mass,
     )
     make_builder = _builder_factory(config, opened, judge)
-    learning_rate = config.learning_rate or default_learning_rate(
-        plan.options.model, is_lora=config.lora_rank > 0
-    )
     return Training(
         config=LoopConfig(
             seed=config.seed,
@@ -172,7 +177,9 @@ async def build_training(plan: Plan, opened: OpenRun) -> Training:
             eval_every=config.eval_every,
             save_every=config.save_every,
             update=UpdateConfig(
-                learning_rate=learning_rate,
+                learning_rate=learning_rate(
+                    config.learning_rate, config.model_name, is_lora=config.lora_rank > 0
+                ),
                 loss_fn=config.loss_fn,
                 loss_fn_config=config.loss_fn_config,
                 num_substeps=config.num_substeps,
