@@ -8,6 +8,7 @@ sleeping, so a test can shuffle latencies without waiting.
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = [
     "slow",
     "tiny_renderer",
     "tiny_tokenizer",
+    "turn_of",
 ]
 
 CHAT_TOKENS: dict[str, tuple[str, ...]] = {
@@ -91,6 +93,19 @@ def tiny_tokenizer(style: str = "qwen3_instruct", added: Sequence[str] = ()) -> 
 def tiny_renderer(style: str = "qwen3_instruct", added: Sequence[str] = ()) -> Renderer:
     """The renderer for `tiny_tokenizer` of the same arguments."""
     return load_renderer(tiny_tokenizer(style, added), model_name=f"scripted/{style}", renderer_name=style)
+
+
+def turn_of(prompt: str) -> tuple[int, int]:
+    """Agent and round (both from 0) that a conversation prompt asks, for scripts that depend on them.
+
+    Raises:
+        ValueError: If the prompt is not one of a conversation turn.
+    """
+    instruction = prompt[prompt.rfind("\nYou are agent ") :]
+    match = re.match(r"\nYou are agent (\d+), .*This is round (\d+) of", instruction)
+    if match is None:
+        raise ValueError(f"not a prompt of a conversation turn: {prompt[-200:]!r}")
+    return int(match.group(1)), int(match.group(2)) - 1
 
 
 def honest(solution: str, *, reflection: str = "I thought.", evaluation: str = "Fine.") -> Reply:
@@ -154,7 +169,7 @@ async def _play(
     model_input: tinker.ModelInput,
     max_tokens: int | None,
 ) -> tuple[list[int], tinker.StopReason]:
-    """Tokens and stop reason of a scripted reply; the prompt is noted before the script is asked."""
+    """Tokens and stop reason of a reply; the prompt is noted before the script is asked."""
     tokenizer: Any = renderer.tokenizer
     prompt = str(tokenizer.decode(model_input.to_ints()))
     prompts.append(prompt)
@@ -179,13 +194,12 @@ async def _give_way(latency: float) -> None:
 
 @dataclass(kw_only=True)
 class ScriptedSamplingClient:
-    """A client with the ``sample`` of tinker's ``SamplingClient``, whose words and probabilities are
-    scripted."""
+    """A client with the ``sample`` of tinker's ``SamplingClient``, its words and chances scripted."""
 
     renderer: Renderer
     script: Script = lambda prompt, call: ""
     next_token: Callable[[str], Mapping[str, float]] | None = None
-    """From the decoded prompt to probabilities of the next token, by its text: what requests for
+    """From the text so far to probabilities of the next token, by its text: what requests for
     alternatives are answered with. They need not sum to 1; the rest goes to no token."""
     prompts: list[str] = field(default_factory=list[str])
     """Decoded prompts of all calls, in order of the calls."""
@@ -220,6 +234,7 @@ class ScriptedSamplingClient:
     ) -> tinker.SampleResponse:
         from viva.engine.sdk import make_response, make_sequence, make_topk
 
+        before = prompt.to_ints()
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
@@ -234,28 +249,26 @@ class ScriptedSamplingClient:
                     sequence_id=f"{len(self.prompts)}-{index}",
                     tokens=tokens,
                     logprobs=[-1.0] * len(tokens),
-                    topk=self._alternatives(
-                        [prompt.to_ints() + tokens[:place] for place in range(len(tokens))], topk_sample
-                    ),
+                    topk=self._alternatives(before, tokens, topk_sample) if topk_sample else None,
                 )
                 sequences.append(sequence)
         finally:
             self.in_flight -= 1
-        contexts = [prompt.to_ints()[:place] for place in range(prompt.length)]
-        rows = self._alternatives(contexts, topk_prompt)
-        return make_response(sequences, {} if rows is None else {"topk_prompt_logprobs_np": make_topk(*rows)})
+        if topk_prompt == 0:
+            return make_response(sequences, {})
+        topk = make_topk(*self._alternatives([], before, topk_prompt))
+        return make_response(sequences, {"topk_prompt_logprobs_np": topk})
 
-    def _alternatives(self, contexts: list[list[int]], k: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """``[length, k]`` token ids and logprobs, one row for every context."""
-        if k == 0:
-            return None
+    def _alternatives(self, before: list[int], tokens_T: list[int], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """``[T, k]`` token ids and logprobs of what could have stood in each token's place."""
         tokenizer: Any = self.renderer.tokenizer
-        ids = np.zeros((len(contexts), k), dtype=np.int64)
-        logprobs = np.full((len(contexts), k), -np.inf)
-        for row, context in enumerate(contexts):
-            chances = self.next_token(str(tokenizer.decode(context))) if self.next_token is not None else {}
+        ids = np.zeros((len(tokens_T), k), dtype=np.int64)
+        logprobs = np.full((len(tokens_T), k), -np.inf)
+        for place in range(len(tokens_T)):
+            context = str(tokenizer.decode(before + tokens_T[:place]))
+            chances = self.next_token(context) if self.next_token is not None else {}
             ranked = sorted(chances.items(), key=lambda item: -item[1])[:k]
-            for place, (text, chance) in enumerate(ranked):
-                ids[row, place] = tokenizer.encode(text, add_special_tokens=False)[0]
-                logprobs[row, place] = math.log(chance)
+            for column, (text, chance) in enumerate(ranked):
+                ids[place, column] = tokenizer.encode(text, add_special_tokens=False)[0]
+                logprobs[place, column] = math.log(chance)
         return ids, logprobs

@@ -1,0 +1,85 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viva.conversation.prompts import AGENT_SYSTEM_PROMPTS, conversation_messages, persona, quote, turn_prompt
+from viva.conversation.records import AgentResponse, ReplyStatus, Turn
+
+BREAKS = ("\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
+texts = st.lists(
+    st.one_of(st.text(max_size=5), st.sampled_from([*BREAKS, "[round 1, agent 0]", "solution:"]))
+).map("".join)
+
+
+def turn(agent_id: int, round_index: int, text: str) -> Turn:
+    response = AgentResponse(reflection=text, evaluation=text, solution=text)
+    return Turn(
+        agent_id=agent_id,
+        round_index=round_index,
+        prompt="",
+        text=text,
+        response=response,
+        status=ReplyStatus.OK,
+    )
+
+
+@given(text=texts)
+def test_every_line_of_a_quoted_text_is_marked(text: str) -> None:
+    lines = quote(text).splitlines()
+    assert lines
+    assert all(line.startswith("> ") for line in lines)
+    assert [line[2:] for line in lines] == [
+        *(text + ".").splitlines()[:-1],
+        (text + ".").splitlines()[-1][:-1],
+    ]
+
+
+@given(question=texts, replies=st.lists(texts, max_size=4))
+def test_headers_are_the_protocols_own(question: str, replies: list[str]) -> None:
+    turns = [turn(place % 2, place // 2, text) for place, text in enumerate(replies)]
+    prompt = turn_prompt(question, turns, agent_id=0, round_index=2, max_rounds=3)
+    own = [line for line in prompt.splitlines() if not line.startswith("> ")]
+    headers = [f"[round {place // 2 + 1}, agent {place % 2}]" for place in range(len(replies))]
+    assert [line for line in own if line.startswith("[")] == headers
+    assert own.count("solution:") == own.count("reflection:") == own.count("evaluation:") == len(replies)
+
+
+@given(question=texts, replies=st.lists(texts, min_size=1, max_size=4))
+def test_a_later_prompt_begins_with_the_transcript_of_an_earlier_one(
+    question: str, replies: list[str]
+) -> None:
+    turns = [turn(place % 2, place // 2, text) for place, text in enumerate(replies)]
+    prompts = [
+        turn_prompt(question, turns[:count], agent_id=count % 2, round_index=count // 2, max_rounds=3)
+        for count in range(len(turns) + 1)
+    ]
+    for earlier, later in itertools.pairwise(prompts):
+        assert later.startswith(earlier[: earlier.rindex("You are agent")])
+
+
+@given(agent_ids=st.lists(st.integers(0, 40), unique=True, min_size=2, max_size=2))
+def test_no_two_agents_read_the_same_persona(agent_ids: list[int]) -> None:
+    first, second = (persona(agent_id) for agent_id in agent_ids)
+    assert first != second
+
+
+def test_listed_personas_come_as_they_are_and_then_in_turn() -> None:
+    assert persona(1) == AGENT_SYSTEM_PROMPTS[1]
+    assert persona(4).startswith(AGENT_SYSTEM_PROMPTS[1] + " You are number 2")
+    assert (
+        persona(2, {0: "only"}) == "only You are number 3 in this role: take another way than your namesake."
+    )
+
+
+@pytest.mark.parametrize("table", [{}, {1: "a"}, {0: "a", 2: "b"}])
+def test_personas_with_gaps_are_refused(table: dict[int, str]) -> None:
+    with pytest.raises(ValueError, match=r"ids 0, 1, 2, \.\.\. without gaps"):
+        persona(0, table)
+
+
+def test_the_format_example_names_no_order_and_no_answer() -> None:
+    (system, user) = conversation_messages("prompt")
+    assert user["content"] == "prompt"
+    assert not any(character.isdigit() for character in str(system["content"]))
