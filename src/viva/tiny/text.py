@@ -193,10 +193,11 @@ LESSONS: dict[Callable[[random.Random], Example], float] = {
 """Generators of the first phase, sums and plain answers, and their shares."""
 
 MIXTURE: dict[Callable[[random.Random], Example], float] = {
-    drill_example: 0.04,
-    check_example: 0.08,
-    direct_example: 0.25,
-    conversation_example: 0.2,
-    judgement_example: 0.43,
+    drill_example: 0.015,
+    check_example: 0.04,
+    direct_example: 0.62,
+    conversation_example: 0.075,
+    judgement_example: 0.25,
 }
-"""Generators of the second phase and their shares."""
+"""Generators of the second phase and their shares of the examples. Plain answers are short: most of the tokens are
+judgements and conversations all the same."""
