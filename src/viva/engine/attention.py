@@ -20,6 +20,9 @@ RAGGED_ATTENTION = "viva_ragged"
 
 _ROUND_LENGTH = 64
 """Lengths grow in multiples of this."""
+_GROUP_ROWS = 16
+_GROUP_GAIN = 0.85
+"""Rows attend in groups of this size if that saves this much of the work."""
 
 
 def register_ragged_attention() -> None:
@@ -32,7 +35,8 @@ def register_ragged_attention() -> None:
 class RaggedCache(Cache):
     """Preallocated keys and values, ``[rows, K, length, D]`` per layer, growing as needed.
 
-    Rows ``start .. start + B`` take part in a forward pass; the views handed to the attention are not copies.
+    Rows ``start .. start + B`` take part in a forward pass; the views handed to the attention are not copies. What is
+    not stored yet is zero, never left over from other memory: even where a mask gives it no weight, 0 times NaN is NaN.
     """
 
     def __init__(self, rows: int) -> None:
@@ -61,7 +65,7 @@ class RaggedCache(Cache):
             length = max(length, self._length * 3 // 2)
             self._length = -(-length // _ROUND_LENGTH) * _ROUND_LENGTH
         for index, old in enumerate(self._stores):
-            new = old.new_empty(2, self._rows, old.shape[2], self._length, old.shape[4])
+            new = old.new_zeros(2, self._rows, old.shape[2], self._length, old.shape[4])
             new[:, : old.shape[1], :, : old.shape[3]] = old
             self._stores[index] = new
 
@@ -98,7 +102,7 @@ class RaggedCache(Cache):
             raise RuntimeError("RaggedCache is used outside RaggedCache.forward.")
         while len(self._stores) <= layer_idx:
             _, heads, _, size = key_states.shape
-            self._stores.append(key_states.new_empty(2, self._rows, heads, self._length, size))
+            self._stores.append(key_states.new_zeros(2, self._rows, heads, self._length, size))
         store = self._stores[layer_idx]
         stop, length = step.start + step.num_rows, step.length
         if step.uniform_past is not None:
@@ -115,6 +119,11 @@ class RaggedCache(Cache):
         for store in self._stores:
             store[:, target, :, :length] = store[:, source, :, :length]
 
+    def clear_row(self, row: int) -> None:
+        """Set a row to zero, in case it holds values that are not finite."""
+        for store in self._stores:
+            store[:, row] = 0
+
     def read_row(self, row: int, length: int) -> list[torch.Tensor]:
         """Copies ``[2, K, length, D]`` of one row, one per layer."""
         return [store[:, row, :, :length].clone() for store in self._stores]
@@ -124,7 +133,7 @@ class RaggedCache(Cache):
         self.reserve(row + 1, length)
         if not self._stores:
             shapes = [(2, self._rows, state.shape[1], self._length, state.shape[3]) for state in states]
-            self._stores = [state.new_empty(shape) for state, shape in zip(states, shapes, strict=True)]
+            self._stores = [state.new_zeros(shape) for state, shape in zip(states, shapes, strict=True)]
         for store, state in zip(self._stores, states, strict=True):
             store[:, row, :, :length] = state[:, :, :length]
 
@@ -142,11 +151,16 @@ class _Step:
         self.num_new = num_new
         self.length = max(past) + num_new
         self.uniform_past = past[0] if min(past) == max(past) else None
+        self.groups = _length_groups([length + num_new for length in past])
         self._device = device
         steps = torch.arange(num_new, device=device)
         self.positions = torch.tensor(past, device=device)[:, None] + steps
         self.rows = torch.arange(start, start + self.num_rows, device=device)[:, None]
         self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def causal(self, window: int | None) -> bool:
+        """Whether this is plain causal attention of whole prompts, for which there are faster kernels."""
+        return self.num_new > 1 and self.uniform_past == 0 and (window is None or self.length <= window)
 
     def mask(self, window: int | None) -> torch.Tensor | None:
         """Which keys each query sees, ``[B, 1, T, L]``, or ``None`` for all of them."""
@@ -155,13 +169,26 @@ class _Step:
         return self._masks[window]
 
     def _make_mask(self, window: int | None) -> torch.Tensor | None:
-        inside = window is None or self.length <= window
-        if inside and self.num_new == 1 and self.uniform_past is not None:
+        if self.num_new == 1 and self.uniform_past is not None and (window is None or self.length <= window):
             return None
         keys = torch.arange(self.length, device=self._device)
         queries = self.positions[:, None, :, None]
         mask = keys <= queries
-        return mask if inside else mask & (keys > queries - window)
+        return mask if window is None or self.length <= window else mask & (keys > queries - window)
+
+
+def _length_groups(lengths: Sequence[int]) -> list[tuple[slice, int]]:
+    """Neighbouring rows that attend together, each with its longest length.
+
+    Rows enter in order of length and grow alike, so neighbours stay similar. One group unless several save enough.
+    """
+    groups: list[tuple[slice, int]] = []
+    for first in range(0, len(lengths), _GROUP_ROWS):
+        part = lengths[first : first + _GROUP_ROWS]
+        groups.append((slice(first, first + len(part)), max(part)))
+    work = sum((rows.stop - rows.start) * length for rows, length in groups)
+    longest = max(lengths)
+    return groups if work < _GROUP_GAIN * len(lengths) * longest else [(slice(0, len(lengths)), longest)]
 
 
 def _ragged_attention(
@@ -179,20 +206,52 @@ def _ragged_attention(
     """Attention in the form ``transformers`` calls it: ``[B, Q, T, D]`` queries to ``[B, T, Q, D]`` output."""
     if ragged is None or attention_mask is not None or kwargs.get("s_aux") is not None:
         raise NotImplementedError("this architecture calls its attention in a way the engine does not know")
-    mask = ragged.mask(sliding_window)
-    rows, heads, num_new, size = query.shape
-    groups = heads // key.shape[1]
+    groups = query.shape[1] // key.shape[1]
     if softcap is not None:
-        output = _softcapped(query, key, value, mask, scaling or size**-0.5, softcap)
-    elif num_new == 1:
-        # the query heads that share keys become queries of one head: no copy of the keys
-        folded = query.view(rows, key.shape[1], groups, size)
-        output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-        output = output.reshape(rows, heads, 1, value.shape[-1])
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        output = _softcapped(query, key, value, ragged.mask(sliding_window), scale, softcap)
+    elif ragged.num_new == 1:
+        output = _attend_one(query, key, value, ragged, scaling, sliding_window)
     else:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        output = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+        causal = ragged.causal(sliding_window)
+        output = scaled_dot_product_attention(
+            query,
+            key.repeat_interleave(groups, 1),
+            value.repeat_interleave(groups, 1),
+            attn_mask=None if causal else ragged.mask(sliding_window),
+            is_causal=causal,
+            scale=scaling,
+        )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _attend_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    step: _Step,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Attention of one new token per row, ``[B, Q, 1, D]``, without copying keys.
+
+    The query heads that share keys become queries of one head.
+    """
+    rows, heads, _, size = query.shape
+    folded = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
+    mask = step.mask(window)
+    parts = [
+        scaled_dot_product_attention(
+            folded[part],
+            key[part, :, :length],
+            value[part, :, :length],
+            attn_mask=None if mask is None else mask[part, :, :, :length],
+            scale=scaling,
+        )
+        for part, length in step.groups
+    ]
+    output = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return output.reshape(rows, heads, 1, value.shape[-1])
 
 
 def _softcapped(

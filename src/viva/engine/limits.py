@@ -11,9 +11,9 @@ class EngineLimits:
 
     decode_rows: int = 256
     """Sequences decoded together by one sampling snapshot."""
-    prefill_tokens: int = 8192
+    prefill_tokens: int = 4096
     """Padded prompt tokens in one prefill batch (a longer prompt is a batch of its own)."""
-    training_tokens: int = 8192
+    training_tokens: int = 4096
     """Padded tokens in one training micro-batch (a longer sequence is a micro-batch of its own)."""
     logits: int = 2**25
     """Logits held at once while training, prompt scoring or sampling."""

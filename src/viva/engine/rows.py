@@ -157,6 +157,8 @@ class RowTable:
                 self.rows[slot] = last
                 if last.prefix is not None:
                     last.prefix.row = slot
+            if not keep:
+                self.cache.clear_row(len(self.rows))
 
     def shrink(self, max_bytes: int) -> None:
         """Free the key-value store of an idle decoder if it is larger than this."""

@@ -1,0 +1,75 @@
+"""Fixtures: model folders, the same models as plain transformers runs them, services."""
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tiny_engine import make_config, make_tokenizer
+
+from viva.engine import EngineLimits, LocalServiceClient
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The folder of a tiny random model of a family, made on first use."""
+    import transformers
+
+    @functools.cache
+    def make(family: str) -> str:
+        folder = tmp_path_factory.mktemp(family)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            model = transformers.AutoModelForCausalLM.from_config(make_config(family))
+        model.save_pretrained(folder)
+        make_tokenizer().save_pretrained(folder)
+        return str(folder)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def plain_model(model_dir: Callable[[str], str]) -> Callable[[str], Any]:
+    """The same model as plain transformers runs it."""
+    import transformers
+
+    @functools.cache
+    def load(family: str) -> Any:
+        attention = "eager" if family == "gemma2" else "sdpa"
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir(family), attn_implementation=attention
+        ).eval()
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def service() -> LocalServiceClient:
+    """A service without a state_dir, shared by tests that make their own clients."""
+    return LocalServiceClient(device="cpu")
+
+
+@pytest.fixture
+def saving_service(tmp_path: Path) -> LocalServiceClient:
+    """A service with a state_dir of its own."""
+    return LocalServiceClient(device="cpu", state_dir=tmp_path / "states")
+
+
+@pytest.fixture
+def cramped_service() -> LocalServiceClient:
+    """A service whose limits split everything into several batches."""
+    limits = EngineLimits(
+        decode_rows=3,
+        prefill_tokens=24,
+        training_tokens=40,
+        logits=520,
+        prefix_cache_bytes=20_000,
+        merged_models=1,
+    )
+    return LocalServiceClient(device="cpu", limits=limits)

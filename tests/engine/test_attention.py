@@ -1,0 +1,124 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_engine import FAMILIES, make_tokenizer
+
+from viva.engine.attention import RaggedCache
+from viva.engine.model import BaseModel, head_logits, load_base_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def base_of(model_dir: Callable[[str], str]) -> Callable[[str], BaseModel]:
+    loaded: dict[str, BaseModel] = {}
+
+    def load(family: str) -> BaseModel:
+        if family not in loaded:
+            loaded[family] = load_base_model(model_dir(family), CPU, torch.float32)
+        return loaded[family]
+
+    return load
+
+
+def decode_in_pieces(
+    base: BaseModel, texts: list[list[int]], cuts: list[list[int]], start: int
+) -> list[torch.Tensor]:
+    """Logits of every position, each text fed in pieces of the given sizes, all texts together."""
+    cache, module = RaggedCache(rows=1), base.decode_copy()
+    past = [0] * len(texts)
+    logits: list[list[torch.Tensor]] = [[] for _ in texts]
+    for sizes in zip(*cuts, strict=True):
+        tokens = torch.zeros(len(texts), max(sizes), dtype=torch.int64)
+        for line, text, done, size in zip(tokens, texts, past, sizes, strict=True):
+            line[:size] = torch.tensor(text[done : done + size])
+        with torch.inference_mode():
+            hidden = cache.forward(module, tokens, start=start, past=past)
+            for row, size in enumerate(sizes):
+                logits[row].append(head_logits(base.module, hidden[row, :size]))
+        past = [done + size for done, size in zip(past, sizes, strict=True)]
+    return [torch.cat(rows) for rows in logits]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_any_length_fed_in_any_pieces_get_the_models_logits(
+    family: str, base_of: Callable[[str], BaseModel], plain_model: Callable[[str], Any]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, 256, (size,), generator=generator).tolist() for size in (13, 30, 22)]
+    cuts = [[4, 3, 1, 1, 4], [11, 6, 1, 1, 11], [9, 1, 1, 1, 10]]
+    pieces = decode_in_pieces(base_of(family), texts, cuts, start=2)
+    for text, logits in zip(texts, pieces, strict=True):
+        with torch.no_grad():
+            expected = plain_model(family)(torch.tensor([text])).logits[0]
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
+def test_many_rows_attend_in_groups_as_they_would_alone(
+    base_of: Callable[[str], BaseModel], lengths: list[int]
+) -> None:
+    base = base_of("qwen3")
+    generator = torch.Generator().manual_seed(sum(lengths))
+    texts = [torch.randint(0, 256, (size + 1,), generator=generator).tolist() for size in lengths]
+    together = decode_in_pieces(base, texts, [[size, 1] for size in lengths], start=0)
+    for text, logits in list(zip(texts, together, strict=True))[::7]:
+        alone = decode_in_pieces(base, [text], [[len(text) - 1, 1]], start=0)[0]
+        torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_growing_and_moving_rows_keeps_what_is_stored(base_of: Callable[[str], BaseModel]) -> None:
+    base = base_of("llama")
+    cache, module = RaggedCache(rows=1), base.decode_copy()
+    text = torch.arange(30)[None]
+    with torch.inference_mode():
+        cache.forward(module, text[:, :20], start=0, past=[0])
+        saved = cache.read_row(0, 16)
+        cache.copy_row(0, 0, 20)
+        cache.reserve(9, 200)
+        cache.copy_row(0, 7, 20)
+        cache.clear_row(0)
+        moved = cache.forward(module, text[:, 20:], start=7, past=[20])
+        cache.write_row(3, saved, 16)
+        restored = cache.forward(module, text[:, 16:], start=3, past=[16])[:, 4:]
+        whole = RaggedCache(rows=1).forward(module, text, start=0, past=[0])[:, 20:]
+    torch.testing.assert_close(moved, whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(restored, whole, atol=1e-5, rtol=1e-5)
+    assert cache.rows >= 9
+
+
+def test_memory_not_stored_yet_cannot_reach_a_result(base_of: Callable[[str], BaseModel]) -> None:
+    base = base_of("llama")
+    cache, module = RaggedCache(rows=4), base.decode_copy()
+    with torch.inference_mode():
+        cache.forward(module, torch.zeros(2, 30, dtype=torch.int64), start=0, past=[0, 0])
+        for saved in cache.read_row(3, 30):
+            assert not saved.any()
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "Mamba"])
+def test_a_model_the_engine_cannot_decode_is_refused(kind: str, tmp_path: Any) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 260}
+    with torch.random.fork_rng(devices=[]):
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{kind}ForCausalLM"):
+        load_base_model(str(tmp_path), CPU, torch.float32)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match=r"without config\.json"):
+        load_base_model(str(tmp_path), CPU, torch.float32)
+
+
+def test_end_of_text_tokens_come_from_model_and_tokenizer(base_of: Callable[[str], BaseModel]) -> None:
+    base = base_of("qwen3")
+    assert base.eos_ids == (256,)
+    assert (base.context_length, base.vocab_size) == (256, 260)

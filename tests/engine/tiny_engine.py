@@ -1,0 +1,104 @@
+"""Tiny random models and short names, shared by the tests of the engine.
+
+Weights are large, so that the next token depends strongly on every earlier one: with the usual small ones
+all logits are nearly equal and most mistakes invisible.
+"""
+
+import asyncio
+from typing import Any
+
+import tinker
+import torch
+
+from viva.engine import LocalTrainingClient
+
+EOS = 256
+IM_END = 257
+FAMILIES = ("gemma", "gemma2", "gemma3", "llama", "mistral", "qwen2", "qwen3")
+
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 260,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "pad_token_id": None,
+}
+_WINDOW = 7
+
+
+def make_config(family: str) -> Any:
+    import transformers
+
+    heads = {"head_dim": 8}
+    mixed = {"sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+    configs = {
+        "gemma": lambda: transformers.GemmaConfig(**_SIZES, **heads),
+        "gemma2": lambda: transformers.Gemma2Config(
+            **_SIZES, **heads, **mixed, attn_logit_softcapping=5.0, final_logit_softcapping=8.0
+        ),
+        "gemma3": lambda: transformers.Gemma3TextConfig(**_SIZES, **heads, **mixed),
+        "llama": lambda: transformers.LlamaConfig(**_SIZES, **heads, tie_word_embeddings=False),
+        "mistral": lambda: transformers.MistralConfig(**_SIZES, **heads, sliding_window=_WINDOW),
+        "qwen2": lambda: transformers.Qwen2Config(**_SIZES),
+        "qwen3": lambda: transformers.Qwen3Config(**_SIZES, **heads, tie_word_embeddings=True),
+    }
+    return configs[family]()
+
+
+def make_tokenizer() -> Any:
+    """Bytes, an end-of-text token, an end-of-turn token and a ChatML template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: index for index, symbol in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_end|>", "<|im_start|>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+def ints(tokens: list[int]) -> tinker.ModelInput:
+    """A prompt."""
+    return tinker.ModelInput.from_ints(tokens)
+
+
+def params(**changes: Any) -> tinker.SamplingParams:
+    """Sampling settings that run to ``max_tokens`` unless told otherwise."""
+    return tinker.SamplingParams(**({"max_tokens": 8, "stop": [], "seed": 0} | changes))
+
+
+def supervised(tokens: list[int], weights: list[float] | None = None) -> tinker.Datum:
+    """A datum of next-token targets."""
+    inputs: dict[str, Any] = {"target_tokens": tokens[1:]}
+    if weights is not None:
+        inputs["weights"] = weights
+    return tinker.Datum(model_input=ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def train(
+    client: LocalTrainingClient, texts: list[list[int]], steps: int = 3, learning_rate: float = 0.03
+) -> None:
+    """Move the weights noticeably away from where they started."""
+    for _ in range(steps):
+        client.forward_backward([supervised(text) for text in texts], "cross_entropy")
+        client.optim_step(tinker.AdamParams(learning_rate=learning_rate)).result()
+
+
+def plain_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
+    """Logprobs of tokens 1 and up by one plain forward pass, ``[N - 1]``."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+
+
+def run(coroutine: Any) -> Any:
+    """Run an async program in a fresh event loop."""
+    return asyncio.run(coroutine)
