@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,7 +78,8 @@ def load_prompts(sources: PromptSources) -> tuple[list[PromptItem], list[PromptI
     if sources.test_prompts_path is not None:
         test.extend(load_jsonl(sources.test_prompts_path))
     if sources.hub is not None:
-        hub_train, hub_test = load_hub(sources.hub)
+        room = None if sources.max_train_samples is None else max(sources.max_train_samples - len(train), 0)
+        hub_train, hub_test = load_hub(sources.hub, max_train=room, max_test=sources.max_test_samples)
         train.extend(hub_train)
         test.extend(hub_test)
     return train[: sources.max_train_samples], test[: sources.max_test_samples]
@@ -131,16 +133,19 @@ def _item(question: object, answer: object, key: str, place: str) -> PromptItem:
     return PromptItem(question=question, answer=None if answer is None else str(answer))
 
 
-def load_hub(source: HubSource) -> tuple[list[PromptItem], list[PromptItem]]:
-    """Training and test prompts of a Hugging Face data set.
+def load_hub(
+    source: HubSource, *, max_train: int | None = None, max_test: int | None = None
+) -> tuple[list[PromptItem], list[PromptItem]]:
+    """Training and test prompts of a Hugging Face data set; rows beyond the limits are not read.
 
     Raises:
         ValueError: If the data set, a split or a column cannot be found; the message lists what there is.
     """
     splits = _load_splits(source)
-    train = list(_rows(source, splits, source.train_split))
+    train = list(islice(_rows(source, splits, source.train_split), max_train))
     test_split = source.test_split or ("test" if "test" in splits else None)
-    return train, list(_rows(source, splits, test_split)) if test_split else []
+    test = list(islice(_rows(source, splits, test_split), max_test)) if test_split else []
+    return train, test
 
 
 def _load_splits(source: HubSource) -> Mapping[str, Any]:
@@ -181,9 +186,8 @@ def _rows(source: HubSource, splits: Mapping[str, Any], split: str) -> Iterator[
             raise ValueError(
                 f"data set {source.name} has no column {column!r}; it has {', '.join(columns)}.{hint} Set {option}."
             )
-    questions: Sequence[object] = rows[source.prompt_column]
-    answers: Sequence[object] = (
-        rows[source.answer_column] if source.answer_column else [None] * len(questions)
-    )
-    for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        yield _item(question, answer, source.prompt_column, f"{source.name} {split}[{index}]")
+    for index, row in enumerate(rows):
+        answer = row[source.answer_column] if source.answer_column else None
+        yield _item(
+            row[source.prompt_column], answer, source.prompt_column, f"{source.name} {split}[{index}]"
+        )

@@ -1,0 +1,185 @@
+import json
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viva.recipes.conversation_preference_rl.data import (
+    HubSource,
+    PromptSources,
+    load_hub,
+    load_jsonl,
+    load_prompts,
+)
+from viva.rl.prompts import PromptItem
+
+
+def write(folder, text, name="data.jsonl"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("key", ["query", "prompt", "text"])
+def test_each_of_the_three_keys_is_a_prompt(tmp_path, key):
+    path = write(tmp_path, json.dumps({key: "Why?"}))
+    assert load_jsonl(path) == [PromptItem(question="Why?")]
+
+
+def test_answers_blank_lines_line_ends_and_a_byte_order_mark_are_read(tmp_path):
+    text = '\ufeff{"query": "a", "answer": 3}\r\n\r\n{"query": "b", "answer": "x"}\n\n{"query": "c", "answer": null}'
+    items = load_jsonl(write(tmp_path, text))
+    assert items == [
+        PromptItem(question="a", answer="3"),
+        PromptItem(question="b", answer="x"),
+        PromptItem(question="c"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r":2: not valid JSON"),
+        ("plain text", r":2: not valid JSON"),
+        ("[" * 100_000, r":2: not valid JSON"),
+        ('["a"]', r":2: expected an object .* got list"),
+        ('"a"', r":2: expected an object .* got str"),
+        ("{}", r":2: needs one of the keys query, prompt, text; got none"),
+        ('{"question": "a"}', r":2: needs one of the keys query, prompt, text; got question"),
+        ('{"query": ""}', r":2: 'query' must be text that is not empty"),
+        ('{"query": "  "}', r":2: 'query' must be text that is not empty"),
+        ('{"query": 3}', r":2: 'query' must be text that is not empty; got 3"),
+        ('{"query": null, "prompt": "a"}', r":2: 'query' must be text that is not empty; got None"),
+        ('{"query": "a", "answer": [1]}', r":2: the answer must be text or a number; got \[1\]"),
+        ('{"query": "a", "answer": true}', r":2: the answer must be text or a number; got True"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, message):
+    path = write(tmp_path, '{"query": "fine"}\n' + line + "\n")
+    with pytest.raises(ValueError, match="data.jsonl" + message):
+        load_jsonl(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "holds no prompts"), (b"\n\n", "holds no prompts"), (b"\xff\xfe{", "not UTF-8")],
+)
+def test_a_file_without_prompts_is_refused(tmp_path, content, message):
+    with pytest.raises(ValueError, match=message):
+        load_jsonl(write(tmp_path, content))
+
+
+@given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=5))
+def test_what_was_written_is_read_back(tmp_path_factory, prompts):
+    path = tmp_path_factory.mktemp("data") / "x.jsonl"
+    path.write_text("".join(json.dumps({"query": prompt}) + "\n" for prompt in prompts))
+    assert [item.question for item in load_jsonl(path)] == prompts
+
+
+def test_no_source_gives_the_message_with_three_examples():
+    with pytest.raises(
+        ValueError, match="Must provide either train_prompts, train_prompts_path, or hf_dataset_name"
+    ) as e:
+        PromptSources()
+    for example in ("train_prompts_path=/path", "hf_dataset_name=openai/gsm8k", "'train_prompts="):
+        assert example in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_prompts_path": "/nowhere.jsonl"}, "train_prompts_path=/nowhere.jsonl is not a file"),
+        ({"train_prompts": ["a"], "test_prompts_path": "/"}, "test_prompts_path=/ is not a file"),
+        ({"train_prompts": ["a"], "max_train_samples": 0}, "max_train_samples must be 1 or more"),
+        ({"train_prompts": ["a"], "max_test_samples": -1}, "max_test_samples must be 1 or more"),
+        ({"train_prompts": ["a", " "]}, r"train_prompts\[1\] is empty"),
+    ],
+)
+def test_sources_that_cannot_work_are_refused_before_anything_is_loaded(options, message):
+    with pytest.raises(ValueError, match=message):
+        PromptSources(**options)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return {"question": ["1+1", "2+2", "3+3"], "result": ["2", "4", "6"]}
+
+
+def hub(name, **options):
+    return HubSource(name=str(name), **({"prompt_column": "question", "answer_column": "result"} | options))
+
+
+def test_a_saved_data_set_is_read_with_its_splits(tmp_path, rows):
+    data = datasets.Dataset.from_dict(rows)
+    datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(tmp_path / "d")
+    train, test = load_hub(hub(tmp_path / "d"))
+    assert train[1] == PromptItem(question="2+2", answer="4")
+    assert (len(train), len(test)) == (3, 1)
+
+
+def test_a_saved_single_split_is_the_training_split(tmp_path, rows):
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "d")
+    train, test = load_hub(hub(tmp_path / "d"))
+    assert (len(train), test) == (3, [])
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.json", "x.csv"])
+def test_a_data_file_is_a_data_set(tmp_path, rows, name, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    data = datasets.Dataset.from_dict(rows)
+    path = tmp_path / name
+    {"parquet": data.to_parquet, "json": data.to_json, "csv": data.to_csv}[path.suffix[1:]](path)
+    train, _ = load_hub(hub(path))
+    assert [item.question for item in train] == rows["question"]
+    assert [item.answer for item in train] == rows["result"]
+
+
+def test_a_folder_of_files_has_its_splits(tmp_path, rows, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "d"
+    folder.mkdir()
+    datasets.Dataset.from_dict(rows).to_parquet(folder / "train.parquet")
+    datasets.Dataset.from_dict(rows).to_parquet(folder / "test.parquet")
+    train, test = load_hub(hub(folder))
+    assert (len(train), len(test)) == (3, 3)
+
+
+def test_unknown_splits_and_columns_are_listed(tmp_path, rows):
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "d")
+    with pytest.raises(
+        ValueError, match=r"no column 'questoin'; it has question, result. Did you mean question"
+    ):
+        load_hub(hub(tmp_path / "d", prompt_column="questoin"))
+    with pytest.raises(ValueError, match=r"no column 'x'.*Set hf_answer_column"):
+        load_hub(hub(tmp_path / "d", answer_column="x"))
+    with pytest.raises(ValueError, match="no split 'validation'; it has train"):
+        load_hub(hub(tmp_path / "d", test_split="validation"))
+
+
+def test_rows_without_text_are_named(tmp_path):
+    datasets.Dataset.from_dict({"question": ["a", ""], "result": ["1", "2"]}).save_to_disk(tmp_path / "d")
+    with pytest.raises(ValueError, match=r"train\[1\]: 'question' must be text that is not empty"):
+        load_hub(hub(tmp_path / "d"))
+
+
+def test_a_data_set_that_is_not_there_is_an_error_with_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"hf_dataset_name=.*empty .*could not be loaded"):
+        load_hub(hub(tmp_path / "empty"))
+
+
+def test_sources_are_joined_in_order_and_cut_to_their_limits(tmp_path, rows):
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "d")
+    sources = PromptSources(
+        train_prompts=["first"],
+        train_prompts_path=str(write(tmp_path, '{"query": "second"}')),
+        test_prompts_path=str(write(tmp_path, '{"text": "t1"}\n{"text": "t2"}', "test.jsonl")),
+        hub=hub(tmp_path / "d"),
+        max_train_samples=4,
+        max_test_samples=1,
+    )
+    train, test = load_prompts(sources)
+    assert [item.question for item in train] == ["first", "second", "1+1", "2+2"]
+    assert [item.question for item in test] == ["t1"]

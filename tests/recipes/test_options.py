@@ -1,0 +1,149 @@
+"""Wrong options are told before a model is loaded, with what is allowed."""
+
+import subprocess
+import sys
+
+import chz
+import pytest
+from chz.blueprint import ExtraneousBlueprintArg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viva.recipes.common import learning_rate, resolve_batch_size, resolve_model
+from viva.recipes.conversation_preference_rl.build import make_plan
+from viva.recipes.conversation_preference_rl.train import Config, main
+
+SEED_OPTIONS = {
+    "renderer_name": None,
+    "num_agents": 3,
+    "max_rounds": 5,
+    "learning_rate": None,
+    "max_tokens": 512,
+    "num_substeps": 1,
+    "max_training_datapoints": 131072,
+    "train_prompts": None,
+    "train_prompts_path": None,
+    "test_prompts_path": None,
+    "hf_dataset_name": None,
+    "hf_dataset_name_config": None,
+    "hf_prompt_column": "query",
+    "max_train_samples": None,
+    "max_test_samples": 100,
+    "eval_every": 5,
+    "save_every": 20,
+    "wandb_project": None,
+    "wandb_name": None,
+    "behavior_if_exists": "ask",
+}
+
+
+def config(**options):
+    return Config(**({"train_prompts": ["a"], "model_name": "some/model"} | options))
+
+
+def test_every_option_of_the_specification_has_its_name_and_default():
+    defaults = chz.asdict(Config())
+    assert {name: defaults[name] for name in SEED_OPTIONS} == SEED_OPTIONS
+    assert {"model_name", "batch_size", "log_path"} <= set(defaults)
+
+
+@given(st.integers(2, 300))
+def test_the_default_batch_size_is_the_largest_multiple_up_to_128(num_agents):
+    size = resolve_batch_size(None, num_agents)
+    assert size % num_agents == 0
+    assert size == num_agents if num_agents > 64 else 128 - num_agents < size <= 128
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_agents", "nearest"), [(128, 3, "126 or 129"), (2, 3, "3"), (0, 3, "3"), (-1, 2, "")]
+)
+def test_an_indivisible_batch_size_is_refused_with_the_nearest_allowed(batch_size, num_agents, nearest):
+    with pytest.raises(
+        ValueError, match=rf"batch_size must be divisible by num_agents: .*Nearest allowed: {nearest}"
+    ):
+        resolve_batch_size(batch_size, num_agents)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"train_prompts": None},
+            "Must provide either train_prompts, train_prompts_path, or hf_dataset_name",
+        ),
+        ({"batch_size": 128}, "batch_size must be divisible by num_agents"),
+        ({"num_agents": 1}, "num_agents must be 2 or more; got 1"),
+        ({"max_rounds": 0}, "max_rounds must be 1 or more"),
+        ({"max_tokens": 0}, "max_tokens must be 1 or more"),
+        ({"num_substeps": 0}, "num_substeps must be 1 or more"),
+        ({"max_training_datapoints": 2}, "max_training_datapoints must be 3 or more"),
+        ({"max_steps": 0}, "max_steps must be 1 or more"),
+        ({"lora_rank": -1}, "lora_rank must be 0 or more"),
+        ({"eval_every": -1}, "eval_every must be 0 or more"),
+        ({"save_every": -1}, "save_every must be 0 or more"),
+        ({"max_retries": -1}, "max_retries must be 0 or more"),
+        ({"learning_rate": 0.0}, "learning_rate must be a positive number"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a positive number"),
+        ({"temperature": 0.0}, "temperature must be a positive number"),
+        ({"eval_temperature": -0.1}, "eval_temperature must be 0 or more"),
+        ({"policy_timeout_s": 0.0}, "policy_timeout_s must be a positive number"),
+        ({"judge_max_off_set_mass": 1.1}, "judge_max_off_set_mass must be from 0 to 1"),
+        ({"personas": {1: "x"}}, "personas must have the ids 0, 1, 2"),
+        ({"base_url": "http://x"}, "base_url=http://x needs engine=remote"),
+        ({"model_name": "/nowhere"}, "model_name=/nowhere is not a folder"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_allowed(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(config(**options))
+
+
+def test_the_plan_counts_trajectories_and_keeps_a_partial_last_batch():
+    plan = make_plan(config(batch_size=6, max_training_datapoints=21))
+    assert [len(plan.order.batch(index)) for index in range(len(plan.order))] == [2, 2, 2, 1]
+    assert len(make_plan(config(batch_size=6, max_steps=2)).order) == 2
+    assert make_plan(config()).options.record["batch_size"] == 126
+
+
+def test_a_wrong_option_ends_the_program_with_one_line(capsys, tmp_path):
+    assert main(["train_prompts_path=/nowhere.jsonl", f"log_path={tmp_path}"]) == 2
+    assert capsys.readouterr().out.startswith("error: train_prompts_path=/nowhere.jsonl is not a file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_option_is_answered_with_a_suggestion():
+    with pytest.raises(ExtraneousBlueprintArg, match="Did you mean 'num_agents'"):
+        main(["num_agent=3"])
+
+
+def test_wandb_without_the_package_is_told_with_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("viva.rl.wandb_sink.find_spec", lambda name: None)
+    code = main(
+        ['train_prompts=["a"]', "model_name=tiny/x", "wandb_project=p", f"log_path={tmp_path / 'run'}"]
+    )
+    assert code == 2
+    assert "pip install 'viva[wandb]'" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_name_is_a_folder_a_hub_name_or_tiny(tmp_path):
+    assert resolve_model("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    with pytest.raises(ValueError, match=r"is a folder without config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(ValueError, match="is not a folder"):
+        resolve_model("./missing")
+
+
+def test_the_learning_rate_is_the_users_or_the_built_in_policys_own(tmp_path):
+    assert learning_rate(0.5, "tiny", is_lora=True) == 0.5
+    assert learning_rate(None, "tiny", is_lora=True) == 1e-3
+
+
+def test_help_and_option_errors_do_not_load_torch():
+    code = (
+        "import sys\nfrom viva.recipes.conversation_preference_rl import train\n"
+        "assert 'torch' not in sys.modules and 'datasets' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
