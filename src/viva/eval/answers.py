@@ -20,9 +20,10 @@ _UNITS = ("\\%", "%", "\\$", "$", "\u20ac", "\u00a3", "\\,", "\\!")
 def is_correct(text: str, answer: str) -> bool:
     """Whether the final answer of `text` equals `answer`.
 
-    A known answer may itself be a worked solution (GSM8K writes ``... #### 72``); its final answer counts.
+    A known answer may itself be a worked solution (GSM8K writes ``... #### 72``): what follows its mark counts, or all
+    of it if there is none.
     """
-    given, wanted = extract_answer(text), extract_answer(answer)
+    given, wanted = extract_answer(text), _known_answer(answer)
     if given is None or wanted is None:
         return False
     given_value, wanted_value = _value(given), _value(wanted)
@@ -33,17 +34,28 @@ def is_correct(text: str, answer: str) -> bool:
 
 def extract_answer(text: str) -> str | None:
     """The final answer as written, or ``None`` if the text is empty."""
-    boxed = _last_boxed(text)
-    if boxed is not None:
-        return boxed.strip()
-    marked = _after_marker(text)
-    if marked:
-        number = _first_number(marked)
-        return number if number is not None else marked
+    marked = _marked(text)
+    if marked is not None:
+        return marked
     number = _last_number(text)
     if number is not None:
         return number
     return text.strip() or None
+
+
+def _known_answer(answer: str) -> str | None:
+    marked = _marked(answer)
+    if marked is not None:
+        return marked
+    return _only_number(answer) or answer.strip() or None
+
+
+def _marked(text: str) -> str | None:
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    rest = _after_marker(text)
+    return (_only_number(rest) or rest) if rest else None
 
 
 def _last_boxed(text: str) -> str | None:
@@ -89,7 +101,7 @@ def _numbers(text: str) -> list[str]:
     return found
 
 
-def _first_number(text: str) -> str | None:
+def _only_number(text: str) -> str | None:
     """The number that a short answer is: ``72 apples`` is 72, but ``x = 2y`` or ``(3, 4)`` stay as they are."""
     numbers = _numbers(text)
     return numbers[0] if len(numbers) == 1 and not _is_expression(text) else None

@@ -1,0 +1,92 @@
+"""Evaluators: fixed questions, fixed seeds, fixed denominator."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import tinker
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from viva.conversation.rendering import load_renderer
+from viva.eval.conversations import ConversationEvaluator
+from viva.eval.direct import DirectEvaluator
+from viva.rl.prompts import PromptItem
+
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    letters = {chr(code): code - 32 for code in range(32, 127)} | {"\n": 95}
+    inner = Tokenizer(models.WordLevel(letters, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens(CONTROL)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", unk_token="?")
+    return load_renderer(tokenizer, model_name="local")
+
+
+class Sampler:
+    """Answers a prompt by a function of its text; `cut` ends without a stop."""
+
+    def __init__(self, tokenizer, answer, cut=False):
+        self.tokenizer, self.answer, self.cut, self.seeds = tokenizer, answer, cut, []
+
+    async def sample(self, prompt, num_samples, sampling_params):
+        self.seeds.append(sampling_params.seed)
+        text = self.answer(self.tokenizer.decode(prompt.to_ints()))
+        tokens = [self.tokenizer.convert_tokens_to_ids(letter) for letter in text]
+        reason = "length" if self.cut else "stop"
+        if not self.cut:
+            tokens.append(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+        sequence = tinker.SampledSequence(
+            stop_reason=reason, sequence_id="0", _tokens_list=tokens, _logprobs_list=[-0.1] * len(tokens)
+        )
+        return SimpleNamespace(sequences=[sequence])
+
+
+def evaluator(renderer, **options):
+    items = [PromptItem(question=f"What is {n} and 1?", answer=str(n + 1)) for n in range(4)]
+    return DirectEvaluator(**({"items": items, "renderer": renderer, "seed": 3, "max_tokens": 20} | options))
+
+
+async def test_accuracy_counts_right_answers_over_all_questions(renderer):
+    sampler = Sampler(renderer.tokenizer, lambda text: "It is 1." if "0 and" in text else "It is 9.")
+    metrics = await evaluator(renderer)(sampler, 0)
+    assert metrics["test/direct_accuracy"] == 0.25
+    assert metrics["test/direct_accuracy_stderr"] == pytest.approx(math.sqrt(0.25 * 0.75 / 4))
+    assert (metrics["test/direct_questions"], metrics["test/direct_finish_rate"]) == (4, 1.0)
+
+
+async def test_a_reply_that_is_cut_off_is_wrong(renderer):
+    sampler = Sampler(renderer.tokenizer, lambda text: "It is 1, 2, 3 or 4", cut=True)
+    metrics = await evaluator(renderer)(sampler, 0)
+    assert (metrics["test/direct_accuracy"], metrics["test/direct_finish_rate"]) == (0.0, 0.0)
+
+
+async def test_a_question_that_does_not_fit_is_wrong_and_counts(renderer):
+    items = [PromptItem(question="x" * 200, answer="1"), PromptItem(question="What is it?", answer="1")]
+    sampler = Sampler(renderer.tokenizer, lambda text: "1")
+    metrics = await evaluator(renderer, items=items, context_window=100)(sampler, 0)
+    assert metrics["test/direct_accuracy"] == 0.5
+
+
+async def test_every_question_keeps_its_seed_from_step_to_step(renderer):
+    sampler = Sampler(renderer.tokenizer, lambda text: "1")
+    await evaluator(renderer)(sampler, 0)
+    await evaluator(renderer)(sampler, 7)
+    assert sampler.seeds[:4] == sampler.seeds[4:]
+    assert len(set(sampler.seeds)) == 4
+
+
+async def test_questions_without_answers_cannot_be_graded(renderer):
+    with pytest.raises(ValueError, match="got 1, 1 without answer"):
+        evaluator(renderer, items=[PromptItem(question="x")])
+    with pytest.raises(ValueError, match="got 0, 0 without answer"):
+        evaluator(renderer, items=[])
+
+
+async def test_conversation_metrics_get_their_prefix():
+    metrics = await ConversationEvaluator(make_builders=lambda: [], seed=0, max_tokens=4)(None, 0)
+    assert metrics["test/conversation/rollout/groups"] == 0
