@@ -56,7 +56,8 @@ PLACES = {
 
 async def main(folder: Path) -> bool:
     run_folder = open_run_folder(folder, behavior="resume", config={})
-    resume_from = run_folder.resume_point(NUM_STEPS)
+    resume_from = run_folder.checkpoints.latest()
+    run_folder.go_back_to(resume_from, num_steps=NUM_STEPS)
     if resume_from is None:
         client = BanditTrainer(run_folder.state_dir)
     else:

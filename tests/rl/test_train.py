@@ -11,7 +11,8 @@ from viva.rl.update import UpdateConfig
 
 def make_run(folder: Path, *, num_steps=6, group_class=CountGroup, behavior="resume", **options):
     run_folder = open_run_folder(folder, behavior=behavior, config={})
-    resume_from = run_folder.resume_point(num_steps)
+    resume_from = run_folder.checkpoints.latest()
+    run_folder.go_back_to(resume_from, num_steps=num_steps)
     state_dir = run_folder.state_dir
     client = (
         load_bandit(state_dir, run_folder.checkpoints.resolve(resume_from))

@@ -134,7 +134,6 @@ class OpenRun:
 async def open_run(options: RunOptions) -> OpenRun:
     """Open the folder, then the engine: a new adapter, or the state of the last checkpoint."""
     from viva.conversation.rendering import load_renderer
-    from viva.rl.clients import settled
     from viva.rl.run_folder import open_run_folder
     from viva.rl.service import context_window, make_service
     from viva.rl.wandb_sink import check_wandb, open_wandb
@@ -147,17 +146,9 @@ async def open_run(options: RunOptions) -> OpenRun:
         config=options.record,
         free_options=options.free_options,
     )
-    resume_from = folder.resume_point(options.num_steps)
-    _report_changes(folder, resume_from)
     service = make_service(options.engine, state_dir=folder.state_dir)
-    if resume_from is None:
-        pending = service.create_lora_training_client(
-            options.model, rank=options.lora_rank, seed=options.seed
-        )
-    else:
-        state_path = folder.checkpoints.resolve(resume_from)
-        pending = service.create_training_client_from_state_with_optimizer(state_path)
-    client: TrainingClient = await settled(pending)
+    client, resume_from = await _open_client(options, folder, service)
+    folder.go_back_to(resume_from, num_steps=options.num_steps)
     sinks: tuple[MetricSink, ...] = ()
     if options.wandb_project is not None:
         sinks = (
@@ -181,12 +172,33 @@ async def open_run(options: RunOptions) -> OpenRun:
     )
 
 
-def _report_changes(folder: RunFolder, resume_from: Checkpoint | None) -> None:
-    if resume_from is None:
-        return
-    changed = folder.checkpoints.changed_environment(resume_from)
+async def _open_client(
+    options: RunOptions, folder: RunFolder, service: ServiceClient
+) -> tuple[TrainingClient, Checkpoint | None]:
+    """A client with the newest state that can be read, or a new one where there is none."""
+    from viva.rl.clients import settled
+
+    damage: list[ValueError] = []
+    for checkpoint in reversed(folder.checkpoints.all()):
+        state_path = folder.checkpoints.resolve(checkpoint)
+        try:
+            client = await settled(service.create_training_client_from_state_with_optimizer(state_path))
+        except ValueError as error:
+            damage.append(error)
+            continue
+        for error in damage:
+            say(f"note: a newer checkpoint cannot be read and is discarded: {error}")
+        _report_changes(folder, checkpoint)
+        return client, checkpoint
+    if damage:
+        raise damage[0]
+    pending = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)
+    return await settled(pending), None
+
+
+def _report_changes(folder: RunFolder, resume_from: Checkpoint) -> None:
     say(f"resuming {folder.path} after {resume_from.next_step} steps")
-    for name, (then, now) in changed.items():
+    for name, (then, now) in folder.checkpoints.changed_environment(resume_from).items():
         say(
             f"note: {name} was {then} and is now {now}; the run will not be bit-identical to an uninterrupted one"
         )

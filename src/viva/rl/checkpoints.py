@@ -112,6 +112,12 @@ class Checkpoints:
                 shutil.rmtree(self.resolve(other), ignore_errors=True)
         return checkpoint
 
+    def discard_after(self, checkpoint: Checkpoint | None) -> None:
+        """Take everything after a checkpoint (``None``: everything) out of the index."""
+        kept = [other for other in self.all() if checkpoint and other.next_step <= checkpoint.next_step]
+        if kept != self.all():
+            self._write(kept)
+
     def discard_unlisted(self, folder: Path) -> None:
         """Delete the states in a folder that a crash left without a line in the index."""
         listed = {Path(self.resolve(checkpoint)).resolve() for checkpoint in self.all()}

@@ -42,7 +42,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

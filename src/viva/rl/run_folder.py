@@ -39,17 +39,16 @@ class RunFolder:
         """Where the local engine saves its state."""
         return self.path / "state"
 
-    def resume_point(self, num_steps: int) -> Checkpoint | None:
-        """The last checkpoint, or ``None`` if the run starts at its beginning.
+    def go_back_to(self, checkpoint: Checkpoint | None, *, num_steps: int) -> None:
+        """Remove whatever was logged or saved after a checkpoint (``None``: after the run's beginning).
 
-        Whatever was logged or saved after it is removed. A run of `num_steps` that is complete is left as it is.
+        A run of `num_steps` that is complete is left as it is.
         """
-        checkpoint = self.checkpoints.latest()
         if checkpoint is not None and checkpoint.final and checkpoint.next_step >= num_steps:
-            return checkpoint
+            return
+        self.checkpoints.discard_after(checkpoint)
         self.checkpoints.discard_unlisted(self.state_dir / "weights")
         self.log.cut_back(checkpoint.log_sizes if checkpoint else {})
-        return checkpoint
 
 
 def check_behavior(behavior: str) -> None:

@@ -1,0 +1,219 @@
+"""What is on disk: behaviors, torn files, checkpoints that survive."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from bandit_engine import BanditTrainer, Done
+
+from viva.rl.checkpoints import Checkpoints, environment
+from viva.rl.files import read_json_lines, write_atomic
+from viva.rl.run_folder import open_run_folder
+from viva.rl.run_log import RunLog
+
+CONFIG = {"seed": 1, "log_path": "x"}
+
+
+def open_folder(path, behavior="raise", config=CONFIG, **options):
+    return open_run_folder(path, behavior=behavior, config=config, free_options={"log_path"}, **options)
+
+
+def test_a_new_folder_is_made_with_its_options(tmp_path):
+    open_folder(tmp_path / "a" / "b")
+    assert json.loads((tmp_path / "a" / "b" / "config.json").read_text()) == CONFIG
+
+
+def test_credentials_in_addresses_are_not_written(tmp_path):
+    open_folder(tmp_path / "r", config={"base_url": "https://me:secret@host/x", "other": "a@b"})
+    assert json.loads((tmp_path / "r" / "config.json").read_text()) == {
+        "base_url": "https://***@host/x",
+        "other": "a@b",
+    }
+
+
+def test_raise_refuses_a_folder_that_holds_a_run(tmp_path):
+    open_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"already holds a run.*behavior_if_exists=resume .* or =delete"):
+        open_folder(tmp_path)
+
+
+def test_delete_removes_the_run_and_nothing_else(tmp_path):
+    open_folder(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    open_folder(tmp_path, "delete")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "notes.txt"]
+
+
+def test_resume_keeps_the_run_and_refuses_other_options(tmp_path):
+    open_folder(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    open_folder(tmp_path, "resume", config=CONFIG | {"log_path": "moved"})
+    assert (tmp_path / "metrics.jsonl").exists()
+    with pytest.raises(ValueError, match="with other options: seed was 1 and is now 2"):
+        open_folder(tmp_path, "resume", config=CONFIG | {"seed": 2})
+
+
+def test_ask_asks_until_it_gets_an_answer(tmp_path):
+    open_folder(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    answers = iter(["what?", " Resume "])
+    open_folder(tmp_path, "ask", ask=lambda question: next(answers))
+    assert (tmp_path / "metrics.jsonl").exists()
+    open_folder(tmp_path, "ask", ask=lambda question: "delete")
+    assert not (tmp_path / "metrics.jsonl").exists()
+    with pytest.raises(ValueError, match="you chose not to touch it"):
+        open_folder(tmp_path, "ask", ask=lambda question: "exit")
+
+
+def test_ask_without_a_terminal_says_what_to_pass(tmp_path):
+    open_folder(tmp_path / "new", "ask")
+    with pytest.raises(
+        ValueError, match=r"no terminal to ask. Pass behavior_if_exists=resume, delete or raise"
+    ):
+        open_folder(tmp_path / "new", "ask")
+
+
+def test_an_unknown_behavior_and_a_file_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="one of ask, delete, resume, raise; got 'keep'"):
+        open_folder(tmp_path, "keep")
+    (tmp_path / "f").write_text("")
+    with pytest.raises(ValueError, match="is a file; give a folder"):
+        open_folder(tmp_path / "f")
+
+
+def test_a_torn_last_line_is_left_out_and_any_other_damage_is_told(tmp_path):
+    path = tmp_path / "x.jsonl"
+    assert list(read_json_lines(path)) == []
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
+    assert list(read_json_lines(path)) == [{"a": 1}, {"a": 2}]
+    path.write_bytes(b'{"a": 1}\n{"a": "\xc3')
+    assert list(read_json_lines(path)) == [{"a": 1}]
+    path.write_text('{"a": 1}\n{"a"\n{"a": 2}\n')
+    with pytest.raises(ValueError, match=r"x\.jsonl:2: not valid JSON"):
+        list(read_json_lines(path))
+    path.write_text("[1]\n")
+    with pytest.raises(ValueError, match=r"x\.jsonl:1: expected an object; got list"):
+        list(read_json_lines(path))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    write_atomic(path, "old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_logs_are_cut_back_to_a_checkpoint(tmp_path):
+    log = RunLog(tmp_path)
+    log.write_step(0, {"b": 1.0, "a": 2}, [{"text": "\ud800 \u00e4"}])
+    sizes = log.sizes()
+    log.write_step(1, {"a": 1.0}, [{"text": "x"}])
+    log.cut_back(sizes)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "a": 2, "b": 1.0}\n'
+    assert json.loads((tmp_path / "transcripts.jsonl").read_text())["text"] == "\ud800 \u00e4"
+    log.cut_back({})
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    with pytest.raises(ValueError, match=r"fewer than the .* it had at the checkpoint"):
+        log.cut_back(sizes)
+
+
+def test_a_metric_that_is_no_number_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        RunLog(tmp_path).write_step(0, {"a": float("nan")})
+
+
+async def save(checkpoints, folder, steps, **options):
+    client = BanditTrainer(folder / "state")
+    for step in steps:
+        await checkpoints.save(client, next_step=step, log_sizes={"metrics.jsonl": step}, **options)
+
+
+async def test_the_newest_checkpoints_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    await save(checkpoints, tmp_path, [1, 2, 3])
+    assert [checkpoint.next_step for checkpoint in checkpoints.all()] == [2, 3]
+    assert sorted(path.name for path in (tmp_path / "state" / "weights").iterdir()) == ["000002", "000003"]
+
+
+async def test_a_state_that_is_saved_already_is_marked_final_without_saving_it_again(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    await save(checkpoints, tmp_path, [4])
+    await save(checkpoints, tmp_path, [4], final=True)
+    assert [(checkpoint.next_step, checkpoint.final) for checkpoint in checkpoints.all()] == [(4, True)]
+
+
+async def test_a_moved_run_folder_still_finds_its_states(tmp_path):
+    await save(Checkpoints(tmp_path / "a"), tmp_path / "a", [1])
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = Checkpoints(tmp_path / "b")
+    assert moved.resolve(moved.latest()) == str(tmp_path / "b" / "state" / "weights" / "000001")
+
+
+async def test_a_checkpoint_without_its_state_is_passed_over(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    await save(checkpoints, tmp_path, [1, 2])
+    (tmp_path / "state" / "weights" / "000002").rename(tmp_path / "gone")
+    assert checkpoints.latest().next_step == 1
+
+
+async def test_states_that_a_crash_left_behind_are_removed(tmp_path):
+    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    await save(folder.checkpoints, tmp_path, [1])
+    for name in ("000002", ".000003.tmp"):
+        (tmp_path / "state" / "weights" / name).mkdir()
+    (tmp_path / "metrics.jsonl").write_text("x" * 5)
+    folder.go_back_to(folder.checkpoints.latest(), num_steps=9)
+    assert [path.name for path in (tmp_path / "state" / "weights").iterdir()] == ["000001"]
+    assert (tmp_path / "metrics.jsonl").read_text() == "x"
+
+
+async def test_a_complete_run_is_not_cut_back_unless_it_is_made_longer(tmp_path):
+    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    await save(folder.checkpoints, tmp_path, [2], final=True)
+    (tmp_path / "metrics.jsonl").write_text("x" * 5)
+    folder.go_back_to(folder.checkpoints.latest(), num_steps=2)
+    assert (tmp_path / "metrics.jsonl").stat().st_size == 5
+    folder.go_back_to(folder.checkpoints.latest(), num_steps=3)
+    assert (tmp_path / "metrics.jsonl").stat().st_size == 2
+
+
+async def test_states_of_a_remote_engine_are_kept_as_addresses(tmp_path):
+    class Remote:
+        def save_state(self, name):
+            return Done(SimpleNamespace(path=f"tinker://run/weights/{name}"))
+
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2):
+        await checkpoints.save(Remote(), next_step=step, log_sizes={})
+    assert checkpoints.resolve(checkpoints.latest()) == "tinker://run/weights/000002"
+
+
+async def test_a_changed_environment_is_noticed(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    await save(checkpoints, tmp_path, [1])
+    assert checkpoints.changed_environment(checkpoints.latest()) == {}
+    now = environment() | {"threads": "99"}
+    monkeypatch.setattr("viva.rl.checkpoints.environment", lambda: now)
+    assert list(checkpoints.changed_environment(checkpoints.latest())) == ["threads"]
+
+
+async def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones(tmp_path):
+    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    await save(folder.checkpoints, tmp_path, [1, 2])
+    (tmp_path / "metrics.jsonl").write_text("x" * 5)
+    folder.go_back_to(folder.checkpoints.all()[0], num_steps=9)
+    assert [checkpoint.next_step for checkpoint in folder.checkpoints.all()] == [1]
+    assert [path.name for path in (tmp_path / "state" / "weights").iterdir()] == ["000001"]
+    folder.go_back_to(None, num_steps=9)
+    assert (folder.checkpoints.all(), (tmp_path / "metrics.jsonl").read_text()) == ([], "")
