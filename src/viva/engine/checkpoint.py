@@ -58,10 +58,13 @@ def write_checkpoint(
     Raises:
         ValueError: There is one already and ``overwrite`` is false.
     """
+    _recover(path)
     if path.exists() and not overwrite:
         raise ValueError(f"The checkpoint {str(path)!r} exists. Choose another name, or pass overwrite=True.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    for leftover in path.parent.glob(f".{path.name}~*"):  # of a writer that was killed
+        shutil.rmtree(leftover)
+    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}~", dir=path.parent))
     try:
         write_files(staging)
         files = sorted(file for file in staging.rglob("*") if file.is_file())
@@ -71,18 +74,28 @@ def write_checkpoint(
             "files": {file.relative_to(staging).as_posix(): _digest(file) for file in files},
         }
         (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        for file in [*files, staging / MANIFEST, staging]:
+        folders = [folder for folder in staging.rglob("*") if folder.is_dir()]
+        for file in [*files, staging / MANIFEST, *folders, staging]:
             _force_to_disk(file)
         if path.exists():
-            replaced = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-            os.rename(path, replaced / "old")
-            os.rename(staging, path)
-            shutil.rmtree(replaced)
-        else:
-            os.rename(staging, path)
+            os.rename(path, _replaced(path))
+        os.rename(staging, path)
         _force_to_disk(path.parent)
     finally:
+        _recover(path)
         shutil.rmtree(staging, ignore_errors=True)
+    shutil.rmtree(_replaced(path), ignore_errors=True)
+
+
+def _replaced(path: Path) -> Path:
+    """Where a checkpoint waits until the one that replaces it is in place."""
+    return path.parent / f".{path.name}~replaced"
+
+
+def _recover(path: Path) -> None:
+    """Put back a checkpoint whose replacement was cut short."""
+    if not path.exists() and _replaced(path).exists():
+        os.rename(_replaced(path), path)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -91,6 +104,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: Not a checkpoint, of an unknown format, or with a damaged or missing file.
     """
+    _recover(path)
     file = path / MANIFEST
     if not file.is_file():
         raise ValueError(

@@ -108,7 +108,7 @@ class Decoder:
             if request.waiting and not samples:
                 break
             free -= samples
-            key = (request.prompt.tobytes(), request.reusable)
+            key = (request.fed.tobytes(), request.reusable)
             if key not in prompts:
                 past, source = self._table.lookup(request)
                 prompts[key] = Prompt(requests=[], samples=[], past=past, source=source)
@@ -149,7 +149,7 @@ class Decoder:
             for request in prompt.requests:
                 scoring = request.scoring
                 if scoring is not None and not request.prompt_fields:
-                    span = line[scoring.first - 1 - prompt.past : prompt.num_new - 1]
+                    span = line[scoring.first - 1 - prompt.past : len(request.prompt) - 1 - prompt.past]
                     request.prompt_fields = score_prompt(
                         self._module, span, request.prompt, scoring, self._limits.logits
                     )

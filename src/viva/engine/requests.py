@@ -43,6 +43,11 @@ class SampleRequest:
     """Fields of the response that concern the prompt."""
 
     @property
+    def fed(self) -> np.ndarray:
+        """What the model must read: a last token that nothing follows is only scored."""
+        return self.prompt if self.max_tokens else self.prompt[: max(1, len(self.prompt) - 1)]
+
+    @property
     def waiting(self) -> int:
         """Samples that have no row yet."""
         return self.num_samples - self.started if self.max_tokens else 0
@@ -50,7 +55,7 @@ class SampleRequest:
     @property
     def reusable(self) -> int:
         """Leading tokens whose hidden states are not needed, so that their keys and values may be reused."""
-        needed = len(self.prompt) - 1
+        needed = len(self.fed) - 1
         return needed if self.scoring is None or self.prompt_fields else min(needed, self.scoring.first - 1)
 
 

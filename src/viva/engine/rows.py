@@ -68,8 +68,8 @@ class Prompt:
 
     @property
     def tokens(self) -> np.ndarray:
-        """``[P]`` token ids."""
-        return self.requests[0].prompt
+        """Token ids the model reads."""
+        return self.requests[0].fed
 
     @property
     def num_new(self) -> int:

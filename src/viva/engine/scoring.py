@@ -95,18 +95,19 @@ def score_prompt(
     vocab_size = module.get_output_embeddings().weight.shape[0]
     size = max(1, max_logits // vocab_size)
     for start in range(0, len(hidden), size):
-        logprobs = head_logits(module, hidden[start : start + size]).log_softmax(dim=-1)
-        span = slice(first + start, first + start + len(logprobs))
-        tokens = torch.from_numpy(prompt[span]).to(logprobs.device)
-        own[span] = logprobs.gather(1, tokens[:, None])[:, 0].cpu().numpy()
+        logits = head_logits(module, hidden[start : start + size])
+        totals = logits.logsumexp(dim=1, keepdim=True)
+        span = slice(first + start, first + start + len(logits))
+        tokens = torch.from_numpy(prompt[span]).to(logits.device)
+        own[span] = (logits.gather(1, tokens[:, None]) - totals)[:, 0].cpu().numpy()
         if scoring.topk:
-            values, ids = logprobs.topk(min(scoring.topk, vocab_size), dim=-1)
+            values, ids = logits.topk(min(scoring.topk, vocab_size), dim=1)
             topk_ids[span, : ids.shape[1]] = ids.cpu().numpy()
-            topk_values[span, : ids.shape[1]] = values.cpu().numpy()
+            topk_values[span, : ids.shape[1]] = (values - totals).cpu().numpy()
         if chosen is not None and scoring.targets is not None:
             rows = slice(span.start - 1, span.stop - 1)
             ids = scoring.targets[rows]
-            picked = logprobs.gather(1, torch.from_numpy(ids.clip(min=0)).to(logprobs.device)).cpu().numpy()
+            picked = (logits.gather(1, torch.from_numpy(ids.clip(min=0)).to(logits.device)) - totals).cpu().numpy()
             chosen[rows] = np.where(ids >= 0, picked, 0.0)
     result: dict[str, Any] = {}
     if scoring.logprobs:

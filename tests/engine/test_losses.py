@@ -1,0 +1,185 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_engine import ints
+
+from viva.engine.batches import Example, make_examples, micro_batches
+from viva.engine.losses import LOSSES, find_loss
+
+NAMES = sorted(LOSSES)
+logprob = st.floats(-6, -0.01)
+triples = st.lists(st.tuples(logprob, logprob, st.floats(-3, 3)), min_size=1, max_size=8)
+
+
+def by_formula(
+    name: str, p: np.ndarray, q: np.ndarray, a: np.ndarray, config: dict[str, float]
+) -> np.ndarray:
+    """The losses as the Tinker documentation writes them, in float64."""
+    ratio = np.exp(p - q)
+    if name == "cross_entropy":
+        return -p * a
+    if name == "importance_sampling":
+        return -ratio * a
+    if name == "dro":
+        return -(p * a - 0.5 * config["beta"] * (p - q) ** 2)
+    clipped = np.clip(ratio, config["clip_low_threshold"], config["clip_high_threshold"])
+    return -np.minimum(ratio * a, clipped * a) if name == "ppo" else -clipped * p * a
+
+
+def by_slope(name: str, p: np.ndarray, q: np.ndarray, a: np.ndarray, config: dict[str, float]) -> np.ndarray:
+    """The gradient by central differences; cispo's ratio is a constant."""
+    step = 1e-6
+    if name == "cispo":
+        return -np.clip(np.exp(p - q), config["clip_low_threshold"], config["clip_high_threshold"]) * a
+    up, down = by_formula(name, p + step, q, a, config), by_formula(name, p - step, q, a, config)
+    return (up - down) / (2 * step)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(triples)
+def test_losses_and_their_gradients_follow_the_documented_formulas(
+    name: str, values: list[tuple[float, float, float]]
+) -> None:
+    p, q, a = np.array(values).T
+    loss = find_loss(name)
+    config = loss.settings(name, None)
+    leaf = torch.tensor(p, requires_grad=True)
+    given_inputs = {"weights": a, "advantages": a, "logprobs": q}
+    losses = loss.per_token(leaf, {key: torch.tensor(given_inputs[key]) for key in loss.inputs}, config)
+    np.testing.assert_allclose(losses.detach(), by_formula(name, p, q, a, config), rtol=1e-9)
+    losses.sum().backward()
+    edges = [config[key] for key in config if key != "beta"]
+    at_edge = (
+        np.any([np.abs(np.exp(p - q) - edge) < 1e-4 for edge in edges], axis=0) if edges else np.zeros(len(p))
+    )
+    assert leaf.grad is not None
+    slope = by_slope(name, p, q, a, config)
+    np.testing.assert_allclose(leaf.grad[at_edge == 0], slope[at_edge == 0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(triples)
+def test_targets_called_inactive_have_no_gradient(
+    name: str, values: list[tuple[float, float, float]]
+) -> None:
+    p, q, a = np.array(values).T
+    a[::2] = 0
+    loss = find_loss(name)
+    arrays = {key: {"weights": a, "advantages": a, "logprobs": q}[key] for key in loss.inputs}
+    leaf = torch.tensor(p, requires_grad=True)
+    loss.per_token(
+        leaf, {k: torch.tensor(v) for k, v in arrays.items()}, loss.settings(name, None)
+    ).sum().backward()
+    assert leaf.grad is not None
+    assert not leaf.grad[~torch.tensor(loss.active(arrays))].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("ppo", {"clip": 0.2}, r"Unknown loss_fn_config keys \['clip'\].*clip_high_threshold"),
+        ("cross_entropy", {"beta": 1.0}, "allowed: none"),
+        ("ppo", {"clip_low_threshold": 1.3}, "above"),
+        ("dro", {"beta": -1.0}, "at least 0"),
+        ("dro", {"beta": "0.1"}, "must be a number"),
+        ("cispo", {"clip_high_threshold": float("nan")}, "at least 0"),
+    ],
+)
+def test_settings_a_loss_does_not_have_are_refused(name: str, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_loss(name).settings(name, config)
+
+
+def test_an_unknown_loss_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'gspo' is not one of \['cispo'"):
+        find_loss("gspo")
+
+
+def datum(tokens: list[int], **inputs: Any) -> tinker.Datum:
+    return tinker.Datum(model_input=ints(tokens), loss_fn_inputs=inputs)
+
+
+def tensor(values: Any) -> tinker.TensorData:
+    return tinker.TensorData.from_numpy(np.asarray(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("cross_entropy", datum([1, 2], weights=[1.0, 1.0]), r"missing \['target_tokens'\]"),
+        (
+            "ppo",
+            datum([1, 2], target_tokens=[1, 2], weights=[1.0, 1.0]),
+            r"missing \['advantages', 'logprobs'\]",
+        ),
+        (
+            "cross_entropy",
+            datum([1, 2], target_tokens=[1, 2], mask=tensor([1.0, 1.0])),
+            r"unknown \['mask'\]",
+        ),
+        ("cross_entropy", datum([1, 2], target_tokens=[1]), "must have shape"),
+        ("cross_entropy", datum([], target_tokens=tensor(np.zeros(0, dtype=np.int64))), "at least 1"),
+        ("cross_entropy", datum([1, 2], target_tokens=[1, 2], weights=[1.0]), r"weights must be .* \[2\]"),
+        ("cross_entropy", datum([1, 2], target_tokens=[1, 9]), "ids from 1 to 9"),
+        ("cross_entropy", datum([-1, 2], target_tokens=[1, 2]), "ids from -1"),
+        ("cross_entropy", datum([1] * 9, target_tokens=[1] * 9), "9 tokens; the model holds 8"),
+        (
+            "ppo",
+            datum(
+                [1],
+                target_tokens=tensor([[1, 2]]),
+                logprobs=tensor([[0.0, 0.0]]),
+                advantages=tensor([[1.0, 1.0]]),
+            ),
+            r"must have shape \[N\]",
+        ),
+        (
+            "ppo",
+            datum([1], target_tokens=[1], logprobs=[float("nan")], advantages=[1.0]),
+            "1 values that are not finite",
+        ),
+    ],
+)
+def test_data_a_loss_does_not_take_are_refused_with_their_number(
+    name: str, wrong: tinker.Datum, message: str
+) -> None:
+    right = datum([1], target_tokens=[1], **{key: [0.0] for key in LOSSES[name].inputs})
+    with pytest.raises(ValueError, match=f"Datum 1.*{message}"):
+        make_examples([right, wrong], LOSSES[name], name, vocab_size=9, context_length=8)
+
+
+def test_no_data_are_refused() -> None:
+    with pytest.raises(ValueError, match="No data"):
+        make_examples([], LOSSES["ppo"], "ppo", 9, 8)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 30), st.booleans(), st.sampled_from([(), (2,), (3,)])),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(1, 100),
+)
+def test_micro_batches_hold_every_example_once_within_the_budget(
+    kinds: list[tuple[int, bool, tuple[int, ...]]], budget: int
+) -> None:
+    examples = [
+        Example(
+            tokens=np.zeros(size, dtype=np.int64),
+            targets=np.zeros((size, *candidates), dtype=np.int64),
+            inputs={},
+            active=np.full((size, *candidates), active),
+        )
+        for size, active, candidates in kinds
+    ]
+    batches = micro_batches(examples, budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(kinds)))
+    for batch in batches:
+        assert len({kinds[index][1:] for index in batch}) == 1
+        assert len(batch) == 1 or len(batch) * max(kinds[index][0] for index in batch) <= budget
