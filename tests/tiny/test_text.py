@@ -70,7 +70,7 @@ def test_batches_respect_the_token_budget(tokenizer) -> None:
 def test_the_build_makes_a_loadable_model_and_refuses_to_overwrite_it(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    options = [f"output={tmp_path}", "plain_steps=1", "mixture_steps=1", "tokens_per_step=1024"]
+    options = [f"output={tmp_path}", "lesson_steps=1", "mixture_steps=1", "tokens_per_step=1024"]
     main([*options, "hidden_size=64", "num_layers=1", "intermediate_size=64"])
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.vocab_size >= len(load_tokenizer(tmp_path))

@@ -38,19 +38,14 @@ class BuildConfig:
     """How the policy is raised. Sizes in tokens, steps and layers."""
 
     seed: int = 0
-    plain_steps: int = 350
-    mixture_steps: int = 950
+    lesson_steps: int = 500
+    mixture_steps: int = 900
     tokens_per_step: int = 8192
     learning_rate: float = 1e-3
-    warmup_steps: int = 50
+    warmup_steps: int = 30
     hidden_size: int = 256
     intermediate_size: int = 640
     num_layers: int = 4
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of both phases."""
-        return self.plain_steps + self.mixture_steps
 
 
 def encode_example(example: Example, tokenizer: "PreTrainedTokenizerFast") -> "EncodedExample":
@@ -98,10 +93,11 @@ def batches(
         yield from cuts
 
 
-def _learning_rate(step: int, config: BuildConfig) -> float:
+def _learning_rate(step: int, num_steps: int, config: BuildConfig) -> float:
+    """Linear warm-up, then half a cosine, within one phase."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / (config.total_steps - config.warmup_steps)
+    progress = (step - config.warmup_steps) / max(num_steps - config.warmup_steps, 1)
     return config.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
@@ -149,7 +145,6 @@ def build(output: Path, config: BuildConfig) -> None:
     Raises:
         FileExistsError: If the folder already holds a model.
     """
-    import torch
 
     from viva.tiny.tokenizer import build_tokenizer
 
@@ -157,16 +152,34 @@ def build(output: Path, config: BuildConfig) -> None:
         raise FileExistsError(f"{output} already holds a model; remove it or choose another output folder")
     tokenizer = build_tokenizer(output, seed=config.seed)
     model = _new_model(config, tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
-    pad = tokenizer.vocab["<|endoftext|>"]
     rng = random.Random(config.seed)
-    stream = batches(LESSONS, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
+    for name, shares, num_steps in (
+        ("lessons", LESSONS, config.lesson_steps),
+        ("mixture", MIXTURE, config.mixture_steps),
+    ):
+        stream = batches(shares, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
+        _train(model, stream, tokenizer.vocab["<|endoftext|>"], name=name, num_steps=num_steps, config=config)
+    model.bfloat16().save_pretrained(output)
+    (output / "card.json").write_text(json.dumps({"config": asdict(config)}, indent=1) + "\n")
+
+
+def _train(
+    model: "Qwen3ForCausalLM",
+    stream: Iterator[list[EncodedExample]],
+    pad: int,
+    *,
+    name: str,
+    num_steps: int,
+    config: BuildConfig,
+) -> None:
+    """One phase, with an optimiser of its own."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
     started = time.monotonic()
-    for step in range(config.total_steps):
-        if step == config.plain_steps:
-            stream = batches(MIXTURE, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
+    for step in range(num_steps):
         for group in optimizer.param_groups:
-            group["lr"] = _learning_rate(step, config)
+            group["lr"] = _learning_rate(step, num_steps, config)
         loss = _loss(model, next(stream), pad)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -174,11 +187,7 @@ def build(output: Path, config: BuildConfig) -> None:
         optimizer.zero_grad()
         if step % 50 == 49:
             minutes = (time.monotonic() - started) / 60
-            logger.info(
-                "step %d of %d, loss %.3f, %.1f min", step + 1, config.total_steps, loss.item(), minutes
-            )
-    model.bfloat16().save_pretrained(output)
-    (output / "card.json").write_text(json.dumps({"config": asdict(config)}, indent=1) + "\n")
+            logger.info("%s %d of %d, loss %.3f, %.1f min", name, step + 1, num_steps, loss.item(), minutes)
 
 
 def main(arguments: Sequence[str]) -> None:
