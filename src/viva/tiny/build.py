@@ -145,7 +145,6 @@ def build(output: Path, config: BuildConfig) -> None:
     Raises:
         FileExistsError: If the folder already holds a model.
     """
-
     from viva.tiny.tokenizer import build_tokenizer
 
     if (output / "model.safetensors").exists():
