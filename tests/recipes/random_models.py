@@ -31,7 +31,8 @@ def make_tokenizer(family):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=CONTROL[family][-1])
 
 
-def make_model(folder: Path, family: str, seed: int = 0) -> Path:
+def make_model(folder: Path, family: str, *, names_labels: bool = True) -> Path:
+    """A model folder; with `names_labels`, its judge always names a verdict instead of a random byte."""
     tokenizer = make_tokenizer(family)
     config_class, model_class = {
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -42,12 +43,13 @@ def make_model(folder: Path, family: str, seed: int = 0) -> Path:
         vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **SIZES, **extra
     )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = model_class(config)
-    with torch.no_grad():  # one of the verdict's labels stands out, or a random judge would never name one
-        rows, (a, b) = model.lm_head.weight, tokenizer.convert_tokens_to_ids(["A", "B"])
-        rows[a] *= 100
-        rows[b] = -rows[a]
+    if names_labels:
+        with torch.no_grad():
+            rows, (a, b) = model.lm_head.weight, tokenizer.convert_tokens_to_ids(["A", "B"])
+            rows[a] *= 100
+            rows[b] = -rows[a]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
