@@ -77,7 +77,6 @@ async def rewards_of(model, folder, builder_class):
     assert await train(run)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert max(row.get("optim/logprob_gap_max", 0.0) for row in rows) < 1e-4
-    print([round(row["correct"], 2) for row in rows])
     return [row["correct"] for row in rows]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import tinker
 
 from viva.rl.clients import TrainingClient
@@ -64,6 +65,28 @@ def _without_mask(datum: tinker.Datum) -> tinker.Datum:
     return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
 
+async def _anchored(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], bare_D: Sequence[tinker.Datum]
+) -> list[tinker.Datum]:
+    """Datums whose context tokens have the trainer's own logprobs as their sampling logprobs.
+
+    DRO's quadratic term pulls every token towards its sampling logprob, whatever its advantage. Context tokens were not
+    sampled; with the trainer's own value the term and its gradient vanish there.
+    """
+    output = await client.forward(list(bare_D), "importance_sampling")
+    anchored: list[tinker.Datum] = []
+    for datum, bare, record in zip(data_D, bare_D, output.loss_fn_outputs, strict=True):
+        is_action_T = datum.loss_fn_inputs["mask"].to_numpy() > 0
+        logprobs_T = np.where(
+            is_action_T, bare.loss_fn_inputs["logprobs"].to_numpy(), record["logprobs"].to_numpy()
+        )
+        inputs = bare.loss_fn_inputs | {
+            "logprobs": tinker.TensorData.from_numpy(logprobs_T.astype(np.float32))
+        }
+        anchored.append(tinker.Datum(model_input=bare.model_input, loss_fn_inputs=inputs))
+    return anchored
+
+
 async def update_policy(
     client: TrainingClient, data_D: Sequence[tinker.Datum], config: UpdateConfig
 ) -> dict[str, float]:
@@ -83,12 +106,10 @@ async def update_policy(
     pending: list[tuple[Awaitable[tinker.ForwardBackwardOutput], Awaitable[tinker.OptimStepResponse]]] = []
     for minibatch in _minibatches(data_D, config.num_substeps):
         data = [_without_mask(datum) for datum in minibatch]
-        pending.append(
-            (
-                client.forward_backward(data, config.loss_fn, loss_fn_config),
-                client.optim_step(config.adam_params()),
-            )
-        )
+        if config.loss_fn == "dro":
+            data = await _anchored(client, minibatch, data)
+        forward_backward = client.forward_backward(data, config.loss_fn, loss_fn_config)
+        pending.append((forward_backward, client.optim_step(config.adam_params())))
     outputs: list[tinker.ForwardBackwardOutput] = []
     responses: list[tinker.OptimStepResponse] = []
     for forward_backward, optim_step in pending:

@@ -29,6 +29,7 @@ from viva.recipes.common import (
 from viva.recipes.conversation_preference_rl.data import load_prompts
 from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
+from viva.rl.probe import check_loss
 from viva.rl.prompts import PromptItem, PromptOrder
 from viva.rl.seeds import derive_seed
 from viva.rl.service import EngineConfig
@@ -153,6 +154,8 @@ async def run(config: Config) -> int:
 async def build_training(plan: Plan, opened: OpenRun) -> Training:
     """The loop's parts for an open run."""
     config = plan.config
+    if config.engine == "remote":
+        await check_loss(opened.client, config.loss_fn, config.loss_fn_config)
     judge_policy = PolicyRef()
     if config.judge_policy == "initial":
         judge_policy.sampling_client = await settled(

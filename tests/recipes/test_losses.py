@@ -1,0 +1,96 @@
+"""Every loss the options name trains on the local engine; engines that do not know a loss are refused."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tinker
+from random_models import make_model
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.rl.types import Trajectory, Transition
+
+from viva.engine import LocalServiceClient
+from viva.rl.data_processing import trajectory_to_data
+from viva.rl.probe import check_loss
+from viva.rl.update import UpdateConfig, update_policy
+
+CONFIGS = {"ppo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}, "cispo": {}, "dro": {"beta": 0.3}}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    model = make_model(tmp_path_factory.mktemp("model"), "llama", names_labels=False)
+    return LocalServiceClient().create_lora_training_client(str(model), rank=4, seed=0)
+
+
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", *CONFIGS])
+@pytest.mark.parametrize("given", [True, False])
+async def test_the_local_engine_computes_what_it_is_asked_for(client, loss_fn, given):
+    await check_loss(client, loss_fn, CONFIGS.get(loss_fn) if given else None)
+
+
+class Other:
+    """An engine that treats every loss like one of them, or raises, or keeps its value to itself."""
+
+    def __init__(self, client, loss_fn=None, error=None, tells=True):
+        self.client, self.loss_fn, self.error, self.tells = client, loss_fn, error, tells
+
+    async def forward(self, data, loss_fn, loss_fn_config=None):
+        if self.error is not None and loss_fn != "importance_sampling":
+            raise self.error
+        output = await self.client.forward(data, self.loss_fn or loss_fn, None)
+        metrics = output.metrics if self.tells else {}
+        return SimpleNamespace(loss_fn_outputs=output.loss_fn_outputs, metrics=metrics)
+
+
+@pytest.mark.parametrize("loss_fn", list(CONFIGS))
+async def test_an_engine_that_ignores_the_loss_is_refused(client, loss_fn):
+    with pytest.raises(
+        ValueError, match=f"asked for loss_fn={loss_fn} and answered .* computes something else"
+    ):
+        await check_loss(Other(client, "importance_sampling"), loss_fn)
+
+
+async def test_an_engine_that_ignores_the_config_is_refused(client):
+    with pytest.raises(ValueError, match="computes something else"):
+        await check_loss(Other(client), "ppo", CONFIGS["ppo"])
+
+
+async def test_an_engine_that_refuses_or_keeps_silent_is_refused(client):
+    with pytest.raises(ValueError, match="the engine refuses loss_fn=ppo: unknown loss"):
+        await check_loss(Other(client, error=ValueError("unknown loss")), "ppo")
+    with pytest.raises(ValueError, match="answered None"):
+        await check_loss(Other(client, tells=False), "ppo")
+    with pytest.raises(
+        ValueError, match="loss_fn must be one of cross_entropy, importance_sampling, cispo, dro, ppo"
+    ):
+        await check_loss(client, "gspo")
+
+
+class Watched:
+    def __init__(self, client):
+        self.client, self.sent = client, []
+
+    def forward(self, data, loss_fn, loss_fn_config=None):
+        return self.client.forward(data, loss_fn, loss_fn_config)
+
+    def forward_backward(self, data, loss_fn, loss_fn_config=None):
+        self.sent.extend(data)
+        return self.client.forward_backward(data, loss_fn, loss_fn_config)
+
+    def optim_step(self, params):
+        return self.client.optim_step(params)
+
+
+async def test_dro_leaves_context_tokens_alone(client):
+    action = TokensWithLogprobs(tokens=[7, 8], maybe_logprobs=[-1.0, -2.0])
+    turn = Transition(ob=tinker.ModelInput.from_ints([1, 2, 3]), ac=action, reward=0.0, episode_done=True)
+    data = trajectory_to_data(Trajectory([turn], tinker.ModelInput.empty()), 1.0)
+    watched = Watched(client)
+    await update_policy(watched, data, UpdateConfig(learning_rate=1e-9, loss_fn="dro"))
+    sent = watched.sent[0].loss_fn_inputs
+    trained = (
+        (await client.forward(watched.sent, "importance_sampling")).loss_fn_outputs[0]["logprobs"].to_numpy()
+    )
+    assert sent["logprobs"].tolist()[2:] == [-1.0, -2.0]
+    np.testing.assert_allclose(sent["logprobs"].to_numpy()[:2], trained[:2], atol=1e-4)
