@@ -35,6 +35,9 @@ JudgeMode = Literal["logprob", "verdict"]
 _TOP_K = 20
 """How many of the next token's probabilities are asked for; tinker's limit. A label outside them counts as
 0."""
+_HAS_ALTERNATIVES = hasattr(tinker.SampledSequence, "topk_logprobs")
+"""Older SDKs cannot return alternatives for sampled tokens, only within the prompt."""
+
 _Row = list[tuple[int, float]]
 
 _VERDICT_SCORES = {Outcome.A: -1.0, Outcome.TIE: 0.0, Outcome.B: 1.0, Outcome.INVALID: None}
@@ -155,11 +158,11 @@ class PolicySelfComparisonJudge:
         client = self.policy.current()
         params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=seed)
         row = None
-        if accepts(client, "topk_sample_logprobs"):
+        if _HAS_ALTERNATIVES and accepts(client, "topk_sample_logprobs"):
             response = await sample(client, prompt, params, topk_sample_logprobs=_TOP_K)
-            row = _row(getattr(response.sequences[0], "topk_logprobs", None), 0)
+            row = _row(response.sequences[0].topk_logprobs, 0)
         if row is None:
-            # some engines give alternatives only within the prompt: add a token, ask what could stand there
+            # add a token to the prompt and ask what could stand in its place
             longer = prompt.append_int(self._label_tokens[0])
             options = {"include_prompt_logprobs": True, "topk_prompt_logprobs": _TOP_K}
             response = await sample(client, longer, params, **options)
