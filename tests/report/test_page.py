@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from viva.report import write_report
-from viva.report.headline import Gain, accuracy_gain
+from viva.report.headline import Gain, accuracy_gain, headline_text
 from viva.report.run_files import read_run
 
 MakeRun = Callable[..., Path]
@@ -170,6 +170,18 @@ def test_the_headline_states_accuracy_before_and_after_with_intervals(make_run: 
     gain = accuracy_gain(read_run(folder))
     assert gain is not None
     assert (gain.difference, gain.half_width) == pytest.approx((0.12, 1.959964 * 0.05))
+
+
+def test_the_headline_in_one_line(make_run: MakeRun) -> None:
+    rows = [
+        {"step": 0, "test/direct_accuracy": 0.45, "test/direct_accuracy_stderr": 0.02},
+        {"step": 20, "test/direct_accuracy": 0.6, "test/direct_accuracy_stderr": 0.0},
+    ]
+    assert headline_text(make_run(metrics=rows)) == (
+        "held-out accuracy, asked directly: 45.0 % ± 3.9 before, 60.0 % after 20 steps "
+        "(+15.0 points; intervals are 95 %)"
+    )
+    assert headline_text(make_run(metrics=rows[:1])) is None
 
 
 def test_an_interval_of_a_share_stays_a_share(make_run: MakeRun) -> None:

@@ -213,7 +213,7 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
             f"Go on with the same command and behavior_if_exists=resume (log_path={options.log_path})"
         )
         return 128 + received
-    from viva.report import write_report
+    from viva.report import headline_text, write_report
     from viva.rl.export import export_weights
 
     checkpoint = opened.folder.checkpoints.latest()
@@ -222,6 +222,9 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
         weights = export_weights(state_path, model=options.model, folder=opened.folder.path)
         say(f"weights: {weights or state_path}")
     say(f"report: {write_report(opened.folder.path)}")
+    headline = headline_text(opened.folder.path)
+    if headline is not None:
+        say(headline)
     return 0
 
 

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from viva.report.chart import draw_chart
 from viva.report.markup import data, escape, format_number
-from viva.report.run_files import Run, metric_series
+from viva.report.run_files import Run, metric_series, read_run
 from viva.report.series import Z95
 
-__all__ = ["ACCURACY", "ACCURACY_STDERR", "Gain", "accuracy_gain", "headline_html"]
+__all__ = ["ACCURACY", "ACCURACY_STDERR", "Gain", "accuracy_gain", "headline_html", "headline_text"]
 
 ACCURACY = "test/direct_accuracy"
 """The metric of the headline."""
@@ -69,6 +70,21 @@ def accuracy_gain(run: Run) -> Gain | None:
         after=points[-1][1],
         before_half_width=half_widths[0],
         after_half_width=half_widths[1],
+    )
+
+
+def headline_text(run_dir: str | Path) -> str | None:
+    """The headline of a run in one line; ``None`` if it never measured held-out accuracy."""
+    gain = accuracy_gain(read_run(run_dir))
+    if gain is None or gain.first_step == gain.last_step:
+        return None
+    before, after = (
+        f"{100 * share:.1f} %" + (f" ± {100 * half:.1f}" if half is not None else "")
+        for share, half in ((gain.before, gain.before_half_width), (gain.after, gain.after_half_width))
+    )
+    return (
+        f"held-out accuracy, asked directly: {before} before, {after} after {gain.last_step} steps "
+        f"({100 * gain.difference:+.1f} points; intervals are 95 %)"
     )
 
 
