@@ -181,7 +181,10 @@ def test_the_headline_in_one_line(make_run: MakeRun) -> None:
         "held-out accuracy, asked directly: 45.0 % ± 3.9 before, 60.0 % after 20 steps "
         "(+15.0 points; intervals are 95 %)"
     )
-    assert headline_text(make_run(metrics=rows[:1])) is None
+
+
+def test_a_single_measurement_is_no_headline(make_run: MakeRun) -> None:
+    assert headline_text(make_run(metrics=[{"step": 0, "test/direct_accuracy": 0.45}])) is None
 
 
 def test_an_interval_of_a_share_stays_a_share(make_run: MakeRun) -> None:
