@@ -64,7 +64,7 @@ async def test_a_result_can_be_awaited_in_every_way_the_sdk_offers(pump: Pump) -
     worker = Counter(pump, "a", [])
     assert await worker.ask("x") == "X"
     assert await worker.ask("y").result_async() == "Y"
-    assert await asyncio.create_task(worker.ask("z").coroutine()) == "Z"
+    assert await asyncio.create_task(worker.ask("z").result_async()) == "Z"
     assert await asyncio.wrap_future(worker.ask("w").future()) == "W"
     done = worker.ask("v")
     await done
@@ -195,7 +195,7 @@ async def test_cancelling_the_waiting_task_cancels_a_request_but_not_an_operatio
     request = worker.ask("x", 10**6)
     operation: LocalFuture[str] = LocalFuture(pump, cancellable=False)
     for future in (request, operation):
-        waiting = asyncio.create_task(future.coroutine())
+        waiting = asyncio.create_task(future.result_async())
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

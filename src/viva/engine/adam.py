@@ -1,4 +1,7 @@
-"""AdamW on named parameters (Kingma and Ba 2015, arXiv 1412.6980; decoupled decay: Loshchilov and Hutter 2019, 1711.05101)."""
+"""AdamW on named parameters.
+
+Kingma and Ba 2015, arXiv 1412.6980; decoupled decay: Loshchilov and Hutter 2019, arXiv 1711.05101.
+"""
 
 from collections.abc import Mapping
 

@@ -59,7 +59,7 @@ class Loss:
         if merged.get("clip_low_threshold", 0.0) > merged.get("clip_high_threshold", float("inf")):
             raise ValueError(
                 f"clip_low_threshold={merged['clip_low_threshold']} is above "
-                f"clip_high_threshold={merged['clip_high_threshold']}. Both are probability ratios, such as 0.8 and 1.2."
+                f"clip_high_threshold={merged['clip_high_threshold']}. Both are ratios, such as 0.8 and 1.2."
             )
         return merged
 

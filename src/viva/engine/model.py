@@ -6,6 +6,7 @@ LoRA, sampling merges the LoRA into fresh tensors of another copy.
 
 import copy
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +48,7 @@ class BaseModel:
     token_texts: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, filled as stop strings are looked for."""
 
-    def decode_copy(self, replace: dict[int, torch.Tensor] | None = None) -> Any:
+    def decode_copy(self, replace: Mapping[int, torch.Tensor] | None = None) -> Any:
         """A copy of the structure that reads keys and values from a `RaggedCache`; tensors are shared or replaced."""
         module = structure_copy(self.module, replace)
         module.config._attn_implementation = RAGGED_ATTENTION
@@ -113,7 +114,7 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     return base
 
 
-def structure_copy(module: Any, replace: dict[int, torch.Tensor] | None = None) -> Any:
+def structure_copy(module: Any, replace: Mapping[int, torch.Tensor] | None = None) -> Any:
     """Copy modules and configuration but share every tensor, ties included.
 
     Args:
@@ -121,7 +122,7 @@ def structure_copy(module: Any, replace: dict[int, torch.Tensor] | None = None) 
         replace: Tensors to use instead, by ``id`` of the tensor they stand for.
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
-    return copy.deepcopy(module, shared | (replace or {}))
+    return copy.deepcopy(module, {**shared, **(replace or {})})
 
 
 def head_logits(module: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -180,5 +181,5 @@ def _check_decoding(base: BaseModel, device: torch.device) -> None:
     if not error <= _PROBE_TOLERANCE[base.module.dtype] * wanted.abs().max().item():
         raise ValueError(
             f"The engine's decoding of {kind} is off by {error:.3g} from the model's own logits, so this architecture "
-            "is not supported. Supported are Llama, Qwen2/3, Mistral, Gemma and others that compute logits the same way."
+            "is not supported. Supported are Llama, Qwen2/3, Mistral, Gemma and others that compute logits alike."
         )

@@ -12,6 +12,7 @@ from viva.engine.futures import LocalFuture
 from viva.engine.model import BaseModel
 from viva.engine.requests import SampleRequest, make_request, token_array
 from viva.engine.scoring import PromptScoring, make_scoring
+from viva.engine.sdk import check_carried
 
 __all__ = ["LocalSamplingClient"]
 
@@ -91,6 +92,10 @@ class LocalSamplingClient:
                 f"prompt_alt_tokens_k={prompt_alt_tokens_k}: the local engine does not draw alternatives to prompt "
                 "tokens. Use topk_prompt_logprobs."
             )
+        check_carried(
+            topk_sample_logprobs=topk_sample_logprobs > 0,
+            target_prompt_logprobs=target_prompt_logprobs is not None,
+        )
         tokens = token_array(prompt, self._base)
         scoring = make_scoring(
             len(tokens),

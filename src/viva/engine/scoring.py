@@ -107,7 +107,9 @@ def score_prompt(
         if chosen is not None and scoring.targets is not None:
             rows = slice(span.start - 1, span.stop - 1)
             ids = scoring.targets[rows]
-            picked = (logits.gather(1, torch.from_numpy(ids.clip(min=0)).to(logits.device)) - totals).cpu().numpy()
+            picked = (
+                (logits.gather(1, torch.from_numpy(ids.clip(min=0)).to(logits.device)) - totals).cpu().numpy()
+            )
             chosen[rows] = np.where(ids >= 0, picked, 0.0)
     result: dict[str, Any] = {}
     if scoring.logprobs:

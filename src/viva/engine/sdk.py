@@ -1,6 +1,7 @@
 """Response types of the tinker SDK, across its versions.
 
-Older versions (0.22) have no sequence ids and no alternatives for sampled tokens; those fields are left out there.
+Older versions (0.22) have no sequence ids, no alternatives to sampled tokens and no chosen targets: ids are left out
+there, and asking for the others is refused.
 """
 
 from dataclasses import fields
@@ -11,14 +12,30 @@ import tinker
 
 try:
     from tinker.types.topk_logprobs import TopkLogprobs
-except ImportError:  # tinker < 0.30
-    from tinker.types.topk_prompt_logprobs import TopkPromptLogprobs as TopkLogprobs
+except ImportError:  # older versions
+    from tinker.types.topk_prompt_logprobs import (  # pyright: ignore[reportMissingImports]
+        TopkPromptLogprobs as TopkLogprobs,
+    )
 
-__all__ = ["make_response", "make_sequence", "make_topk"]
+__all__ = ["check_carried", "make_response", "make_sequence", "make_topk"]
 
 _MASK_LOGPROB = -99999.0
 _SEQUENCE_FIELDS = frozenset(field.name for field in fields(tinker.SampledSequence))
 _RESPONSE_FIELDS = frozenset(field.name for field in fields(tinker.SampleResponse))
+
+
+def check_carried(*, topk_sample_logprobs: bool, target_prompt_logprobs: bool) -> None:
+    """Refuse to compute what the installed SDK's responses cannot carry.
+
+    Raises:
+        ValueError: Something of the kind was asked for.
+    """
+    for name, asked, field, known in (
+        ("topk_sample_logprobs", topk_sample_logprobs, "topk_logprobs_np", _SEQUENCE_FIELDS),
+        ("target_prompt_logprobs", target_prompt_logprobs, "target_prompt_logprobs", _RESPONSE_FIELDS),
+    ):
+        if asked and field not in known:
+            raise ValueError(f"tinker {tinker.__version__} has no place for {name}. Install a newer version.")
 
 
 def make_topk(token_ids: np.ndarray, logprobs: np.ndarray) -> Any:

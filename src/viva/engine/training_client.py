@@ -228,7 +228,10 @@ class LocalTrainingClient:
         return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> LocalSamplingClient:
-        """A sampling client for the weights after all operations called so far. ``name`` has no effect, as in the SDK."""
+        """A sampling client for the weights after all operations called so far.
+
+        ``name`` has no effect, as in the SDK.
+        """
         policy = self._policy
 
         def operation() -> Operation:
