@@ -1,0 +1,77 @@
+"""What the built-in policy can do before any training, measured through Viva's own engine, evaluator and judge.
+
+    python benchmarks/builtin_policy.py [problems=500]
+
+Direct accuracy on held-out problems at temperature 1; share of conversation replies that are read as asked; and
+the judge's accuracy on pairs of one right and one wrong solution, in single comparisons and over both orders.
+"""
+
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+
+from viva.engine.threads import prepare_threads
+
+
+async def measure(num_problems: int) -> dict[str, float]:
+    from viva.conversation.rendering import load_renderer
+    from viva.engine import LocalServiceClient
+    from viva.eval.direct import DirectEvaluator
+    from viva.judging.judge import PolicySelfComparisonJudge
+    from viva.judging.policy import PolicyRef
+    from viva.judging.tournament import TournamentPattern
+    from viva.rl.completer import Policy
+    from viva.rl.metrics import rollout_metrics
+    from viva.rl.prompts import PromptItem
+    from viva.rl.rollouts import run_groups
+    from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+    from viva.tiny import model_path
+    from viva.tiny.tasks import problems, worked_solution, wrong_solution
+
+    held_out = problems("test", num_problems, seed=0)
+    sampler = LocalServiceClient().create_sampling_client(base_model=str(model_path()))
+    renderer = load_renderer(sampler.get_tokenizer(), model_name=str(model_path()))
+    items = [PromptItem(question=problem.question, answer=str(problem.answer)) for problem in held_out]
+    direct = await DirectEvaluator(items=items, renderer=renderer, seed=0, max_tokens=72)(sampler, 0)
+
+    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=sampler), renderer)
+    rng = random.Random(0)
+    tournaments = await asyncio.gather(
+        *(
+            judge.tournament(
+                problem.question,
+                {0: worked_solution(problem), 1: wrong_solution(problem, rng)},
+                TournamentPattern.ALL_PAIRS_BOTH_WAYS,
+                seed=0,
+            )
+            for problem in held_out
+        )
+    )
+    single = [(c.score or 0.0) * (1 if c.first == 0 else -1) for t in tournaments for c in t]
+    both = [sum((c.score or 0.0) * (1 if c.first == 0 else -1) for c in t) for t in tournaments]
+
+    builders = [
+        MultiAgentConversationEnvGroupBuilder(
+            question=problem.question, num_agents=3, max_rounds=2, renderer=renderer, judge=judge
+        )
+        for problem in held_out[: num_problems // 10]
+    ]
+    outcomes = await run_groups(builders, Policy(sampler=sampler, seed=0, max_tokens=72))
+    return {
+        "direct accuracy": direct["test/direct_accuracy"],
+        "judge right, one order": sum(score < 0 for score in single) / len(single),
+        "judge right, both orders": sum(score < 0 for score in both) / len(both),
+        "replies parsed": rollout_metrics(outcomes)["parse/ok"],
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    prepare_threads()
+    given = dict(argument.split("=", 1) for argument in argv)
+    for name, share in asyncio.run(measure(int(given.get("problems", "500")))).items():
+        print(f"{name}: {100 * share:.1f} %")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
