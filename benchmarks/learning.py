@@ -5,7 +5,7 @@
 Each run is the demonstration (`viva.recipes.conversation_preference_rl.demo`) with its own seed for adapter,
 prompts and sampling. The arm ``shuffled`` deals the rewards of each conversation out to its agents at random,
 everything else being equal; it must not learn. Prints one line per run and a table with 95 % intervals
-(Student's t over seeds). Runs that are in the folder already are not repeated.
+(Student's t over seeds) and draws ``learning.svg``. Runs that are in the folder already are not repeated.
 """
 
 import asyncio
@@ -77,15 +77,36 @@ def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict
     started = time.monotonic()
     asyncio.run(go())
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    measured = [row["test/direct_accuracy"] for row in rows if "test/direct_accuracy" in row]
+    curve = [(row["step"], row["test/direct_accuracy"]) for row in rows if "test/direct_accuracy" in row]
     return {
         "arm": arm,
         "seed": seed,
-        "before": measured[0],
-        "after": measured[-1],
-        "curve": measured,
+        "before": curve[0][1],
+        "after": curve[-1][1],
+        "curve": curve,
         "minutes": (time.monotonic() - started) / 60,
     }
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean over seeds (Student's t)."""
+    return T_95[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
+
+
+def plot(results: Sequence[dict], output: Path) -> None:
+    """Mean accuracy of each arm at each evaluation, with its interval."""
+    from viva.report import Series, plot_svg
+
+    names = {"true": "judged by the policy itself", "shuffled": "shuffled rewards"}
+    drawn = []
+    for arm in dict.fromkeys(result["arm"] for result in results):
+        curves = [result["curve"] for result in results if result["arm"] == arm]
+        columns = [[curve[place][1] for curve in curves] for place in range(len(curves[0]))]
+        points = [(curves[0][place][0], statistics.mean(column)) for place, column in enumerate(columns)]
+        band = tuple(half_width(column) for column in columns) if len(curves) > 1 else None
+        drawn.append(Series(name=names[arm], points=tuple(points), band=band))
+    title = f"Held-out accuracy, asked directly: mean of {len(curves)} seeds, 95 % interval"
+    plot_svg(drawn, title=title, y_label="accuracy", output=output)
 
 
 def table(results: Sequence[dict]) -> str:
@@ -95,7 +116,7 @@ def table(results: Sequence[dict]) -> str:
         gains = [100 * (run["after"] - run["before"]) for run in runs]
         gain = statistics.mean(gains)
         if len(gains) > 1:
-            half = T_95[len(gains) - 1] * statistics.stdev(gains) / len(gains) ** 0.5
+            half = half_width(gains)
             shown = f"{gain:+.1f} ({gain - half:+.1f} to {gain + half:+.1f})"
         else:
             shown = f"{gain:+.1f}"
@@ -124,6 +145,7 @@ def main(argv: Sequence[str]) -> None:
             results.append(json.loads(path.read_text()))
             print({key: value for key, value in results[-1].items() if key != "curve"}, flush=True)
     print(table(results))
+    plot(results, folder / "learning.svg")
 
 
 if __name__ == "__main__":
