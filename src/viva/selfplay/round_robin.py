@@ -128,9 +128,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     def record(self) -> dict[str, Any] | None:
         """What the transcript keeps of the last conversation whose rewards were asked for, ready for JSON.
 
-        Keys: question, answer, num_agents, max_rounds, order, turns, failures, comparisons, rewards,
-            correct. For a void
-        conversation, what there was of them; rewards is then empty. ``None`` before the first.
+        Keys: question, answer, num_agents, max_rounds, order, turns, failures, comparisons, rewards, correct. Of
+        a void conversation, what there was of them; rewards is then empty. ``None`` before the first.
         """
         return self._record
 
