@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.rl.dataset import PromptDataset
-from viva.rl.prompts import PromptItem, PromptOrder
+from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
 from viva.rl.seeds import derive_seed
 
 parts = st.lists(st.integers(-(10**12), 10**12) | st.text(max_size=5), max_size=5)
@@ -83,3 +83,10 @@ def test_every_group_gets_its_own_seed_and_resuming_does_not_change_it():
     pairs = [pair for index in range(len(made)) for pair in made.get_batch(index)]
     assert len({seed for _, seed in pairs}) == 10
     assert made.get_batch(2) == PromptDataset(order=order(), make_builder=made.make_builder).get_batch(2)
+
+
+def test_the_fingerprint_sees_every_change_of_the_prompts():
+    a, b = PromptItem(question="a", answer="1"), PromptItem(question="b")
+    variants = [([a, b], []), ([b, a], []), ([a], [b]), ([PromptItem(question="a"), b], []), ([a, b, b], [])]
+    assert len({prompts_digest(*lists) for lists in variants}) == len(variants)
+    assert prompts_digest([a], [b]) == prompts_digest((a,), (b,))

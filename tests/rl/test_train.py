@@ -2,10 +2,12 @@ import json
 import random
 from pathlib import Path
 
-from bandit_engine import GOOD, BanditTrainer, CountDataset, CountGroup, load_bandit
+import pytest
+from bandit_engine import GOOD, BanditTrainer, CountDataset, CountEnv, CountGroup, load_bandit
 
+from viva.judging.tournament import NoValidComparisonsError
 from viva.rl.run_folder import open_run_folder
-from viva.rl.train import LoopConfig, Training, train
+from viva.rl.train import AllGroupsFailedError, LoopConfig, Training, train
 from viva.rl.update import UpdateConfig
 
 
@@ -84,3 +86,78 @@ async def test_another_seed_is_another_run(tmp_path):
     await train(make_run(tmp_path / "a"))
     await train(make_run(tmp_path / "b", seed=4))
     assert metrics_of(tmp_path / "a") != metrics_of(tmp_path / "b")
+
+
+class LateFailure(CountGroup):
+    """Groups of the fourth step cannot be played; `failing` is a switch."""
+
+    failing = True
+
+    async def make_envs(self):
+        if self.failing and self.prompt >= 9:
+            raise ConnectionError("engine unreachable")
+        return await super().make_envs()
+
+
+async def test_a_step_in_which_everything_fails_stops_the_run_with_its_state_saved(tmp_path, monkeypatch):
+    await train(make_run(tmp_path / "whole", group_class=CountGroup))
+    with pytest.raises(
+        AllGroupsFailedError, match="all 3 groups of step 4 failed: ConnectionError: engine unreach"
+    ):
+        await train(make_run(tmp_path / "broken", group_class=LateFailure))
+    assert len(metrics_of(tmp_path / "broken")) == 3
+    monkeypatch.setattr(LateFailure, "failing", False)
+    assert await train(make_run(tmp_path / "broken", group_class=LateFailure))
+    assert metrics_of(tmp_path / "broken") == metrics_of(tmp_path / "whole")
+
+
+async def test_verdicts_that_cannot_be_read_are_counted_and_train_nothing(tmp_path):
+    class Unreadable(CountGroup):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            raise NoValidComparisonsError("no verdict")
+
+    run = make_run(tmp_path, num_steps=2, group_class=Unreadable)
+    assert await train(run)
+    rows = metrics_of(tmp_path)
+    assert [row["rollout/void"] for row in rows[:2]] == [3, 3]
+    assert [row["optim/steps"] for row in rows[:2]] == [0, 0]
+    assert run.client.logits.tolist() == [0.0] * 8
+
+
+async def test_groups_without_a_signal_are_counted_and_left_out(tmp_path):
+    class Equal(CountGroup):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            return [(1.0 - trajectory.transitions[0].reward, {}) for trajectory in trajectory_group]
+
+    run = make_run(tmp_path, num_steps=1, group_class=Equal)
+    await train(run)
+    row = metrics_of(tmp_path)[0]
+    assert (row["advantage/silent_groups_share"], row["optim/datums"]) == (1.0, 0)
+
+
+async def test_a_failed_seat_is_neither_centred_nor_trained(tmp_path):
+    class FailingEnv(CountEnv):
+        async def step(self, action, *, extra=None):
+            if self.prompt == "fails":
+                raise ValueError("lost")
+            return await super().step(action, extra=extra)
+
+        async def abort(self, reason):
+            self.reason = reason
+
+    class OneFails(CountGroup):
+        async def make_envs(self):
+            return [FailingEnv(1), FailingEnv("fails"), FailingEnv(1)]
+
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            assert trajectory_group[1].stop_reason == "failed"
+            return [(1.0, {}), (99.0, {}), (-1.0, {})]
+
+    FailingEnv.initial_observation = lambda self: CountEnv(1).initial_observation()
+    run = make_run(tmp_path, num_steps=1, group_class=OneFails)
+    await train(run)
+    row = metrics_of(tmp_path)[0]
+    assert row["rollout/failed_seats"] == 3
+    assert row["optim/datums"] == 6
+    assert row["reward/max"] < 3
+    assert row["advantage/mean"] == pytest.approx(0, abs=1e-12)

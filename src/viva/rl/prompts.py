@@ -1,12 +1,14 @@
 """A data set of prompts in a seeded order that is a pure function of (seed, epoch)."""
 
+import hashlib
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from viva.rl.seeds import derive_seed
 
-__all__ = ["PromptItem", "PromptOrder"]
+__all__ = ["PromptItem", "PromptOrder", "prompts_digest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +17,12 @@ class PromptItem:
 
     question: str
     answer: str | None = None
+
+
+def prompts_digest(*lists: Iterable[PromptItem]) -> str:
+    """A short fingerprint of lists of prompts: a resumed run must have the same ones, in the same order."""
+    rows = [[[item.question, item.answer] for item in items] for items in lists]
+    return hashlib.blake2b(json.dumps(rows).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ async def train(run: Training) -> bool:
         Whether the run is complete. ``False`` means that it was interrupted and its state saved.
 
     Raises:
-        AllGroupsFailedError: If every group of a batch is void.
+        AllGroupsFailedError: If every group of a batch failed; the state before that step is saved.
     """
     first_step = run.resume_from.next_step if run.resume_from else 0
     next_step = first_step
@@ -136,6 +136,9 @@ async def train(run: Training) -> bool:
             if not run.interrupts.received or task is None:
                 raise
             task.uncancel()
+        except AllGroupsFailedError:
+            await _save(run, next_step)
+            raise
         console.message(f"interrupted: saving the state after {next_step} steps")
         await _save(run, next_step)
         return False
@@ -218,8 +221,8 @@ def _report_void(step: int, outcomes_P: Sequence[GroupOutcome], console: RunCons
         outcome.failures[-1].error_type != unreadable for outcome in void
     ):
         raise AllGroupsFailedError(
-            f"all {len(void)} groups of step {step} failed: {'; '.join(sorted(reasons)[:3])}. "
-            "The last checkpoint is unharmed; mend the cause and resume."
+            f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(reasons)[:3])}. "
+            "The state before that step is saved; mend the cause and resume."
         )
 
 

@@ -30,10 +30,10 @@ from viva.recipes.conversation_preference_rl.data import load_prompts
 from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.probe import check_loss
-from viva.rl.prompts import PromptItem, PromptOrder
+from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
 from viva.rl.seeds import derive_seed
 from viva.rl.service import EngineConfig
-from viva.rl.train import Evaluator, LoopConfig, Training, train
+from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, Training, train
 from viva.rl.update import UpdateConfig
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 
@@ -95,7 +95,12 @@ def make_plan(config: Config) -> Plan:
             seed=config.seed,
             log_path=Path(config.log_path).expanduser(),
             behavior_if_exists=config.behavior_if_exists,
-            record={"recipe": "conversation_preference_rl"} | chz.asdict(config) | {"batch_size": batch_size},
+            record={
+                "recipe": "conversation_preference_rl",
+                **chz.asdict(config),
+                "batch_size": batch_size,
+                "prompts_digest": prompts_digest(train_items, test_items),
+            },
             free_options=_FREE_OPTIONS,
             num_steps=len(order),
             wandb_project=config.wandb_project,
@@ -147,7 +152,11 @@ async def run(config: Config) -> int:
         say(f"error: {error}")
         return 2
     _introduce(plan, training)
-    is_complete = await train(training)
+    try:
+        is_complete = await train(training)
+    except AllGroupsFailedError as error:
+        say(f"error: {error}")
+        return 1
     return finish_run(plan.options, opened, training, is_complete=is_complete)
 
 
