@@ -118,6 +118,15 @@ def test_shielding_twice_is_shielding_once(text: str) -> None:
     assert tokenizer.shield(text).replace(MARKER, "") == text
 
 
+@pytest.mark.parametrize("text", ["go|", "go|on", "|y", "so|y", "go|y"])
+def test_no_added_token_reaches_from_the_format_into_the_text(text: str) -> None:
+    """``role_colon`` writes a space before a text and a line break behind it."""
+    renderer = tiny_renderer("role_colon", [" go|", "|y\n"])
+    prompt = build_prompt(renderer, direct_messages(text)).to_ints()
+    assert guarded(renderer).decode(prompt) == f"User: {text}\n\nAssistant:"
+    assert controls(renderer, prompt) == []
+
+
 def test_plain_text_is_tokenized_as_ever() -> None:
     inner = tiny_tokenizer("llama3", ADDED)
     tokenizer = GuardedTokenizer(inner)
