@@ -1,0 +1,295 @@
+"""The pages in docs/ say what the code does: their tables, commands and examples are read and tried here."""
+
+import ast
+import asyncio
+import inspect
+import json
+import re
+import shlex
+import typing
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import chz
+import pytest
+import tinker
+from chz.blueprint import Blueprint
+
+import viva.engine
+from viva.engine import EngineLimits, LocalServiceClient
+from viva.judging.comparison import VERDICT_PREFIX
+from viva.recipes.common import OpenRun
+from viva.recipes.conversation_preference_rl.build import make_plan
+from viva.recipes.conversation_preference_rl.train import Config
+from viva.rl.run_folder import open_run_folder
+from viva.testing import ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "conversation_preference_rl.md").read_text(encoding="utf-8")
+ENGINE_PAGE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+COMMAND = "python -m viva.recipes.conversation_preference_rl.train "
+
+
+def tables(page: str, heading: str) -> list[list[list[str]]]:
+    """Cells of the tables whose first heading begins with a word, without the two heading lines."""
+    found: list[list[list[str]]] = []
+    for block in re.findall(r"(?:^\|.*\n)+", page, re.M):
+        rows = [
+            [cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in block.splitlines()
+        ]
+        if rows[0][0].startswith(heading):
+            found.append(rows[2:])
+    return found
+
+
+def codes(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
+
+
+# options
+
+
+def documented_options() -> dict[str, tuple[str, str]]:
+    rows = [row for table in tables(PAGE, "option") for row in table]
+    return {name: (codes(row[1])[0], " ".join(row)) for row in rows for name in codes(row[0])}
+
+
+def test_every_option_is_documented_once_with_its_default() -> None:
+    names = [name for table in tables(PAGE, "option") for row in table for name in codes(row[0])]
+    assert sorted(names) == sorted(chz.asdict(Config()))
+    for name, default in chz.asdict(Config()).items():
+        assert documented_options()[name][0] == str(default), name
+
+
+def test_every_allowed_word_of_an_option_is_named() -> None:
+    for name, kind in typing.get_type_hints(Config, include_extras=False).items():
+        for word in typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ():
+            assert f"`{word}`" in documented_options()[name][1], (name, word)
+
+
+def test_the_options_that_a_resumed_run_may_change_are_named(tmp_path: Path) -> None:
+    sentence = re.search(r"On resume these may change:(.*?)\. The prompts", PAGE, re.S)
+    assert sentence is not None
+    plan = make_plan(Config(train_prompts=["a"], model_name="some/model", log_path=str(tmp_path)))
+    assert set(codes(sentence.group(1))) == set(plan.options.free_options)
+
+
+def test_what_the_code_names_as_options_are_options() -> None:
+    known = set(chz.asdict(Config()))
+    assert {word.partition("=")[0] for word in codes(PAGE) if re.fullmatch(r"[a-z_]+=\S+", word)} <= known
+
+
+# commands and examples
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the page's commands name."""
+    monkeypatch.chdir(tmp_path)
+    (line,) = [code for code in codes(PAGE) if code.startswith('{"query"')]
+    (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    (tmp_path / "test.jsonl").write_text(line + "\n")
+    (makes_data,) = [block for block in blocks(PAGE, "python") if "save_to_disk" in block]
+    exec(makes_data, {})
+    return tmp_path
+
+
+def test_every_command_of_the_page_is_a_run_that_could_start(data: Path) -> None:
+    lines = "".join(blocks(PAGE, "bash")).replace("\\\n", " ").splitlines()
+    assert len(lines) == 6
+    sizes: list[tuple[int, int]] = []
+    for line in lines:
+        assert line.startswith(COMMAND)
+        config = Blueprint(Config).make_from_argv(shlex.split(line.removeprefix(COMMAND)))
+        if config.hf_dataset_name != "openai/gsm8k":  # it would be fetched
+            plan = make_plan(chz.replace(config, model_name="some/model"))
+            sizes.append((len(plan.order.items), len(plan.test)))
+    assert sizes == [(1, 0), (2, 0), (1, 1), (15, 5), (1, 0)]
+
+
+def test_the_example_with_scripted_agents_runs() -> None:
+    (example,) = [block for block in blocks(PAGE, "python") if "viva.testing" in block]
+    exec(example, {})
+
+
+# a whole run of the recipe, with an engine that is scripted
+
+
+async def done(value: object) -> object:
+    return value
+
+
+class Trainer:
+    """A training client that learns nothing; every snapshot is one scripted policy."""
+
+    def __init__(self, sampler: ScriptedSamplingClient, state_dir: Path) -> None:
+        self.sampler = sampler
+        self.state_dir = state_dir
+
+    def save_weights_and_get_sampling_client(self) -> ScriptedSamplingClient:
+        return self.sampler
+
+    def forward_backward(self, data, loss_fn, loss_fn_config=None):
+        outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
+        return done(
+            tinker.ForwardBackwardOutput(
+                loss_fn_output_type="", loss_fn_outputs=outputs, metrics={"loss:sum": 0.0}
+            )
+        )
+
+    def optim_step(self, adam_params):
+        return done(tinker.OptimStepResponse(metrics={"grad_norm": 1.0}))
+
+    def save_state(self, name):
+        folder = self.state_dir / "weights" / name
+        folder.mkdir(parents=True)
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            (folder / file).touch()
+        return done(SimpleNamespace(path=str(folder)))
+
+
+def script(prompt: str, call: int):
+    """Agents answer their number, one call fails, direct answers are right; the judge's words do not matter."""
+    if call == 20:
+        crashing()
+    if prompt.endswith(VERDICT_PREFIX):
+        return ""
+    return honest(f"{turn_of(prompt)[0]}") if "\nYou are agent " in prompt else "The answer is 1."
+
+
+def larger_wins(prompt: str) -> dict[str, float]:
+    first, second = re.findall(r"Solution [AB]:\n> (\d)", prompt)
+    return {"A": 0.6, "B": 0.2, "T": 0.1} if first > second else {"A": 0.2, "B": 0.6, "T": 0.1}
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path) -> tuple[Path, ScriptedSamplingClient]:
+    """A run through the page's own function, with a judge's prompt of its own."""
+    (example,) = [block for block in blocks(PAGE, "python") if "judge_prompt" in block]
+    names: dict[str, typing.Any] = {}
+    exec(example, names)
+    renderer = tiny_renderer()
+    sampler = ScriptedSamplingClient(renderer=renderer, script=script, next_token=larger_wins)
+
+    async def open_run(options):
+        folder = open_run_folder(options.log_path, behavior="raise", config=options.record)
+        return OpenRun(
+            folder=folder,
+            resume_from=None,
+            service=None,
+            client=Trainer(sampler, folder.state_dir),
+            renderer=renderer,
+            context_window=None,
+            sinks=(),
+        )
+
+    names["open_run"] = open_run
+    test_path = tmp_path / "test.jsonl"
+    test_path.write_text('{"query": "Which agent is in the middle?", "answer": 1}\n')
+    config = Config(
+        model_name="some/model",
+        train_prompts_path=str(test_path),
+        test_prompts_path=str(test_path),
+        max_rounds=2,
+        batch_size=6,
+        max_steps=1,
+        learning_rate=1e-4,
+        tournament_pattern="all_pairs_both_ways",
+        log_path=str(tmp_path / "run"),
+    )
+    assert asyncio.run(names["run"](config, "Prefer the odd one.")) == 0
+    return tmp_path / "run", sampler
+
+
+def generic(metric: str) -> str:
+    metric = re.sub(r"^agent_\d+/", "agent_<i>/", metric.removeprefix("test/conversation/"))
+    return re.sub(r"^rollout/errors/.*", "rollout/errors/<type>", metric)
+
+
+def test_metrics_and_files_of_a_run_are_those_of_the_page(finished_run) -> None:
+    folder, sampler = finished_run
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row.pop("step") for row in rows] == [0, 1]
+    written = {key for row in rows for key in row}
+    documented = {name for table in tables(PAGE, "metric") for row in table for name in codes(row[0])}
+    assert "test/conversation/rollout/groups" in written
+    assert {generic(key) for key in written} == documented - {"test/conversation/<metric>"}
+    names = {name for table in tables(PAGE, "in `log_path`") for row in table for name in codes(row[0])}
+    assert {path.name for path in folder.iterdir()} == names - {"model", "wandb"}
+    assert any("Prefer the odd one." in prompt for prompt in sampler.prompts)
+
+
+# messages
+
+
+def texts_of_the_source() -> str:
+    """All strings of the source; NUL where a value is put in, and between strings."""
+    found: list[str] = []
+    for path in sorted((ROOT / "src" / "viva").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            found += [
+                str(part.value) if isinstance(part, ast.Constant) else "\0"
+                for part in parts
+                if isinstance(part, ast.Constant | ast.FormattedValue)
+            ]
+            found.append("\0" * isinstance(node, ast.JoinedStr | ast.Constant))
+    return "".join(found)
+
+
+def test_every_message_of_the_page_is_one_of_the_code() -> None:
+    messages = [message for table in tables(PAGE, "message") for row in table for message in codes(row[0])]
+    assert len(messages) > 20
+    texts = texts_of_the_source()
+    for message in messages:
+        assert message in texts, message
+
+
+# the page about the engine
+
+
+def test_the_engines_methods_are_those_of_the_page() -> None:
+    inherited = {"result", "result_async", "model_id"}
+    (table,) = tables(ENGINE_PAGE, "client")
+    for name, methods in ((codes(row[0])[0], codes(row[1])) for row in table):
+        public = {each for each in dir(getattr(viva.engine, name)) if not each.startswith("_")} - inherited
+        twins = {f"{method}_async" for method in methods if method != "get_tokenizer"}
+        assert public == {*methods, *twins}, name
+
+
+def test_what_the_page_calls_missing_is_missing() -> None:
+    sentence = re.search(r"Not there at all:(.*?)\. ", ENGINE_PAGE, re.S)
+    assert sentence is not None
+    for name in ("LocalServiceClient", "LocalTrainingClient", "LocalSamplingClient"):
+        assert not set(codes(sentence.group(1))) & set(dir(getattr(viva.engine, name)))
+
+
+def test_the_engines_settings_have_the_defaults_of_the_page() -> None:
+    (table,) = tables(ENGINE_PAGE, "field")
+    limits = {field.name: str(getattr(EngineLimits(), field.name)) for field in fields(EngineLimits)}
+    assert {codes(row[0])[0]: codes(row[1])[0] for row in table} == limits
+    (table,) = tables(ENGINE_PAGE, "argument")
+    arguments = list(inspect.signature(LocalServiceClient).parameters.values())
+    assert {codes(row[0])[0]: codes(row[1])[0] for row in table} == {
+        argument.name: str(argument.default) for argument in arguments
+    }
+
+
+def test_the_tests_that_the_page_names_are_there() -> None:
+    (table,) = tables(ENGINE_PAGE, "claim")
+    for row in table:
+        for name in codes(row[2]):
+            assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.parametrize("page", ["conversation_preference_rl.md", "engine.md"])
+def test_pages_are_short_and_their_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert text.count("\n") < 250
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / "docs" / target).exists(), target
