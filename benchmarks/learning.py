@@ -62,7 +62,7 @@ def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict
     from viva.recipes.conversation_preference_rl.train import Config
     from viva.rl.train import train
 
-    options = demo_options(folder, seed=seed) | {"behavior_if_exists": "delete"} | changes
+    options = demo_options(folder, seed=seed) | changes
     config = chz.entrypoint(Config, argv=[f"{name}={value}" for name, value in options.items()])
 
     async def go() -> None:

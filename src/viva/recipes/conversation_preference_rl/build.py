@@ -148,7 +148,7 @@ async def run(config: Config) -> int:
         plan = make_plan(config)
         opened = await open_run(plan.options)
         training = await build_training(plan, opened)
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # OSError: a model, file or folder that cannot be read
         say(f"error: {error}")
         return 2
     _introduce(plan, training)

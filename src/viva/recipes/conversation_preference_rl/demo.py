@@ -4,7 +4,7 @@
 
 Writes arithmetic word problems to train and test on, then runs the recipe on them with the options of
 `demo_options`; any option of the recipe may be given to change it. No answer ever enters the reward: answers
-serve the held-out accuracy before, during and after.
+serve the held-out accuracy before, during and after. An earlier demonstration's run is replaced.
 """
 
 from __future__ import annotations
@@ -51,15 +51,18 @@ def demo_options(folder: Path, *, seed: int = 0) -> dict[str, str]:
         "train_prompts_path": str(train_path),
         "test_prompts_path": str(test_path),
         "log_path": str(folder / "run"),
+        "behavior_if_exists": "delete",
         "seed": str(seed),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demonstration; the process's exit code."""
-    given = dict(argument.split("=", 1) for argument in (sys.argv[1:] if argv is None else argv))
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     options = demo_options(Path("runs/demo"), seed=int(given.get("seed", "0"))) | given
-    return train_main([f"{name}={value}" for name, value in options.items()])
+    others = [argument for argument in arguments if "=" not in argument]  # such as --help
+    return train_main([f"{name}={value}" for name, value in options.items()] + others)
 
 
 if __name__ == "__main__":
