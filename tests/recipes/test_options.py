@@ -138,7 +138,7 @@ def test_a_model_name_is_a_folder_a_hub_name_or_tiny(tmp_path):
 
 def test_the_learning_rate_is_the_users_or_the_built_in_policys_own(tmp_path):
     assert learning_rate(0.5, "tiny", is_lora=True) == 0.5
-    assert learning_rate(None, "tiny", is_lora=True) == 1e-3
+    assert learning_rate(None, "tiny", is_lora=True) == 5e-4
 
 
 def test_help_and_option_errors_do_not_load_torch():
