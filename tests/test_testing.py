@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import tinker
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.conversation.prompts import conversation_messages, turn_prompt
@@ -36,7 +36,6 @@ def prompt_tokens(text: str = "hello") -> tinker.ModelInput:
     return build_prompt(RENDERER, [{"role": "user", "content": text}])
 
 
-@settings(deadline=None)
 @given(style=st.sampled_from(sorted(CHAT_TOKENS)), text=st.text(max_size=30))
 def test_the_tiny_tokenizer_spells_every_text_exactly(style: str, text: str) -> None:
     tokenizer = TOKENIZERS[style]

@@ -87,7 +87,7 @@ def test_the_policy_is_called_once_per_turn_and_never_after_the_last(order: Orde
         assert result.final_ob.length == 0
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     latencies=st.lists(st.integers(0, 7), min_size=9, max_size=9),
     order=st.sampled_from(["sequential", "simultaneous"]),

@@ -202,7 +202,7 @@ async def test_an_unknown_agent_is_refused_everywhere() -> None:
 # whatever the speeds and failures, everybody ends, and the conversation is the same
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     data=st.data(), order=st.sampled_from(ORDERS), num_agents=st.integers(1, 5), max_rounds=st.integers(1, 4)
 )

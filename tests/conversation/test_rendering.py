@@ -81,7 +81,7 @@ def test_no_added_token_comes_from_text_at_any_place(style: str, token: str, pla
         assert controls(renderer, tokens) == controls(renderer, bland)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(style=st.sampled_from(STYLES), contents=st.tuples(hostile, hostile, hostile, hostile))
 def test_the_control_tokens_of_a_prompt_are_those_of_the_format(
     style: str, contents: tuple[str, ...]
@@ -92,7 +92,7 @@ def test_the_control_tokens_of_a_prompt_are_those_of_the_format(
     assert controls(renderer, tokens) == controls(renderer, bland)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(style=st.sampled_from(STYLES), text=hostile)
 def test_decoding_encoded_text_gives_the_text_back(style: str, text: str) -> None:
     tokenizer = guarded(RENDERERS[style])
@@ -101,7 +101,6 @@ def test_decoding_encoded_text_gives_the_text_back(style: str, text: str) -> Non
     assert not tokenizer.control_ids.intersection(tokens)
 
 
-@settings(deadline=None)
 @given(style=st.sampled_from(["qwen3_instruct", "llama3"]), contents=st.tuples(hostile, hostile))
 def test_a_prompt_decodes_to_the_format_around_the_texts(style: str, contents: tuple[str, str]) -> None:
     renderer = RENDERERS[style]
@@ -110,7 +109,6 @@ def test_a_prompt_decodes_to_the_format_around_the_texts(style: str, contents: t
     assert shown == frame.replace("\ue000", contents[0]).replace("\ue001", contents[1])
 
 
-@settings(deadline=None)
 @given(text=hostile)
 def test_shielding_twice_is_shielding_once(text: str) -> None:
     tokenizer = guarded(RENDERERS["qwen3_instruct"])
@@ -316,7 +314,6 @@ def tokens_of(renderer: Renderer, text: str) -> list[int]:
     return tokenizer.encode(tokenizer.shield(text), add_special_tokens=False)
 
 
-@settings(deadline=None)
 @given(
     style=st.sampled_from(["qwen3_instruct", "llama3"]),
     text=st.text(max_size=30).filter(lambda t: MARKER not in t),

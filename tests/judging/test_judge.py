@@ -100,7 +100,7 @@ async def test_the_score_is_the_difference_of_the_labels_shares(style: str) -> N
     assert shown(prompt) == ("two", "zero")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(weights=st.tuples(*[st.integers(0, 6)] * 4).filter(any))
 def test_the_outcome_is_the_most_probable_label_and_equals_tie(weights: tuple[int, int, int, int]) -> None:
     total = sum(weights)
@@ -294,7 +294,7 @@ async def test_all_comparisons_of_all_conversations_are_in_flight_together(
     assert client.max_in_flight == 4 * count
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(latencies=st.lists(st.integers(0, 9), min_size=6, max_size=6))
 def test_comparisons_come_in_the_order_of_the_pairs_whatever_ends_first(latencies: list[int]) -> None:
     client = client_of(

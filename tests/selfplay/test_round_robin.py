@@ -155,7 +155,7 @@ async def test_replies_that_could_not_be_read_count_and_are_counted() -> None:
 # Regression: rewards swapped between agents (DESIGN, trap 1)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     latencies=st.lists(st.integers(0, 8), min_size=6, max_size=6),
     seating=st.permutations(range(3)),
