@@ -28,7 +28,7 @@ test: setup
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pyright
+	$(PY) -m pyright --pythonpath $(PY)
 
 bench: setup
 	set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(PY) "$$script"; done
