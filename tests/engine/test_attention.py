@@ -6,8 +6,9 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_engine import FAMILIES, make_tokenizer
+from tiny_engine import FAMILIES, make_config, make_tokenizer
 
+from viva.engine import LocalServiceClient
 from viva.engine.attention import RaggedCache
 from viva.engine.model import BaseModel, head_logits, load_base_model
 
@@ -111,6 +112,25 @@ def test_a_model_the_engine_cannot_decode_is_refused(kind: str, tmp_path: Any) -
     make_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"{kind}ForCausalLM"):
         load_base_model(str(tmp_path), CPU, torch.float32)
+
+
+def test_positions_that_depend_on_the_batch_are_refused(tmp_path: Any) -> None:
+    config = make_config("llama")
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with torch.random.fork_rng(devices=[]):
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="longest sequence"):
+        load_base_model(str(tmp_path), CPU, torch.float32)
+
+
+def test_layers_that_cannot_be_adapted_are_named(tmp_path: Any) -> None:
+    with torch.random.fork_rng(devices=[]):
+        config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=260, n_positions=64)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no linear layers for \['train_attn', 'train_mlp'\]"):
+        LocalServiceClient(device="cpu").create_lora_training_client(str(tmp_path), rank=2)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Any) -> None:

@@ -306,6 +306,19 @@ def test_a_known_beginning_is_not_computed_again_and_changes_nothing(
         np.testing.assert_allclose(future.result().sequences[0].logprobs, expected, atol=1e-4)
 
 
+def test_what_was_computed_before_a_training_operation_is_not_reused_after_it(
+    service: LocalServiceClient, model_dir: Callable[[str], str]
+) -> None:
+    sampler = service.create_sampling_client(base_model=model_dir("qwen3"))
+    trainer = service.create_lora_training_client(model_dir("qwen3"), rank=2, seed=0)
+    cold = [s.logprobs for s in sample(sampler, PROMPT * 4, 2)]
+    sample(sampler, PROMPT * 6, 2)
+    assert sampler._decoder.result()._table._prefixes._saved
+    train(trainer, [PROMPT], steps=1)
+    assert not sampler._decoder.result()._table._prefixes._saved
+    assert [s.logprobs for s in sample(sampler, PROMPT * 4, 2)] == cold
+
+
 def test_prompts_that_share_a_new_beginning_compute_it_once(
     service: LocalServiceClient, model_dir: Callable[[str], str], plain: Any
 ) -> None:

@@ -322,6 +322,16 @@ def test_a_step_without_a_gradient_is_refused(client: LocalTrainingClient) -> No
         client.optim_step(STEP).result()
 
 
+def test_a_step_takes_settings_of_this_optimiser_once(client: LocalTrainingClient) -> None:
+    for arguments in ({}, {"optim_params": STEP, "adam_params": STEP}):
+        with pytest.raises(ValueError, match="either"):
+            client.optim_step(**arguments)
+    with pytest.raises(TypeError, match="AdamParams, not dict"):
+        client.optim_step({"learning_rate": 1.0})  # type: ignore[arg-type]
+    client.forward_backward([supervised(TEXTS[0])], "cross_entropy")
+    assert client.optim_step(adam_params=STEP).result().metrics
+
+
 def weights(client: LocalTrainingClient) -> dict[str, torch.Tensor]:
     return client._policy._weights()
 

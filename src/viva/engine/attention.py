@@ -80,6 +80,9 @@ class RaggedCache(Cache):
 
         Returns:
             Hidden states after the final norm, ``[B, T, H]``.
+
+        Raises:
+            NotImplementedError: The architecture does not use our attention.
         """
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
@@ -91,6 +94,8 @@ class RaggedCache(Cache):
             use_cache=True,
             ragged=self._step,
         )
+        if not self._step.num_stored == self._step.num_attended > 0:
+            raise NotImplementedError("its layers do not attend through the function chosen for them")
         return output.last_hidden_state
 
     def update(
@@ -104,6 +109,7 @@ class RaggedCache(Cache):
             _, heads, _, size = key_states.shape
             self._stores.append(key_states.new_zeros(2, self._rows, heads, self._length, size))
         store = self._stores[layer_idx]
+        step.num_stored += 1
         stop, length = step.start + step.num_rows, step.length
         if step.uniform_past is not None:
             end = step.uniform_past + step.num_new
@@ -152,6 +158,8 @@ class _Step:
         self.length = max(past) + num_new
         self.uniform_past = past[0] if min(past) == max(past) else None
         self.groups = _length_groups([length + num_new for length in past])
+        self.num_stored = 0
+        self.num_attended = 0
         self._device = device
         steps = torch.arange(num_new, device=device)
         self.positions = torch.tensor(past, device=device)[:, None] + steps
@@ -206,6 +214,7 @@ def _ragged_attention(
     """Attention in the form ``transformers`` calls it: ``[B, Q, T, D]`` queries to ``[B, T, Q, D]`` output."""
     if ragged is None or attention_mask is not None or kwargs.get("s_aux") is not None:
         raise NotImplementedError("this architecture calls its attention in a way the engine does not know")
+    ragged.num_attended += 1
     groups = query.shape[1] // key.shape[1]
     if softcap is not None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling

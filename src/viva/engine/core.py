@@ -3,9 +3,10 @@
 import hashlib
 import os
 from collections import OrderedDict, deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -23,12 +24,18 @@ Operation = Generator[None, None, Any]
 
 
 class OperationQueue:
-    """Training operations of all clients, done strictly in the order of their submission."""
+    """Training operations of all clients, done strictly in the order of their submission.
+
+    Args:
+        pump: Runs the operations.
+        before_unit: Called before every unit.
+    """
 
     priority = 0
 
-    def __init__(self, pump: Pump) -> None:
+    def __init__(self, pump: Pump, before_unit: Callable[[], None]) -> None:
         self._pump = pump
+        self._before_unit = before_unit
         self._queue: deque[tuple[Operation, LocalFuture[Any]]] = deque()
 
     def submit(self, operation: Operation) -> LocalFuture[Any]:
@@ -45,6 +52,7 @@ class OperationQueue:
     def run_unit(self) -> bool:
         """The next unit of the first operation."""
         operation, future = self._queue[0]
+        self._before_unit()
         try:
             next(operation)
         except StopIteration as end:
@@ -75,7 +83,8 @@ class Core:
         self.dtype = dtype
         self.limits = limits
         self.pump = Pump()
-        self.operations = OperationQueue(self.pump)
+        self.operations = OperationQueue(self.pump, self._forget_prefixes)
+        self._decoders: WeakSet[Decoder] = WeakSet()
         self._state_dir = state_dir
         self._seed = seed
         self._counts: dict[str, int] = {}
@@ -116,10 +125,21 @@ class Core:
         text = "/".join(map(str, (self._seed, *key)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
-    def new_decoder(self, build: "ModuleBuilder") -> Decoder:
+    def new_decoder(self, build: ModuleBuilder) -> Decoder:
         """A decoder for the weights that ``build`` builds, when they are first needed."""
         version = self.count("weights")
-        return Decoder(lambda: self._merged_model(version, build), self.device, self.limits)
+        decoder = Decoder(lambda: self._merged_model(version, build), self.device, self.limits)
+        self._decoders.add(decoder)
+        return decoder
+
+    def _forget_prefixes(self) -> None:
+        """Start every decoder afresh.
+
+        Reused keys equal computed ones only up to rounding. Forgetting them at every training operation (saving and
+        loading are operations too) makes what follows a checkpoint independent of what came before it, to the bit.
+        """
+        for decoder in self._decoders:
+            decoder.forget()
 
     def _merged_model(self, version: int, build: ModuleBuilder) -> Any:
         if version not in self._merged:

@@ -65,6 +65,10 @@ class Decoder:
             self._table.shrink(self._limits.prefix_cache_bytes)
         return completed
 
+    def forget(self) -> None:
+        """Reuse nothing that was computed so far; live samples go on."""
+        self._table.forget()
+
     def fail(self, error: BaseException) -> None:
         """Fail the requests of the unit at work."""
         for request in self._at_work:

@@ -51,26 +51,24 @@ def target_modules(module: nn.Module, settings: AdapterSettings) -> list[str]:
     """Full names of the linear layers to adapt, in the model's order.
 
     Raises:
-        ValueError: None are found (for instance, experts stored as one tensor).
+        ValueError: There are none of a kind that is wanted.
     """
     output: nn.Module = module.get_output_embeddings()  # pyright: ignore[reportCallIssue, reportAssignmentType]
-    chosen: list[str] = []
+    kinds: dict[str, str] = {}
     for name, layer in module.named_modules():
-        if not isinstance(layer, nn.Linear):
-            continue
-        if layer is output:
-            wanted = settings.train_unembed
-        elif "attn" in name or "attention" in name:
-            wanted = settings.train_attn
-        else:
-            wanted = settings.train_mlp
-        if wanted:
-            chosen.append(name)
-    if not chosen:
+        if isinstance(layer, nn.Linear):
+            is_attention = "attn" in name or "attention" in name
+            kinds[name] = (
+                "train_unembed" if layer is output else "train_attn" if is_attention else "train_mlp"
+            )
+    wanted = [flag for flag in ("train_attn", "train_mlp", "train_unembed") if getattr(settings, flag)]
+    missing = [flag for flag in wanted if flag not in kinds.values()]
+    if missing:
         raise ValueError(
-            f"{type(module).__name__} has no linear layers that these settings would train: {settings}."
+            f"{type(module).__name__} has no linear layers for {missing} (experts kept in one tensor cannot be "
+            "adapted). Set these to False, or train all weights with rank=0."
         )
-    return chosen
+    return [name for name, kind in kinds.items() if kind in wanted]
 
 
 def add_adapter(base: BaseModel, settings: AdapterSettings) -> Any:

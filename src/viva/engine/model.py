@@ -6,7 +6,8 @@ LoRA, sampling merges the LoRA into fresh tensors of another copy.
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +98,8 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         raise ValueError(
             f"{name!r} is a folder without config.json. Give the folder that save_pretrained wrote."
         )
-    module: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+    with _no_progress_bar():
+        module: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
     module.config._attn_implementation = "eager" if _softcap(module.config) else "sdpa"
     module = module.to(device).eval().requires_grad_(False)
     tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -110,6 +112,7 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         vocab_size=int(module.get_output_embeddings().weight.shape[0]),
     )
     register_ragged_attention()
+    _check_positions(base)
     _check_decoding(base, device)
     return base
 
@@ -140,6 +143,20 @@ def head_logits(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
+@contextmanager
+def _no_progress_bar() -> Generator[None, None, None]:
+    """Hide the bar for reading weights into memory. Downloads keep theirs."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _softcap(config: Any) -> bool:
     return getattr(config, "attn_logit_softcapping", None) is not None
 
@@ -152,6 +169,19 @@ def _eos_ids(module: nn.Module, tokenizer: Any) -> tuple[int, ...]:
         if value is not None:
             found.update(value if isinstance(value, list | tuple) else [value])
     return tuple(sorted(found))
+
+
+def _check_positions(base: BaseModel) -> None:
+    """Refuse rotary embeddings that change with the longest sequence of a batch: results would depend on it."""
+    parameters: Any = getattr(base.module.config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    kinds = {str(value.get("rope_type")) for value in [parameters, *nested]}
+    unstable = sorted(kinds & {"dynamic", "longrope"})
+    if unstable:
+        raise ValueError(
+            f"{base.name!r} has rotary embeddings of type {unstable[0]!r}, which depend on the longest sequence of a "
+            "batch, so a sample would depend on what else is decoded. Such models are not supported."
+        )
 
 
 def _check_decoding(base: BaseModel, device: torch.device) -> None:

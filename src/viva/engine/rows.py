@@ -83,7 +83,12 @@ class RowTable:
     def __init__(self, max_saved_bytes: int) -> None:
         self.rows: list[Row] = []
         self.cache = RaggedCache(rows=1)
-        self._prefixes = PrefixCache(max_saved_bytes)
+        self._max_saved_bytes = max_saved_bytes
+        self.forget()
+
+    def forget(self) -> None:
+        """Make everything stored unfindable."""
+        self._prefixes = PrefixCache(self._max_saved_bytes)
 
     def lookup(self, request: SampleRequest) -> tuple[int, Prefix | None]:
         """The longest stored beginning of the prompt: its length in tokens, and where it is."""
@@ -110,8 +115,9 @@ class RowTable:
         """
         first = len(self.rows)
         origins = [index for index, prompt in enumerate(prompts) if sum(prompt.samples)]
-        for index in set(range(len(prompts))) - set(origins):  # scored only
-            self._save(first + index, len(prompts[index].tokens), prompts[index].requests[0].digests)
+        for slot, prompt in enumerate(prompts, start=first):
+            if not sum(prompt.samples):  # scored only
+                self._save(slot, len(prompt.tokens), prompt.requests[0].digests)
         samples = [
             [
                 (request, request.started + offset)

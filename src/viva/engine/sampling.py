@@ -105,10 +105,12 @@ def draw_tokens(
     if num_alternatives:
         values, indices = (scaled - totals.log()).topk(min(num_alternatives, logits.shape[1]), dim=1)
         topk_tokens, topk_logprobs = indices.cpu().numpy(), values.float().cpu().numpy()
+    # one transfer from the device; token ids are exact in float64
+    drawn, scores, valid = torch.stack([tokens[:, 0].double(), logprobs[:, 0], finite.double()]).tolist()
     return Draws(
-        tokens=tokens[:, 0].tolist(),
-        logprobs=logprobs[:, 0].tolist(),
-        finite=finite.tolist(),
+        tokens=[int(token) for token in drawn],
+        logprobs=scores,
+        finite=[bool(flag) for flag in valid],
         topk_tokens=topk_tokens,
         topk_logprobs=topk_logprobs,
     )

@@ -125,23 +125,42 @@ class LocalTrainingClient:
         """`forward_backward_custom`, called from older code."""
         return self.forward_backward_custom(data, loss_fn)
 
-    def optim_step(self, adam_params: tinker.AdamParams) -> LocalFuture[tinker.OptimStepResponse]:
+    def optim_step(
+        self, optim_params: tinker.AdamParams | None = None, *, adam_params: tinker.AdamParams | None = None
+    ) -> LocalFuture[tinker.OptimStepResponse]:
         """One step of AdamW from the accumulated gradient, which is then cleared.
+
+        Args:
+            optim_params: Settings of the step.
+            adam_params: The name that older SDKs give them.
 
         Returns:
             The metric ``grad_norm``, before clipping. Fails, with the weights unchanged, if there is no gradient or it
             is not finite.
+
+        Raises:
+            ValueError: Not exactly one of the two is given.
+            TypeError: Settings of another optimiser.
         """
+        if (optim_params is None) == (adam_params is None):
+            raise ValueError("optim_step needs either optim_params or adam_params.")
+        params = adam_params if optim_params is None else optim_params
+        if not isinstance(params, tinker.AdamParams):
+            raise TypeError(
+                f"The local engine's optimiser is AdamW; give AdamParams, not {type(params).__name__}."
+            )
 
         def operation() -> Operation:
             yield
-            return tinker.OptimStepResponse(metrics=self._policy.step(adam_params))
+            return tinker.OptimStepResponse(metrics=self._policy.step(params))
 
         return self._core.operations.submit(operation())
 
-    async def optim_step_async(self, adam_params: tinker.AdamParams) -> LocalFuture[tinker.OptimStepResponse]:
+    async def optim_step_async(
+        self, optim_params: tinker.AdamParams | None = None, *, adam_params: tinker.AdamParams | None = None
+    ) -> LocalFuture[tinker.OptimStepResponse]:
         """`optim_step`, called from older code."""
-        return self.optim_step(adam_params)
+        return self.optim_step(optim_params, adam_params=adam_params)
 
     def save_state(
         self,
