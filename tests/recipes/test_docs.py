@@ -290,6 +290,6 @@ def test_the_tests_that_the_page_names_are_there() -> None:
 @pytest.mark.parametrize("page", ["conversation_preference_rl.md", "engine.md"])
 def test_pages_are_short_and_their_links_lead_somewhere(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    assert text.count("\n") < 250
+    assert text.count("\n") < 300
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / "docs" / target).exists(), target
