@@ -97,7 +97,7 @@ async def test_the_metrics_are_the_specifications() -> None:
         "episode_length": 6,
         "num_turns": 2,
         "parsing_failures": 0,
-        "win_minus_loss": -1.0,
+        "win_minus_loss/mean": -1.0,
         "matchup_count": 4,
         "agent_0/reward": -1.0,
         "agent_0/win_rate": 0.0,

@@ -189,7 +189,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
                 "episode_length": len(conversation.turns),
                 "num_turns": len(turns),
                 "parsing_failures": sum(turn.status is ReplyStatus.UNSTRUCTURED for turn in turns),
-                "win_minus_loss": rewards[agent_id],
+                "win_minus_loss/mean": rewards[agent_id],
                 "matchup_count": counts[agent_id],
                 f"agent_{agent_id}/reward": rewards[agent_id],
                 f"agent_{agent_id}/win_rate": rates[agent_id],
