@@ -85,7 +85,7 @@ def test_requests_of_slow_programs_are_collected_before_a_unit_starts(pump: Pump
         await worker.ask(name)
 
     async def program() -> None:
-        await asyncio.gather(agent("x", 0), agent("y", 9), agent("z", 18))
+        await asyncio.gather(agent("x", 0), agent("y", 9), agent("z", 25))
 
     asyncio.run(program())
     assert log[0] == "a:x,y,z"
@@ -112,7 +112,7 @@ def test_two_runs_of_one_program_work_on_the_same_batches(pump: Pump) -> None:
 
 async def test_what_nobody_awaits_is_done_too(pump: Pump) -> None:
     future = Counter(pump, "a", []).ask("x", 3)
-    for _ in range(60):
+    for _ in range(120):
         await asyncio.sleep(0)
     assert future.done()
 
@@ -120,7 +120,7 @@ async def test_what_nobody_awaits_is_done_too(pump: Pump) -> None:
 async def test_the_pump_ends_when_there_is_nothing_to_do_and_starts_again(pump: Pump) -> None:
     worker = Counter(pump, "a", [])
     await worker.ask("x")
-    for _ in range(60):
+    for _ in range(120):
         await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
     assert await worker.ask("y") == "Y"

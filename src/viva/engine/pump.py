@@ -12,10 +12,11 @@ from typing import Protocol
 
 __all__ = ["Pump", "Worker"]
 
-QUIET_YIELDS = 12
+QUIET_YIELDS = 24
 """Turns of the event loop without a new request after which the program counts as waiting for us.
 
-A result passes through about five turns before the program's code runs (thread-safe callback, future, task)."""
+A result passes through about five turns before the program's code runs (thread-safe callback, future, task), and a
+reply that wakes another agent through a few more. A turn costs microseconds, a unit milliseconds."""
 
 
 class Worker(Protocol):

@@ -18,7 +18,7 @@ from viva.engine.futures import LocalFuture
 from viva.engine.losses import LOSSES, Loss, find_loss
 from viva.engine.policy import LossResult, Policy
 from viva.engine.sampling_client import LocalSamplingClient
-from viva.engine.states import describe, read_state
+from viva.engine.states import describe, open_sampling_client, read_state
 
 __all__ = ["CustomLoss", "LocalTrainingClient"]
 
@@ -270,8 +270,6 @@ class LocalTrainingClient:
 
     def create_sampling_client(self, model_path: str) -> LocalSamplingClient:
         """A sampling client for saved weights. See `LocalServiceClient.create_sampling_client`."""
-        from viva.engine.states import open_sampling_client
-
         return open_sampling_client(self._core, model_path, None)
 
     async def create_sampling_client_async(self, model_path: str) -> LocalSamplingClient:
