@@ -3,7 +3,7 @@
     python benchmarks/learning.py [seeds=5] [arms=true,shuffled] [folder=runs/learning] [key=value ...]
 
 Each run is the demonstration (`viva.recipes.conversation_preference_rl.demo`) with its own seed for adapter,
-prompts and sampling. The arm ``shuffled`` deals the rewards of each conversation out to its agents at random,
+prompts and sampling, and three steps more. The arm ``shuffled`` deals the rewards of each conversation out to its agents at random,
 everything else being equal; it must not learn. Prints one line per run and a table with 95 % intervals
 (Student's t over seeds) and draws ``learning.svg``. Runs that are in the folder already are not repeated.
 """
@@ -62,7 +62,7 @@ def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict
     from viva.recipes.conversation_preference_rl.train import Config
     from viva.rl.train import train
 
-    options = demo_options(folder, seed=seed) | changes
+    options = demo_options(folder, seed=seed) | {"max_steps": "20"} | changes
     config = chz.entrypoint(Config, argv=[f"{name}={value}" for name, value in options.items()])
 
     async def go() -> None:

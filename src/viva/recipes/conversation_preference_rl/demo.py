@@ -42,7 +42,7 @@ def demo_options(folder: Path, *, seed: int = 0) -> dict[str, str]:
         "num_agents": "3",
         "max_rounds": "2",
         "batch_size": "48",
-        "max_steps": "20",
+        "max_steps": "17",
         "max_tokens": "72",
         "learning_rate": "5e-4",
         "lora_rank": "16",
