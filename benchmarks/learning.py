@@ -3,9 +3,9 @@
     python benchmarks/learning.py [seeds=5] [arms=true,shuffled] [folder=runs/learning] [key=value ...]
 
 Each run is the demonstration (`viva.recipes.conversation_preference_rl.demo`) with its own seed for adapter,
-prompts and sampling, and three steps more. The arm ``shuffled`` deals the rewards of each conversation out to its agents at random,
-everything else being equal; it must not learn. Prints one line per run and a table with 95 % intervals
-(Student's t over seeds) and draws ``learning.svg``. Runs that are in the folder already are not repeated.
+prompts and sampling, and three steps more. The arm ``shuffled`` deals the rewards of each conversation out to its
+agents at random, everything else being equal; it must not learn. Prints one line per run and a table with 95 %
+intervals (Student's t over seeds) and draws ``learning.svg``. Runs that are in the folder already are not repeated.
 """
 
 import asyncio
