@@ -1,0 +1,105 @@
+"""Whole programs of agents under every kind of limit, against what each request gets alone."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+from tiny_engine import ints, params, run
+
+from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient
+
+Call = tuple[list[int], int, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def alone(model_dir: Callable[[str], str]) -> Callable[[str], LocalSamplingClient]:
+    """Samplers that reuse nothing, asked one request at a time."""
+    service = LocalServiceClient(device="cpu", limits=EngineLimits(prefix_cache_bytes=0))
+    return lambda family: service.create_sampling_client(base_model=model_dir(family))
+
+
+async def agent(
+    client: LocalSamplingClient, dice: random.Random, opening: list[int]
+) -> list[tuple[Call, tinker.SampleResponse]]:
+    """A conversation: prompts that extend one another, several samples, now and then a cancelled request."""
+    history, seen = list(opening), list[tuple[Call, tinker.SampleResponse]]()
+    for _ in range(dice.randrange(1, 4)):
+        for _ in range(dice.randrange(40)):
+            await asyncio.sleep(0)
+        history = history + [dice.randrange(200) for _ in range(dice.randrange(1, 6))]
+        call = (
+            history,
+            dice.choice([1, 1, 2, 4]),
+            {"max_tokens": dice.randrange(1, 12), "seed": dice.randrange(5)},
+        )
+        future = client.sample(ints(call[0]), call[1], params(**call[2]), dice.random() < 0.3)
+        if dice.random() < 0.15:
+            waiting = asyncio.create_task(future.result_async())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            continue
+        response = await future
+        seen.append((call, response))
+        history = history + response.sequences[0].tokens
+    return seen
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+@pytest.mark.parametrize("trial", range(6))
+def test_any_program_gets_what_each_of_its_requests_gets_alone(
+    family: str, trial: int, model_dir: Callable[[str], str], alone: Callable[[str], LocalSamplingClient]
+) -> None:
+    dice = random.Random(trial)
+    limits = EngineLimits(
+        decode_rows=dice.choice([1, 2, 5, 64]),
+        prefill_tokens=dice.choice([8, 64, 4096]),
+        prefix_cache_bytes=dice.choice([0, 5000, 2**28]),
+        logits=dice.choice([300, 2**25]),
+    )
+    client = LocalServiceClient(device="cpu", limits=limits).create_sampling_client(
+        base_model=model_dir(family)
+    )
+    openings = [[dice.randrange(200) for _ in range(size)] for size in (5, 33, 50)]
+
+    async def program() -> list[list[tuple[Call, tinker.SampleResponse]]]:
+        agents = [agent(client, dice, dice.choice(openings)) for _ in range(6)]
+        return list(await asyncio.gather(*agents))
+
+    reference = alone(family)
+    for (prompt, number, settings), response in sum(run(program()), []):
+        expected = reference.sample(ints(prompt), number, params(**settings), True).result()
+        for ours, theirs in zip(response.sequences, expected.sequences, strict=True):
+            assert ours.tokens == theirs.tokens
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+        if response.prompt_logprobs is not None:
+            np.testing.assert_allclose(
+                response.prompt_logprobs[1:], (expected.prompt_logprobs or [])[1:], atol=1e-4
+            )
+    while client._core.pump.run_unit():
+        pass  # what was cancelled leaves
+    decoder = client._decoder.result()
+    assert not decoder.has_work()
+    assert not decoder._table.rows
+
+
+def test_a_groups_prompt_is_computed_once(
+    service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = service.create_sampling_client(base_model=model_dir("qwen3"))
+    cache = client._decoder.result()._table.cache
+    forward, fed = cache.forward, list[tuple[int, ...]]()
+
+    def counting(module: Any, tokens: Any, **where: Any) -> Any:
+        fed.append(tuple(tokens.shape))
+        return forward(module, tokens, **where)
+
+    monkeypatch.setattr(cache, "forward", counting)
+    prompt = list(range(30))
+    futures = [client.sample(ints(prompt), 5, params(max_tokens=3, seed=seed)) for seed in range(2)]
+    for future in futures:
+        future.result()
+    assert fed == [(1, 30), (10, 1), (10, 1)]
