@@ -1,6 +1,7 @@
 """Whole programs of agents under every kind of limit, against what each request gets alone."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +71,7 @@ def test_any_program_gets_what_each_of_its_requests_gets_alone(
         return list(await asyncio.gather(*agents))
 
     reference = alone(family)
-    for (prompt, number, settings), response in sum(run(program()), []):
+    for (prompt, number, settings), response in itertools.chain(*run(program())):
         expected = reference.sample(ints(prompt), number, params(**settings), True).result()
         for ours, theirs in zip(response.sequences, expected.sequences, strict=True):
             assert ours.tokens == theirs.tokens
