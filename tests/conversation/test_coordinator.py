@@ -54,7 +54,9 @@ async def test_a_simultaneous_round_is_a_barrier() -> None:
     assert not next_round.done()  # the fast agent does not play a round alone
     await coordinator.submit_response(0, says("a"))
     await coordinator.submit_response(1, says("b"))
-    assert await next_round == 1
+    await settle()
+    assert next_round.done()
+    assert next_round.result() == 1
     assert [turn.agent_id for turn in coordinator.visible_turns(2)] == [0, 1, 2]
 
 
@@ -116,7 +118,9 @@ async def test_with_too_few_agents_left_the_conversation_is_over_for_all() -> No
     (waiting,) = await settle(coordinator.wait_for_turn(1))
     assert await coordinator.wait_for_turn(0) == 0
     await coordinator.fail(2, "gone")
-    assert await waiting is None
+    await settle()
+    assert waiting.done()
+    assert waiting.result() is None
     assert coordinator.episode_done
     with pytest.raises(OutOfTurnError, match="the conversation is over for it"):
         await coordinator.submit_response(0, says("late"))
@@ -158,7 +162,9 @@ async def test_cancelling_one_waiter_disturbs_nobody() -> None:
     await coordinator.fail(1, "cancelled")
     await coordinator.wait_for_turn(0)
     await coordinator.submit_response(0, says("a"))
-    assert await tasks[1] == 0
+    await settle()
+    assert tasks[1].done()
+    assert tasks[1].result() == 0
 
 
 async def test_a_failure_is_recorded_even_if_telling_it_is_cancelled() -> None:
@@ -169,7 +175,8 @@ async def test_a_failure_is_recorded_even_if_telling_it_is_cancelled() -> None:
     await asyncio.sleep(0)
     telling.cancel()
     await settle()
-    assert await waiting == 0
+    assert waiting.done()
+    assert waiting.result() == 0
     assert coordinator.conversation.failures[0].reason == "killed"
 
 

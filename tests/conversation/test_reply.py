@@ -162,7 +162,9 @@ def test_numbers_are_taken_as_they_were_written(number: str, text: str) -> None:
     assert parsed.status is OK
 
 
-@pytest.mark.parametrize("value", ["null", "true", '""', '"  \\n"', "[1, 2]", '{"a": "b"}', "[]", "{}"])
+@pytest.mark.parametrize(
+    "value", ['"x", "solution": null', "null", "true", '""', '"  \\n"', "[1, 2]", '{"a": "b"}', "[]", "{}"]
+)
 def test_an_object_without_a_solution_is_no_reply(value: str) -> None:
     text = '{"reflection": "r", "evaluation": "e", "solution": ' + value + "}"
     parsed = parse_reply(text)
@@ -186,6 +188,11 @@ def test_a_stray_brace_or_quote_hides_no_object() -> None:
     assert parse_reply('A set {"a" and then {"solution": "x"}').response.solution == "x"
     assert parse_reply('{"never ended\n {"solution": "x"} "').response.solution == "x"
     assert parse_reply('5" wide }{ {"solution": "x"}').response.solution == "x"
+
+
+def test_a_flood_of_broken_objects_is_not_searched_to_its_end() -> None:
+    assert parse_reply('{"a": 1, x ' * 100 + '{"solution": "s"}').response.solution == "s"
+    assert parse_reply('{"a": 1, x ' * 2000 + '{"solution": "s"}').status is UNSTRUCTURED
 
 
 # Regression: a stop string that ends a reply at a line break and a brace (DESIGN, trap 7)
@@ -238,6 +245,7 @@ def test_text_around_an_object_does_not_change_what_it_says(before: str, after: 
         *('{"a":', '{"a":"', '{"a":1,', '{"a":{},', '{"', "{", "[", '"', '{"\\"', '{"\\x', "\\", " ", "{ "),
         *("```json ", "```json{", '```{"a":[', "```", "<solution>", "</solution>", "<solution></evaluation>"),
         *('```json{"```json{":{', 'x"{"a":"b{', '{"solution":"","a":', '{"solution":"\\(', "{}", "\n```\n{"),
+        *('"{",":",', '{"a":["{",":",', '"{",":",",",":",', '{"a":"\\{', '{"a":"}","b":"{"', '{"{":"{","}":'),
     ],
 )
 def test_time_grows_with_the_length_and_no_faster(unit: str) -> None:

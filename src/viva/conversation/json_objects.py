@@ -1,8 +1,12 @@
-"""JSON objects in a model's reply: found without recursion, within a bounded amount of work.
+"""JSON objects in a model's reply: found without recursion, in time linear in the reply.
 
-A reply may be a JSON object, or have one somewhere in it, nested, cut off, or with code full of braces in
-its strings. `ObjectScanner` reads objects directly off the text and keeps only the fields that were asked
-for, so depth costs nothing but a list entry, and no input can make it read the text more than a few times.
+A reply may be a JSON object, or have one somewhere in it, nested, cut off, or with code full of braces in its
+strings. `ObjectScanner` reads objects directly off the text and keeps only the fields that were asked for, so
+depth costs nothing but a list entry.
+
+Why it is linear though it tries every place where an object may begin: a reading that meets a place outside a
+string settles what begins there, whether it ends well or not, so the place is not read again. A character can
+only be met inside or outside a string, so it is read a few times at most, whatever the text.
 """
 
 import json
@@ -12,8 +16,8 @@ from dataclasses import dataclass
 
 __all__ = ["FoundObject", "ObjectScanner"]
 
-_READS = 3
-"""How often the text may be read before the search stops going back to where a failed reading began."""
+_MOST_READINGS = 1000
+"""A text in which this many objects were begun and came to nothing is not searched further."""
 
 _SPACES = frozenset(" \t\n\r")
 _SPACE = re.compile(r"[ \t\n\r]*+")
@@ -52,11 +56,7 @@ class _Frame:
 
 
 class _Fault(ValueError):
-    """The text is not JSON at a position."""
-
-    def __init__(self, position: int) -> None:
-        super().__init__(position)
-        self.position = position
+    """The text is not JSON."""
 
 
 class ObjectScanner:
@@ -73,50 +73,50 @@ class ObjectScanner:
         self.text = text
         self._names = frozenset(names)
         self._required = required
-        self._work = _READS * len(text)
-        self._resume: dict[int, int] = {}
+        self._settled: set[int] = set()
+        self._readings = 0
         self._fits: dict[int, FoundObject] = {}
         self._array = _Frame(-1, "]")  # one for all arrays: nothing is kept of them
 
     def at(self, start: int) -> FoundObject | None:
         """The object that starts at a position, if one does, it ends, and it has the required field."""
-        if self.text.startswith("{", start) and start not in self._resume and self._work > 0:
+        fresh = start not in self._settled and self._readings < _MOST_READINGS
+        if fresh and self.text.startswith("{", start):
             self._read(start)
         return self._fits.get(start)
 
     def first(self, start: int = 0) -> FoundObject | None:
         """The first such object that starts at or after a position; an outer one before those inside it."""
-        while (opening := _OPENING.search(self.text, start)) is not None:
+        while self._readings < _MOST_READINGS:
+            opening = _OPENING.search(self.text, start)
+            if opening is None:
+                break
             place = opening.start()
-            if place in self._resume:
+            if place in self._settled:
                 fits = [self._fits[place]] if place in self._fits else []
             else:
                 fits = self._read(place)
             if fits:
                 return min(fits, key=lambda fit: fit.start)
-            start = place + 1 if self._work > 0 else self._resume[place]
+            start = place + 1
         return None
 
     def _read(self, start: int) -> list[FoundObject]:
         """Read the object at a position; return it and the objects inside it, as far as they fit."""
         stack: list[_Frame] = []
         fits: list[FoundObject] = []
+        self._readings += 1
         self._array.exact = True
         position: int | None = start
-        reached = start + 1
         try:
             while position is not None:
-                reached = position = self._value(position, stack)
+                position = self._value(position, stack)
                 position = self._after_value(position, stack, fits)
-        except _Fault as fault:
-            reached = max(fault.position, reached)
-        # what is still open reads the same from its own start: it fails at the same place
-        for frame in stack:
-            self._resume[frame.start] = reached
+        except _Fault:
+            pass  # what is still open fails at the same place when it is read from its own beginning
+        self._settled.update(frame.start for frame in stack)
         for fit in fits:
             self._fits[fit.start] = fit
-        self._resume.setdefault(start, reached)
-        self._work -= reached - start
         return fits
 
     def _value(self, position: int, stack: list[_Frame]) -> int:
@@ -150,7 +150,7 @@ class ObjectScanner:
                     stack[-1].exact &= frame.exact
                 continue
             if not self.text.startswith(",", position):
-                raise _Fault(position)
+                raise _Fault
             position = self._skip(position + 1)
             if self.text.startswith(frame.closer, position):
                 frame.exact = False  # a comma too many
@@ -167,7 +167,7 @@ class ObjectScanner:
     def _key(self, position: int, frame: _Frame) -> int:
         """Read ``"name" :`` and return where the value begins."""
         if not self.text.startswith('"', position):
-            raise _Fault(position)
+            raise _Fault
         raw, position = self._string(position, frame)
         name = raw.strip().lower()
         frame.key = name if name in self._names else ""
@@ -175,7 +175,7 @@ class ObjectScanner:
             frame.exact = False
         position = self._skip(position)
         if not self.text.startswith(":", position):
-            raise _Fault(position)
+            raise _Fault
         return self._skip(position + 1)
 
     def _scalar(self, position: int, frame: _Frame) -> tuple[str | None, int]:
@@ -186,13 +186,13 @@ class ObjectScanner:
             return match.group(), match.end()
         if match := _WORD.match(self.text, position):
             return None, match.end()
-        raise _Fault(position)
+        raise _Fault
 
     def _string(self, position: int, frame: _Frame) -> tuple[str, int]:
         """A string. Raw line breaks are kept; the backslash of an unknown escape stands for itself."""
         match = _STRING.match(self.text, position)
         if match is None:
-            raise _Fault(len(self.text))
+            raise _Fault
         raw = match.group(1)
         if _RAW_CONTROL.search(raw):
             frame.exact = False
@@ -213,7 +213,7 @@ class ObjectScanner:
             frame.fields[frame.key] = value
 
     def _close(self, frame: _Frame, end: int, fits: list[FoundObject]) -> None:
-        self._resume[frame.start] = end
+        self._settled.add(frame.start)
         if frame.fields.get(self._required, "").strip():
             fits.append(FoundObject(fields=frame.fields, start=frame.start, end=end, exact=frame.exact))
 
