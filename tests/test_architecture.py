@@ -29,7 +29,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 ALLOWED["rl"] |= {"engine"}
 ALLOWED["testing"] = frozenset({*CHAIN, "engine"})
-ALLOWED["tiny"] = frozenset({"conversation", "judging"})
+ALLOWED["tiny"] = frozenset({"conversation", "judging", "selfplay"})
 ALLOWED["report"] = frozenset({*CHAIN, "engine"})
 ALLOWED["eval"] = frozenset({*CHAIN, "engine"})
 ALLOWED["recipes"] = frozenset({*CHAIN, "engine", "eval", "report", "tiny"})

@@ -1,8 +1,8 @@
 """The text the built-in policy is raised on: plain answers, conversation turns, judgements.
 
 Every generator returns messages and the reply to them, in exactly the words that Viva's protocols use at run
-time (the prompts come from the same functions). To raise the policy for another protocol (rankings,
-critiques, hints, feedback), add a generator to `MIXTURE` and build again.
+time (the prompts come from the same functions). To raise the policy for another protocol, add a generator
+to `MIXTURE` and build again.
 
 The writer of this text is a mediocre pupil: it slips, more often where a carry or borrow is needed; it is
 sometimes wrong about others' work; and it sometimes copies. That leaves the policy something to learn.
@@ -11,19 +11,20 @@ sometimes wrong about others' work; and it sometimes copies. That leaves the pol
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
+from viva.tiny.attempts import Attempt, Example, make_attempt
+from viva.tiny.expert_text import careful_example, feedback_example
+from viva.tiny.review_text import critique_example, proposal_example, ranking_example, revision_example
 from viva.tiny.tasks import Problem, sample_problem, sample_step, worked_solution, wrong_solution
 
 __all__ = [
     "LESSONS",
     "MIXTURE",
-    "Example",
     "check_example",
     "conversation_example",
     "direct_example",
@@ -32,47 +33,9 @@ __all__ = [
     "worked_example",
 ]
 
-_SURE_OF_PLAIN_STEPS = 0.6
-_SURE_OF_HARD_STEPS = 0.36
 _TRUE_OPINION = 0.8
-_TRUE_VERDICT = 0.85
+_TRUE_VERDICT = 0.8
 _VERDICT_WEIGHT = 8.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """One piece of training text."""
-
-    messages: tuple[Message, ...]
-    parts: tuple[tuple[str, float], ...]
-    """The reply in parts, each with its weight in the loss; parts meet where tokens meet."""
-
-    @property
-    def reply(self) -> str:
-        """The whole reply."""
-        return "".join(text for text, _ in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    solution: str
-    right: bool
-
-
-def _is_hard(problem: Problem) -> bool:
-    def carries(left: int, operator: str, right: int) -> bool:
-        return left % 10 + right % 10 >= 10 if operator == "+" else left % 10 < right % 10
-
-    return any(
-        carries(step.left, step.operator, step.right) for step in problem.steps if step.operator != "x"
-    )
-
-
-def _attempt(problem: Problem, rng: random.Random) -> _Attempt:
-    sure = _SURE_OF_HARD_STEPS if _is_hard(problem) else _SURE_OF_PLAIN_STEPS
-    if rng.random() < sure:
-        return _Attempt(worked_solution(problem), True)
-    return _Attempt(wrong_solution(problem, rng), False)
 
 
 def drill_example(rng: random.Random) -> Example:
@@ -106,13 +69,13 @@ def worked_example(rng: random.Random) -> Example:
 def direct_example(rng: random.Random) -> Example:
     """The bare question and a worked answer, right or wrong."""
     problem = sample_problem(rng, "train")
-    solution = _attempt(problem, rng).solution
+    solution = make_attempt(problem, rng).solution
     return Example(messages=tuple(direct_messages(problem.question)), parts=((solution, 1.0),))
 
 
 def _reply(
-    problem: Problem, agent_id: int, latest: dict[int, _Attempt], rng: random.Random
-) -> tuple[AgentResponse, _Attempt]:
+    problem: Problem, agent_id: int, latest: dict[int, Attempt], rng: random.Random
+) -> tuple[AgentResponse, Attempt]:
     others = [other for other in sorted(latest) if other != agent_id]
     opinions = {other: latest[other].right == (rng.random() < _TRUE_OPINION) for other in others}
     evaluation = " ".join(f"Agent {i} is {'right' if good else 'wrong'}." for i, good in opinions.items())
@@ -124,7 +87,7 @@ def _reply(
     elif agent_id in latest and choice < 0.5:
         reflection, attempt = "I keep my solution.", latest[agent_id]
     else:
-        reflection, attempt = "I work it out.", _attempt(problem, rng)
+        reflection, attempt = "I work it out.", make_attempt(problem, rng)
     response = AgentResponse(
         reflection=reflection,
         evaluation=evaluation or "Nothing to judge yet.",
@@ -139,7 +102,7 @@ def conversation_example(rng: random.Random) -> Example:
     num_agents, max_rounds = rng.choice((2, 3, 3, 3, 4)), rng.choice((1, 2, 2, 3))
     wanted = rng.randrange(min(num_agents * max_rounds, 8))
     turns: list[Turn] = []
-    latest: dict[int, _Attempt] = {}
+    latest: dict[int, Attempt] = {}
     while True:
         round_index, agent_id = divmod(len(turns), num_agents)
         response, attempt = _reply(problem, agent_id, latest, rng)
@@ -195,9 +158,15 @@ LESSONS: dict[Callable[[random.Random], Example], float] = {
 MIXTURE: dict[Callable[[random.Random], Example], float] = {
     drill_example: 0.015,
     check_example: 0.04,
-    direct_example: 0.62,
-    conversation_example: 0.075,
-    judgement_example: 0.25,
+    direct_example: 0.41,
+    conversation_example: 0.055,
+    judgement_example: 0.15,
+    proposal_example: 0.04,
+    ranking_example: 0.12,
+    critique_example: 0.06,
+    revision_example: 0.05,
+    careful_example: 0.03,
+    feedback_example: 0.03,
 }
 """Generators of the second phase and their shares of the examples. Plain answers are short: most of the tokens are
 judgements and conversations all the same."""

@@ -14,18 +14,6 @@ _VOCAB_SIZE = 1024
 _CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _PIECES = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
-_LEXICON = (
-    "Compare the solutions. Ranking: Agent A > Agent B = Agent C < Agent D.",
-    "Critique of agent B: the first step is wrong; the second step is right. "
-    "Check the carry. Check the borrow.",
-    "I revise my solution. I defend my solution. Your answer is right. Your answer is wrong. Try again.",
-    "Hint: work from the units to the tens. Feedback: the answer is not correct. "
-    "First attempt. Second attempt.",
-    "user system assistant <critique> </critique> <target> </target> <ranking> "
-    "</ranking> <solution> </solution>",
-)
-"""Words of protocols that are to come, so that they too are single tokens."""
-
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '\\n' if not loop.first else '' }}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>{% endfor %}"
@@ -39,7 +27,6 @@ def build_tokenizer(path: Path, *, seed: int, num_examples: int = 1500) -> PreTr
     examples = [make(rng) for make in MIXTURE for _ in range(num_examples)]
     texts = [str(message["content"]) for example in examples for message in example.messages]
     texts += [example.reply for example in examples]
-    texts += list(_LEXICON) * 20
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(_PIECES, "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
