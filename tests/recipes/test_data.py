@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.recipes.conversation_preference_rl.data import (
+from viva.recipes.data import (
     HubSource,
     PromptSources,
     load_hub,

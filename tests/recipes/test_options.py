@@ -107,7 +107,7 @@ def test_the_plan_counts_trajectories_and_keeps_a_partial_last_batch():
 
 def test_a_wrong_option_ends_the_program_with_one_line(capsys, tmp_path):
     assert main(["train_prompts_path=/nowhere.jsonl", f"log_path={tmp_path}"]) == 2
-    assert capsys.readouterr().out.startswith("error: train_prompts_path=/nowhere.jsonl is not a file")
+    assert capsys.readouterr().err.startswith("error: train_prompts_path=/nowhere.jsonl is not a file")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +122,7 @@ def test_wandb_without_the_package_is_told_with_the_command(tmp_path, monkeypatc
         ['train_prompts=["a"]', "model_name=tiny/x", "wandb_project=p", f"log_path={tmp_path / 'run'}"]
     )
     assert code == 2
-    assert "pip install 'viva[wandb]'" in capsys.readouterr().out
+    assert "pip install 'viva[wandb]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "DEFAULT_BATCH_SIZE",
     "OpenRun",
     "RunOptions",
+    "complain",
     "finish_run",
     "learning_rate",
     "open_run",
@@ -233,3 +234,10 @@ def say(text: str) -> None:
     from rich.console import Console
 
     Console(highlight=False).print(text, soft_wrap=True, markup=False)
+
+
+def complain(text: str) -> None:
+    """One line about what went wrong, on the error stream."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)

@@ -17,28 +17,19 @@ from typing import Literal
 import chz
 
 from viva.engine.threads import prepare_threads
-from viva.recipes.conversation_preference_rl.data import HubSource, PromptSources
+from viva.recipes.config import RecipeConfig
 
 __all__ = ["Config", "main"]
 
 
 @chz.chz
-class Config:
+class Config(RecipeConfig):
     """Options of conversation preference RL."""
 
-    model_name: str = chz.field(default="tiny", doc="hub name, model folder, or tiny (the built-in policy)")
-    renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
-    lora_rank: int = chz.field(default=32, doc="rank of the adapter; 0 trains all weights")
-
-    num_agents: int = chz.field(default=3, doc="agents in each conversation")
     max_rounds: int = chz.field(default=5, doc="rounds of each conversation")
     order: Literal["sequential", "simultaneous"] = chz.field(
         default="sequential", doc="one after another, or all at once without seeing replies of the same round"
     )
-    on_failure: Literal["void", "continue"] = chz.field(
-        default="void", doc="when an agent fails: play the conversation again, or score the others"
-    )
-    personas: dict[int, str] | None = chz.field(default=None, doc='persona texts, like {0: "...", 1: "..."}')
 
     judge_mode: Literal["logprob", "verdict"] = chz.field(
         default="logprob", doc="compare the labels' probabilities, or let the judge write a verdict"
@@ -55,75 +46,7 @@ class Config:
         default="all_pairs_both_ways", doc="compare every pair in both orders or in one"
     )
 
-    batch_size: int | None = chz.field(
-        default=None, doc="agent trajectories per step; default: the largest multiple of num_agents up to 128"
-    )
-    learning_rate: float | None = chz.field(default=None, doc="found from the model by default")
-    max_tokens: int = chz.field(default=512, doc="longest reply")
-    temperature: float = chz.field(default=1.0, doc="of the agents' replies")
-    num_substeps: int = chz.field(default=1, doc="optimiser steps per batch")
-    max_training_datapoints: int = chz.field(default=131072, doc="agent trajectories of the whole run")
-    max_steps: int | None = chz.field(default=None, doc="stop after so many steps at most")
-    loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro"] = "importance_sampling"
-    loss_fn_config: dict[str, float] | None = chz.field(default=None, doc="like {'clip_low_threshold': 0.8}")
-    grad_clip_norm: float = chz.field(default=0.0, doc="largest gradient norm; 0 does not clip")
-    max_retries: int = chz.field(default=1, doc="how often a failed conversation is played again")
-    policy_timeout_s: float | None = chz.field(default=None, doc="longest time for one reply; off by default")
-    seed: int = 0
-
-    train_prompts: list[str] | None = chz.field(default=None, doc='a list of prompts, like ["a", "b"]')
-    train_prompts_path: str | None = chz.field(
-        default=None, doc="JSONL with query, prompt or text; answer optional"
-    )
-    test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
-    hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")
-    hf_dataset_name_config: str | None = None
-    hf_prompt_column: str = "query"
-    hf_answer_column: str | None = None
-    hf_train_split: str = "train"
-    hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
-    max_train_samples: int | None = None
-    max_test_samples: int | None = 100
-
     log_path: str = "runs/conversation_preference_rl"
-    behavior_if_exists: Literal["ask", "delete", "resume", "raise"] = "ask"
-    eval_every: int = chz.field(default=5, doc="steps between evaluations; 0 never evaluates")
-    eval_temperature: float | None = chz.field(default=None, doc="of direct answers; default: temperature")
-    num_test_conversations: int = chz.field(
-        default=8, doc="test prompts that are also played as conversations"
-    )
-    save_every: int = chz.field(default=20, doc="steps between checkpoints; 0 saves at the end only")
-    wandb_project: str | None = None
-    wandb_name: str | None = None
-
-    engine: Literal["local", "remote"] = chz.field(
-        default="local", doc="remote is Tinker, or what base_url names"
-    )
-    base_url: str | None = None
-    device: str | None = chz.field(default=None, doc="cpu or cuda; a GPU if there is one")
-    precision: Literal["float32", "bfloat16"] = "float32"
-
-    @property
-    def sources(self) -> PromptSources:
-        """Where the prompts come from."""
-        hub = None
-        if self.hf_dataset_name is not None:
-            hub = HubSource(
-                name=self.hf_dataset_name,
-                config=self.hf_dataset_name_config,
-                prompt_column=self.hf_prompt_column,
-                answer_column=self.hf_answer_column,
-                train_split=self.hf_train_split,
-                test_split=self.hf_test_split,
-            )
-        return PromptSources(
-            train_prompts=self.train_prompts,
-            train_prompts_path=self.train_prompts_path,
-            test_prompts_path=self.test_prompts_path,
-            hub=hub,
-            max_train_samples=self.max_train_samples,
-            max_test_samples=self.max_test_samples,
-        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

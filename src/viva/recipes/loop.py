@@ -1,0 +1,151 @@
+"""From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from viva.eval.conversations import ConversationEvaluator
+from viva.eval.direct import DirectEvaluator
+from viva.judging.policy import PolicyRef
+from viva.recipes.common import OpenRun, complain, finish_run, learning_rate, open_run, say
+from viva.recipes.config import RecipeConfig
+from viva.recipes.plan import Plan
+from viva.rl.dataset import BuilderFactory, PromptDataset
+from viva.rl.probe import check_loss
+from viva.rl.seeds import derive_seed
+from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, Training, train
+from viva.rl.update import UpdateConfig
+
+__all__ = ["make_training", "run_recipe"]
+
+ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
+
+
+async def run_recipe(
+    make_plan: Callable[[], Plan[ConfigT]],
+    build_training: Callable[[Plan[ConfigT], OpenRun], Awaitable[Training]],
+) -> int:
+    """Do a whole run.
+
+    Args:
+        make_plan: Checks the options and loads the prompts.
+        build_training: Makes the loop's parts for the open run, mostly with `make_training`.
+
+    Returns:
+        The process's exit code: 0 complete, 2 refused before training, 1 failed, 128 + signal interrupted and saved.
+    """
+    try:
+        plan = make_plan()
+        opened = await open_run(plan.options)
+        if plan.config.engine == "remote":
+            await check_loss(opened.client, plan.config.loss_fn, plan.config.loss_fn_config)
+        training = await build_training(plan, opened)
+    except (ValueError, OSError) as error:  # OSError: a model, file or folder that cannot be read
+        complain(f"error: {error}")
+        return 2
+    _introduce(plan, training)
+    try:
+        is_complete = await train(training)
+    except AllGroupsFailedError as error:
+        complain(f"error: {error}")
+        return 1
+    return finish_run(plan.options, opened, training, is_complete=is_complete)
+
+
+def make_training(
+    plan: Plan[ConfigT],
+    opened: OpenRun,
+    make_builder: BuilderFactory,
+    *,
+    policy_refs: Sequence[PolicyRef] = (),
+    evaluators: Sequence[Evaluator] = (),
+) -> Training:
+    """The loop's parts for an open run.
+
+    Args:
+        plan: The checked options.
+        opened: Folder and engine.
+        make_builder: The recipe's group for a prompt and a seed; in training and in test conversations.
+        policy_refs: Are given every new snapshot of the policy.
+        evaluators: More of them, after direct answers and test conversations.
+    """
+    config = plan.config
+    rate = learning_rate(config.learning_rate, config.model_name, is_lora=config.lora_rank > 0)
+    return Training(
+        config=LoopConfig(
+            seed=config.seed,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            context_window=opened.context_window,
+            policy_timeout_s=config.policy_timeout_s,
+            max_retries=config.max_retries,
+            eval_every=config.eval_every,
+            save_every=config.save_every,
+            update=UpdateConfig(
+                learning_rate=rate,
+                loss_fn=config.loss_fn,
+                loss_fn_config=config.loss_fn_config,
+                num_substeps=config.num_substeps,
+                grad_clip_norm=config.grad_clip_norm,
+            ),
+        ),
+        client=opened.client,
+        dataset=PromptDataset(order=plan.order, make_builder=make_builder),
+        folder=opened.folder,
+        resume_from=opened.resume_from,
+        evaluators=[
+            *_direct_evaluators(plan, opened),
+            *_conversation_evaluators(plan, opened, make_builder),
+            *evaluators,
+        ],
+        policy_refs=policy_refs,
+        sinks=opened.sinks,
+    )
+
+
+def _direct_evaluators(plan: Plan[ConfigT], opened: OpenRun) -> list[Evaluator]:
+    config = plan.config
+    graded = [item for item in plan.test if item.answer is not None]
+    if not graded:
+        return []
+    temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+    return [
+        DirectEvaluator(
+            items=graded,
+            renderer=opened.renderer,
+            seed=config.seed,
+            max_tokens=config.max_tokens,
+            temperature=temperature,
+            context_window=opened.context_window,
+        )
+    ]
+
+
+def _conversation_evaluators(
+    plan: Plan[ConfigT], opened: OpenRun, make_builder: BuilderFactory
+) -> list[Evaluator]:
+    config = plan.config
+    spoken = plan.test[: config.num_test_conversations]
+    if not spoken:
+        return []
+    return [
+        ConversationEvaluator(
+            make_builders=lambda: [
+                make_builder(item, derive_seed(config.seed, "test group", index))
+                for index, item in enumerate(spoken)
+            ],
+            seed=config.seed,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            context_window=opened.context_window,
+            policy_timeout_s=config.policy_timeout_s,
+        )
+    ]
+
+
+def _introduce(plan: Plan[ConfigT], training: Training) -> None:
+    config, order = plan.config, plan.order
+    say(
+        f"{config.model_name}: {len(order)} steps of {order.groups_per_batch} conversations, {plan.summary}; "
+        f"{len(order.items)} prompts ({order.num_passes:.3g} passes), {len(plan.test)} test prompts; "
+        f"learning rate {training.config.update.learning_rate:.3g}; log_path={plan.options.log_path}"
+    )

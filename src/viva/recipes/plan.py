@@ -1,0 +1,146 @@
+"""From a recipe's options to a checked plan of its run: all that can be wrong is told before a model is loaded."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import chz
+
+from viva.conversation.prompts import persona
+from viva.recipes.common import RunOptions, resolve_batch_size, resolve_model
+from viva.recipes.config import RecipeConfig
+from viva.recipes.data import load_prompts
+from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
+from viva.rl.service import EngineConfig
+
+__all__ = ["Plan", "at_least", "not_negative", "plan_run", "positive"]
+
+ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
+
+_FREE_OPTIONS = frozenset(
+    {
+        "behavior_if_exists",
+        "log_path",
+        "max_steps",
+        "max_training_datapoints",
+        "save_every",
+        "wandb_name",
+        "wandb_project",
+    }
+)
+"""Options that do not change what any step computes; a resumed run may set them anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Generic[ConfigT]):
+    """Checked options with the data they name."""
+
+    config: ConfigT
+    options: RunOptions
+    order: PromptOrder
+    test: tuple[PromptItem, ...]
+    summary: str
+    """One conversation in words, like ``3 agents x 5 rounds``."""
+
+
+def plan_run(config: ConfigT, *, recipe: str, summary: str) -> Plan[ConfigT]:
+    """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
+
+    Args:
+        config: The options.
+        recipe: The recipe's name, for ``config.json``.
+        summary: One conversation in words, for the user.
+
+    Raises:
+        ValueError: For anything the user has to mend.
+    """
+    _check(config)
+    batch_size = resolve_batch_size(config.batch_size, config.num_agents)
+    train_items, test_items = load_prompts(config.sources)
+    num_groups = config.max_training_datapoints // config.num_agents
+    groups_per_batch = batch_size // config.num_agents
+    if config.max_steps is not None:
+        num_groups = min(num_groups, config.max_steps * groups_per_batch)
+    order = PromptOrder(
+        items=tuple(train_items), seed=config.seed, groups_per_batch=groups_per_batch, num_groups=num_groups
+    )
+    record = {
+        "recipe": recipe,
+        **chz.asdict(config),
+        "batch_size": batch_size,
+        "prompts_digest": prompts_digest(train_items, test_items),
+    }
+    options = RunOptions(
+        model=resolve_model(config.model_name),
+        renderer_name=config.renderer_name,
+        engine=EngineConfig(
+            engine=config.engine, base_url=config.base_url, device=config.device, precision=config.precision
+        ),
+        lora_rank=config.lora_rank,
+        seed=config.seed,
+        log_path=Path(config.log_path).expanduser(),
+        behavior_if_exists=config.behavior_if_exists,
+        record=record,
+        free_options=_FREE_OPTIONS,
+        num_steps=len(order),
+        wandb_project=config.wandb_project,
+        wandb_name=config.wandb_name,
+    )
+    return Plan(config=config, options=options, order=order, test=tuple(test_items), summary=summary)
+
+
+def _check(config: RecipeConfig) -> None:
+    smallest = {
+        "num_agents": 2,
+        "max_tokens": 1,
+        "num_substeps": 1,
+        "lora_rank": 0,
+        "max_retries": 0,
+        "eval_every": 0,
+        "save_every": 0,
+        "num_test_conversations": 0,
+        "max_steps": 1,
+    }
+    at_least(config, smallest)
+    at_least(config, {"max_training_datapoints": config.num_agents})
+    positive(config, "learning_rate", "policy_timeout_s", "temperature")
+    not_negative(config, "eval_temperature", "grad_clip_norm")
+    persona(0, config.personas)
+
+
+def at_least(config: RecipeConfig, smallest: Mapping[str, int]) -> None:
+    """Reject options below the smallest allowed value; what is left out (``None``) passes.
+
+    Raises:
+        ValueError: For the first that is too small.
+    """
+    for name, bound in smallest.items():
+        value = getattr(config, name)
+        if value is not None and value < bound:
+            raise ValueError(f"{name} must be {bound} or more; got {value}")
+
+
+def positive(config: RecipeConfig, *names: str) -> None:
+    """Reject options that are not positive finite numbers; what is left out (``None``) passes.
+
+    Raises:
+        ValueError: For the first that is not.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be a positive number, or left out; got {value}")
+
+
+def not_negative(config: RecipeConfig, *names: str) -> None:
+    """Reject options that are negative or not finite; what is left out (``None``) passes.
+
+    Raises:
+        ValueError: For the first that is.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be 0 or more; got {value}")
