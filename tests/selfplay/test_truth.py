@@ -39,7 +39,8 @@ def test_negated_scores_mirror_the_gap_and_the_correlation(rows: list[tuple[int,
     assume(gap is not None)
     assert gap is not None
     mirrored = reward_truth_gap(negated, correct)
-    assert mirrored is not None and math.isclose(gap + mirrored, 1.0)
+    assert mirrored is not None
+    assert math.isclose(gap + mirrored, 1.0)
     rho, opposite = rank_correlation(scores, correct), rank_correlation(negated, correct)
     assert (rho is None) == (opposite is None)
     if rho is not None and opposite is not None:
@@ -50,7 +51,8 @@ def test_negated_scores_mirror_the_gap_and_the_correlation(rows: list[tuple[int,
 def test_correlation_of_four_agents_by_hand():
     # ranks of the scores 4 3 2 1, of being right 3.5 3.5 1.5 1.5: covariance 4, variances 5 and 4
     rho = rank_correlation({0: 0.9, 1: 0.7, 2: 0.3, 3: 0.1}, {0: True, 1: True, 2: False, 3: False})
-    assert rho is not None and math.isclose(rho, 4 / math.sqrt(20))
+    assert rho is not None
+    assert math.isclose(rho, 4 / math.sqrt(20))
 
 
 def test_no_correlation_without_variation():
