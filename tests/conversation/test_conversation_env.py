@@ -10,9 +10,11 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
-from viva.conversation.coordinator import MultiAgentCoordinator, Order
+from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.env import MultiAgentConversationEnv
-from viva.conversation.records import Conversation, ReplyStatus
+from viva.conversation.protocol import Order
+from viva.conversation.records import AgentResponse, Conversation, ReplyStatus
+from viva.conversation.round_robin import round_robin_protocol
 from viva.testing import (
     CHAT_TOKENS,
     HANG,
@@ -46,7 +48,8 @@ def seats(
     min_agents: int = 1,
     style: str = "qwen3_instruct",
 ) -> tuple[MultiAgentCoordinator, list[MultiAgentConversationEnv]]:
-    coordinator = MultiAgentCoordinator("2 + 2?", num_agents, max_rounds, order=order, min_agents=min_agents)
+    protocol = round_robin_protocol(max_rounds, order=order, on_failure="continue", min_agents=min_agents)
+    coordinator = MultiAgentCoordinator("2 + 2?", num_agents, protocol)
     return coordinator, [
         MultiAgentConversationEnv(agent_id, coordinator, RENDERERS[style]) for agent_id in range(num_agents)
     ]
@@ -227,6 +230,7 @@ def test_thinking_never_becomes_the_solution() -> None:
     coordinator, envs = seats(1, 1)
     asyncio.run(play(envs, Thinking(renderer=RENDERER, script=script)))
     (turn,) = coordinator.conversation.turns
+    assert isinstance(turn.response, AgentResponse)
     assert (turn.response.solution, turn.status) == ("yes", ReplyStatus.OK)
 
 
@@ -235,7 +239,8 @@ def test_thinking_never_becomes_the_solution() -> None:
 
 async def test_stop_conditions_are_the_renderers_own() -> None:
     for renderer in RENDERERS.values():
-        coordinator = MultiAgentCoordinator("q", 1, 2)
+        protocol = round_robin_protocol(2, on_failure="continue", min_agents=1)
+        coordinator = MultiAgentCoordinator("q", 1, protocol)
         env = MultiAgentConversationEnv(0, coordinator, renderer)
         first = await env.initial_observation()
         assert not isinstance(first, InitialObservationOverflow)

@@ -6,10 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from viva.conversation.coordinator import MultiAgentCoordinator, Order, OutOfTurnError
+from viva.conversation.coordinator import MultiAgentCoordinator, OutOfTurnError
+from viva.conversation.protocol import Order
 from viva.conversation.records import AgentResponse, Failure
+from viva.conversation.round_robin import round_robin_protocol
 
 ORDERS: tuple[Order, ...] = ("sequential", "simultaneous")
+
+
+def coordinator_of(
+    num_agents: int, max_rounds: int, *, order: Order = "sequential", min_agents: int = 1
+) -> MultiAgentCoordinator:
+    protocol = round_robin_protocol(max_rounds, order=order, on_failure="continue", min_agents=min_agents)
+    return MultiAgentCoordinator("q", num_agents, protocol)
 
 
 def says(text: str) -> AgentResponse:
@@ -31,7 +40,7 @@ async def end(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 async def test_sequential_agents_reply_round_robin_and_see_everything_before() -> None:
-    coordinator = MultiAgentCoordinator("q", 3, 2)
+    coordinator = coordinator_of(3, 2)
     for round_index in range(2):
         for agent_id in range(3):
             assert await coordinator.wait_for_turn(agent_id) == round_index
@@ -46,7 +55,7 @@ async def test_sequential_agents_reply_round_robin_and_see_everything_before() -
 
 
 async def test_a_simultaneous_round_is_a_barrier() -> None:
-    coordinator = MultiAgentCoordinator("q", 3, 2, order="simultaneous")
+    coordinator = coordinator_of(3, 2, order="simultaneous")
     assert [await coordinator.wait_for_turn(agent_id) for agent_id in (2, 0, 1)] == [0, 0, 0]
     await coordinator.submit_response(2, says("fast"))
     assert coordinator.visible_turns(0) == ()  # nobody sees a reply of the same round
@@ -62,7 +71,7 @@ async def test_a_simultaneous_round_is_a_barrier() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 async def test_a_failure_wakes_those_who_wait_and_the_round_skips_the_agent(order: Order) -> None:
-    coordinator = MultiAgentCoordinator("q", 3, 2, order=order)
+    coordinator = coordinator_of(3, 2, order=order)
     assert await coordinator.wait_for_turn(0) == 0
     if order == "simultaneous":
         for agent_id in (1, 2):
@@ -80,7 +89,7 @@ async def test_a_failure_wakes_those_who_wait_and_the_round_skips_the_agent(orde
 
 
 async def test_an_agent_that_fails_before_its_turn_is_skipped_when_it_comes() -> None:
-    coordinator = MultiAgentCoordinator("q", 3, 1)
+    coordinator = coordinator_of(3, 1)
     await coordinator.fail(1, "gone")
     assert await coordinator.wait_for_turn(0) == 0
     await coordinator.submit_response(0, says("a"))
@@ -91,7 +100,7 @@ async def test_an_agent_that_fails_before_its_turn_is_skipped_when_it_comes() ->
 
 
 async def test_the_solutions_of_an_agent_that_failed_later_do_not_count() -> None:
-    coordinator = MultiAgentCoordinator("q", 2, 2)
+    coordinator = coordinator_of(2, 2)
     for agent_id in (0, 1):
         await coordinator.wait_for_turn(agent_id)
         await coordinator.submit_response(agent_id, says(f"{agent_id}"))
@@ -104,7 +113,7 @@ async def test_the_solutions_of_an_agent_that_failed_later_do_not_count() -> Non
 
 
 async def test_only_the_first_failure_counts_and_none_after_the_last_turn() -> None:
-    coordinator = MultiAgentCoordinator("q", 2, 1)
+    coordinator = coordinator_of(2, 1)
     await coordinator.wait_for_turn(0)
     await coordinator.submit_response(0, says("a"))
     await coordinator.fail(0, "after the last turn")
@@ -114,7 +123,7 @@ async def test_only_the_first_failure_counts_and_none_after_the_last_turn() -> N
 
 
 async def test_with_too_few_agents_left_the_conversation_is_over_for_all() -> None:
-    coordinator = MultiAgentCoordinator("q", 3, 5, min_agents=3)
+    coordinator = coordinator_of(3, 5, min_agents=3)
     (waiting,) = await settle(coordinator.wait_for_turn(1))
     assert await coordinator.wait_for_turn(0) == 0
     await coordinator.fail(2, "gone")
@@ -130,7 +139,7 @@ async def test_with_too_few_agents_left_the_conversation_is_over_for_all() -> No
 
 
 async def test_a_reply_without_a_turn_is_refused() -> None:
-    coordinator = MultiAgentCoordinator("q", 2, 1)
+    coordinator = coordinator_of(2, 1)
     with pytest.raises(OutOfTurnError, match="agent 1 may not reply: it has not been given a turn"):
         await coordinator.submit_response(1, says("x"))
     await coordinator.wait_for_turn(0)
@@ -139,13 +148,13 @@ async def test_a_reply_without_a_turn_is_refused() -> None:
         await coordinator.submit_response(0, says("again"))
     await coordinator.wait_for_turn(1)
     await coordinator.fail(1, "timeout")
-    with pytest.raises(OutOfTurnError, match=r"it left in round 0 \(timeout\)"):
+    with pytest.raises(OutOfTurnError, match=r"it left in round 1 \(timeout\)"):
         await coordinator.submit_response(1, says("late"))
     assert [turn.response.solution for turn in coordinator.conversation.turns] == ["x"]
 
 
 async def test_a_turn_is_given_once_per_reply() -> None:
-    coordinator = MultiAgentCoordinator("q", 1, 2)
+    coordinator = coordinator_of(1, 2)
     assert await coordinator.wait_for_turn(0) == 0
     assert await coordinator.wait_for_turn(0) == 0  # asking again gives the same turn
     await coordinator.submit_response(0, says("x"))
@@ -154,7 +163,7 @@ async def test_a_turn_is_given_once_per_reply() -> None:
 
 
 async def test_cancelling_one_waiter_disturbs_nobody() -> None:
-    coordinator = MultiAgentCoordinator("q", 3, 1)
+    coordinator = coordinator_of(3, 1)
     tasks = await settle(coordinator.wait_for_turn(1), coordinator.wait_for_turn(2))
     tasks[0].cancel()
     await settle()
@@ -168,7 +177,7 @@ async def test_cancelling_one_waiter_disturbs_nobody() -> None:
 
 
 async def test_a_failure_is_recorded_even_if_telling_it_is_cancelled() -> None:
-    coordinator = MultiAgentCoordinator("q", 2, 1)
+    coordinator = coordinator_of(2, 1)
     await coordinator.wait_for_turn(0)
     (waiting,) = await settle(coordinator.wait_for_turn(1))
     telling = asyncio.ensure_future(coordinator.fail(0, "killed"))
@@ -187,16 +196,16 @@ async def test_a_failure_is_recorded_even_if_telling_it_is_cancelled() -> None:
         ({"max_rounds": 0}, "max_rounds=0"),
         ({"order": "random"}, "'random'"),
         ({"min_agents": 4}, "from 1 to num_agents=3; got 4"),
-        ({"min_agents": 0}, "got 0"),
+        ({"min_agents": 0}, "min_agents must be at least 1; got 0"),
     ],
 )
 def test_a_conversation_that_cannot_be_held_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        MultiAgentCoordinator(**{"question": "q", "num_agents": 3, "max_rounds": 2, **changes})
+        coordinator_of(**{"num_agents": 3, "max_rounds": 2, **changes})
 
 
 async def test_an_unknown_agent_is_refused_everywhere() -> None:
-    coordinator = MultiAgentCoordinator("q", 2, 1)
+    coordinator = coordinator_of(2, 1)
     for call in (
         coordinator.wait_for_turn(2),
         coordinator.fail(-1, "x"),
@@ -221,7 +230,7 @@ def test_nobody_waits_for_ever_and_nobody_overtakes(
     )
     fails_in = data.draw(st.lists(st.integers(0, 2 * max_rounds), min_size=num_agents, max_size=num_agents))
     min_agents = data.draw(st.integers(1, num_agents))
-    coordinator = MultiAgentCoordinator("q", num_agents, max_rounds, order=order, min_agents=min_agents)
+    coordinator = coordinator_of(num_agents, max_rounds, order=order, min_agents=min_agents)
     seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     async def agent(agent_id: int) -> None:

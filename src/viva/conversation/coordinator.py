@@ -1,15 +1,16 @@
-"""Whose turn it is: agents of one conversation wait for one another here, and for nobody who has left."""
+"""Whose turn it is: agents of one conversation wait for one another here, and for nobody who has left.
+
+Legend: ``_A`` agents, ``_L`` lanes (parallel generations of a round), ``_R`` rounds.
+"""
 
 import asyncio
-from typing import Literal
+import random
 
-from viva.conversation.records import AgentResponse, Conversation, Failure, ReplyStatus, Turn
+from viva.conversation.prompts import persona
+from viva.conversation.protocol import Protocol, Round, View, draw_aliases
+from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, Turn
 
-__all__ = ["MultiAgentCoordinator", "Order", "OutOfTurnError"]
-
-Order = Literal["sequential", "simultaneous"]
-"""``sequential``: agents 0, 1, 2, ... reply one after another and see everything said before.
-``simultaneous``: all reply to the rounds before; nobody sees a reply of the same round."""
+__all__ = ["MultiAgentCoordinator", "OutOfTurnError"]
 
 
 class OutOfTurnError(RuntimeError):
@@ -19,48 +20,53 @@ class OutOfTurnError(RuntimeError):
 class MultiAgentCoordinator:
     """Synchronises the turns of N agents on one event loop.
 
-    An agent's turn belongs to the round it was given by `wait_for_turn`, whenever the reply arrives. An agent
-    that fails leaves with a recorded reason and the others go on without it, as long as ``min_agents`` are
-    left.
+    Every agent takes part in as many lanes as the protocol has parallel segments; lane l plays only the rounds with
+    more than l segments. A turn belongs to the round it was given by `wait_for_turn`, whenever the reply arrives.
+    An agent that fails leaves in all its lanes, with a recorded reason, and what it said in the round of its failure
+    is dropped: otherwise it would depend on speed what of it is seen. The others go on without it, as long as the
+    protocol's failure rule lets them.
 
     Args:
         question: What the agents talk about.
         num_agents: Their number; ids count from 0.
-        max_rounds: Turns of every agent.
-        order: Who replies when, see `Order`.
-        min_agents: With fewer agents left than this, the conversation is over for all of them.
+        protocol: The rounds they play.
+        seed: Of the letters that agents go by.
 
     Raises:
-        ValueError: If a number is out of range or the order is unknown.
+        ValueError: If a number is out of range or the protocol has mistakes.
     """
 
-    def __init__(
-        self,
-        question: str,
-        num_agents: int,
-        max_rounds: int,
-        *,
-        order: Order = "sequential",
-        min_agents: int = 1,
-    ) -> None:
-        if num_agents < 1 or max_rounds < 1:
-            raise ValueError(
-                f"num_agents and max_rounds must be at least 1; got num_agents={num_agents}, "
-                f"max_rounds={max_rounds}"
-            )
-        if order not in ("sequential", "simultaneous"):
-            raise ValueError(f"order must be 'sequential' or 'simultaneous'; got {order!r}")
-        if not 1 <= min_agents <= num_agents:
-            raise ValueError(f"min_agents must be from 1 to num_agents={num_agents}; got {min_agents}")
+    def __init__(self, question: str, num_agents: int, protocol: Protocol, *, seed: int = 0) -> None:
+        if num_agents < 1:
+            raise ValueError(f"num_agents must be at least 1; got num_agents={num_agents}")
+        protocol.check()
         self.question = question
         self.num_agents = num_agents
-        self.max_rounds = max_rounds
-        self.order: Order = order
-        self.min_agents = min_agents
+        self.protocol = protocol
+        self.min_agents = protocol.agents_needed(num_agents)
+        if self.min_agents > num_agents:
+            raise ValueError(
+                f"min_agents must be from 1 to num_agents={num_agents}; got {self.min_agents}. Use more agents, or "
+                f"lower min_agents of protocol {protocol.name!r}."
+            )
+        self._key = f"{seed}/{question}"
         self._condition = asyncio.Condition()
-        self._turns_A_R: list[list[Turn]] = [[] for _ in range(num_agents)]
-        self._given_A: list[int | None] = [None] * num_agents
+        self._rounds_L_R = [
+            [index for index, round_ in enumerate(protocol.rounds) if len(round_.segments) > lane]
+            for lane in range(protocol.num_lanes)
+        ]
+        self._turns_A_L_R: list[list[list[Turn]]] = [
+            [[] for _ in self._rounds_L_R] for _ in range(num_agents)
+        ]
+        self._given_A_L: list[list[int | None]] = [
+            [None for _ in self._rounds_L_R] for _ in range(num_agents)
+        ]
         self._failure_A: list[Failure | None] = [None] * num_agents
+
+    @property
+    def max_rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.protocol.rounds)
 
     @property
     def episode_done(self) -> bool:
@@ -74,78 +80,110 @@ class MultiAgentCoordinator:
 
     @property
     def conversation(self) -> Conversation:
-        """What was said so far, in order of (round, agent), whatever arrived first."""
-        turns = [turn for turns_R in self._turns_A_R for turn in turns_R]
+        """What was said so far, in order of (round, agent, lane), whatever arrived first."""
+        turns = [turn for turns_L_R in self._turns_A_L_R for turns_R in turns_L_R for turn in turns_R]
         return Conversation(
             question=self.question,
             num_agents=self.num_agents,
             max_rounds=self.max_rounds,
-            turns=tuple(sorted(turns, key=lambda turn: (turn.round_index, turn.agent_id))),
+            turns=tuple(sorted(turns, key=lambda turn: (turn.round_index, turn.agent_id, turn.lane))),
             failures=tuple(failure for failure in self._failure_A if failure is not None),
         )
 
-    def visible_turns(self, agent_id: int) -> tuple[Turn, ...]:
-        """What an agent may read now: all that was said, or (``simultaneous``) the rounds before its own."""
-        turns = self.conversation.turns
-        if self.order == "sequential":
-            return turns
-        round_index = len(self._turns_A_R[agent_id])
-        return tuple(turn for turn in turns if turn.round_index < round_index)
+    def visible_turns(self, agent_id: int, lane: int = 0) -> tuple[Turn, ...]:
+        """What an agent may read before its next turn: the rounds before, and in a sequential round also what agents
+        of lower id said in it; of this, a prompt shows what the round's sights name.
+        """  # noqa: D205 - one sentence
+        self._check_seat(agent_id, lane)
+        index = self._next_round(agent_id, lane)
+        sequential = index < self.max_rounds and self.protocol.rounds[index].order == "sequential"
+        horizon = (index, agent_id if sequential else 0)
+        return tuple(turn for turn in self.conversation.turns if (turn.round_index, turn.agent_id) < horizon)
 
-    def is_out(self, agent_id: int) -> bool:
-        """Whether an agent has no turn left: it took them all, it failed, or too few agents are left."""
-        has_replied_to_all = len(self._turns_A_R[agent_id]) == self.max_rounds
+    def view(self, agent_id: int, lane: int = 0) -> View:
+        """An agent's place in the round of its next turn."""
+        self._check_seat(agent_id, lane)
+        round_index = self._next_round(agent_id, lane)
+        # agents that failed earlier are gone; one that fails in this round was still there when it began
+        present = [
+            other
+            for other, failure in enumerate(self._failure_A)
+            if failure is None or failure.round_index >= round_index
+        ]
+        return View(
+            agent_id=agent_id,
+            num_agents=self.num_agents,
+            round_index=round_index,
+            aliases=draw_aliases(present, agent_id, round_index, self._key),
+            persona=persona(agent_id, self.protocol.personas),
+            seed=random.Random(f"view/{round_index}/{self._key}").getrandbits(32),
+        )
+
+    def is_out(self, agent_id: int, lane: int | None = None) -> bool:
+        """Whether an agent has no turn left, in one lane or (``None``) in any.
+
+        It took them all, it failed, or too few agents are left.
+        """
+        reached = self._reached(agent_id) if lane is None else self._next_round(agent_id, lane)
         return (
-            has_replied_to_all
+            reached == self.max_rounds
             or self._failure_A[agent_id] is not None
             or self.num_agents_left < self.min_agents
         )
 
-    async def wait_for_turn(self, agent_id: int) -> int | None:
+    async def wait_for_turn(self, agent_id: int, lane: int = 0) -> int | None:
         """Wait until it is the agent's turn.
 
         Returns:
-            The round of the turn, counted from 0; ``None`` if the agent has no turn left.
+            The round of the turn, counted from 0; ``None`` if the agent has no turn left in this lane.
 
         Raises:
-            ValueError: If there is no such agent.
+            ValueError: If there is no such agent or lane.
         """
-        self._check_agent(agent_id)
+        self._check_seat(agent_id, lane)
         async with self._condition:
-            await self._condition.wait_for(lambda: self.is_out(agent_id) or self._may_reply(agent_id))
-            if self.is_out(agent_id):
+            await self._condition.wait_for(
+                lambda: self.is_out(agent_id, lane) or self._may_reply(agent_id, lane)
+            )
+            if self.is_out(agent_id, lane):
                 return None
-            self._given_A[agent_id] = len(self._turns_A_R[agent_id])
-            return self._given_A[agent_id]
+            round_index = self._next_round(agent_id, lane)
+            self._given_A_L[agent_id][lane] = round_index
+            return round_index
 
     async def submit_response(
         self,
         agent_id: int,
-        response: AgentResponse,
+        response: Reply,
         *,
+        lane: int = 0,
         prompt: str = "",
         text: str = "",
         status: ReplyStatus = ReplyStatus.OK,
     ) -> Turn:
         """Record the reply to the turn the agent was given, and wake whoever is next.
 
+        An ``unstructured`` reply to a segment with ``on_invalid="fail"`` ends the agent's part.
+
         Args:
             agent_id: Who replies.
             response: The reply as it was read.
+            lane: Which of the agent's parallel generations this is.
             prompt: The user message it answers.
             text: The reply as decoded.
             status: How the reply was read.
 
         Raises:
             OutOfTurnError: If the agent was given no turn, has replied already, or has left.
-            ValueError: If there is no such agent.
+            ValueError: If there is no such agent or lane.
         """
-        self._check_agent(agent_id)
+        self._check_seat(agent_id, lane)
         async with self._condition:
-            round_index = self._given_A[agent_id]
-            if self.is_out(agent_id) or round_index is None:
-                raise OutOfTurnError(self._why_out_of_turn(agent_id))
-            self._given_A[agent_id] = None
+            round_index = self._given_A_L[agent_id][lane]
+            if self.is_out(agent_id, lane) or round_index is None:
+                raise OutOfTurnError(self._why_out_of_turn(agent_id, lane))
+            self._given_A_L[agent_id][lane] = None
+            segment = self.protocol.rounds[round_index].segments[lane]
             turn = Turn(
                 agent_id=agent_id,
                 round_index=round_index,
@@ -153,47 +191,69 @@ class MultiAgentCoordinator:
                 text=text,
                 response=response,
                 status=status,
+                segment=segment.name,
+                lane=lane,
             )
-            self._turns_A_R[agent_id].append(turn)
+            if segment.on_invalid == "fail" and status is ReplyStatus.UNSTRUCTURED:
+                self._end(agent_id, f"its reply to {segment.name!r} cannot be read: {text[:80]!r}")
+            else:
+                self._turns_A_L_R[agent_id][lane].append(turn)
             self._condition.notify_all()
             return turn
 
     async def fail(self, agent_id: int, reason: str) -> None:
-        """End an agent's part with a recorded reason; nobody waits for it any longer.
+        """End an agent's part, in all lanes, with a recorded reason; nobody waits for it any longer.
 
         Only the first failure counts, and none after the agent's last turn.
 
         Raises:
             ValueError: If there is no such agent.
         """
-        self._check_agent(agent_id)
+        self._check_seat(agent_id, 0)
         if not self.is_out(agent_id):
             # before the first await: a failure is recorded even if this call is itself cancelled
-            round_index = len(self._turns_A_R[agent_id])
-            self._failure_A[agent_id] = Failure(agent_id=agent_id, round_index=round_index, reason=reason)
-            self._given_A[agent_id] = None
+            self._end(agent_id, reason)
         async with self._condition:
             self._condition.notify_all()
 
-    def _may_reply(self, agent_id: int) -> bool:
-        num_turns = {
-            other: len(self._turns_A_R[other])
-            for other in range(self.num_agents)
-            if self._failure_A[other] is None
-        }
-        round_index = min(num_turns.values())
-        if self.order == "simultaneous":
-            return num_turns[agent_id] == round_index
-        return agent_id == min(other for other, count in num_turns.items() if count == round_index)
+    def _end(self, agent_id: int, reason: str) -> None:
+        round_index = self._reached(agent_id)
+        self._failure_A[agent_id] = Failure(agent_id=agent_id, round_index=round_index, reason=reason)
+        for lane, turns_R in enumerate(self._turns_A_L_R[agent_id]):
+            self._turns_A_L_R[agent_id][lane] = [turn for turn in turns_R if turn.round_index < round_index]
+            self._given_A_L[agent_id][lane] = None
 
-    def _check_agent(self, agent_id: int) -> None:
+    def _next_round(self, agent_id: int, lane: int) -> int:
+        """Round of the next turn in a lane; the number of rounds if there is none."""
+        rounds_R, taken = self._rounds_L_R[lane], len(self._turns_A_L_R[agent_id][lane])
+        return rounds_R[taken] if taken < len(rounds_R) else self.max_rounds
+
+    def _reached(self, agent_id: int) -> int:
+        """The first round that the agent has not finished in all its lanes."""
+        return min(self._next_round(agent_id, lane) for lane in range(len(self._rounds_L_R)))
+
+    def _may_reply(self, agent_id: int, lane: int) -> bool:
+        reached = {
+            other: self._reached(other) for other in range(self.num_agents) if self._failure_A[other] is None
+        }
+        current = min(reached.values())
+        if self._next_round(agent_id, lane) != current:
+            return False
+        round_: Round = self.protocol.rounds[current]
+        return round_.order == "simultaneous" or agent_id == min(
+            other for other, index in reached.items() if index == current
+        )
+
+    def _check_seat(self, agent_id: int, lane: int) -> None:
         if not 0 <= agent_id < self.num_agents:
             raise ValueError(f"agent_id must be from 0 to {self.num_agents - 1}; got {agent_id}")
+        if not 0 <= lane < len(self._rounds_L_R):
+            raise ValueError(f"lane must be from 0 to {len(self._rounds_L_R) - 1}; got {lane}")
 
-    def _why_out_of_turn(self, agent_id: int) -> str:
+    def _why_out_of_turn(self, agent_id: int, lane: int) -> str:
         if (failure := self._failure_A[agent_id]) is not None:
-            why = f"it left in round {failure.round_index} ({failure.reason})"
-        elif self.is_out(agent_id):
+            why = f"it left in round {failure.round_index + 1} ({failure.reason})"
+        elif self.is_out(agent_id, lane):
             why = "the conversation is over for it"
         else:
             why = "it has not been given a turn; call wait_for_turn first"

@@ -1,4 +1,4 @@
-"""One agent's seat in a conversation, as a tinker-cookbook environment."""
+"""One seat in a conversation, as a tinker-cookbook environment."""
 
 import tinker
 from tinker_cookbook.completers import StopCondition
@@ -14,26 +14,25 @@ from tinker_cookbook.rl.types import (
 )
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.prompts import conversation_messages, turn_prompt
+from viva.conversation.protocol import View
 from viva.conversation.records import ReplyStatus
 from viva.conversation.rendering import build_prompt, read_reply
-from viva.conversation.reply import parse_reply
 
 __all__ = ["MultiAgentConversationEnv"]
 
 
 class MultiAgentConversationEnv(Env):
-    """What one agent of a conversation sees and does; all agents of a conversation share a coordinator.
+    """What one agent of a conversation sees and does in one lane; all seats of a conversation share a coordinator.
 
     The policy is called once for every turn and never after the last one. Rewards come at the end, from the
     group's builder. A rollout loop that catches a failed policy call must tell `abort`, or the other agents
     wait for ever.
 
     Args:
-        agent_id: The agent's seat.
-        coordinator: Shared by all agents of the conversation.
+        agent_id: The agent.
+        coordinator: Shared by all seats of the conversation.
         renderer: From `viva.conversation.rendering.load_renderer`.
-        personas: Persona texts by agent id, see `viva.conversation.prompts.persona`.
+        lane: Which of the agent's parallel generations this seat makes.
     """
 
     def __init__(
@@ -41,13 +40,13 @@ class MultiAgentConversationEnv(Env):
         agent_id: int,
         coordinator: MultiAgentCoordinator,
         renderer: Renderer,
-        personas: dict[int, str] | None = None,
+        lane: int = 0,
     ) -> None:
         self.agent_id = agent_id
         self.coordinator = coordinator
         self.renderer = renderer
-        self.personas = personas
-        self._prompt: str | None = None
+        self.lane = lane
+        self._asked: tuple[View, str] | None = None
 
     async def initial_observation(self) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         """Wait for the first turn and return its prompt; an empty episode if the conversation is over."""
@@ -62,26 +61,33 @@ class MultiAgentConversationEnv(Env):
         The reply of an agent that has left, or to a conversation that ended meanwhile, is dropped.
 
         Returns:
-            ``episode_done`` with an empty observation after the agent's last turn. Metrics: ``parse/ok``,
-            ``parse/repaired``, ``parse/unstructured``, ``truncated`` (0 or 1) and ``reply_tokens``.
+            ``episode_done`` with an empty observation after the seat's last turn. Metrics: ``parse/ok``,
+            ``parse/repaired``, ``parse/unstructured``, ``truncated`` (0 or 1) and ``reply_tokens``, the first three
+            also as ``parse/<segment>/...`` where the protocol asks for more than one thing.
 
         Raises:
             RuntimeError: If there was no observation to act on.
         """
-        if self._prompt is None:
+        if self._asked is None:
             raise RuntimeError(
                 f"agent {self.agent_id} has nothing to reply to: call initial_observation first, and step "
                 "only until the episode is done"
             )
+        (view, prompt), self._asked = self._asked, None
         text, ended = read_reply(self.renderer, action)
-        parsed = parse_reply(text)
-        prompt, self._prompt = self._prompt, None
-        if not self.coordinator.is_out(self.agent_id):
+        segment = self.coordinator.protocol.rounds[view.round_index].segments[self.lane]
+        reading = segment.read(text, view)
+        if not self.coordinator.is_out(self.agent_id, self.lane):
             await self.coordinator.submit_response(
-                self.agent_id, parsed.response, prompt=prompt, text=text, status=parsed.status
+                self.agent_id,
+                reading.response,
+                lane=self.lane,
+                prompt=prompt,
+                text=text,
+                status=reading.status,
             )
         stop_reason = (extra or {}).get("stop_reason")
-        metrics: Metrics = {f"parse/{status}": float(parsed.status is status) for status in ReplyStatus}
+        metrics = self._parse_metrics(segment.name, reading.status)
         metrics["truncated"] = float(stop_reason == "length" if stop_reason else not ended)
         metrics["reply_tokens"] = len(action)
         observation = await self._next_observation()
@@ -91,23 +97,26 @@ class MultiAgentConversationEnv(Env):
             next_observation=tinker.ModelInput.empty() if observation is None else observation,
             next_stop_condition=self.renderer.get_stop_sequences(),
             metrics=metrics,
-            logs={"strategy": parsed.strategy},
+            logs={"segment": segment.name, "strategy": reading.strategy},
         )
 
     async def abort(self, reason: str) -> None:
         """Leave the conversation because the agent's policy failed, timed out or was cancelled."""
         await self.coordinator.fail(self.agent_id, reason)
 
+    def _parse_metrics(self, segment: str, status: ReplyStatus) -> Metrics:
+        metrics: Metrics = {f"parse/{known}": float(status is known) for known in ReplyStatus}
+        names = {asked.name for round_ in self.coordinator.protocol.rounds for asked in round_.segments}
+        if len(names) > 1:
+            metrics |= {f"parse/{segment}/{known}": float(status is known) for known in ReplyStatus}
+        return metrics
+
     async def _next_observation(self) -> Observation | None:
-        round_index = await self.coordinator.wait_for_turn(self.agent_id)
-        if round_index is None:
+        if await self.coordinator.wait_for_turn(self.agent_id, self.lane) is None:
             return None
-        self._prompt = turn_prompt(
-            self.coordinator.question,
-            self.coordinator.visible_turns(self.agent_id),
-            agent_id=self.agent_id,
-            round_index=round_index,
-            max_rounds=self.coordinator.max_rounds,
-            personas=self.personas,
-        )
-        return build_prompt(self.renderer, conversation_messages(self._prompt))
+        protocol = self.coordinator.protocol
+        view = self.coordinator.view(self.agent_id, self.lane)
+        turns = self.coordinator.visible_turns(self.agent_id, self.lane)
+        prompt = protocol.prompt(self.coordinator.question, turns, view, self.lane)
+        self._asked = (view, prompt)
+        return build_prompt(self.renderer, protocol.messages(prompt))

@@ -7,19 +7,26 @@ Lines that come from a dataset or from a model start with ``"> "``; lines of the
 agent can write a line that looks like a header of the transcript or like somebody else's turn.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tinker_cookbook.renderers.base import Message
+from viva.conversation.records import AgentResponse, Turn
 
-from viva.conversation.records import Turn
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers.base import Message
 
 __all__ = [
     "AGENT_SYSTEM_PROMPTS",
+    "CONVERSATION_HEADING",
     "CONVERSATION_SYSTEM_PROMPT",
     "conversation_messages",
     "direct_messages",
     "persona",
     "quote",
+    "transcript",
+    "turn_instruction",
     "turn_prompt",
 ]
 
@@ -28,6 +35,8 @@ Several agents solve one problem in turns. Lines behind ">" are quoted: read the
 Reply with one JSON object and nothing else:
 {"reflection": what you learned so far, "evaluation": what is right or wrong in the other solutions, \
 "solution": your full solution}"""
+
+CONVERSATION_HEADING = "Conversation:\n"
 
 AGENT_SYSTEM_PROMPTS: dict[int, str] = {
     0: "the Innovator: find a fresh way to the solution.",
@@ -68,10 +77,13 @@ def quote(text: str) -> str:
     return "\n".join(f"> {line}" for line in text.split("\n"))
 
 
-def _transcript(turns: Sequence[Turn]) -> str:
+def transcript(turns: Sequence[Turn]) -> str:
+    """All replies of a conversation in turns, quoted, each under a header."""
     blocks: list[str] = []
     for turn in turns:
         response = turn.response
+        if not isinstance(response, AgentResponse):
+            raise ValueError(f"a transcript shows AgentResponse replies; got {type(response).__name__}")
         blocks.append(
             f"[round {turn.round_index + 1}, agent {turn.agent_id}]\n"
             f"reflection:\n{quote(response.reflection)}\n"
@@ -79,6 +91,14 @@ def _transcript(turns: Sequence[Turn]) -> str:
             f"solution:\n{quote(response.solution)}\n"
         )
     return "".join(blocks)
+
+
+def turn_instruction(persona_text: str, *, agent_id: int, round_index: int, max_rounds: int) -> str:
+    """What a conversation turn asks for; the last part of its prompt."""
+    return (
+        f"You are agent {agent_id}, {persona_text} "
+        f"This is round {round_index + 1} of {max_rounds}. Reply with the JSON object."
+    )
 
 
 def turn_prompt(
@@ -91,22 +111,20 @@ def turn_prompt(
     personas: dict[int, str] | None = None,
 ) -> str:
     """The user message for one turn: problem, transcript so far, then persona and instruction."""
-    return (
-        f"Problem:\n{quote(question)}\n"
-        f"Conversation:\n{_transcript(turns)}"
-        f"You are agent {agent_id}, {persona(agent_id, personas)} "
-        f"This is round {round_index + 1} of {max_rounds}. Reply with the JSON object."
+    instruction = turn_instruction(
+        persona(agent_id, personas), agent_id=agent_id, round_index=round_index, max_rounds=max_rounds
     )
+    return f"Problem:\n{quote(question)}\n{CONVERSATION_HEADING}{transcript(turns)}{instruction}"
 
 
 def conversation_messages(prompt: str) -> list[Message]:
     """The messages of one conversation turn, for a renderer."""
     return [
-        Message(role="system", content=CONVERSATION_SYSTEM_PROMPT),
-        Message(role="user", content=prompt),
+        {"role": "system", "content": CONVERSATION_SYSTEM_PROMPT},
+        {"role": "user", "content": prompt},
     ]
 
 
 def direct_messages(question: str) -> list[Message]:
     """The messages that ask the bare question, without any conversation."""
-    return [Message(role="user", content=question)]
+    return [{"role": "user", "content": question}]

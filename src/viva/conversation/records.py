@@ -6,34 +6,88 @@ the round it was prompted for, whenever its reply arrives.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["AgentResponse", "Conversation", "Failure", "ReplyStatus", "Turn"]
+__all__ = [
+    "AgentResponse",
+    "Conversation",
+    "Critique",
+    "CritiqueReply",
+    "Failure",
+    "Reply",
+    "ReplyStatus",
+    "Revision",
+    "Solution",
+    "Turn",
+]
 
 
-class AgentResponse(BaseModel):
-    """One agent's structured reply."""
+class Reply(BaseModel):
+    """Base of everything an agent's reply is read into."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+
+class Solution(Reply):
+    """A reply that gives a solution."""
+
+    solution: str
+    """The agent's own full solution to the problem."""
+
+
+class _Thoughts(Reply):
     reflection: str = ""
     """What the agent learned from the conversation so far."""
     evaluation: str = ""
     """What the agent thinks is right or wrong in the others' solutions."""
-    solution: str
-    """The agent's own full solution to the problem."""
+
+
+class AgentResponse(Solution, _Thoughts):
+    """One agent's structured reply: reflection, evaluation and solution, in this order."""
+
+
+class Revision(Solution):
+    """A solution after critique."""
+
+    decision: Literal["revise", "defend", "unstated"]
+    """What the agent says it does with its earlier solution, whatever the text then does."""
+
+
+class Critique(BaseModel):
+    """What one agent says about the solution of another."""
+
+    model_config = ConfigDict(frozen=True)
+
+    target: int
+    """Agent whose solution is criticised."""
+    text: str
+    """Without the header that names the target."""
+    start: int
+    """Where the critique begins in the text of the turn, its header included; in characters."""
+    stop: int
+    """Where it ends."""
+
+
+class CritiqueReply(Reply):
+    """All critiques of one reply, at most one for each target and none of the agent's own solution."""
+
+    critiques: tuple[Critique, ...]
+    dropped: dict[str, int]
+    """Number of critiques that do not count, by cause: ``unknown_alias``, ``own``, ``repeated_target`` (the
+    first counts) and ``empty``."""
 
 
 class ReplyStatus(StrEnum):
     """How a reply was read. Compare with ``is``; every member is truthy."""
 
     OK = "ok"
-    """A JSON object with the asked fields, and nothing else."""
+    """Exactly what was asked for, and nothing else."""
     REPAIRED = "repaired"
-    """The fields were found inside a fence, other text, or tags."""
+    """What was asked for was found among other things, or in part."""
     UNSTRUCTURED = "unstructured"
-    """No fields were found; the whole text is the solution."""
+    """Nothing of what was asked for was found; a solution is then the whole text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +100,12 @@ class Turn:
     """The user message this agent answered (without the chat template)."""
     text: str
     """The reply as decoded, without end-of-turn token and thinking."""
-    response: AgentResponse
+    response: Reply
     status: ReplyStatus
+    segment: str = "turn"
+    """Name of the protocol's segment that was asked for."""
+    lane: int = 0
+    """Which of the parallel generations of its round this is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +119,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A whole conversation, turns in order of (round, agent)."""
+    """A whole conversation, turns in order of (round, agent, lane)."""
 
     question: str
     num_agents: int
@@ -71,6 +129,18 @@ class Conversation:
 
     @property
     def final_solutions(self) -> dict[int, str]:
-        """Solution of the last turn of every agent that did not fail, by agent id."""
+        """Last solution of every agent that did not fail, by agent id."""
         failed = {failure.agent_id for failure in self.failures}
-        return {turn.agent_id: turn.response.solution for turn in self.turns if turn.agent_id not in failed}
+        return {
+            turn.agent_id: turn.response.solution
+            for turn in self.turns
+            if isinstance(turn.response, Solution) and turn.agent_id not in failed
+        }
+
+    def solutions(self, segment: str) -> dict[int, str]:
+        """Last solution in a segment by agent id, also of agents that failed later."""
+        return {
+            turn.agent_id: turn.response.solution
+            for turn in self.turns
+            if turn.segment == segment and isinstance(turn.response, Solution)
+        }

@@ -5,11 +5,15 @@ Every prompt starts with what all agents share (protocol, problem, solutions) an
 shows an example of a ranking: small models copy it.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from tinker_cookbook.renderers.base import Message
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from viva.conversation.prompts import quote
+
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers.base import Message
 
 __all__ = [
     "CRITIQUE_PERSONAS",
@@ -53,8 +57,8 @@ def critique_messages(question: str, blocks: Sequence[str], closing: str) -> lis
         closing: The agent's own part: its alias, persona and instruction.
     """
     return [
-        Message(role="system", content=CRITIQUE_SYSTEM_PROMPT),
-        Message(role="user", content=f"{shown('Problem', question)}{''.join(blocks)}{closing}"),
+        {"role": "system", "content": CRITIQUE_SYSTEM_PROMPT},
+        {"role": "user", "content": f"{shown('Problem', question)}{''.join(blocks)}{closing}"},
     ]
 
 

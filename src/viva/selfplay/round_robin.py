@@ -1,7 +1,6 @@
 """Conversation preference RL: agents take turns, the policy compares their solutions, win minus loss pays.
 
-A group is one conversation: one environment for every agent, all on one coordinator, and one tournament at
-    its end.
+A group is one conversation: one environment for every agent, all on one coordinator, and one tournament at its end.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +10,11 @@ from typing import Any, Literal
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
-from viva.conversation.coordinator import MultiAgentCoordinator, Order
+from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.env import MultiAgentConversationEnv
-from viva.conversation.prompts import persona
-from viva.conversation.records import Conversation, ReplyStatus
+from viva.conversation.protocol import Order
+from viva.conversation.records import Conversation, ReplyStatus, Solution
+from viva.conversation.round_robin import round_robin_protocol
 from viva.judging.comparison import Comparison
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.tournament import (
@@ -49,8 +49,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     """From `viva.conversation.rendering.load_renderer`."""
     judge: PolicySelfComparisonJudge
     answer: str | None = None
-    """The known answer, if there is one. It never enters a reward; with a grader, metrics tell who is
-    right."""
+    """The known answer, if there is one. It never enters a reward; with a grader, metrics tell who is right."""
     grader: Grader | None = None
     num_agents: int = 3
     max_rounds: int = 5
@@ -74,13 +73,12 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         if self.on_failure not in ("void", "continue"):
             raise ValueError(f"on_failure must be 'void' or 'continue'; got {self.on_failure!r}")
         self._new_coordinator()
-        persona(self.num_agents - 1, self.personas)
 
     async def make_envs(self) -> Sequence[Env]:
         """One fresh conversation: an environment for every agent, in order of their ids."""
         coordinator = self._new_coordinator()
         return [
-            MultiAgentConversationEnv(agent_id, coordinator, self.renderer, self.personas)
+            MultiAgentConversationEnv(agent_id, coordinator, self.renderer)
             for agent_id in range(self.num_agents)
         ]
 
@@ -134,13 +132,10 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         return self._record
 
     def _new_coordinator(self) -> MultiAgentCoordinator:
-        return MultiAgentCoordinator(
-            self.question,
-            self.num_agents,
-            self.max_rounds,
-            order=self.order,
-            min_agents=self.num_agents if self.on_failure == "void" else 2,
+        protocol = round_robin_protocol(
+            self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
         )
+        return MultiAgentCoordinator(self.question, self.num_agents, protocol)
 
     def _seats(self, env_group: Sequence[Env]) -> tuple[MultiAgentCoordinator, list[int]]:
         seats = [env for env in env_group if isinstance(env, MultiAgentConversationEnv)]
@@ -180,8 +175,10 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         agent_ids = list(rewards)
         shared = judge_health(comparisons)
         counts, rates = matchup_count(comparisons, agent_ids), win_rate(comparisons, agent_ids)
+        first: dict[int, bool] | None = None
         if correct is not None:
             shared |= judge_accuracy(comparisons, correct)
+            first = self._correct(_first_solutions(conversation))
         metrics_A: dict[int, Metrics] = {}
         for agent_id in agent_ids:
             turns = [turn for turn in conversation.turns if turn.agent_id == agent_id]
@@ -195,8 +192,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
                 f"agent_{agent_id}/win_rate": rates[agent_id],
                 **shared,
             }
-            if correct is not None:
-                first = self._correct({agent_id: turns[0].response.solution}) or {}
+            if correct is not None and first is not None:
                 metrics["correct/first"] = float(first[agent_id])
                 metrics["correct/final"] = float(correct[agent_id])
                 metrics[f"agent_{agent_id}/correct"] = float(correct[agent_id])
@@ -226,3 +222,11 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             "rewards": {},
             "correct": None,
         }
+
+
+def _first_solutions(conversation: Conversation) -> dict[int, str]:
+    return {
+        turn.agent_id: turn.response.solution
+        for turn in conversation.turns
+        if turn.round_index == 0 and isinstance(turn.response, Solution)
+    }

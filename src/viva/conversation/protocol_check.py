@@ -1,0 +1,119 @@
+"""Mistakes in a declared protocol, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from viva.conversation.prompts import persona
+
+if TYPE_CHECKING:
+    from viva.conversation.protocol import Protocol, Round, Segment, Sight
+
+__all__ = ["protocol_mistakes"]
+
+
+def protocol_mistakes(protocol: Protocol) -> list[str]:
+    """Every mistake of a protocol, one line each; none for a protocol that can be played."""
+    return [
+        *_protocol_values(protocol),
+        *(
+            f"round {name!r} stands twice: give it another name"
+            for name in _twice(r.name for r in protocol.rounds)
+        ),
+        *(mistake for round_ in protocol.rounds for mistake in _round_values(round_, protocol)),
+        *_ambiguous_segments(protocol),
+        *(mistake for index in range(len(protocol.rounds)) for mistake in _blind_sights(protocol, index)),
+    ]
+
+
+def _protocol_values(protocol: Protocol) -> Iterator[str]:
+    if not protocol.rounds:
+        yield "it has no round: add at least one"
+    if protocol.on_failure not in ("void", "continue"):
+        yield f"on_failure must be 'void' or 'continue'; got {protocol.on_failure!r}"
+    if protocol.min_agents < 1:
+        yield f"min_agents must be at least 1; got {protocol.min_agents}"
+    try:
+        persona(0, protocol.personas)
+    except ValueError as error:
+        yield str(error)
+    for stream in _twice(protocol.streams):
+        yield f"stream {stream!r} stands twice: list it once"
+
+
+def _round_values(round_: Round, protocol: Protocol) -> Iterator[str]:
+    where = f"round {round_.name!r}"
+    if not round_.segments:
+        yield f"{where} asks for nothing: give it at least one segment"
+    if round_.order not in ("sequential", "simultaneous"):
+        yield f"{where}: order must be 'sequential' or 'simultaneous'; got {round_.order!r}"
+    for name in _twice(segment.name for segment in round_.segments):
+        yield f"{where} has two segments {name!r}: give one of them another name"
+    for segment in round_.segments:
+        yield from _segment_values(segment, where, protocol)
+    for sight in round_.sights:
+        if sight.whose not in ("all", "own", "addressed"):
+            yield (
+                f"{where} sees {sight.segment!r}: whose must be 'all', 'own' or 'addressed'; got {sight.whose!r}"
+            )
+
+
+def _segment_values(segment: Segment, where: str, protocol: Protocol) -> Iterator[str]:
+    if not segment.name:
+        yield f"{where} has a segment without a name: name it"
+    if segment.stream is not None and segment.stream not in protocol.streams:
+        yield (
+            f"{where}, segment {segment.name!r}: unknown stream {segment.stream!r}; allowed: "
+            f"{', '.join(protocol.streams) or 'none'}, or None for tokens that earn nothing. Add it to the "
+            "protocol's streams if your rewards pay it."
+        )
+    if segment.on_invalid not in ("keep", "fail"):
+        yield (
+            f"{where}, segment {segment.name!r}: on_invalid must be 'keep' or 'fail'; got {segment.on_invalid!r}"
+        )
+
+
+def _ambiguous_segments(protocol: Protocol) -> Iterator[str]:
+    """Rounds may ask for one segment again, but one name must not stand for two."""
+    first: dict[str, tuple[Segment, str]] = {}
+    for round_ in protocol.rounds:
+        for segment in round_.segments:
+            known, where = first.setdefault(segment.name, (segment, round_.name))
+            if known != segment and where != round_.name:
+                yield (
+                    f"segment {segment.name!r} is one thing in round {where!r} and another in round "
+                    f"{round_.name!r}: give one of them another name"
+                )
+
+
+def _blind_sights(protocol: Protocol, index: int) -> Iterator[str]:
+    """Sights that can never show anything."""
+    names_R = [{segment.name for segment in round_.segments} for round_ in protocol.rounds]
+    round_ = protocol.rounds[index]
+    for sight in round_.sights:
+        what = f"round {round_.name!r} sees segment {sight.segment!r}"
+        if any(sight.segment in names for names in names_R[:index]):
+            continue
+        if sight.segment in names_R[index]:
+            yield from _same_round(sight, round_, what)
+        elif any(sight.segment in names for names in names_R[index:]):
+            yield f"{what}, which is asked for only later: move the sight to a later round"
+        else:
+            known = ", ".join(sorted(set().union(*names_R)))
+            yield f"{what}, which no round asks for; allowed: {known}. Name one of them or add the segment."
+
+
+def _same_round(sight: Sight, round_: Round, what: str) -> Iterator[str]:
+    if round_.order == "simultaneous":
+        yield (
+            f"{what}, which is asked for in the same round, and a simultaneous round never sees itself: set "
+            "order='sequential', or move the sight to a later round"
+        )
+    elif sight.whose == "own":
+        yield f"{what} of the agent itself before it is written: move the sight to a later round"
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]

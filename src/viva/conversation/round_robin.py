@@ -1,0 +1,81 @@
+"""The conversation in turns: every agent replies once per round with reflection, evaluation and solution."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from viva.conversation.prompts import (
+    CONVERSATION_HEADING,
+    CONVERSATION_SYSTEM_PROMPT,
+    transcript,
+    turn_instruction,
+)
+from viva.conversation.protocol import Order, Protocol, Reading, Round, Segment, Sight, View
+from viva.conversation.records import Turn
+from viva.conversation.reply import parse_reply
+
+__all__ = ["round_robin_protocol"]
+
+
+def _read(text: str, view: View) -> Reading:
+    parsed = parse_reply(text)
+    return Reading(response=parsed.response, status=parsed.status, strategy=parsed.strategy)
+
+
+def _show(turns: Sequence[Turn], view: View) -> str:
+    return transcript(turns)
+
+
+def round_robin_protocol(
+    max_rounds: int,
+    *,
+    order: Order = "sequential",
+    personas: dict[int, str] | None = None,
+    on_failure: Literal["void", "continue"] = "void",
+    min_agents: int = 2,
+) -> Protocol:
+    """The protocol of a conversation in turns.
+
+    Its prompts are those of `viva.conversation.prompts.turn_prompt` and `conversation_messages`. All tokens earn
+    the stream ``win_minus_loss``.
+
+    Args:
+        max_rounds: Turns of every agent.
+        order: Who replies when.
+        personas: Persona texts by agent id, see `viva.conversation.prompts.persona`.
+        on_failure: What one agent's failure does to the conversation.
+        min_agents: With fewer left, a conversation that would continue is over.
+
+    Raises:
+        ValueError: If the conversation could not be held.
+    """
+    if max_rounds < 1:
+        raise ValueError(f"max_rounds must be at least 1; got max_rounds={max_rounds}")
+
+    def instruction(view: View) -> str:
+        return turn_instruction(
+            view.persona, agent_id=view.agent_id, round_index=view.round_index, max_rounds=max_rounds
+        )
+
+    turn = Segment(name="turn", instruction=instruction, read=_read, stream="win_minus_loss")
+    seen = Sight(segment=turn.name, whose="all", show=_show)
+    protocol = Protocol(
+        name="round_robin",
+        system_prompt=CONVERSATION_SYSTEM_PROMPT,
+        rounds=tuple(
+            Round(
+                name=f"round {round_index + 1}",
+                segments=(turn,),
+                # in a simultaneous first round there is nothing to see
+                sights=() if order == "simultaneous" and round_index == 0 else (seen,),
+                order=order,
+            )
+            for round_index in range(max_rounds)
+        ),
+        personas=personas,
+        on_failure=on_failure,
+        min_agents=min_agents,
+        streams=("win_minus_loss",),
+        heading=CONVERSATION_HEADING,
+    )
+    protocol.check()
+    return protocol
