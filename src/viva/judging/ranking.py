@@ -1,0 +1,221 @@
+"""From a reply that ranks solutions to its votes.
+
+A line is read only if it consists of nothing but a ranking: letters and the words "Solution", "Agent", "Answer" or
+"Proposal" before them, ``>``, ``<`` and ``=`` between them, commas or semicolons between several rankings, and
+possibly a label such as "Final ranking:", a bullet or number, emphasis, and a full stop. Or it is one entry, with
+one letter, of a list that is numbered 1, 2, 3, ..., best first. Prose is never searched for letters: "B is not
+better than A", "I think A > B" and "Not so: A > B" are no votes.
+
+    line     [bullet | number] [label ":"] chain {("," | ";") chain}
+    chain    name {(">" | "<" | "=") name}
+
+In a chain, two letters stand in a relation if the operators between them do not point both ways: "A > B = C" says
+A > C, but "A > B < C" says nothing about A and C.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_uppercase
+from typing import NamedTuple
+
+from viva.conversation.records import Reply, ReplyStatus
+from viva.judging.ballots import Ballot, Item, Preference, Tie, Vote, count_votes
+
+__all__ = ["RankingReply", "parse_ranking", "ranking_status"]
+
+_OPERATORS = frozenset("<=>")
+_TITLES = frozenset({"solution", "agent", "answer", "proposal"})
+_LABELS = frozenset({"ranking", "rankings", "order", "preference", "preferences", "verdict"})
+_LABEL_ADJECTIVES = frozenset({"my", "the", "final", "overall", "blind", "pairwise", "initial", "complete"})
+_EMPHASIS = str.maketrans("", "", "*_`$")
+_START = re.compile(r"(?:#{1,6}\s++|[-+•]\s++)?+(?:([0-9]{1,3}+)[.)]\s*+)?+")
+_TOKEN = re.compile(r"\s*+([A-Za-z]++|[<>=~!≥≤≠≈≻≺≽≼-]++|[,;:])")
+
+
+class RankingReply(Reply):
+    """A ranking that was read."""
+
+    preferences: tuple[Preference | Tie, ...]
+    """At most one vote on each pair, about agent ids or whatever the letters stood for."""
+    dropped: dict[str, int]
+    """What was left out, by cause: see `parse_ranking`."""
+
+
+class _Chain(NamedTuple):
+    """Letters and the operators between them."""
+
+    letters: list[str]
+    operators: list[str]
+
+
+def parse_ranking(
+    text: str, letters: Mapping[str, Item], *, own: str | None = None, votes_on_own: bool = False
+) -> Ballot:
+    """Read a reply, whatever it is; never raises for its text, and takes time linear in it.
+
+    Args:
+        text: The decoded reply without end-of-turn token and thinking.
+        letters: What each letter stands for, in the prompt that was answered.
+        own: Letter of the voter's own item, if it has one.
+        votes_on_own: Whether votes on the voter's own item count.
+
+    Returns:
+        The votes, at most one per pair, and what was left out, by cause: votes with an ``unknown_alias``, votes on
+        the voter's ``own`` item, ``repeated`` votes, and every vote of a ``contradiction``, be it between votes or
+        within a chain that names a letter twice (counted once); lines that are ``unreadable`` in full or in part:
+        with another operator such as ``>=``, with letters and nothing between them, or of a list that is not
+        numbered 1, 2, 3.
+
+    Raises:
+        ValueError: If the letters are not single capitals for different items, or the own letter is not among them.
+    """
+    _check_letters(letters, own)
+    dropped: Counter[str] = Counter()
+    votes: list[Vote] = []
+    for chain in _chains(text, dropped):
+        if len(set(chain.letters)) < len(chain.letters):
+            dropped["contradiction"] += 1
+            continue
+        for one, other, operator in _relations(chain):
+            if one not in letters or other not in letters:
+                dropped["unknown_alias"] += 1
+            elif operator == "=":
+                votes.append(Tie(letters[one], letters[other]))
+            else:
+                winner, loser = (one, other) if operator == ">" else (other, one)
+                votes.append(Preference(letters[winner], letters[loser]))
+    excluded = [] if own is None or votes_on_own else [letters[own]]
+    ballot = count_votes(votes, items=set(letters.values()), own=excluded)
+    dropped.update(ballot.dropped)
+    return Ballot(votes=ballot.votes, dropped=dict(dropped))
+
+
+def ranking_status(ballot: Ballot) -> ReplyStatus:
+    """``ok`` if everything that was written counts, ``unstructured`` if there is no vote, else ``repaired``."""
+    if not ballot.votes:
+        return ReplyStatus.UNSTRUCTURED
+    return ReplyStatus.REPAIRED if ballot.dropped else ReplyStatus.OK
+
+
+def _check_letters(letters: Mapping[str, Item], own: str | None) -> None:
+    if not all(len(letter) == 1 and letter in ascii_uppercase for letter in letters):
+        raise ValueError(f"aliases must be single capital letters from A to Z; got {list(letters)}")
+    if len(set(letters.values())) < len(letters):
+        raise ValueError(f"letters must stand for different items; got {dict(letters)}")
+    if own is not None and own not in letters:
+        raise ValueError(f"the own letter must be one of {list(letters)}, or None; got {own!r}")
+
+
+def _chains(text: str, dropped: Counter[str]) -> Iterator[_Chain]:
+    """All rankings of a reply in order, those of numbered lists included."""
+    entries: list[str] = []
+    for raw in text.splitlines():
+        line = raw.translate(_EMPHASIS).strip()
+        if not line:
+            continue
+        number, content = _split_start(line)
+        tokens = _tokens(content)
+        letter = None if number is None or tokens is None else _single_letter(tokens)
+        if letter is not None and number == len(entries) + 1:
+            entries.append(letter)
+            continue
+        yield from _close_list(entries)
+        entries = []
+        if letter is not None:
+            if number == 1:
+                entries = [letter]
+            else:
+                dropped["unreadable"] += 1
+        elif tokens is not None and (read := _read_line(tokens)) is not None:
+            chains, all_read = read
+            if not all_read:
+                dropped["unreadable"] += 1
+            yield from chains
+    yield from _close_list(entries)
+
+
+def _close_list(entries: list[str]) -> Iterator[_Chain]:
+    if len(entries) > 1:
+        yield _Chain(entries, [">"] * (len(entries) - 1))
+
+
+def _split_start(line: str) -> tuple[int | None, str]:
+    """The number that a line begins with, if any, and the line without bullet and number."""
+    start = _START.match(line)
+    if start is None:
+        return None, line
+    return None if start[1] is None else int(start[1]), line[start.end() :]
+
+
+def _tokens(line: str) -> list[str] | None:
+    """Words, operators and separators of a line; ``None`` if there is anything else in it."""
+    line = line.rstrip(" \t.;,")
+    tokens: list[str] = []
+    place = 0
+    while place < len(line):
+        found = _TOKEN.match(line, place)
+        if found is None:
+            return None
+        tokens.append(found[1])
+        place = found.end()
+    return tokens
+
+
+def _single_letter(tokens: Sequence[str]) -> str | None:
+    names = _without_titles(tokens)
+    return names[0] if len(names) == 1 and _is_letter(names[0]) else None
+
+
+def _is_letter(token: str) -> bool:
+    return len(token) == 1 and token in ascii_uppercase
+
+
+def _without_titles(tokens: Sequence[str]) -> list[str]:
+    """Tokens without the titles that stand before a letter."""
+    return [
+        token
+        for token, following in itertools.zip_longest(tokens, tokens[1:], fillvalue="")
+        if not (token.lower() in _TITLES and _is_letter(following))
+    ]
+
+
+def _read_line(tokens: Sequence[str]) -> tuple[list[_Chain], bool] | None:
+    """Rankings of a line, and whether all of it could be read; ``None`` if it is prose, or ranks nothing."""
+    if ":" in tokens:
+        colon = tokens.index(":")
+        *adjectives, label = [word.lower() for word in tokens[:colon]] or [""]
+        if label not in _LABELS or not _LABEL_ADJECTIVES.issuperset(adjectives):
+            return None
+        tokens = tokens[colon + 1 :]
+    tokens = _without_titles(tokens)
+    if len(tokens) < 2 or not all(_is_letter(token) or not token[0].isalpha() for token in tokens):
+        return None
+    chains: list[_Chain] = []
+    all_read = True
+    for is_separator, part in itertools.groupby(tokens, key=lambda token: token in (",", ";")):
+        if is_separator:
+            continue
+        names_and_operators = list(part)
+        chain = _Chain(names_and_operators[::2], names_and_operators[1::2])
+        if len(chain.letters) == len(chain.operators) + 1 > 1 and _is_chain(chain):
+            chains.append(chain)
+        else:
+            all_read = False
+    return chains, all_read
+
+
+def _is_chain(chain: _Chain) -> bool:
+    return all(map(_is_letter, chain.letters)) and all(sign in _OPERATORS for sign in chain.operators)
+
+
+def _relations(chain: _Chain) -> Iterator[tuple[str, str, str]]:
+    """Every related pair of a chain without repeated letters, so at most 26 * 25 / 2 of them."""
+    for i, first in enumerate(chain.letters):
+        relation = "="
+        for second, operator in zip(chain.letters[i + 1 :], chain.operators[i:], strict=True):
+            if "=" not in (relation, operator) and relation != operator:
+                break
+            relation = operator if relation == "=" else relation
+            yield first, second, relation
