@@ -1,6 +1,7 @@
 """Numbers of one step, computed from what happened: pure functions from outcomes and datums to flat dictionaries.
 
-Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_T`` tokens, ``_D`` datums.
+Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_N`` members or spans, ``_T`` tokens,
+``_D`` datums.
 """
 
 import math
@@ -12,9 +13,10 @@ import numpy.typing as npt
 import tinker
 from tinker_cookbook.rl.types import Trajectory
 
+from viva.credit.streams import GroupCredit
 from viva.rl.rollouts import GroupOutcome
 
-__all__ = ["advantage_metrics", "logprob_metrics", "rollout_metrics", "summary"]
+__all__ = ["advantage_metrics", "credit_metrics", "logprob_metrics", "rollout_metrics", "summary"]
 
 
 def summary(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -52,7 +54,8 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     """Rewards, lengths, the environments' own metrics, and failures of one batch.
 
     What an environment reports per turn or per group is averaged by key over the rows that report it. Where groups
-    carry different ``logging_tags``, rewards are also given for each tag under ``env/<tag>/``.
+    carry different ``logging_tags``, rewards are also given for each tag under ``env/<tag>/``. What attempts without
+    rewards can tell stands under ``void/``.
     """
     metrics: dict[str, float] = {
         "rollout/groups": len(outcomes_P),
@@ -68,6 +71,8 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= _mean_by_key(turn.metrics for traj, _, _ in members for turn in traj.transitions)
     metrics |= _length_metrics([traj for traj, _, _ in members])
     metrics |= summary("reward", [reward for _, reward, _ in members])
+    void = _mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
+    metrics |= {f"void/{name}": value for name, value in void.items()}
     return metrics | _tag_metrics(outcomes_P)
 
 
@@ -97,17 +102,40 @@ def _tag_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     return metrics
 
 
-def advantage_metrics(advantages_P_G: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Spread of the advantages, and the share of groups without any signal."""
-    values = [advantage for advantages_G in advantages_P_G for advantage in advantages_G]
+def advantage_metrics(advantages_P_N: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Spread of the advantages (one per member, or per span of a credited group), and the share of silent groups.
+
+    A group is silent if it carries no signal: all its advantages are 0, or it has none.
+    """
+    values = [advantage for advantages_N in advantages_P_N for advantage in advantages_N]
     if not values:
         return {}
-    silent = sum(not any(advantages_G) for advantages_G in advantages_P_G)
+    silent = sum(not any(advantages_N) for advantages_N in advantages_P_N)
     return {
         **summary("advantage", values),
         "advantage/zero_share": sum(value == 0.0 for value in values) / len(values),
-        "advantage/silent_groups_share": silent / len(advantages_P_G),
+        "advantage/silent_groups_share": silent / len(advantages_P_N),
     }
+
+
+def credit_metrics(credits_P: Sequence[tuple[GroupCredit, int]]) -> dict[str, float]:
+    """Rewards of every stream, and how many sampled tokens earn nothing.
+
+    Args:
+        credits_P: The credit of every group that gives one, and the number of tokens the group sampled.
+    """
+    rewards_by_stream: dict[str, list[float]] = {}
+    for credit, _ in credits_P:
+        for span in credit.spans:
+            rewards_by_stream.setdefault(span.stream, []).append(span.reward)
+    metrics: dict[str, float] = {}
+    for stream, rewards in sorted(rewards_by_stream.items()):
+        metrics |= summary(f"credit/{stream}", rewards)
+    sampled = sum(num_tokens for _, num_tokens in credits_P)
+    if sampled:
+        credited = sum(span.stop - span.start for credit, _ in credits_P for span in credit.spans)
+        metrics["credit/masked_share"] = 1.0 - credited / sampled
+    return metrics
 
 
 def logprob_metrics(

@@ -13,19 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-import tinker
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.credit.group import group_advantages
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.judging.tournament import NoValidComparisonsError
+from viva.rl.advantages import batch_advantages
 from viva.rl.checkpoints import Checkpoint
 from viva.rl.clients import TrainingClient, settled
 from viva.rl.completer import Policy
 from viva.rl.console import RunConsole
 from viva.rl.data_processing import assemble_training_data
 from viva.rl.interrupts import Interrupts
-from viva.rl.metrics import advantage_metrics, rollout_metrics
+from viva.rl.metrics import rollout_metrics
 from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.run_folder import RunFolder
 from viva.rl.seeds import derive_seed
@@ -158,8 +157,9 @@ async def _step(run: Training, step: int, console: RunConsole) -> None:
     clock.lap("rollouts")
     console.phase("updating")
     with run.interrupts.protected():
-        data_D, credit = _training_data(outcomes_P)
-        metrics |= credit | await update_policy(run.client, data_D, config.update)
+        advantages = batch_advantages(outcomes_P)
+        data_D, _ = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
+        metrics |= advantages.metrics | await update_policy(run.client, data_D, config.update)
         clock.lap("update")
         metrics |= clock.all(metrics["rollout/sampled_tokens"])
         rows = [_transcript(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
@@ -224,23 +224,6 @@ def _report_void(step: int, outcomes_P: Sequence[GroupOutcome], console: RunCons
             f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(reasons)[:3])}. "
             "The state before that step is saved; mend the cause and resume."
         )
-
-
-def _training_data(outcomes_P: Sequence[GroupOutcome]) -> tuple[list[tinker.Datum], dict[str, float]]:
-    """Datums of all members that count and have a signal, and the advantages' metrics."""
-    played = [(outcome.group, outcome.failed_seats) for outcome in outcomes_P if outcome.group is not None]
-    rewards_P_G = [
-        [reward for seat, reward in enumerate(group.get_total_rewards()) if seat not in failed]
-        for group, failed in played
-    ]
-    advantages_P_G = group_advantages(rewards_P_G)
-    by_seat_P_G: list[list[float | None]] = []
-    for (group, failed), advantages_G in zip(played, advantages_P_G, strict=True):
-        remaining = iter(advantages_G)
-        by_seat = [None if seat in failed else next(remaining) for seat in range(len(group.trajectories_G))]
-        by_seat_P_G.append(by_seat if any(advantages_G) else [None] * len(by_seat))
-    data_D, _ = assemble_training_data([group for group, _ in played], by_seat_P_G)
-    return data_D, advantage_metrics(advantages_P_G)
 
 
 def _transcript(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
