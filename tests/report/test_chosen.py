@@ -16,6 +16,7 @@ PLAIN = TranscriptEntry(
     has_record=True,
     num_failures=0,
     share_correct=None,
+    num_mended=0,
     reward_spread=0.0,
     offset=0,
 )
@@ -32,6 +33,7 @@ def entries(draw: st.DrawFn) -> list[TranscriptEntry]:
             has_record=draw(st.booleans()),
             num_failures=draw(st.integers(0, 2)),
             share_correct=draw(st.none() | st.sampled_from([0.0, 1 / 3, 1.0])),
+            num_mended=draw(st.integers(-2, 2)),
             reward_spread=draw(st.floats(0, 2)),
             offset=offset,
         )
@@ -42,7 +44,7 @@ def entries(draw: st.DrawFn) -> list[TranscriptEntry]:
 @given(st.composite(entries)())
 def test_every_choice_is_recorded_and_shown_once(found: list[TranscriptEntry]) -> None:
     choices = choose(found)
-    assert len(choices) <= 5
+    assert len(choices) <= 7
     assert len({choice.entry.offset for choice in choices}) == len(choices)
     assert all(choice.entry.has_record for choice in choices)
     recorded = [entry for entry in found if entry.has_record]
@@ -67,3 +69,12 @@ def test_without_answers_they_go_by_how_clearly_the_judge_decided() -> None:
     reasons = {choice.entry.step: choice.reason for choice in choose(found)}
     assert "most clearly" in reasons[1]
     assert "least difference" in reasons[2]
+
+
+def test_the_conversations_that_revision_mended_and_spoiled_most_are_shown() -> None:
+    mended = [0, 1, 2, -1, 0]
+    found = [replace(PLAIN, step=s, share_correct=0.5, num_mended=m) for s, m in enumerate(mended)]
+    reasons = {choice.entry.step: choice.reason for choice in choose(found)}
+    assert reasons[2] == "revision mended the most solutions"
+    assert reasons[3] == "revision spoiled the most solutions"
+    assert 1 not in reasons

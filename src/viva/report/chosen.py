@@ -1,4 +1,4 @@
-"""Which conversations a report shows: early, late, the best, the worst, and one that failed."""
+"""Which conversations a report shows: early, late, best, worst, changed most by revision, and one that failed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,6 +50,13 @@ def choose(entries: Sequence[TranscriptEntry]) -> list[Choice]:
                 _highest(graded, lambda entry: -(entry.share_correct or 0.0)),
                 "the fewest agents right at the end",
             )
+            mended, spoiled = (
+                _highest(graded, lambda entry, sign=sign: sign * entry.num_mended) for sign in (1, -1)
+            )
+            if mended.num_mended > 0:
+                add(mended, "revision mended the most solutions")
+            if spoiled.num_mended < 0:
+                add(spoiled, "revision spoiled the most solutions")
         else:
             add(_highest(sound, lambda entry: entry.reward_spread), "the judge decided most clearly")
             add(_highest(sound, lambda entry: -entry.reward_spread), "the judge saw the least difference")

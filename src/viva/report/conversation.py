@@ -1,19 +1,19 @@
-"""One whole conversation as HTML: rounds by agents, then the verdict on every pair in both orders."""
+"""One whole conversation as HTML: rounds by agents, then what it was worth."""
 
 from collections.abc import Sequence
 
 from viva.report.markup import data, escape, text_block
 from viva.report.recorded import (
-    RecordedComparison,
     RecordedConversation,
     RecordedFailure,
+    RecordedReply,
     RecordedTurn,
     Transcript,
 )
+from viva.report.review import marks, rankings_html, scores_html, vote_text
+from viva.report.verdicts import verdicts_html
 
 __all__ = ["conversation_html"]
-
-_WINNERS = {"A": "first", "B": "second"}
 
 
 def conversation_html(transcript: Transcript, reason: str) -> str:
@@ -41,19 +41,24 @@ def conversation_html(transcript: Transcript, reason: str) -> str:
         f'<article class="conversation"><h3>{escape(reason.capitalize())}</h3>'
         f'<p class="muted">{escape(where)}</p>{void}'
         f'<div class="question"><p>Question</p>{text_block(record.question)}{answer}</div>'
-        f"{_rounds(record)}{_verdicts(record)}</article>"
+        f"{_rounds(record)}{scores_html(record)}{rankings_html(record)}{verdicts_html(record)}</article>"
     )
 
 
 def _rounds(record: RecordedConversation) -> str:
     agents = record.agent_ids
-    turns = {(turn.round_index, turn.agent_id): turn for turn in record.turns}
-    failures = {(failure.round_index, failure.agent_id): failure for failure in record.failures}
+    turns: dict[tuple[int, int], list[RecordedTurn]] = {}
+    for turn in sorted(record.turns, key=lambda turn: turn.lane):
+        turns.setdefault((turn.round_index, turn.agent_id), []).append(turn)
+    failures: dict[tuple[int, int], list[RecordedFailure]] = {}
+    for failure in record.failures:
+        failures.setdefault((failure.round_index, failure.agent_id), []).append(failure)
     heads = "".join(f'<th scope="col">{_agent_head(record, agent)}</th>' for agent in agents)
     rows: list[str] = []
     for round_index in sorted({where[0] for where in (*turns, *failures)}):
         cells = "".join(
-            _cell(turns.get((round_index, agent)), failures.get((round_index, agent))) for agent in agents
+            _cell(turns.get((round_index, agent), ()), failures.get((round_index, agent), ()))
+            for agent in agents
         )
         rows.append(f'<tr><th scope="row">{round_index + 1}</th>{cells}</tr>')
     return (
@@ -67,91 +72,49 @@ def _agent_head(record: RecordedConversation, agent: int) -> str:
     if agent in record.rewards:
         reward = record.rewards[agent]
         parts.append(f'<span class="reward">reward {data(reward, f"{reward:+.2f}")}</span>')
-    if record.correct is not None and agent in record.correct:
-        parts.append(_mark(record.correct[agent]))
-    return " ".join(parts)
+    return " ".join([*parts, *filter(None, [marks(record, agent)])])
 
 
-def _mark(is_right: bool) -> str:
-    return (
-        '<span class="mark right">\u2713 right</span>'
-        if is_right
-        else '<span class="mark wrong">\u2717 wrong</span>'
-    )
-
-
-def _cell(turn: RecordedTurn | None, failure: RecordedFailure | None) -> str:
-    parts: list[str] = []
-    if turn is not None:
-        response = turn.response
-        if turn.status != "ok":
-            parts.append(f'<p class="status">{escape(turn.status)}</p>')
-        parts.append(f"<div><h4>Solution</h4>{text_block(response.solution)}</div>")
-        for title, text in (("Evaluation", response.evaluation), ("Reflection", response.reflection)):
-            if text.strip():
-                parts.append(f'<div class="aside"><h4>{title}</h4>{text_block(text)}</div>')
-        for title, text in (("What it read", turn.prompt), ("Reply as sampled", turn.text)):
-            if text.strip():
-                parts.append(f"<details><summary>{title}</summary>{text_block(text)}</details>")
-    if failure is not None:
-        parts.append(f'<div class="failure"><h4>Failed</h4>{text_block(failure.reason)}</div>')
+def _cell(turns: Sequence[RecordedTurn], failures: Sequence[RecordedFailure]) -> str:
+    """Everything that one agent said in one round, parallel replies one below the other."""
+    parts = [_turn(turn) for turn in turns]
+    parts += [
+        f'<div class="failure"><h4>Failed</h4>{text_block(failure.reason)}</div>' for failure in failures
+    ]
     return f"<td>{''.join(parts)}</td>"
 
 
-def _verdicts(record: RecordedConversation) -> str:
-    if not record.comparisons:
-        return ""
-    agents = sorted({agent for pair in record.comparisons for agent in (pair.first, pair.second)})
-    by_pair: dict[tuple[int, int], list[RecordedComparison]] = {}
-    for comparison in record.comparisons:
-        by_pair.setdefault((comparison.first, comparison.second), []).append(comparison)
-    heads = "".join(f'<th scope="col">second: agent {agent}</th>' for agent in agents)
-    rows: list[str] = []
-    for first in agents:
-        cells = "".join(
-            _verdict_cell(by_pair.get((first, second), ()), by_pair.get((second, first), ()))
-            for second in agents
-        )
-        rows.append(f'<tr><th scope="row">first: agent {first}</th>{cells}</tr>')
-    texts = "".join(
-        f"<p>Agent {item.first} first, agent {item.second} second</p>{text_block(item.text)}"
-        for item in record.comparisons
-        if item.text.strip()
+def _turn(turn: RecordedTurn) -> str:
+    response = turn.response
+    status = "" if turn.status == "ok" else f'<p class="status">{escape(turn.status)}</p>'
+    if response.preferences is not None:
+        said = _said(turn, "\n".join(map(vote_text, response.preferences)) or "no vote")
+    elif response.critiques is not None:
+        said = "".join(
+            f"<div><h4>Critique of agent {critique.target}</h4>{text_block(critique.text)}</div>"
+            for critique in response.critiques
+        ) or _said(turn, "no critique")
+    else:
+        said = _said(turn, response.solution)
+    dropped = ", ".join(f"{escape(cause)} {data(count)}" for cause, count in response.dropped.items())
+    details = "".join(
+        f"<details><summary>{title}</summary>{text_block(text)}</details>"
+        for title, text in (("What it read", turn.prompt), ("Reply as sampled", turn.text))
+        if text.strip()
     )
-    details = f"<details><summary>What the judge wrote</summary>{texts}</details>" if texts else ""
-    return (
-        '<h4>Verdicts</h4><p class="muted">Who won, and the score from \u22121 (first wins) to +1 '
-        "(second wins), for each order in which a pair was shown.</p>"
-        f'<div class="scroll"><table class="verdicts"><thead><tr><td></td>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>{details}"
+    left_out = f'<p class="muted">left out: {dropped}</p>' if dropped else ""
+    return f"{status}{said}{_asides(response)}{left_out}{details}"
+
+
+def _said(turn: RecordedTurn, text: str) -> str:
+    title = "Solution" if turn.segment == "turn" else escape(turn.segment.capitalize())
+    decision = f": {escape(turn.response.decision)}" if turn.response.decision else ""
+    return f"<div><h4>{title}{decision}</h4>{text_block(text)}</div>"
+
+
+def _asides(response: RecordedReply) -> str:
+    return "".join(
+        f'<div class="aside"><h4>{title}</h4>{text_block(text)}</div>'
+        for title, text in (("Evaluation", response.evaluation), ("Reflection", response.reflection))
+        if text.strip()
     )
-
-
-def _verdict_cell(comparisons: Sequence[RecordedComparison], mirrored: Sequence[RecordedComparison]) -> str:
-    """The verdicts on one ordered pair; one that the other order contradicts is marked."""
-    if not comparisons:
-        return '<td class="none"></td>'
-    winners = {_winner(item) for item in mirrored}
-    lines: list[str] = []
-    for item in comparisons:
-        winner = _winner(item)
-        text = escape(item.outcome) if winner is None else f"agent {winner}"
-        score = "" if item.score is None else f" {data(item.score, f'{item.score:+.2f}')}"
-        flip = "" if winner is None or not winners - {winner, None} else ' <span class="flip">flips</span>'
-        lines.append(f"<p>{text}{score}{flip}{_probabilities(item)}</p>")
-    return f"<td>{''.join(lines)}</td>"
-
-
-def _winner(item: RecordedComparison) -> int | None:
-    side = _WINNERS.get(item.outcome)
-    return None if side is None else item.first if side == "first" else item.second
-
-
-def _probabilities(item: RecordedComparison) -> str:
-    if item.probabilities is None:
-        return ""
-    shown = ", ".join(
-        f"{label} {data(probability, f'{probability:.2f}')}"
-        for label, probability in zip(("A", "B", "tie"), item.probabilities, strict=True)
-    )
-    return f'<br><span class="muted">{shown}</span>'

@@ -6,7 +6,7 @@ Nothing that comes from a file reaches the page except through `escape` (or a fu
 import html
 import math
 
-__all__ = ["MAX_TEXT_CHARS", "data", "escape", "format_number", "text_block"]
+__all__ = ["MAX_TEXT_CHARS", "data", "escape", "format_number", "mark", "text_block"]
 
 MAX_TEXT_CHARS = 6000
 """Longer texts lose their middle; the page says how much."""
@@ -64,3 +64,12 @@ def data(value: float, text: str | None = None) -> str:
     """A number with its exact value in the markup, shown as ``text``."""
     shown = format_number(value) if text is None else text
     return f'<data value="{value!r}">{escape(shown)}</data>'
+
+
+def mark(is_right: bool) -> str:
+    """Right or wrong, for the eye and for a screen reader."""
+    return (
+        '<span class="mark right">\u2713 right</span>'
+        if is_right
+        else '<span class="mark wrong">\u2717 wrong</span>'
+    )

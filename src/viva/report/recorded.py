@@ -2,11 +2,15 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from viva.judging.ballots import Preference, Tie
+
 __all__ = [
     "RecordedComparison",
     "RecordedConversation",
+    "RecordedCritique",
     "RecordedFailure",
     "RecordedReply",
+    "RecordedScores",
     "RecordedTurn",
     "Transcript",
 ]
@@ -16,12 +20,27 @@ class _Recorded(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class RecordedCritique(_Recorded):
+    """What one agent said about the solution of another."""
+
+    target: int
+    text: str
+
+
 class RecordedReply(_Recorded):
-    """The fields of a structured reply."""
+    """What a reply was read into: the fields of all kinds of replies."""
 
     reflection: str = ""
     evaluation: str = ""
     solution: str = ""
+    decision: str = ""
+    """Of a revision: revise, defend or unstated."""
+    preferences: tuple[Preference | Tie, ...] | None = None
+    """Of a ranking; ``None`` if the reply is no ranking."""
+    critiques: tuple[RecordedCritique, ...] | None = None
+    """``None`` if the reply is no critique."""
+    dropped: dict[str, int] = {}
+    """Number of votes or critiques that do not count, by cause."""
 
 
 class RecordedTurn(_Recorded):
@@ -29,6 +48,10 @@ class RecordedTurn(_Recorded):
 
     agent_id: int
     round_index: int
+    segment: str = "turn"
+    """What was asked for."""
+    lane: int = 0
+    """Which of the parallel replies of its round it is."""
     prompt: str = ""
     text: str = ""
     response: RecordedReply
@@ -46,6 +69,8 @@ class RecordedFailure(_Recorded):
 class RecordedComparison(_Recorded):
     """One judged pair: ``first`` was shown as A, ``second`` as B."""
 
+    agent_id: int | None = None
+    """Whose two solutions were compared, 0 the initial and 1 the revised one; ``None`` if the pair is two agents."""
     first: int
     second: int
     outcome: str
@@ -53,6 +78,15 @@ class RecordedComparison(_Recorded):
     text: str = ""
     probabilities: tuple[float, float, float] | None = None
     """p(A), p(B), p(Tie)."""
+
+
+class RecordedScores(_Recorded):
+    """Scores of the solutions before and after revision, in [0, 1], with standard errors; all by agent id."""
+
+    initial: dict[int, float] = {}
+    final: dict[int, float] = {}
+    initial_error: dict[int, float] = {}
+    final_error: dict[int, float] = {}
 
 
 class RecordedConversation(_Recorded):
@@ -63,10 +97,17 @@ class RecordedConversation(_Recorded):
     turns: tuple[RecordedTurn, ...] = ()
     failures: tuple[RecordedFailure, ...] = ()
     comparisons: tuple[RecordedComparison, ...] = ()
+    preset: str = ""
+    """How scores became rewards, where there is more than one way."""
+    scores: RecordedScores = RecordedScores()
+    streams: dict[int, dict[str, float | None]] = {}
+    """Reward of every stream by agent id; ``None`` where an agent earned nothing that can be measured."""
     rewards: dict[int, float] = {}
     """By agent id."""
     correct: dict[int, bool] | None = None
     """By agent id; ``None`` if the question has no known answer."""
+    correct_initial: dict[int, bool] | None = None
+    """Of the solutions before revision, where there are such."""
 
     @property
     def agent_ids(self) -> list[int]:
@@ -78,6 +119,12 @@ class RecordedConversation(_Recorded):
     def share_correct(self) -> float | None:
         """Share of agents whose final solution is right; ``None`` if nobody was graded."""
         return sum(self.correct.values()) / len(self.correct) if self.correct else None
+
+    @property
+    def num_mended(self) -> int:
+        """Right solutions that revision gained, less those that it lost."""
+        before, after = self.correct_initial or {}, self.correct or {}
+        return sum(after[agent] - before[agent] for agent in before.keys() & after.keys())
 
     @property
     def reward_spread(self) -> float:

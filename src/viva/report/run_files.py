@@ -47,6 +47,8 @@ class TranscriptEntry:
     has_record: bool
     num_failures: int
     share_correct: float | None
+    num_mended: int
+    """Right solutions that revision gained, less those that it lost."""
     reward_spread: float
     offset: int
     """Where it starts in the file, in bytes; see `read_transcript`."""
@@ -142,6 +144,7 @@ def _read_entries(path: Path, torn: list[str]) -> tuple[TranscriptEntry, ...]:
             has_record=record is not None,
             num_failures=len(record.failures) if record else 0,
             share_correct=record.share_correct if record else None,
+            num_mended=record.num_mended if record else 0,
             reward_spread=record.reward_spread if record else 0.0,
             offset=offset,
         )
