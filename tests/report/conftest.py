@@ -108,6 +108,110 @@ def transcript(step: int, group: int, **changes: Any) -> dict[str, Any]:
     return row
 
 
+def reply(
+    agent_id: int, round_index: int, segment: str, response: dict[str, Any], lane: int = 0
+) -> dict[str, Any]:
+    """One turn of a conversation of critique self-play."""
+    return {
+        "agent_id": agent_id,
+        "round_index": round_index,
+        "segment": segment,
+        "lane": lane,
+        "prompt": f"Problem:\n> How many?\nYou are agent {agent_id}.",
+        "text": f"{segment} of {agent_id}",
+        "response": response,
+        "status": "ok",
+    }
+
+
+def critique_turns() -> list[dict[str, Any]]:
+    """Three agents, four rounds: 0 is mended, 1 defends a wrong solution, 2 is right all the time and says little."""
+    win, tie = (lambda a, b: {"winner": a, "loser": b}), (lambda a, b: {"first": a, "second": b})
+    before = [[win(2, 1)], [tie(0, 2)], []]
+    after = [[win(2, 1)], [win(2, 0)], [win(0, 1)]]
+    critiques = [
+        [{"target": 1, "text": "The sum of agent 1 is off by one.", "start": 0, "stop": 40}],
+        [{"target": 0, "text": "Two pens were lost.", "start": 3, "stop": 33}],
+        [],
+    ]
+    rounds = [
+        [("proposal", [{"solution": text} for text in ("12", "9", "10")])],
+        [
+            ("ranking", [{"preferences": votes, "dropped": {}} for votes in before]),
+            (
+                "critique",
+                [{"critiques": said, "dropped": {"own": 1} if not said else {}} for said in critiques],
+            ),
+        ],
+        [
+            (
+                "revision",
+                [
+                    {"solution": text, "decision": decision}
+                    for text, decision in (("10", "revise"), ("9", "defend"), ("10", "unstated"))
+                ],
+            )
+        ],
+        [("verdict", [{"preferences": votes, "dropped": {}} for votes in after])],
+    ]
+    return [
+        reply(agent, round_index, segment, replies[agent], lane)
+        for round_index, segments in enumerate(rounds)
+        for agent in range(3)
+        for lane, (segment, replies) in enumerate(segments)
+    ]
+
+
+def critique_transcript(step: int, group: int, **changes: Any) -> dict[str, Any]:
+    """One line of transcripts.jsonl: critique self-play by three agents."""
+    record = {
+        "question": "Mia has 3 boxes with 4 pens each and loses 2 pens. How many pens does she have?",
+        "answer": "10",
+        "protocol": "critique_self_play",
+        "num_agents": 3,
+        "max_rounds": 4,
+        "turns": critique_turns(),
+        "failures": [],
+        "comparisons": [
+            {
+                "agent_id": agent,
+                "first": first,
+                "second": 1 - first,
+                "outcome": outcome,
+                "score": score,
+                "text": "",
+                "probabilities": None,
+                "off_set_mass": 0.01,
+            }
+            for agent, first, outcome, score in (
+                (0, 0, "B", 0.75),
+                (0, 1, "A", -0.5),
+                (1, 0, "A", -0.125),
+                (1, 1, "A", -0.25),
+            )
+        ],
+        "preset": "robust",
+        "scores": {
+            "initial": {"0": 0.3125, "1": 0.25, "2": 0.75},
+            "final": {"0": 0.828125, "1": 0.1875, "2": 0.78125},
+            "initial_error": {"0": 0.21, "1": 0.22, "2": 0.23},
+            "final_error": {"0": 0.18, "1": 0.17, "2": 0.19},
+        },
+        "streams": {
+            "0": {"r_sol": 0.57, "r_meta": 1.0, "r_diag": 0.0, "total": 1.57},
+            "1": {"r_sol": 0.22, "r_meta": 0.5, "r_diag": 0.515625, "total": 1.75125},
+            "2": {"r_sol": 0.765, "r_meta": None, "r_diag": 0.0, "total": 0.765},
+        },
+        "rewards": {"0": 1.57, "1": 1.75125, "2": 0.765},
+        "correct": {"0": True, "1": False, "2": True},
+        "correct_initial": {"0": False, "1": False, "2": True},
+    }
+    row = {"step": step, "group": group, "void": False, "tags": ["arithmetic"], "record": record}
+    for key, value in changes.items():
+        (record if key in record else row)[key] = value
+    return row
+
+
 @pytest.fixture(name="turn")
 def turn_fixture() -> MakeLine:
     """Makes one turn; see `turn`."""
@@ -118,6 +222,12 @@ def turn_fixture() -> MakeLine:
 def transcript_fixture() -> MakeLine:
     """Makes one line of transcripts.jsonl; see `transcript`."""
     return transcript
+
+
+@pytest.fixture(name="critique_transcript")
+def critique_transcript_fixture() -> MakeLine:
+    """Makes one line of transcripts.jsonl; see `critique_transcript`."""
+    return critique_transcript
 
 
 @pytest.fixture

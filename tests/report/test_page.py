@@ -130,6 +130,31 @@ def report_of_tame_twin(make_run: MakeRun, transcript: MakeLine, turn: MakeLine)
     return report(make_run(transcripts=lines, name="tame"))
 
 
+def test_hostile_text_in_every_field_of_a_review_stays_text(
+    make_run: MakeRun, critique_transcript: MakeLine
+) -> None:
+    evil = "".join(HOSTILE)
+    line = critique_transcript(0, 0, preset=evil)
+    record = line["record"]
+    for turn in record["turns"]:
+        response = turn["response"]
+        turn |= {"text": evil, "prompt": evil, "status": evil}
+        turn["segment"] = evil + turn["segment"]
+        response |= {key: evil for key in ("solution", "decision") if key in response}
+        response |= {"dropped": {evil: 1}}
+        if "critiques" in response:
+            response["critiques"] = [{"target": 0, "text": evil, "start": 0, "stop": 1}]
+        if "preferences" in response:
+            response["preferences"] = [{"winner": [evil, 0], "loser": [evil, 1]}]
+    record["streams"]["0"][evil] = 1.0
+    record["comparisons"][0] |= {"outcome": evil, "text": evil}
+    page = report(make_run(transcripts=[line]))
+    tame = report(make_run(transcripts=[critique_transcript(0, 0)], name="tame"))
+    assert {tag for tag, _ in page.tags} <= {tag for tag, _ in tame.tags}
+    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert page.text.count("<script>alert(1)</script>") > 50
+
+
 def test_broken_surrogates_and_a_megabyte_reply_make_a_small_valid_page(
     make_run: MakeRun, transcript: MakeLine, turn: MakeLine
 ) -> None:
@@ -278,8 +303,10 @@ def test_no_page_is_left_half_written(make_run: MakeRun) -> None:
     assert not list(folder.glob("report*"))
 
 
-def test_every_class_of_the_markup_has_a_style(make_run: MakeRun) -> None:
-    page = report(make_run())
+def test_every_class_of_the_markup_has_a_style(
+    make_run: MakeRun, transcript: MakeLine, critique_transcript: MakeLine
+) -> None:
+    page = report(make_run(transcripts=[transcript(0, 0), critique_transcript(1, 0)]))
     style = "".join(text for tag, text in page.texts if tag == "style")
     styled = set(re.findall(r"\.([a-z][\w-]*)", style))
     used = {name for _, attributes in page.tags for name in (attributes.get("class") or "").split()}
