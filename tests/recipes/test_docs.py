@@ -75,7 +75,9 @@ def test_every_allowed_word_of_an_option_is_named() -> None:
 def test_the_options_that_a_resumed_run_may_change_are_named(tmp_path: Path) -> None:
     sentence = re.search(r"On resume these may change:(.*?)\. The prompts", PAGE, re.S)
     assert sentence is not None
-    plan = make_plan(Config(train_prompts=["a"], model_name="some/model", log_path=str(tmp_path)))
+    plan = make_plan(
+        Config(train_prompts=["a"], model_name="some/model", learning_rate=1e-4, log_path=str(tmp_path))
+    )
     assert set(codes(sentence.group(1))) == set(plan.options.free_options)
 
 
@@ -107,7 +109,7 @@ def test_every_command_of_the_page_is_a_run_that_could_start(data: Path) -> None
         assert line.startswith(COMMAND)
         config = Blueprint(Config).make_from_argv(shlex.split(line.removeprefix(COMMAND)))
         if config.hf_dataset_name != "openai/gsm8k":  # it would be fetched
-            plan = make_plan(chz.replace(config, model_name="some/model"))
+            plan = make_plan(chz.replace(config, model_name="some/model", learning_rate=1e-4))
             sizes.append((len(plan.order.items), len(plan.test)))
     assert sizes == [(1, 0), (2, 0), (1, 1), (15, 5), (1, 0)]
 

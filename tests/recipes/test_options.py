@@ -5,10 +5,10 @@ import sys
 
 import chz
 import pytest
-from chz.blueprint import ExtraneousBlueprintArg
 from hypothesis import given
 from hypothesis import strategies as st
 
+from viva.judging import comparison
 from viva.recipes.common import learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.conversation_preference_rl.build import make_plan
 from viva.recipes.conversation_preference_rl.train import Config, main
@@ -38,7 +38,7 @@ SEED_OPTIONS = {
 
 
 def config(**options):
-    return Config(**({"train_prompts": ["a"], "model_name": "some/model"} | options))
+    return Config(**({"train_prompts": ["a"], "model_name": "some/model", "learning_rate": 1e-4} | options))
 
 
 def test_every_option_of_the_specification_has_its_name_and_default():
@@ -89,6 +89,13 @@ def test_an_indivisible_batch_size_is_refused_with_the_nearest_allowed(batch_siz
         ({"policy_timeout_s": 0.0}, "policy_timeout_s must be a positive number"),
         ({"judge_max_off_set_mass": 1.1}, "judge_max_off_set_mass must be from 0 to 1"),
         ({"personas": {1: "x"}}, "personas must have the ids 0, 1, 2"),
+        ({"loss_fn": "ppo", "loss_fn_config": {"clip": 0.2}}, "Unknown loss_fn_config keys .*clip"),
+        ({"loss_fn_config": {"beta": 0.1}}, "Unknown loss_fn_config keys .*allowed: none"),
+        ({"loss_fn": "dro", "loss_fn_config": {"beta": -1.0}}, "must be a number of at least 0"),
+        ({"loss_fn": "ppo", "loss_fn_config": {"clip_low_threshold": 2.0}}, "is above clip_high_threshold"),
+        ({"judge_prompt": "a", "judge_prompt_path": "b"}, "give judge_prompt or judge_prompt_path, not both"),
+        ({"judge_prompt": " "}, "judge_prompt must be text that is not empty"),
+        ({"judge_prompt_path": "/nowhere"}, "judge_prompt_path=/nowhere cannot be read"),
         ({"base_url": "http://x"}, "base_url=http://x needs engine=remote"),
         ({"model_name": "/nowhere"}, "model_name=/nowhere is not a folder"),
     ],
@@ -111,16 +118,36 @@ def test_a_wrong_option_ends_the_program_with_one_line(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_option_is_answered_with_a_suggestion():
-    with pytest.raises(ExtraneousBlueprintArg, match="Did you mean 'num_agents'"):
-        main(["num_agent=3"])
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("num_agent=3", "Did you mean 'num_agents'"),
+        ("num_agents=many", "num_agents"),
+        ("order=random", "order"),
+        ("3", "Invalid argument '3'"),
+    ],
+)
+def test_an_option_that_cannot_be_read_ends_the_program_with_status_2(argument, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([argument])
+    told = capsys.readouterr()
+    assert told.err.startswith("error: ")
+    assert message in told.err
+    assert told.out == ""
+
+
+def test_help_lists_the_options_and_ends_with_status_0(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    told = capsys.readouterr()
+    assert "judge_prompt_path" in told.out
+    assert "num_agents" in told.out
+    assert told.err == ""
 
 
 def test_wandb_without_the_package_is_told_with_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("viva.rl.wandb_sink.find_spec", lambda name: None)
-    code = main(
-        ['train_prompts=["a"]', "model_name=tiny/x", "wandb_project=p", f"log_path={tmp_path / 'run'}"]
-    )
+    code = main(['train_prompts=["a"]', "wandb_project=p", f"log_path={tmp_path / 'run'}"])
     assert code == 2
     assert "pip install 'viva[wandb]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -128,12 +155,38 @@ def test_wandb_without_the_package_is_told_with_the_command(tmp_path, monkeypatc
 
 def test_a_model_name_is_a_folder_a_hub_name_or_tiny(tmp_path):
     assert resolve_model("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    assert resolve_model("viva/tiny") == "viva/tiny"  # the built-in policy has one name
     with pytest.raises(ValueError, match=r"is a folder without config\.json"):
         resolve_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path)) == str(tmp_path)
     with pytest.raises(ValueError, match="is not a folder"):
         resolve_model("./missing")
+
+
+@pytest.mark.parametrize("given", ["text", "file"])
+def test_the_judges_prompt_is_recorded_and_told(given, tmp_path):
+    (tmp_path / "prompt.txt").write_text("Prefer short ones.", encoding="utf-8")
+    options = {
+        "text": {"judge_prompt": "Prefer short ones."},
+        "file": {"judge_prompt_path": str(tmp_path / "prompt.txt")},
+    }[given]
+    assert make_plan(config(**options)).options.record["judge_prompt"] == "Prefer short ones."
+
+
+def test_the_default_prompt_of_the_judge_is_looked_up_when_the_run_is_planned(monkeypatch):
+    assert make_plan(config()).options.record["judge_prompt"] == comparison.JUDGE_SYSTEM_PROMPT
+    monkeypatch.setattr(comparison, "JUDGE_SYSTEM_PROMPT", "Mine.")
+    assert make_plan(config()).options.record["judge_prompt"] == "Mine."
+
+
+def test_a_missing_learning_rate_is_told_before_a_model_is_loaded(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("viva.rl.learning_rate._fetched_config", lambda name: None)
+    monkeypatch.setattr("viva.rl.service.make_service", lambda *_, **__: pytest.fail("the engine was opened"))
+    run = tmp_path / "run"
+    assert main(['train_prompts=["a"]', "model_name=nobody/unknown", f"log_path={run}"]) == 2
+    assert "no learning rate is known for nobody/unknown" in capsys.readouterr().err
+    assert not run.exists()
 
 
 def test_the_learning_rate_is_the_users_or_the_built_in_policys_own(tmp_path):

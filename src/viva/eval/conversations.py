@@ -25,6 +25,8 @@ class ConversationEvaluator:
     temperature: float = 1.0
     context_window: int | None = None
     policy_timeout_s: float | None = None
+    max_retries: int = 1
+    """How often a conversation that failed is played again."""
     prefix: str = "test/conversation/"
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
@@ -38,5 +40,5 @@ class ConversationEvaluator:
             context_window=self.context_window,
             timeout_s=self.policy_timeout_s,
         )
-        outcomes = await run_groups(self.make_builders(), policy)
+        outcomes = await run_groups(self.make_builders(), policy, max_retries=self.max_retries)
         return {self.prefix + key: value for key, value in rollout_metrics(outcomes).items()}

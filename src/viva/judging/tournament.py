@@ -27,7 +27,16 @@ __all__ = [
 
 
 class NoValidComparisonsError(RuntimeError):
-    """An agent has no valid matchup, so it has no reward."""
+    """An agent has no valid matchup, so it has no reward.
+
+    Args:
+        message: What is missing.
+        metrics: What the comparisons tell about the judge all the same, see `judge_health`.
+    """
+
+    def __init__(self, message: str, metrics: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.metrics: dict[str, float] = dict(metrics or {})
 
 
 def pairs(agent_ids: Sequence[int], pattern: TournamentPattern) -> list[tuple[int, int]]:
@@ -69,11 +78,12 @@ def matchup_count(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -
 def win_rate(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, float]:
     """Share of its valid matchups that an agent won, a tie counting half. Raises as `win_minus_loss`."""
     points: dict[int, list[float]] = {agent_id: [] for agent_id in agent_ids}
-    for comparison in _checked(comparisons, agent_ids):
+    checked = _checked(comparisons, agent_ids)
+    for comparison in checked:
         if comparison.outcome is not Outcome.INVALID:
             points[comparison.second].append(_POINTS[comparison.outcome])
             points[comparison.first].append(1.0 - _POINTS[comparison.outcome])
-    _require_matchups(points)
+    _require_matchups(points, checked)
     return {agent_id: math.fsum(values) / len(values) for agent_id, values in points.items()}
 
 
@@ -83,20 +93,22 @@ _POINTS = {Outcome.A: 0.0, Outcome.TIE: 0.5, Outcome.B: 1.0}
 
 def _scores_by_agent(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, list[float]]:
     scores: dict[int, list[float]] = {agent_id: [] for agent_id in agent_ids}
-    for comparison in _checked(comparisons, agent_ids):
+    checked = _checked(comparisons, agent_ids)
+    for comparison in checked:
         if comparison.score is not None:
             scores[comparison.second].append(comparison.score)
             scores[comparison.first].append(-comparison.score)
-    _require_matchups(scores)
+    _require_matchups(scores, checked)
     return scores
 
 
-def _require_matchups(values: Mapping[int, Sequence[float]]) -> None:
+def _require_matchups(values: Mapping[int, Sequence[float]], checked: Sequence[Comparison]) -> None:
     missing = [agent_id for agent_id, own in values.items() if not own]
     if missing:
         raise NoValidComparisonsError(
             f"agents {missing} have no valid comparison, so they have no reward; the judge's replies could "
-            "not be read (see judge/invalid_rate)"
+            "not be read (see void/judge/invalid_rate)",
+            judge_health(checked),
         )
 
 

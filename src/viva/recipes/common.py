@@ -35,7 +35,7 @@ __all__ = [
 
 DEFAULT_BATCH_SIZE = 128
 
-_BUILT_IN = ("tiny", "viva/tiny")
+_BUILT_IN = "tiny"
 _BUILT_IN_RATE = 5e-4  # measured, see docs/log.md
 
 
@@ -65,7 +65,7 @@ def resolve_model(model_name: str) -> str:
     Raises:
         ValueError: If it looks like a path that is not a model folder.
     """
-    if model_name in _BUILT_IN:
+    if model_name == _BUILT_IN:
         from viva.tiny import model_path
 
         return str(model_path())
@@ -83,19 +83,25 @@ def resolve_model(model_name: str) -> str:
     return model_name
 
 
-def learning_rate(given: float | None, model_name: str, *, is_lora: bool) -> float:
+def learning_rate(given: float | None, model_name: str, *, is_lora: bool, is_local: bool = False) -> float:
     """The rate that was given, else the built-in policy's own, else `viva.rl.learning_rate`'s for the model.
+
+    Args:
+        given: The option.
+        model_name: See `resolve_model`.
+        is_lora: Whether an adapter is trained.
+        is_local: Whether the model will be loaded here, so that its ``config.json`` may be fetched before.
 
     Raises:
         ValueError: If none was given and nothing is known about the model.
     """
     if given is not None:
         return given
-    if model_name in _BUILT_IN and is_lora:
+    if model_name == _BUILT_IN and is_lora:
         return _BUILT_IN_RATE
     from viva.rl.learning_rate import default_learning_rate
 
-    return default_learning_rate(resolve_model(model_name), is_lora=is_lora)
+    return default_learning_rate(resolve_model(model_name), is_lora=is_lora, may_fetch=is_local)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +174,7 @@ async def open_run(options: RunOptions) -> OpenRun:
         renderer=load_renderer(
             client.get_tokenizer(), model_name=options.model, renderer_name=options.renderer_name
         ),
-        context_window=context_window(options.model),
+        context_window=context_window(options.model) if options.engine.engine == "local" else None,
         sinks=sinks,
     )
 

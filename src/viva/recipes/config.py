@@ -1,12 +1,22 @@
 """The options that every recipe has; a recipe's own ``Config`` extends `RecipeConfig`."""
 
-from typing import Literal
+import sys
+from collections.abc import Sequence
+from typing import Literal, TypeVar
 
 import chz
+from chz.blueprint import (
+    Blueprint,
+    ConstructionException,
+    EntrypointHelpException,
+    ExtraneousBlueprintArg,
+    InvalidBlueprintArg,
+    MissingBlueprintArg,
+)
 
 from viva.recipes.data import HubSource, PromptSources
 
-__all__ = ["RecipeConfig"]
+__all__ = ["RecipeConfig", "parse_options"]
 
 
 @chz.chz
@@ -92,3 +102,35 @@ class RecipeConfig:
             max_train_samples=self.max_train_samples,
             max_test_samples=self.max_test_samples,
         )
+
+
+ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
+
+_MISTAKES = (
+    ConstructionException,
+    ExtraneousBlueprintArg,
+    InvalidBlueprintArg,
+    MissingBlueprintArg,
+    ValueError,  # not of the form key=value
+)
+
+
+def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> ConfigT:
+    """A recipe's options from its command line.
+
+    Args:
+        config_class: The recipe's ``Config``.
+        argv: ``key=value`` each; ``None`` for the process's.
+
+    Raises:
+        SystemExit: 0 after ``--help``, 2 after a mistake; what was wrong is on the error stream then.
+    """
+    arguments = None if argv is None else list(argv)
+    try:
+        return Blueprint(config_class).make_from_argv(arguments, allow_hyphens=True)
+    except EntrypointHelpException as told:
+        sys.stdout.write(f"{str(told).rstrip()}\n")
+        raise SystemExit(0) from None
+    except _MISTAKES as error:
+        sys.stderr.write(f"error: {str(error).rstrip()}\n")
+        raise SystemExit(2) from None

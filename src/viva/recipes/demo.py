@@ -56,5 +56,9 @@ def main_with(
     arguments = list(sys.argv[1:] if argv is None else argv)
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     others = [argument for argument in arguments if "=" not in argument]  # such as --help
-    options = {**options_for_seed(int(given.get("seed", "0"))), **given}
+    seed = given.get("seed", "")
+    options = {
+        **options_for_seed(int(seed) if seed.isdecimal() else 0),
+        **given,
+    }  # the recipe refuses other seeds
     return train_main([f"{name}={value}" for name, value in options.items()] + others)

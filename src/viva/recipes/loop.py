@@ -3,16 +3,18 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import tinker
+
 from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator
 from viva.judging.policy import PolicyRef
-from viva.recipes.common import OpenRun, complain, finish_run, learning_rate, open_run, say
+from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.probe import check_loss
 from viva.rl.seeds import derive_seed
-from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, Training, train
+from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
 from viva.rl.update import UpdateConfig
 
 __all__ = ["make_training", "run_recipe"]
@@ -39,7 +41,8 @@ async def run_recipe(
         if plan.config.engine == "remote":
             await check_loss(opened.client, plan.config.loss_fn, plan.config.loss_fn_config)
         training = await build_training(plan, opened)
-    except (ValueError, OSError) as error:  # OSError: a model, file or folder that cannot be read
+    # OSError: a model, file or folder that cannot be read; TinkerError: a remote engine that refuses
+    except (ValueError, OSError, tinker.TinkerError) as error:
         complain(f"error: {error}")
         return 2
     _introduce(plan, training)
@@ -58,6 +61,7 @@ def make_training(
     *,
     policy_refs: Sequence[PolicyRef] = (),
     evaluators: Sequence[Evaluator] = (),
+    sinks: Sequence[MetricSink] = (),
 ) -> Training:
     """The loop's parts for an open run.
 
@@ -67,9 +71,9 @@ def make_training(
         make_builder: The recipe's group for a prompt and a seed; in training and in test conversations.
         policy_refs: Are given every new snapshot of the policy.
         evaluators: More of them, after direct answers and test conversations.
+        sinks: More of them, after the run's own.
     """
     config = plan.config
-    rate = learning_rate(config.learning_rate, config.model_name, is_lora=config.lora_rank > 0)
     return Training(
         config=LoopConfig(
             seed=config.seed,
@@ -81,7 +85,7 @@ def make_training(
             eval_every=config.eval_every,
             save_every=config.save_every,
             update=UpdateConfig(
-                learning_rate=rate,
+                learning_rate=plan.learning_rate,
                 loss_fn=config.loss_fn,
                 loss_fn_config=config.loss_fn_config,
                 num_substeps=config.num_substeps,
@@ -98,7 +102,7 @@ def make_training(
             *evaluators,
         ],
         policy_refs=policy_refs,
-        sinks=opened.sinks,
+        sinks=[*opened.sinks, *sinks],
     )
 
 
@@ -138,6 +142,7 @@ def _conversation_evaluators(
             temperature=config.temperature,
             context_window=opened.context_window,
             policy_timeout_s=config.policy_timeout_s,
+            max_retries=config.max_retries,
         )
     ]
 

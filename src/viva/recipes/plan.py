@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import chz
 
 from viva.conversation.prompts import persona
-from viva.recipes.common import RunOptions, resolve_batch_size, resolve_model
+from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
@@ -43,15 +43,19 @@ class Plan(Generic[ConfigT]):
     test: tuple[PromptItem, ...]
     summary: str
     """One conversation in words, like ``3 agents x 5 rounds``."""
+    learning_rate: float
 
 
-def plan_run(config: ConfigT, *, recipe: str, summary: str) -> Plan[ConfigT]:
+def plan_run(
+    config: ConfigT, *, recipe: str, summary: str, record: Mapping[str, Any] | None = None
+) -> Plan[ConfigT]:
     """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
 
     Args:
         config: The options.
         recipe: The recipe's name, for ``config.json``.
         summary: One conversation in words, for the user.
+        record: What ``config.json`` holds beside, or instead of, the options as they were given.
 
     Raises:
         ValueError: For anything the user has to mend.
@@ -66,12 +70,6 @@ def plan_run(config: ConfigT, *, recipe: str, summary: str) -> Plan[ConfigT]:
     order = PromptOrder(
         items=tuple(train_items), seed=config.seed, groups_per_batch=groups_per_batch, num_groups=num_groups
     )
-    record = {
-        "recipe": recipe,
-        **chz.asdict(config),
-        "batch_size": batch_size,
-        "prompts_digest": prompts_digest(train_items, test_items),
-    }
     options = RunOptions(
         model=resolve_model(config.model_name),
         renderer_name=config.renderer_name,
@@ -82,13 +80,32 @@ def plan_run(config: ConfigT, *, recipe: str, summary: str) -> Plan[ConfigT]:
         seed=config.seed,
         log_path=Path(config.log_path).expanduser(),
         behavior_if_exists=config.behavior_if_exists,
-        record=record,
+        record={
+            "recipe": recipe,
+            **chz.asdict(config),
+            **(record or {}),
+            "batch_size": batch_size,
+            "prompts_digest": prompts_digest(train_items, test_items),
+        },
         free_options=_FREE_OPTIONS,
         num_steps=len(order),
         wandb_project=config.wandb_project,
         wandb_name=config.wandb_name,
     )
-    return Plan(config=config, options=options, order=order, test=tuple(test_items), summary=summary)
+    rate = learning_rate(
+        config.learning_rate,
+        config.model_name,
+        is_lora=config.lora_rank > 0,
+        is_local=config.engine == "local",
+    )
+    return Plan(
+        config=config,
+        options=options,
+        order=order,
+        test=tuple(test_items),
+        summary=summary,
+        learning_rate=rate,
+    )
 
 
 def _check(config: RecipeConfig) -> None:
@@ -108,6 +125,14 @@ def _check(config: RecipeConfig) -> None:
     positive(config, "learning_rate", "policy_timeout_s", "temperature")
     not_negative(config, "eval_temperature", "grad_clip_norm")
     persona(0, config.personas)
+    _check_loss_config(config)
+
+
+def _check_loss_config(config: RecipeConfig) -> None:
+    """The embedded engine's definition holds for remote ones too: `viva.rl.probe` compares them with it."""
+    from viva.engine.losses import find_loss
+
+    find_loss(config.loss_fn).settings(config.loss_fn, config.loss_fn_config)
 
 
 def at_least(config: RecipeConfig, smallest: Mapping[str, int]) -> None:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["LARGEST_RATE", "default_learning_rate"]
+__all__ = ["LARGEST_RATE", "cached_config", "default_learning_rate"]
 
 LARGEST_RATE = 1e-3
 """Upper bound of the rule for local models; policy gradients of small models are unstable above it."""
@@ -23,8 +23,13 @@ _OTHER_EXPONENT = 0.0775
 _FULL_SHARE = 0.1
 
 
-def default_learning_rate(model_name: str, *, is_lora: bool = True) -> float:
-    """A sensible learning rate for a hub name or a local model folder, without asking the network.
+def default_learning_rate(model_name: str, *, is_lora: bool = True, may_fetch: bool = False) -> float:
+    """A sensible learning rate for a hub name or a local model folder.
+
+    Args:
+        model_name: Hub name or folder.
+        is_lora: Whether an adapter is trained, or all weights.
+        may_fetch: Whether the hub may be asked for the model's ``config.json``. Without it no network is used.
 
     Raises:
         ValueError: If nothing is known about the model.
@@ -35,9 +40,9 @@ def default_learning_rate(model_name: str, *, is_lora: bool = True) -> float:
     rate = _cookbook_rate(model_name, is_lora)
     if rate is not None:
         return rate
-    cached = _cached_config(model_name)
-    if cached is not None:
-        return _local_rate(cached, is_lora)
+    found = cached_config(model_name) or (_fetched_config(model_name) if may_fetch else None)
+    if found is not None:
+        return _local_rate(found, is_lora)
     raise ValueError(f"no learning rate is known for {model_name}; pass learning_rate=..., for example 1e-4")
 
 
@@ -66,7 +71,8 @@ def _cookbook_rate(model_name: str, is_lora: bool) -> float | None:
         return None
 
 
-def _cached_config(model_name: str) -> Path | None:
+def cached_config(model_name: str) -> Path | None:
+    """The ``config.json`` of a hub model that was loaded before; ``None`` if it was not. Uses no network."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -75,3 +81,13 @@ def _cached_config(model_name: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(found) if isinstance(found, str) else None
+
+
+def _fetched_config(model_name: str) -> Path | None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(hf_hub_download(model_name, "config.json"))
+    except (HfHubHTTPError, OSError, ValueError):  # no such model, no network, no valid name
+        return None

@@ -2,11 +2,15 @@
 
 1. A failure of one seat (an exception, a timeout, a cancelled call) is caught in `_caught`, recorded with its type,
    message, seat and turn, and told to the environment through ``abort(reason)`` if it has that method. Peers go on.
+   If ``abort`` itself raises, they might wait for the failed seat for ever: they are stopped and the group is void.
 2. If an environment without ``abort`` failed, its group is void: a grader that expects whole episodes must not see
    half of one. Environments with ``abort`` know about failures; their builder decides when it computes the rewards.
 3. A void group is retried whole, with fresh environments and new seeds, up to ``max_retries`` times (retrying one
    seat would put it into a different conversation). Then it is recorded as void, with its reason.
-4. Interrupts (the cancellation of the task that runs the rollouts) are not failures and propagate.
+4. What ``cleanup`` raises is recorded; the rewards are known by then, and the group counts.
+5. What a void attempt can tell all the same is kept for the metrics: those of its turns, and those that the error
+   brings along in an attribute ``metrics``.
+6. Interrupts (the cancellation of the task that runs the rollouts) are not failures and propagate.
 
 Results come in seat and group order, whatever finished first.
 
@@ -16,7 +20,7 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats).
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -67,12 +71,15 @@ class GroupOutcome:
     retries: int = 0
     num_sampled_tokens: int = 0
     """Tokens sampled in all attempts, also in those thrown away."""
+    void_metrics: tuple[Metrics, ...] = ()
+    """Metrics of void attempts, also of those that were played again: of each turn, and of what ended the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Caught:
     error_type: str
     message: str
+    metrics: Mapping[str, float]
 
     def __str__(self) -> str:
         return f"{self.error_type}: {self.message}" if self.message else self.error_type
@@ -86,9 +93,9 @@ async def _caught(awaitable: Awaitable[_T]) -> _T | _Caught:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise  # an interrupt of the run, not a failure of what was awaited
-        return _Caught(type(error).__name__, str(error) or "the call was cancelled")
+        return _Caught(type(error).__name__, str(error) or "the call was cancelled", {})
     except Exception as error:  # noqa: BLE001 - whatever user code or an engine raises is recorded, see above
-        return _Caught(type(error).__name__, str(error))
+        return _Caught(type(error).__name__, str(error), getattr(error, "metrics", {}))
 
 
 class _CountingCompleter(TokenCompleter):
@@ -109,14 +116,30 @@ class _CountingCompleter(TokenCompleter):
         return result
 
 
-async def _run_seat(env: Env, completer: TokenCompleter) -> Trajectory | _Caught:
+class _AbortFailedError(Exception):
+    """An environment could not be told about its failure."""
+
+    def __init__(self, seat: int, failure: _Caught, abort_failure: _Caught) -> None:
+        super().__init__(seat, failure, abort_failure)
+        self.seat = seat
+        self.failure = failure
+        self.abort_failure = abort_failure
+
+
+async def _run_seat(seat: int, env: Env, completer: TokenCompleter) -> Trajectory | _Caught:
     result = await _caught(do_single_rollout(completer, env))
     abort: Callable[[str], Any] | None = getattr(env, "abort", None)
     if isinstance(result, _Caught) and abort is not None:
-        told = abort(str(result))
-        if inspect.isawaitable(told):
-            await told
+        told = await _caught(_tell(abort, str(result)))
+        if told is not None:
+            raise _AbortFailedError(seat, result, told)
     return result
+
+
+async def _tell(abort: Callable[[str], Any], reason: str) -> None:
+    told = abort(reason)
+    if inspect.isawaitable(told):
+        await told
 
 
 async def _gather(awaitables: Sequence[Awaitable[_T]]) -> list[_T]:
@@ -144,6 +167,7 @@ class _Attempt:
         self.failed_seats: frozenset[int] = frozenset()
         self.void_reason: str | None = None
         self.num_sampled_tokens = 0
+        self.void_metrics: list[Metrics] = []
 
     async def run(self) -> TrajectoryGroup | None:
         """The group, or ``None`` with ``void_reason`` set."""
@@ -155,19 +179,31 @@ class _Attempt:
             if trajectories_G is None:
                 return None
             rewards = await _caught(self._rewards(trajectories_G, envs))
-            return self._void(rewards) if isinstance(rewards, _Caught) else rewards
+            if isinstance(rewards, _Caught):
+                self._keep_turn_metrics(trajectories_G)
+                self.void_metrics.append(dict(rewards.metrics))
+                return self._void(rewards)
+            return rewards
         finally:
-            await self.builder.cleanup()
+            cleaned = await _caught(self.builder.cleanup())
+            if cleaned is not None:
+                self._record(cleaned, seat=None, turn=None)
 
     async def _play(self, envs: Sequence[Env]) -> list[Trajectory] | None:
         completers = [
             _CountingCompleter(self.policy.seat(group=self.group_index, attempt=self.number, seat=seat))
             for seat in range(len(envs))
         ]
-        results_G = await _gather(
-            [_run_seat(env, completer) for env, completer in zip(envs, completers, strict=True)]
-        )
-        self.num_sampled_tokens = sum(completer.num_sampled_tokens for completer in completers)
+        seats = enumerate(zip(envs, completers, strict=True))
+        try:
+            results_G = await _gather([_run_seat(seat, env, completer) for seat, (env, completer) in seats])
+        except* _AbortFailedError as errors:
+            results_G = None
+            self._record_failed_aborts(errors, completers)
+        finally:
+            self.num_sampled_tokens = sum(completer.num_sampled_tokens for completer in completers)
+        if results_G is None:
+            return None
         trajectories_G: list[Trajectory] = []
         for seat, result in enumerate(results_G):
             if isinstance(result, _Caught):
@@ -177,7 +213,25 @@ class _Attempt:
                     self.void_reason = self.void_reason or f"seat {seat} failed: {result}"
                 result = Trajectory(transitions=[], final_ob=tinker.ModelInput.empty(), stop_reason=FAILED)
             trajectories_G.append(result)
-        return None if self.void_reason else trajectories_G
+        if self.void_reason:
+            self._keep_turn_metrics(trajectories_G)
+            return None
+        return trajectories_G
+
+    def _record_failed_aborts(
+        self, errors: ExceptionGroup[_AbortFailedError], completers: Sequence[_CountingCompleter]
+    ) -> None:
+        found = [error for error in errors.exceptions if isinstance(error, _AbortFailedError)]
+        for error in sorted(found, key=lambda error: error.seat):
+            turn = max(completers[error.seat].num_calls - 1, 0)
+            self._record(error.failure, seat=error.seat, turn=turn)
+            self._record(error.abort_failure, seat=error.seat, turn=turn)
+            self.void_reason = self.void_reason or (
+                f"seat {error.seat} failed: {error.failure}; its environment could not be told: {error.abort_failure}"
+            )
+
+    def _keep_turn_metrics(self, trajectories_G: Sequence[Trajectory]) -> None:
+        self.void_metrics = [turn.metrics for traj in trajectories_G for turn in traj.transitions]
 
     async def _rewards(self, trajectories_G: list[Trajectory], envs: Sequence[Env]) -> TrajectoryGroup:
         rewards_and_metrics_G = await self.builder.compute_group_rewards(trajectories_G, envs)
@@ -227,11 +281,13 @@ async def run_group(
     """
     failures: list[RolloutFailure] = []
     num_sampled_tokens = 0
+    void_metrics: list[Metrics] = []
     for number in range(max_retries + 1):
         attempt = _Attempt(builder, policy, group_index=group_index, number=number)
         group = await attempt.run()
         failures.extend(attempt.failures)
         num_sampled_tokens += attempt.num_sampled_tokens
+        void_metrics.extend(attempt.void_metrics)
         if group is not None or number == max_retries:
             return GroupOutcome(
                 builder=builder,
@@ -241,6 +297,7 @@ async def run_group(
                 void_reason=attempt.void_reason,
                 retries=number,
                 num_sampled_tokens=num_sampled_tokens,
+                void_metrics=tuple(void_metrics),
             )
     raise ValueError(f"max_retries must be 0 or more; got {max_retries}")
 

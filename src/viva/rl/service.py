@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from viva.rl.clients import ServiceClient
+from viva.rl.learning_rate import cached_config
 
 __all__ = ["EngineChoice", "EngineConfig", "context_window", "make_service"]
 
@@ -48,9 +49,13 @@ def make_service(config: EngineConfig, *, state_dir: Path) -> ServiceClient:
 
 
 def context_window(model: str) -> int | None:
-    """Tokens that a model in a local folder can hold, from its ``config.json``; ``None`` if unknown."""
-    path = Path(model) / "config.json"
-    if not path.is_file():
+    """Tokens that a model can hold, from the ``config.json`` of its folder or of what was loaded from the hub before.
+
+    ``None`` if that is not known here.
+    """
+    folder_config = Path(model) / "config.json"
+    path = folder_config if folder_config.is_file() else cached_config(model)
+    if path is None:
         return None
     config = cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
     window = config.get("max_position_embeddings")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from viva.eval.answers import is_correct
+from viva.judging import comparison
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
+from viva.recipes.advice import JudgeAdvice
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import make_training, run_recipe
 from viva.recipes.plan import Plan, at_least, plan_run
@@ -35,7 +38,30 @@ def make_plan(config: Config) -> Plan[Config]:
         config,
         recipe="conversation_preference_rl",
         summary=f"{config.num_agents} agents x {config.max_rounds} rounds",
+        record={"judge_prompt": _judge_prompt(config)},
     )
+
+
+def _judge_prompt(config: Config) -> str:
+    """What the judge is told: the text, the file's, or the package's."""
+    if config.judge_prompt is not None and config.judge_prompt_path is not None:
+        raise ValueError("give judge_prompt or judge_prompt_path, not both")
+    if config.judge_prompt_path is None:
+        text = comparison.JUDGE_SYSTEM_PROMPT if config.judge_prompt is None else config.judge_prompt
+    else:
+        text = _text_of(Path(config.judge_prompt_path).expanduser())
+    if not text.strip():
+        raise ValueError(
+            "judge_prompt must be text that is not empty; it must ask for a JSON object with preference"
+        )
+    return text
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"judge_prompt_path={path} cannot be read as UTF-8 text: {error}") from error
 
 
 async def run(config: Config) -> int:
@@ -55,6 +81,7 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
         judge_policy,
         opened.renderer,
         mode=config.judge_mode,
+        system_prompt=plan.options.record["judge_prompt"],
         max_tokens=config.judge_max_tokens,
         max_off_set_mass=config.judge_max_off_set_mass,
     )
@@ -76,4 +103,5 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
         )
 
     policy_refs = [judge_policy] if config.judge_policy == "current" else []
-    return make_training(plan, opened, make_builder, policy_refs=policy_refs)
+    advice = JudgeAdvice(mode=config.judge_mode, max_off_set_mass=config.judge_max_off_set_mass)
+    return make_training(plan, opened, make_builder, policy_refs=policy_refs, sinks=[advice])

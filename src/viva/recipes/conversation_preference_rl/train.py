@@ -17,7 +17,7 @@ from typing import Literal
 import chz
 
 from viva.engine.threads import prepare_threads
-from viva.recipes.config import RecipeConfig
+from viva.recipes.config import RecipeConfig, parse_options
 
 __all__ = ["Config", "main"]
 
@@ -37,6 +37,10 @@ class Config(RecipeConfig):
     judge_policy: Literal["current", "initial"] = chz.field(
         default="current", doc="judge with the policy being trained, or with what it was at the start"
     )
+    judge_prompt: str | None = chz.field(
+        default=None, doc="what the judge is told; a text of its own by default"
+    )
+    judge_prompt_path: str | None = chz.field(default=None, doc="file with what the judge is told")
     judge_max_tokens: int = chz.field(default=256, doc="longest verdict")
     judge_max_off_set_mass: float = chz.field(
         default=0.9,
@@ -52,7 +56,7 @@ class Config(RecipeConfig):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe with command-line options; the process's exit code."""
     prepare_threads()
-    config = chz.entrypoint(Config, argv=None if argv is None else list(argv), allow_hyphens=True)
+    config = parse_options(Config, argv)
     from viva.recipes.conversation_preference_rl.build import run
 
     return asyncio.run(run(config))
