@@ -95,8 +95,8 @@ class Reading:
 class Sight:
     """Something of what was said before that a round's agents see."""
 
-    segment: str
-    """Name of the segment whose turns are seen: those of earlier rounds, and in a sequential round also those
+    segments: tuple[str, ...]
+    """Names of the segments whose turns are seen: those of earlier rounds, and in a sequential round also those
     that agents of lower id took in it."""
     whose: Literal["all", "own", "addressed"]
     """Turns of all agents, of the agent that looks, or critiques of the agent that looks."""
@@ -106,7 +106,7 @@ class Sight:
 
     def select(self, turns: Sequence[Turn], view: View) -> list[Turn]:
         """Those of the visible turns that this is about."""
-        turns = [turn for turn in turns if turn.segment == self.segment]
+        turns = [turn for turn in turns if turn.segment in self.segments]
         if self.whose == "own":
             return [turn for turn in turns if turn.agent_id == view.agent_id]
         if self.whose == "addressed":

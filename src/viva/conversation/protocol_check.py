@@ -56,7 +56,8 @@ def _round_values(round_: Round, protocol: Protocol) -> Iterator[str]:
     for sight in round_.sights:
         if sight.whose not in ("all", "own", "addressed"):
             yield (
-                f"{where} sees {sight.segment!r}: whose must be 'all', 'own' or 'addressed'; got {sight.whose!r}"
+                f"{where} sees {', '.join(sight.segments)}: whose must be 'all', 'own' or 'addressed'; "
+                f"got {sight.whose!r}"
             )
 
 
@@ -93,16 +94,19 @@ def _blind_sights(protocol: Protocol, index: int) -> Iterator[str]:
     names_R = [{segment.name for segment in round_.segments} for round_ in protocol.rounds]
     round_ = protocol.rounds[index]
     for sight in round_.sights:
-        what = f"round {round_.name!r} sees segment {sight.segment!r}"
-        if any(sight.segment in names for names in names_R[:index]):
-            continue
-        if sight.segment in names_R[index]:
-            yield from _same_round(sight, round_, what)
-        elif any(sight.segment in names for names in names_R[index:]):
-            yield f"{what}, which is asked for only later: move the sight to a later round"
-        else:
-            known = ", ".join(sorted(set().union(*names_R)))
-            yield f"{what}, which no round asks for; allowed: {known}. Name one of them or add the segment."
+        if not sight.segments:
+            yield f"round {round_.name!r} has a sight of no segment: name at least one"
+        for name in sight.segments:
+            what = f"round {round_.name!r} sees segment {name!r}"
+            if any(name in names for names in names_R[:index]):
+                continue
+            if name in names_R[index]:
+                yield from _same_round(sight, round_, what)
+            elif any(name in names for names in names_R[index:]):
+                yield f"{what}, which is asked for only later: move the sight to a later round"
+            else:
+                known = ", ".join(sorted(set[str]().union(*names_R)))
+                yield f"{what}, which no round asks for; allowed: {known}. Name one of them or add the segment."
 
 
 def _same_round(sight: Sight, round_: Round, what: str) -> Iterator[str]:

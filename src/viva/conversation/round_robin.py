@@ -1,6 +1,7 @@
 """The conversation in turns: every agent replies once per round with reflection, evaluation and solution."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from viva.conversation.prompts import (
@@ -19,6 +20,12 @@ __all__ = ["round_robin_protocol"]
 def _read(text: str, view: View) -> Reading:
     parsed = parse_reply(text)
     return Reading(response=parsed.response, status=parsed.status, strategy=parsed.strategy)
+
+
+def _instruction(view: View, *, max_rounds: int) -> str:
+    return turn_instruction(
+        view.persona, agent_id=view.agent_id, round_index=view.round_index, max_rounds=max_rounds
+    )
 
 
 def _show(turns: Sequence[Turn], view: View) -> str:
@@ -51,13 +58,9 @@ def round_robin_protocol(
     if max_rounds < 1:
         raise ValueError(f"max_rounds must be at least 1; got max_rounds={max_rounds}")
 
-    def instruction(view: View) -> str:
-        return turn_instruction(
-            view.persona, agent_id=view.agent_id, round_index=view.round_index, max_rounds=max_rounds
-        )
-
+    instruction = partial(_instruction, max_rounds=max_rounds)
     turn = Segment(name="turn", instruction=instruction, read=_read, stream="win_minus_loss")
-    seen = Sight(segment=turn.name, whose="all", show=_show)
+    seen = Sight(segments=(turn.name,), whose="all", show=_show)
     protocol = Protocol(
         name="round_robin",
         system_prompt=CONVERSATION_SYSTEM_PROMPT,
