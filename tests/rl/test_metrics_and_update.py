@@ -47,7 +47,7 @@ def test_rollout_metrics_average_what_environments_report_over_those_who_report_
     assert metrics["agent_0/x"] == 5.0
     assert metrics["reward/mean"] == pytest.approx(0.5 / 3)
     assert (metrics["reward/max"], metrics["reward/min"]) == (1.0, -1.0)
-    assert metrics["rollout/turns_per_episode"] == pytest.approx(4 / 3)
+    assert metrics["num_turns"] == pytest.approx(4 / 3)
     assert metrics["rollout/reply_tokens_per_turn"] == 1.25
     assert metrics["rollout/prompt_tokens_per_turn"] == 2.0
     assert metrics["rollout/finish_rate"] == 0.75

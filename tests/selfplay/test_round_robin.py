@@ -95,7 +95,6 @@ async def test_the_metrics_are_the_specifications() -> None:
     (_, first), (_, second), _ = await rewards_of(builder)
     assert first == {
         "episode_length": 6,
-        "num_turns": 2,
         "parsing_failures": 0,
         "win_minus_loss/mean": -1.0,
         "matchup_count": 4,

@@ -62,8 +62,8 @@ class MultiAgentConversationEnv(Env):
 
         Returns:
             ``episode_done`` with an empty observation after the seat's last turn. Metrics: ``parse/ok``,
-            ``parse/repaired``, ``parse/unstructured``, ``truncated`` (0 or 1) and ``reply_tokens``, the first three
-            also as ``parse/<segment>/...`` where the protocol asks for more than one thing.
+            ``parse/repaired`` and ``parse/unstructured`` (0 or 1), also as ``parse/<segment>/...`` where the protocol
+            asks for more than one thing.
 
         Raises:
             RuntimeError: If there was no observation to act on.
@@ -74,7 +74,7 @@ class MultiAgentConversationEnv(Env):
                 "only until the episode is done"
             )
         (view, prompt), self._asked = self._asked, None
-        text, ended = read_reply(self.renderer, action)
+        text, _ = read_reply(self.renderer, action)
         segment = self.coordinator.protocol.rounds[view.round_index].segments[self.lane]
         reading = segment.read(text, view)
         if not self.coordinator.is_out(self.agent_id, self.lane):
@@ -86,17 +86,13 @@ class MultiAgentConversationEnv(Env):
                 text=text,
                 status=reading.status,
             )
-        stop_reason = (extra or {}).get("stop_reason")
-        metrics = self._parse_metrics(segment.name, reading.status)
-        metrics["truncated"] = float(stop_reason == "length" if stop_reason else not ended)
-        metrics["reply_tokens"] = len(action)
         observation = await self._next_observation()
         return StepResult(
             reward=0.0,
             episode_done=observation is None,
             next_observation=tinker.ModelInput.empty() if observation is None else observation,
             next_stop_condition=self.renderer.get_stop_sequences(),
-            metrics=metrics,
+            metrics=self._parse_metrics(segment.name, reading.status),
             logs={"segment": segment.name, "strategy": reading.strategy},
         )
 

@@ -81,7 +81,7 @@ def _length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if not turns:
         return {}
     return {
-        "rollout/turns_per_episode": len(turns) / len(trajectories),
+        "num_turns": len(turns) / len(trajectories),
         "rollout/reply_tokens_per_turn": sum(len(turn.ac.tokens) for turn in turns) / len(turns),
         "rollout/prompt_tokens_per_turn": sum(turn.ob.length for turn in turns) / len(turns),
         "rollout/finish_rate": sum(turn.ac.stop_reason == "stop" for turn in turns) / len(turns),

@@ -184,7 +184,6 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             turns = [turn for turn in conversation.turns if turn.agent_id == agent_id]
             metrics: Metrics = {
                 "episode_length": len(conversation.turns),
-                "num_turns": len(turns),
                 "parsing_failures": sum(turn.status is ReplyStatus.UNSTRUCTURED for turn in turns),
                 "win_minus_loss/mean": rewards[agent_id],
                 "matchup_count": counts[agent_id],
