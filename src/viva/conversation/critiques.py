@@ -91,7 +91,7 @@ def read_critiques(text: str, view: View) -> Reading:
         A `CritiqueReply`. Status ``ok`` if all that was written counts, ``unstructured`` if nothing does.
     """
     headers = _headers(text, view)
-    stops = [header.start for header in headers[1:]] + [len(text)]
+    stops = [*(header.start for header in headers[1:]), len(text)][: len(headers)]
     critiques: dict[int, Critique] = {}
     dropped: Counter[str] = Counter()
     for header, stop in zip(headers, stops, strict=True):
