@@ -1,0 +1,92 @@
+"""From the options of the recipe to a run: checks first, then data, then the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from viva.credit.review_rules import ReviewRules, review_rules
+from viva.eval.answers import is_correct
+from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.policy import PolicyRef
+from viva.recipes.common import OpenRun
+from viva.recipes.loop import make_training, run_recipe
+from viva.recipes.plan import Plan, plan_run
+from viva.rl.clients import settled
+from viva.rl.prompts import PromptItem
+from viva.rl.train import Training
+from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.selfplay.critique_protocol import critique_protocol
+
+if TYPE_CHECKING:
+    from viva.recipes.critique_self_play.train import Config
+
+__all__ = ["build_training", "make_plan", "rules_of", "run"]
+
+
+def rules_of(config: Config) -> ReviewRules:
+    """The preset with what the options change in it.
+
+    Raises:
+        ValueError: If a weight has an unknown name, or a number is out of range.
+    """
+    rules = review_rules(config.preset)
+    weights = {**rules.weights, **(config.reward_weights or {})}
+    return replace(rules, weights=weights, prior_precision=config.prior_precision)
+
+
+def make_plan(config: Config) -> Plan[Config]:
+    """Check all options and load the prompts; no model is loaded.
+
+    Raises:
+        ValueError: For anything the user has to mend.
+    """
+    rules = rules_of(config)
+    critique_protocol(config.num_agents, personas=config.personas, comparisons=_agents_compare(config, rules))
+    return plan_run(
+        config,
+        recipe="critique_self_play",
+        summary=f"{config.num_agents} agents, {config.preset} rewards",
+    )
+
+
+def _agents_compare(config: Config, rules: ReviewRules) -> bool:
+    return rules.fit == "joint" and config.revision_votes == "agents"
+
+
+async def run(config: Config) -> int:
+    """Do the whole run; the process's exit code."""
+    return await run_recipe(lambda: make_plan(config), build_training)
+
+
+async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
+    """The loop's parts for an open run."""
+    config, rules = plan.config, rules_of(plan.config)
+    judge: PolicySelfComparisonJudge | None = None
+    policy_refs: list[PolicyRef] = []
+    if rules.fit == "joint" and config.revision_votes == "judge":
+        judge_policy = PolicyRef()
+        if config.judge_policy == "initial":
+            judge_policy.sampling_client = await settled(
+                opened.service.create_sampling_client(base_model=plan.options.model)
+            )
+        else:
+            policy_refs.append(judge_policy)
+        judge = PolicySelfComparisonJudge(judge_policy, opened.renderer)
+
+    def make_builder(item: PromptItem, seed: int) -> CritiqueSelfPlayEnvGroupBuilder:
+        return CritiqueSelfPlayEnvGroupBuilder(
+            question=item.question,
+            answer=item.answer,
+            renderer=opened.renderer,
+            rules=rules,
+            judge=judge,
+            grader=is_correct,
+            num_agents=config.num_agents,
+            on_failure=config.on_failure,
+            votes_on_own=config.votes_on_own,
+            personas=config.personas,
+            seed=seed,
+        )
+
+    return make_training(plan, opened, make_builder, policy_refs=policy_refs)
