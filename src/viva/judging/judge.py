@@ -33,8 +33,7 @@ __all__ = ["JudgeError", "JudgeMode", "PolicySelfComparisonJudge"]
 JudgeMode = Literal["logprob", "verdict"]
 
 _TOP_K = 20
-"""How many of the next token's probabilities are asked for; tinker's limit. A label outside them counts as
-0."""
+"""How many of the next token's probabilities are asked for; tinker's limit. A label outside them counts as 0."""
 _HAS_ALTERNATIVES = hasattr(tinker.SampledSequence, "topk_logprobs")
 """Older SDKs cannot return alternatives for sampled tokens, only within the prompt."""
 

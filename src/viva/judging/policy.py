@@ -26,8 +26,8 @@ class SamplingClient(Protocol):
 class PolicyRef:
     """Holds the sampling client that judges now.
 
-    The training loop sets it: at every step for a judge that follows the policy, once for one that stays
-        what it was.
+    The training loop sets it: at every step for a judge that follows the policy, once for one that stays what it
+    was.
     """
 
     sampling_client: SamplingClient | None = None

@@ -1,9 +1,7 @@
 """Comparisons become rewards and figures about the judge: pure functions.
 
-The reward is win minus loss over matchups: a comparison's score counts for the agent shown as B and against
-    the one
-shown as A, and each agent's sum is divided by the number of its matchups. An invalid comparison counts for
-nobody.
+The reward is win minus loss over matchups: a comparison's score counts for the agent shown as B and against the one
+shown as A, and each agent's sum is divided by the number of its matchups. An invalid comparison counts for nobody.
 """
 
 import itertools
@@ -43,7 +41,7 @@ def pairs(agent_ids: Sequence[int], pattern: TournamentPattern) -> list[tuple[in
     """Who is compared with whom, as (shown first, shown second).
 
     ``ALL_PAIRS_BOTH_WAYS``: every ordered pair. ``ALL_PAIRS_ONE_WAY``: every pair once, in the order of the
-        ids given.
+    ids given.
 
     Raises:
         ValueError: If an id is given twice.
@@ -135,17 +133,15 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Figures about the judge; those without anything to count are left out.
 
     - ``judge/preference_A_rate``, ``judge/preference_B_rate``, ``judge/tie_rate``, ``judge/invalid_rate``:
-    shares of all
-      comparisons; they sum to 1.
-    - ``judge/position_bias``: share of the pairs judged in both orders whose verdict flips with the order:
-    the judge
-      preferred what it saw first both times, or second both times.
-    - ``judge/disagreement``: share of those pairs whose two verdicts are not the same in any way (also a
-    tie and a win). - ``judge/order_gap``: mean of half the absolute difference between their two scores, in
-    [0, 1]. - ``judge/off_set_mass``: mean probability of anything but a label (``logprob`` mode). -
-    ``judge/cyclic_triads``: share of triples of agents, all three pairs of them decided, in which a beats b
-    beats c
-      beats a.
+      shares of all comparisons; they sum to 1.
+    - ``judge/position_bias``: share of the pairs judged in both orders whose verdict flips with the order: the
+      judge preferred what it saw first both times, or second both times.
+    - ``judge/disagreement``: share of those pairs whose two verdicts are not the same in any way (also a tie and a
+      win).
+    - ``judge/order_gap``: mean of half the absolute difference between their two scores, in [0, 1].
+    - ``judge/off_set_mass``: mean probability of anything but a label (``logprob`` mode).
+    - ``judge/cyclic_triads``: share of triples of agents, all three pairs of them decided, in which a beats b beats
+      c beats a.
     """
     if not comparisons:
         return {}
@@ -203,9 +199,8 @@ def _cycles(comparisons: Sequence[Comparison]) -> dict[str, float]:
 def judge_accuracy(comparisons: Sequence[Comparison], correct: Mapping[int, bool]) -> dict[str, float]:
     """How often the judge is right where the truth is known; nothing if no pair has one right.
 
-    ``judge/accuracy``: over valid comparisons of a right and a wrong solution, the share that prefers the
-        right one, a tie
-    counting half.
+    ``judge/accuracy``: over valid comparisons of a right and a wrong solution, the share that prefers the right
+    one, a tie counting half.
     """
     points = [
         _POINTS[c.outcome] if correct[c.second] else 1.0 - _POINTS[c.outcome]

@@ -1,9 +1,8 @@
 """From a judge's reply to its verdict.
 
-Only what is marked as the verdict counts: the ``preference`` field of a JSON object, a ``<preference>``
-    tag, or a reply
-that is nothing but the label. Prose is never searched for letters: "A is worse; B is better" names no
-winner here.
+Only what is marked as the verdict counts: the ``preference`` field of a JSON object, a ``<preference>`` tag, or a
+reply that is nothing but the label. Prose is never searched for letters: "A is worse; B is better" names no winner
+here.
 """
 
 import re
