@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import tinker
+from tinker_cookbook.rl.types import EnvGroupBuilder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -85,6 +86,25 @@ async def test_questions_without_answers_cannot_be_graded(renderer):
         evaluator(renderer, items=[PromptItem(question="x")])
     with pytest.raises(ValueError, match="got 0, 0 without answer"):
         evaluator(renderer, items=[])
+
+
+@pytest.mark.parametrize("max_retries", [0, 3])
+async def test_test_conversations_are_played_again_as_often_as_said(max_retries):
+    class Broken(EnvGroupBuilder):
+        made = 0
+
+        async def make_envs(self):
+            Broken.made += 1
+            raise OSError("no container")
+
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            return []
+
+    evaluate = ConversationEvaluator(
+        make_builders=lambda: [Broken()], seed=0, max_tokens=4, max_retries=max_retries
+    )
+    metrics = await evaluate(None, 0)
+    assert (Broken.made, metrics["test/conversation/rollout/void"]) == (max_retries + 1, 1)
 
 
 async def test_conversation_metrics_get_their_prefix():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, StepResult
 
+from viva.rl.metrics import rollout_metrics
 from viva.rl.rollouts import FAILED, run_group, run_groups
 
 
@@ -172,6 +173,82 @@ async def test_envs_that_cannot_be_made_void_the_group():
     outcome = await run_group(builder, ScriptedPolicy(), max_retries=2)
     assert outcome.void_reason == "FileNotFoundError: no container"
     assert (outcome.retries, builder.cleaned, len(outcome.failures)) == (2, 3, 3)
+
+
+async def test_a_cleanup_that_raises_is_recorded_and_the_group_counts():
+    class Untidy(Builder):
+        async def cleanup(self):
+            await super().cleanup()
+            raise OSError("container gone")
+
+    builder = Untidy()
+    outcome = await run_group(builder, ScriptedPolicy())
+    assert outcome.group is not None
+    assert (outcome.retries, builder.cleaned) == (0, 1)
+    (failure,) = outcome.failures
+    assert (failure.seat, failure.error_type, failure.message) == (None, "OSError", "container gone")
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_abort_that_raises_voids_the_group_and_stops_the_peers(is_async):
+    class Deaf(TwoTurnEnv):
+        async def aborted(self, reason):
+            raise LookupError("no such seat")
+
+        def abort(self, reason):
+            if is_async:
+                return self.aborted(reason)
+            raise LookupError("no such seat")
+
+    plan = {(0, 0, 1, 1): RuntimeError("sampler down"), (0, 0, 0, 1): 1e6, (0, 0, 2, 0): 1e6}
+    builder = Builder(Deaf)
+    async with asyncio.timeout(5):
+        first, second = await run_groups([builder, Builder()], ScriptedPolicy(plan), max_retries=0)
+    assert first.group is None
+    assert first.void_reason == (
+        "seat 1 failed: RuntimeError: sampler down; its environment could not be told: LookupError: no such seat"
+    )
+    told = [(failure.seat, failure.turn, failure.error_type) for failure in first.failures]
+    assert told == [(1, 1, "RuntimeError"), (1, 1, "LookupError")]
+    assert (builder.cleaned, first.num_sampled_tokens) == (1, 6)
+    assert second.group is not None
+    assert len(asyncio.all_tasks()) == 1
+
+
+class CountedEnv(TwoTurnEnv):
+    """Measures its turns."""
+
+    async def step(self, action, *, extra=None):
+        result = await super().step(action, extra=extra)
+        result.metrics["parse/ok"] = float(self.turns == 1)
+        return result
+
+
+async def test_void_attempts_keep_what_their_turns_and_their_error_tell():
+    class UnreadableError(RuntimeError):
+        metrics = {"judge/invalid_rate": 1.0}  # noqa: RUF012 - read only
+
+    async def unreadable(trajectories, envs):
+        raise UnreadableError("no verdict")
+
+    outcome = await run_group(Builder(CountedEnv, rewards=unreadable), ScriptedPolicy(), max_retries=1)
+    metrics = rollout_metrics([outcome, await run_group(Builder(CountedEnv), ScriptedPolicy())])
+    assert (metrics["void/parse/ok"], metrics["void/judge/invalid_rate"]) == (0.5, 1.0)
+    assert len(outcome.void_metrics) == 2 * (3 * 2 + 1)
+    assert metrics["parse/ok"] == 0.5
+
+
+async def test_a_seat_that_failed_leaves_the_turns_of_its_peers_to_the_metrics_of_void_attempts():
+    plan = {(0, 0, 0, 0): RuntimeError("x")}
+    outcome = await run_group(Builder(CountedEnv), ScriptedPolicy(plan), max_retries=1)
+    assert outcome.group is not None  # played again
+    assert rollout_metrics([outcome])["void/parse/ok"] == 0.5
+    assert len(outcome.void_metrics) == 4
+
+
+async def test_groups_that_count_have_no_void_metrics():
+    outcome = await run_group(Builder(CountedEnv), ScriptedPolicy())
+    assert not [key for key in rollout_metrics([outcome]) if key.startswith("void/")]
 
 
 async def test_a_negative_number_of_retries_is_refused():
