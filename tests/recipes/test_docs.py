@@ -96,6 +96,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (line,) = [code for code in codes(PAGE) if code.startswith('{"query"')]
     (tmp_path / "prompts.jsonl").write_text(line + "\n")
     (tmp_path / "test.jsonl").write_text(line + "\n")
+    (tmp_path / "judge.txt").write_text("Prefer the odd one.")
     (makes_data,) = [block for block in blocks(PAGE, "python") if "save_to_disk" in block]
     exec(makes_data, {})
     return tmp_path
@@ -103,7 +104,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_command_of_the_page_is_a_run_that_could_start(data: Path) -> None:
     lines = "".join(blocks(PAGE, "bash")).replace("\\\n", " ").splitlines()
-    assert len(lines) == 6
+    assert len(lines) == 8
     sizes: list[tuple[int, int]] = []
     for line in lines:
         assert line.startswith(COMMAND)
@@ -111,7 +112,7 @@ def test_every_command_of_the_page_is_a_run_that_could_start(data: Path) -> None
         if config.hf_dataset_name != "openai/gsm8k":  # it would be fetched
             plan = make_plan(chz.replace(config, model_name="some/model", learning_rate=1e-4))
             sizes.append((len(plan.order.items), len(plan.test)))
-    assert sizes == [(1, 0), (2, 0), (1, 1), (15, 5), (1, 0)]
+    assert sizes == [(1, 0), (2, 0), (1, 1), (15, 5), (1, 0), (1, 0), (1, 0)]
 
 
 def test_the_example_with_scripted_agents_runs() -> None:
@@ -170,8 +171,8 @@ def larger_wins(prompt: str) -> dict[str, float]:
 
 
 @pytest.fixture
-def finished_run(tmp_path: Path) -> tuple[Path, ScriptedSamplingClient]:
-    """A run through the page's own function, with a judge's prompt of its own."""
+def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ScriptedSamplingClient]:
+    """A run with a judge's prompt of its own."""
     (example,) = [block for block in blocks(PAGE, "python") if "judge_prompt" in block]
     names: dict[str, typing.Any] = {}
     exec(example, names)
@@ -190,7 +191,7 @@ def finished_run(tmp_path: Path) -> tuple[Path, ScriptedSamplingClient]:
             sinks=(),
         )
 
-    names["open_run"] = open_run
+    monkeypatch.setattr("viva.recipes.loop.open_run", open_run)
     test_path = tmp_path / "test.jsonl"
     test_path.write_text('{"query": "Which agent is in the middle?", "answer": 1}\n')
     config = Config(
@@ -202,15 +203,18 @@ def finished_run(tmp_path: Path) -> tuple[Path, ScriptedSamplingClient]:
         max_steps=1,
         learning_rate=1e-4,
         tournament_pattern="all_pairs_both_ways",
+        judge_prompt="Prefer the odd one.",
         log_path=str(tmp_path / "run"),
     )
-    assert asyncio.run(names["run"](config, "Prefer the odd one.")) == 0
+    assert asyncio.run(names["run"](config)) == 0
     return tmp_path / "run", sampler
 
 
 def generic(metric: str) -> str:
     metric = re.sub(r"^agent_\d+/", "agent_<i>/", metric.removeprefix("test/conversation/"))
-    return re.sub(r"^rollout/errors/.*", "rollout/errors/<type>", metric)
+    return re.sub(
+        r"^void/.*", "void/<metric>", re.sub(r"^rollout/errors/.*", "rollout/errors/<type>", metric)
+    )
 
 
 def test_metrics_and_files_of_a_run_are_those_of_the_page(finished_run) -> None:
