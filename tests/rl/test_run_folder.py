@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -217,3 +218,18 @@ async def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones(tmp_path
     assert [path.name for path in (tmp_path / "state" / "weights").iterdir()] == ["000001"]
     folder.go_back_to(None, num_steps=9)
     assert (folder.checkpoints.all(), (tmp_path / "metrics.jsonl").read_text()) == ([], "")
+
+
+async def test_the_best_checkpoint_outlives_newer_ones_until_another_is_better(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    await save(checkpoints, tmp_path, [1], best=True)
+    await save(checkpoints, tmp_path, [2, 3, 4])
+    assert [(one.next_step, one.best) for one in checkpoints.all()] == [(1, True), (3, False), (4, False)]
+    assert Path(checkpoints.resolve(checkpoints.all()[0])).exists()
+    await save(checkpoints, tmp_path, [5], best=True)
+    best = checkpoints.best()
+    assert best is not None
+    assert best.next_step == 5
+    assert sum(one.best for one in checkpoints.all()) == 1
+    await save(checkpoints, tmp_path, [5], final=True)
+    assert [(one.next_step, one.best, one.final) for one in checkpoints.all()][-1] == (5, True, True)

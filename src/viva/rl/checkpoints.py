@@ -38,6 +38,8 @@ class Checkpoint:
     """See `environment`."""
     final: bool = False
     """Whether the run was complete."""
+    best: bool = False
+    """Whether the stop rule's metrics stood lowest here; kept however old it is."""
 
 
 def environment() -> dict[str, str]:
@@ -77,6 +79,10 @@ class Checkpoints:
         checkpoints = self.all()
         return checkpoints[-1] if checkpoints else None
 
+    def best(self) -> Checkpoint | None:
+        """The checkpoint that was marked as the best."""
+        return next((checkpoint for checkpoint in self.all() if checkpoint.best), None)
+
     def resolve(self, checkpoint: Checkpoint) -> str:
         """The state's path as the engine takes it."""
         return (
@@ -86,11 +92,18 @@ class Checkpoints:
         )
 
     async def save(
-        self, client: TrainingClient, *, next_step: int, log_sizes: Mapping[str, int], final: bool = False
+        self,
+        client: TrainingClient,
+        *,
+        next_step: int,
+        log_sizes: Mapping[str, int],
+        final: bool = False,
+        best: bool = False,
     ) -> Checkpoint:
         """Save the state, then add it to the index, then delete what is no longer kept.
 
-        If the state after these steps is saved already, only the index is brought up to date.
+        If the state after these steps is saved already, only the index is brought up to date. A best checkpoint takes
+        the mark from the one before.
         """
         others = [replace(other, final=False) for other in self.all() if other.next_step != next_step]
         checkpoint = next((other for other in self.all() if other.next_step == next_step), None)
@@ -104,9 +117,12 @@ class Checkpoints:
                 log_sizes=dict(log_sizes),
                 environment=environment(),
             )
-        checkpoint = replace(checkpoint, final=final)
-        dropped = others[: max(len(others) - (self.keep if final else self.keep - 1), 0)]
-        self._write([*others[len(dropped) :], checkpoint])
+        checkpoint = replace(checkpoint, final=final, best=best or checkpoint.best)
+        if checkpoint.best:
+            others = [replace(other, best=False) for other in others]
+        old = others[: max(len(others) - (self.keep if final else self.keep - 1), 0)]
+        dropped = [other for other in old if not other.best]
+        self._write([*(other for other in others if other not in dropped), checkpoint])
         for other in dropped:
             if not _is_uri(other.state_path):
                 shutil.rmtree(self.resolve(other), ignore_errors=True)
