@@ -1,4 +1,4 @@
-"""The ``viva`` command: train a recipe, report on a run, list the recipes.
+"""The ``viva`` command: train a recipe, report on a run, score it again, list the recipes, check a protocol.
 
 Nothing heavy is imported here; each command imports what it needs when it runs.
 """
@@ -30,7 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0, or 2 after a mistake in the arguments.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands: dict[str, Command] = {"train": _train, "report": _report, "recipes": _recipes}
+    commands: dict[str, Command] = {
+        "train": _train,
+        "report": _report,
+        "rescore": _rescore,
+        "recipes": _recipes,
+        "protocol": _protocol,
+    }
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         return _mistake(_unknown("command", arguments[0], list(commands)))
     options = _parser().parse_args(arguments)
@@ -77,8 +83,37 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="file to write (default: RUN/report.html)"
     )
+    rescore = commands.add_parser(
+        "rescore",
+        help="other rewards for stored conversations: viva rescore RUN preset=robust",
+        description="Score the stored conversations of a run of critique_self_play by other rules, without sampling, "
+        "and show how every reward changes and how it goes along with the truth. 'viva rescore RUN --help' lists the "
+        "options.",
+    )
+    rescore.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
+    rescore.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="rules to change")
     commands.add_parser("recipes", help="list the recipes and how to run them")
+    _add_protocol(commands.add_parser)
     return parser
+
+
+def _add_protocol(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    protocol = add_parser(
+        "protocol",
+        help="check a conversation protocol: viva protocol check TARGET",
+        description="Check a protocol without a model.",
+    )
+    actions = protocol.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="validate a protocol and play it with scripted agents",
+        description="Validate a protocol, play it with scripted agents (honest, silent, malformed, slow, failing), "
+        "and print who sees what and who earns what.",
+    )
+    check.add_argument(
+        "target", metavar="TARGET", help="critique, round_robin, module:ATTRIBUTE or path.py:ATTRIBUTE"
+    )
+    check.add_argument("--agents", metavar="N", type=int, default=3, help="number of agents (default: 3)")
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -103,9 +138,36 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _rescore(options: argparse.Namespace) -> int:
+    from viva.recipes.config import parse_options
+    from viva.report.rescore import RescoreOptions, rescore, rescore_text
+
+    rules = parse_options(RescoreOptions, options.options)
+    try:
+        result = rescore(options.run, rules)
+    except (ValueError, OSError) as error:
+        return _mistake(str(error))
+    sys.stdout.write(rescore_text(result))
+    return 0
+
+
 def _recipes(_options: argparse.Namespace) -> int:
     for name, summary in recipe_summaries().items():
         sys.stdout.write(f"{name}\n    {summary}\n    viva train {name} key=value ...\n")
+    return 0
+
+
+def _protocol(options: argparse.Namespace) -> int:
+    from viva.selfplay.check_report import check_protocol, find_protocol
+
+    try:
+        protocol = find_protocol(options.target, options.agents)
+        lines, problems = check_protocol(protocol, options.agents)
+    except ValueError as error:
+        return _mistake(str(error))
+    sys.stdout.write("\n".join(lines) + "\n")
+    if problems:
+        return _mistake("\n".join(["the protocol does not work:", *(f"- {problem}" for problem in problems)]))
     return 0
 
 

@@ -4,10 +4,13 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from viva.credit.review_rules import review_rules
 
 NUM_STEPS = 30
 
@@ -190,7 +193,7 @@ def critique_transcript(step: int, group: int, **changes: Any) -> dict[str, Any]
                 (1, 1, "A", -0.25),
             )
         ],
-        "preset": "robust",
+        "rules": asdict(review_rules("robust")),
         "scores": {
             "initial": {"0": 0.3125, "1": 0.25, "2": 0.75},
             "final": {"0": 0.828125, "1": 0.1875, "2": 0.78125},

@@ -134,7 +134,7 @@ def test_hostile_text_in_every_field_of_a_review_stays_text(
     make_run: MakeRun, critique_transcript: MakeLine
 ) -> None:
     evil = "".join(HOSTILE)
-    line = critique_transcript(0, 0, preset=evil)
+    line = critique_transcript(0, 0, rules={evil: evil})
     record = line["record"]
     for turn in record["turns"]:
         response = turn["response"]

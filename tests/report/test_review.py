@@ -72,7 +72,7 @@ def test_scores_errors_changes_and_every_stream_are_those_of_the_record(page: st
             ["agent 2", "0.75 ± 0.23", "0.78 ± 0.19", "+0.03", "✓ right → ✓ right", "0.77", "none", "0.00", "0.77"],
         ]
     ]  # fmt: skip
-    assert "Preset: robust." in page
+    assert "Rules: diag=mean, diag_credit=target, fit=joint," in page
 
 
 def test_rankings_are_a_matrix_of_voters_before_and_after(page: str) -> None:

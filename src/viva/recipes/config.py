@@ -104,7 +104,7 @@ class RecipeConfig:
         )
 
 
-ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
+ConfigT = TypeVar("ConfigT")
 
 _MISTAKES = (
     ConstructionException,
@@ -116,10 +116,10 @@ _MISTAKES = (
 
 
 def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> ConfigT:
-    """A recipe's options from its command line.
+    """Options from a command line.
 
     Args:
-        config_class: The recipe's ``Config``.
+        config_class: A class made with ``chz.chz``, such as a recipe's ``Config``.
         argv: ``key=value`` each; ``None`` for the process's.
 
     Raises:

@@ -1,13 +1,15 @@
 """What the report reads of a line of ``transcripts.jsonl``, with defaults for what an older file may lack."""
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
+from viva.conversation.records import Critique
 from viva.judging.ballots import Preference, Tie
 
 __all__ = [
     "RecordedComparison",
     "RecordedConversation",
-    "RecordedCritique",
     "RecordedFailure",
     "RecordedReply",
     "RecordedScores",
@@ -20,13 +22,6 @@ class _Recorded(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class RecordedCritique(_Recorded):
-    """What one agent said about the solution of another."""
-
-    target: int
-    text: str
-
-
 class RecordedReply(_Recorded):
     """What a reply was read into: the fields of all kinds of replies."""
 
@@ -37,7 +32,7 @@ class RecordedReply(_Recorded):
     """Of a revision: revise, defend or unstated."""
     preferences: tuple[Preference | Tie, ...] | None = None
     """Of a ranking; ``None`` if the reply is no ranking."""
-    critiques: tuple[RecordedCritique, ...] | None = None
+    critiques: tuple[Critique, ...] | None = None
     """``None`` if the reply is no critique."""
     dropped: dict[str, int] = {}
     """Number of votes or critiques that do not count, by cause."""
@@ -78,6 +73,7 @@ class RecordedComparison(_Recorded):
     text: str = ""
     probabilities: tuple[float, float, float] | None = None
     """p(A), p(B), p(Tie)."""
+    off_set_mass: float | None = None
 
 
 class RecordedScores(_Recorded):
@@ -93,12 +89,16 @@ class RecordedConversation(_Recorded):
     """A whole conversation with its judgement."""
 
     question: str
+    protocol: str = ""
+    """What kind of conversation it is; empty in older files."""
+    num_agents: int = 0
+    max_rounds: int = 0
     answer: str | None = None
     turns: tuple[RecordedTurn, ...] = ()
     failures: tuple[RecordedFailure, ...] = ()
     comparisons: tuple[RecordedComparison, ...] = ()
-    preset: str = ""
-    """How scores became rewards, where there is more than one way."""
+    rules: dict[str, Any] = {}
+    """How votes became rewards, where there is more than one way."""
     scores: RecordedScores = RecordedScores()
     streams: dict[int, dict[str, float | None]] = {}
     """Reward of every stream by agent id; ``None`` where an agent earned nothing that can be measured."""

@@ -28,10 +28,10 @@ def scores_html(record: RecordedConversation) -> str:
         shown = "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f'<tr><th scope="row">agent {agent}</th>{shown}</tr>')
     columns = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    preset = f" Preset: {escape(record.preset)}." if record.preset else ""
+    rules = ", ".join(f"{name}={value}" for name, value in sorted(record.rules.items()))
     return (
         '<h4>Scores and rewards</h4><p class="muted">V is the Bradley-Terry score of a solution in [0, 1], '
-        f"with one standard error.{preset}</p>"
+        f"with one standard error.{escape(f' Rules: {rules}.') if rules else ''}</p>"
         f'<div class="scroll"><table class="scores"><thead><tr><td></td>{columns}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

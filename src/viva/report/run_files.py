@@ -22,6 +22,7 @@ __all__ = [
     "Curves",
     "Run",
     "TranscriptEntry",
+    "iter_transcripts",
     "metric_series",
     "read_run",
     "read_series",
@@ -129,6 +130,21 @@ def read_transcript(run: Run, offset: int) -> Transcript:
     with path.open("rb") as file:
         file.seek(offset)
         return _transcript(str(path), _object(file.readline()))
+
+
+def iter_transcripts(run_dir: str | Path) -> Iterator[tuple[str, Transcript]]:
+    """Every transcript of a run and its place, one at a time; a torn last line is left out.
+
+    Raises:
+        ValueError: If the folder has no transcripts, or the file is damaged.
+    """
+    path = Path(run_dir) / TRANSCRIPTS_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"{str(run_dir)!r} has no {TRANSCRIPTS_FILE}. Give the folder of a run: what was its log_path."
+        )
+    for where, _, row in _lines(path, []):
+        yield where, _transcript(where, row)
 
 
 def _read_entries(path: Path, torn: list[str]) -> tuple[TranscriptEntry, ...]:

@@ -12,10 +12,9 @@ from tinker_cookbook.rl.types import Metrics
 from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Revision
 from viva.credit.review import ReviewScores, ReviewVotes, initial, revised
 from viva.judging.ballot_health import ballot_health
-from viva.judging.ballots import Ballots, Preference, pooled
 from viva.judging.comparison import Comparison
 from viva.judging.tournament import judge_health
-from viva.selfplay.truth import flips, rank_correlation, reward_truth_gap
+from viva.selfplay.truth import ballot_accuracy, flips, rank_correlation, reward_truth_gap
 
 __all__ = ["review_metrics"]
 
@@ -137,19 +136,7 @@ def _truth(
         "correct/best": sum(chosen) / len(chosen),
         "rank_correlation": rank_correlation(final, correct),
         "reward_truth_gap": reward_truth_gap(final, correct),
-        "judge/ranking/accuracy": _accuracy(votes.initial, correct_initial),
-        "judge/verdict/accuracy": _accuracy(votes.final, correct),
+        "judge/ranking/accuracy": ballot_accuracy(votes.initial, correct_initial),
+        "judge/verdict/accuracy": ballot_accuracy(votes.final, correct),
     }
     return {name: value for name, value in figures.items() if value is not None}
-
-
-def _accuracy(ballots: Ballots, correct: Mapping[int, bool]) -> float | None:
-    """Share of the votes on a right and a wrong solution that prefer the right one, a tie counting half."""
-    points: list[float] = []
-    for vote in pooled(ballots):
-        one, other = (vote.winner, vote.loser) if isinstance(vote, Preference) else (vote.first, vote.second)
-        if not (isinstance(one, int) and isinstance(other, int) and one in correct and other in correct):
-            continue
-        if correct[one] != correct[other]:
-            points.append(float(correct[one]) if isinstance(vote, Preference) else 0.5)
-    return math.fsum(points) / len(points) if points else None

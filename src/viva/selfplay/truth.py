@@ -3,7 +3,32 @@
 import math
 from collections.abc import Mapping
 
-__all__ = ["flips", "rank_correlation", "reward_truth_gap"]
+from viva.judging.ballots import Ballots, Preference, pooled
+
+__all__ = ["ballot_accuracy", "flips", "rank_correlation", "reward_truth_gap"]
+
+
+def ballot_accuracy(ballots: Ballots, correct: Mapping[int, bool]) -> float | None:
+    """Share of the votes on a right and a wrong solution that prefer the right one, a tie counting half.
+
+    Args:
+        ballots: Votes on agent ids; those on anything else are left out.
+        correct: By agent id.
+
+    Returns:
+        In [0, 1], or ``None`` if there is no such vote.
+
+    Raises:
+        ValueError: If a voter voted twice on a pair.
+    """
+    points: list[float] = []
+    for vote in pooled(ballots):
+        one, other = (vote.winner, vote.loser) if isinstance(vote, Preference) else (vote.first, vote.second)
+        if not (isinstance(one, int) and isinstance(other, int) and one in correct and other in correct):
+            continue
+        if correct[one] != correct[other]:
+            points.append(float(correct[one]) if isinstance(vote, Preference) else 0.5)
+    return math.fsum(points) / len(points) if points else None
 
 
 def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, dict[str, float]]:

@@ -1,0 +1,308 @@
+"""Scoring the stored conversations of a run by other rules, without sampling anything again.
+
+Ballots, critiques and comparisons are read back from the transcripts, scored as in training
+(`viva.credit.review.score_review`) by the run's own rules with what the options change in them, and set side by side
+with the rewards that were paid. One conversation is in memory at a time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+from pydantic import TypeAdapter, ValidationError
+
+from viva.conversation.records import Conversation
+from viva.credit.review import ReviewScores, ReviewVotes, score_review
+from viva.credit.review_rules import ReviewRules, review_rules
+from viva.judging.bradley_terry import BradleyTerryError
+from viva.judging.comparison import Comparison
+from viva.report.moments import Spread, WithinCorrelation
+from viva.report.recorded import RecordedConversation
+from viva.report.run_files import iter_transcripts
+from viva.report.stored import stored_comparisons, stored_conversation
+from viva.selfplay.critique import review_votes
+from viva.selfplay.truth import ballot_accuracy, reward_truth_gap
+
+__all__ = ["RescoreOptions", "Rescoring", "StreamChange", "rescore", "rescore_text"]
+
+_Rewards = Mapping[int, float | None]
+"""By agent."""
+
+_STREAMS = ("r_sol", "r_meta", "r_diag", "total")
+_RULES: TypeAdapter[ReviewRules] = TypeAdapter(ReviewRules)
+
+
+@chz.chz
+class RescoreOptions:
+    """Options of rescore; what is not given stays as it was in the run."""
+
+    preset: Literal["paper", "robust"] | None = chz.field(
+        default=None, doc="all choices of this preset, but for weights and prior_precision"
+    )
+    fit: Literal["separate", "joint"] | None = chz.field(
+        default=None, doc="initial and revised solutions each on a scale of their own, or on one"
+    )
+    meta: Literal["majority", "leave_one_out"] | None = chz.field(
+        default=None, doc="r_meta: agreement with all votes, or with those of the others"
+    )
+    diag: Literal["sum", "mean"] | None = chz.field(default=None, doc="r_diag over the targets of a critic")
+    noise_floor: float | None = chz.field(
+        default=None, doc="gains smaller than so many standard errors pay nothing"
+    )
+    identical: Literal["apart", "one_item"] | None = chz.field(
+        default=None, doc="solutions with the same words: two items, or one"
+    )
+    prior_precision: float | None = chz.field(default=None, doc="of the Bradley-Terry fit, above 0")
+    reward_weights: dict[str, float] | None = chz.field(
+        default=None, doc="weights of r_sol, r_meta and r_diag; those that are not named stay"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamChange:
+    """One reward before (as it was paid) and after. ``None``: nothing to compute it from."""
+
+    stream: str
+    means: tuple[float | None, float | None]
+    deviations: tuple[float | None, float | None]
+    agreement: float | None
+    """Correlation of old with new, within conversations."""
+    truth: tuple[float | None, float | None]
+    """Correlation of old and of new with the truth, within conversations; see `rescore_text`."""
+    num_graded: tuple[int, int]
+    """Rewards that the correlations with the truth rest on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescoring:
+    """What other rules would have paid."""
+
+    num_conversations: int
+    num_void: int
+    """Void conversations, which have no rewards."""
+    num_other: int
+    """Conversations that were not critique self-play."""
+    streams: tuple[StreamChange, ...]
+    gaps: dict[str, tuple[float | None, float | None]]
+    """Reward-truth gap of r_sol and total, old and new: mean over conversations with right and wrong solutions."""
+    num_gaps: int
+    """Of such conversations."""
+
+
+def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
+    """Score a run's conversations again.
+
+    Args:
+        run_dir: The run's folder (its ``log_path``).
+        options: The rules.
+
+    Raises:
+        ValueError: If the folder holds no conversation that can be scored, a stored value is damaged, an option is
+            out of range, a fit fails, or a joint fit has nothing that links the two rounds.
+    """
+    _changed(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
+    totals = _Totals()
+    num_void = num_other = 0
+    for where, transcript in iter_transcripts(run_dir):
+        record = transcript.record
+        if record is None or record.protocol != "critique_self_play":
+            num_other += 1
+        elif transcript.void or not record.streams:
+            num_void += 1
+        else:
+            try:
+                _add(totals, record, options)
+            except (ValueError, BradleyTerryError) as error:
+                raise ValueError(f"{where}: {error}") from error
+    if not totals.count:
+        raise ValueError(
+            f"{str(run_dir)!r} has no conversation to score again: {num_void} were void, and {num_other} not "
+            "critique self-play. Give the folder of a run of critique_self_play."
+        )
+    return Rescoring(
+        num_conversations=totals.count,
+        num_void=num_void,
+        num_other=num_other,
+        streams=tuple(change.result(name) for name, change in totals.streams.items()),
+        gaps={name: (old.mean, new.mean) for name, (old, new) in totals.gaps.items()},
+        num_gaps=totals.gaps["total"][0].count,
+    )
+
+
+def _add(totals: "_Totals", record: RecordedConversation, options: RescoreOptions) -> None:
+    rules = _rules(record, options)
+    conversation, judged = stored_conversation(record), stored_comparisons(record)
+    if rules.fit == "joint":
+        _require_links(conversation, judged)
+    votes = review_votes(conversation, judged)
+    totals.add(record, votes, score_review(votes, rules))
+
+
+def _rules(record: RecordedConversation, options: RescoreOptions) -> ReviewRules:
+    """The rules that the conversation was scored by, with what the options change."""
+    try:
+        stored = _RULES.validate_python(record.rules)
+    except ValidationError as error:
+        raise ValueError(f"the stored rules cannot be read: {error.errors()[0]['msg']}") from error
+    return _changed(stored, options)
+
+
+def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
+    chosen = stored
+    if options.preset is not None:
+        preset = review_rules(options.preset)
+        chosen = replace(preset, weights=stored.weights, prior_precision=stored.prior_precision)
+    changes: dict[str, Any] = {
+        name: value
+        for name, value in chz.asdict(options).items()
+        if value is not None and name not in ("preset", "reward_weights")
+    }
+    return replace(chosen, **changes, weights={**chosen.weights, **(options.reward_weights or {})})
+
+
+def _require_links(conversation: Conversation, judged: Mapping[int, Sequence[Comparison]]) -> None:
+    before, after = conversation.solutions("proposal"), conversation.solutions("revision")
+    changed = [agent for agent in after if before[agent].split() != after[agent].split()]
+    if changed and not judged and all(turn.segment != "comparison" for turn in conversation.turns):
+        raise ValueError(
+            "fit=joint needs comparisons of revised with initial solutions, and none are stored: a run by the paper "
+            "preset makes none. Without them nothing says how the two rounds compare, so no gain could be measured. "
+            "Add fit=separate for two scales, on which nobody gains where all improve alike."
+        )
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One reward over all conversations so far: old, new."""
+
+    spreads: tuple[Spread, Spread] = field(default_factory=lambda: (Spread(), Spread()))
+    agreement: WithinCorrelation = field(default_factory=WithinCorrelation)
+    truth: tuple[WithinCorrelation, WithinCorrelation] = field(
+        default_factory=lambda: (WithinCorrelation(), WithinCorrelation())
+    )
+
+    def add(self, old: _Rewards, new: _Rewards, truth: _Rewards) -> None:
+        for rewards, spread, correlation in zip((old, new), self.spreads, self.truth, strict=True):
+            for value in rewards.values():
+                if value is not None:
+                    spread.add(value)
+            correlation.add(_common(rewards, truth))
+        self.agreement.add(_common(old, new))
+
+    def result(self, stream: str) -> StreamChange:
+        old, new = self.spreads
+        return StreamChange(
+            stream=stream,
+            means=(old.mean, new.mean),
+            deviations=(old.deviation, new.deviation),
+            agreement=self.agreement.value,
+            truth=(self.truth[0].value, self.truth[1].value),
+            num_graded=(self.truth[0].count, self.truth[1].count),
+        )
+
+
+@dataclass(slots=True)
+class _Totals:
+    """All conversations so far."""
+
+    count: int = 0
+    streams: dict[str, _Stream] = field(default_factory=lambda: {name: _Stream() for name in _STREAMS})
+    gaps: dict[str, tuple[Spread, Spread]] = field(
+        default_factory=lambda: {name: (Spread(), Spread()) for name in ("r_sol", "total")}
+    )
+
+    def add(self, record: RecordedConversation, votes: ReviewVotes, scores: ReviewScores) -> None:
+        self.count += 1
+        truth = _truth(record, votes)
+        new: dict[str, _Rewards] = {
+            "r_sol": scores.r_sol,
+            "r_meta": scores.r_meta,
+            "r_diag": scores.r_diag,
+            "total": scores.totals,
+        }
+        for name, stream in self.streams.items():
+            old = {agent: rewards.get(name) for agent, rewards in record.streams.items()}
+            stream.add(old, new[name], truth.get(name, {}))
+        if record.correct:
+            paid = {
+                "r_sol": (record.scores.final, scores.r_sol),
+                "total": (record.rewards, scores.totals),
+            }
+            for name, spreads in self.gaps.items():
+                for rewards, spread in zip(paid[name], spreads, strict=True):
+                    gap = reward_truth_gap(rewards, record.correct)
+                    if gap is not None:
+                        spread.add(gap)
+
+
+def _truth(record: RecordedConversation, votes: ReviewVotes) -> dict[str, _Rewards]:
+    """What each reward should go along with, by stream and agent; nothing where no answer is known."""
+    after, before = record.correct, record.correct_initial
+    if after is None or before is None:
+        return {}
+    right = {agent: float(is_right) for agent, is_right in after.items()}
+    mended = {agent: float(not before[agent] and after[agent]) for agent in after.keys() & before.keys()}
+    return {
+        "r_sol": right,
+        "r_meta": {voter: ballot_accuracy({voter: own}, after) for voter, own in votes.final.items()},
+        "r_diag": {critic: _share(mended, targets) for critic, targets in votes.targets.items()},
+        "total": right,
+    }
+
+
+def _share(values: Mapping[int, float], agents: Sequence[int]) -> float | None:
+    known = [values[agent] for agent in agents if agent in values]
+    return sum(known) / len(known) if known else None
+
+
+def _common(one: _Rewards, other: _Rewards) -> list[tuple[float, float]]:
+    """Values of agents that have both, by agent."""
+    pairs = ((one[agent], other[agent]) for agent in sorted(one.keys() & other.keys()))
+    return [(x, y) for x, y in pairs if x is not None and y is not None]
+
+
+def rescore_text(result: Rescoring) -> str:
+    """The change of every reward as a table for the terminal, and what its columns mean."""
+    heads = ("", "mean", "", "spread", "", "old with", "truth", "")
+    rows = [
+        (
+            change.stream,
+            *(_number(value) for value in (*change.means, *change.deviations)),
+            *(_number(value, sign="+") for value in (change.agreement, *change.truth)),
+        )
+        for change in result.streams
+    ]
+    table = [heads, ("reward", "old", "new", "old", "new", "new", "old", "new"), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in table
+    ]
+    gaps = ""
+    if result.num_gaps:
+        shown = ", ".join(
+            f"{name} {_number(old)} old, {_number(new)} new" for name, (old, new) in result.gaps.items()
+        )
+        gaps = f"\nReward-truth gap over {result.num_gaps} conversations with right and wrong solutions: {shown}.\n"
+    graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in result.streams)
+    return (
+        f"{result.num_conversations} conversations ({result.num_void} void and {result.num_other} of another kind "
+        f"left out)\n\n{chr(10).join(line.rstrip() for line in lines)}\n{gaps}\n{_LEGEND}"
+        f"Rewards with a truth: {graded}.\n"
+    )
+
+
+_LEGEND = """\
+Correlations are within conversations: of values less their mean over the conversation's agents.
+Truth, where answers are known: for r_sol and total, whether the final solution is right; for r_meta, the share of
+the agent's votes between a right and a wrong solution that are right; for r_diag, the share of the critic's targets
+whose solution was wrong and became right.
+"""
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.3f}"
