@@ -1,0 +1,177 @@
+"""Dry runs of a protocol: scripted agents play it without a model, and it is told who saw and who earned what.
+
+Every case is played in virtual time: an agent that is slow gives way a number of times, and a conversation in which
+nothing moves any more is seen to hang.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from string import ascii_uppercase
+
+from viva.conversation.coordinator import MultiAgentCoordinator
+from viva.conversation.protocol import Protocol, Reading, Segment, View
+from viva.conversation.records import Conversation, ReplyStatus
+
+__all__ = ["DryRun", "Seen", "dry_runs", "scripted_reply"]
+
+_QUESTION = "What is 2 + 2?"
+_MALFORMED = '{"solution": "4", ]] <solution> Critique of : > Ranking: A >> \x00'
+
+Seen = tuple[str, int]
+"""Segment and agent of a turn that was shown."""
+_Act = Callable[[View, int], tuple[str | None, int]]
+"""From place and lane to the reply (``None``: the policy call fails) and how often the agent gives way before it;
+``""`` and other texts are replies, `_HONEST` stands for one that the segment's reader can read."""
+_HONEST = "\0honest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """What became of one case."""
+
+    case: str
+    """Who behaves how."""
+    conversation: Conversation
+    seen: dict[tuple[int, int], tuple[Seen, ...]]
+    """What was shown, by (round, agent)."""
+    is_void: bool
+    """Whether the failure rule takes all rewards."""
+    problems: tuple[str, ...]
+    """What went wrong that no protocol may do: code that raises, agents that wait for ever."""
+
+    def earners(self, protocol: Protocol) -> dict[str, dict[int, int]]:
+        """Number of readable turns that earn, by stream and agent."""
+        counts: dict[str, dict[int, int]] = {stream: {} for stream in protocol.streams}
+        failed = {failure.agent_id for failure in self.conversation.failures}
+        for turn in () if self.is_void else self.conversation.turns:
+            stream = protocol.rounds[turn.round_index].segments[turn.lane].stream
+            if stream is None or turn.agent_id in failed or turn.status is ReplyStatus.UNSTRUCTURED:
+                continue
+            counts[stream][turn.agent_id] = counts[stream].get(turn.agent_id, 0) + 1
+        return counts
+
+
+def scripted_reply(segment: Segment, view: View) -> str:
+    """A reply that the segment's reader reads best, of a few texts, JSON objects, rankings and critiques."""
+    ranks = {ReplyStatus.OK: 0, ReplyStatus.REPAIRED: 1, ReplyStatus.UNSTRUCTURED: 2}
+    return min(_candidates(view), key=lambda text: ranks[segment.read(text, view).status])
+
+
+def _candidates(view: View) -> Iterator[str]:
+    solution = f"Agent {view.agent_id} in round {view.round_index + 1}: 4."
+    yield solution
+    yield f"Revise: {solution}"
+    yield f'{{"reflection": "I counted.", "evaluation": "Fine.", "solution": "{solution}"}}'
+    letters = ascii_uppercase[: len(view.aliases)]
+    others = [letter for letter in letters if view.letters[letter] != view.agent_id]
+    yield "\n".join(f"Critique of {letter}: check the sum." for letter in others)
+    for ranked in (list(letters), others, ["A", "B"]):
+        yield f"Ranking: {' > '.join(ranked)}"
+
+
+class _Play:
+    """One case on one coordinator."""
+
+    def __init__(self, protocol: Protocol, num_agents: int, act: _Act) -> None:
+        self.protocol = protocol
+        self.coordinator = MultiAgentCoordinator(_QUESTION, num_agents, protocol)
+        self.act = act
+        self.seen: dict[tuple[int, int], tuple[Seen, ...]] = {}
+        self.problems: list[str] = []
+
+    async def run(self, patience: int) -> None:
+        """Play until all seats are done, or nothing has happened for too long."""
+        seats = self.protocol.seats(self.coordinator.num_agents)
+        tasks = [asyncio.create_task(self._seat(agent_id, lane)) for agent_id, lane in seats]
+        for _ in range(patience):
+            if all(task.done() for task in tasks):
+                break
+            await asyncio.sleep(0)
+        waiting = [seat for seat, task in zip(seats, tasks, strict=True) if not task.done()]
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        broken = [result for result in results if isinstance(result, Exception)]
+        self.problems += [f"{type(error).__name__}: {error}" for error in broken]
+        if waiting and not broken:
+            self.problems.append(f"seats (agent, lane) {waiting} wait for ever")
+
+    async def _seat(self, agent_id: int, lane: int) -> None:
+        coordinator = self.coordinator
+        while await coordinator.wait_for_turn(agent_id, lane) is not None:
+            view = coordinator.view(agent_id, lane)
+            prompt = self._prompt(view, lane)
+            text, latency = self.act(view, lane)
+            for _ in range(latency):
+                await asyncio.sleep(0)
+            if text is None:
+                await coordinator.fail(agent_id, "the policy call failed")
+                continue
+            reading = self._read(text, view, lane)
+            if not coordinator.is_out(agent_id, lane):
+                await coordinator.submit_response(
+                    agent_id, reading.response, lane=lane, prompt=prompt, text=text, status=reading.status
+                )
+
+    def _prompt(self, view: View, lane: int) -> str:
+        turns = self.coordinator.visible_turns(view.agent_id, lane)
+        self.seen[view.round_index, view.agent_id] = tuple(
+            (turn.segment, turn.agent_id)
+            for sight in self.protocol.rounds[view.round_index].sights
+            for turn in sight.select(turns, view)
+        )
+        return self.protocol.prompt(_QUESTION, turns, view, lane)
+
+    def _read(self, text: str, view: View, lane: int) -> Reading:
+        segment = self.protocol.rounds[view.round_index].segments[lane]
+        return segment.read(scripted_reply(segment, view) if text == _HONEST else text, view)
+
+
+def dry_runs(protocol: Protocol, num_agents: int) -> list[DryRun]:
+    """Play a protocol with scripted agents: all honest; one silent, malformed, slow, or failing in each round.
+
+    The agent that misbehaves is the last one. A slow agent must change nothing.
+
+    Raises:
+        ValueError: If the protocol has mistakes or cannot be played with so many agents.
+    """
+    odd = num_agents - 1
+    honest = _run(protocol, num_agents, "all honest", lambda view, lane: (_HONEST, 0))
+    runs = [honest]
+
+    def only_odd(text: str | None, round_index: int | None = None) -> _Act:
+        def act(view: View, lane: int) -> tuple[str | None, int]:
+            acts = view.agent_id == odd and round_index in (None, view.round_index)
+            return (text, 0) if acts else (_HONEST, 0)
+
+        return act
+
+    runs.append(_run(protocol, num_agents, f"agent {odd} silent", only_odd("")))
+    runs.append(_run(protocol, num_agents, f"agent {odd} malformed", only_odd(_MALFORMED)))
+    runs += [
+        _run(protocol, num_agents, f"agent {odd} fails in round {index + 1}", only_odd(None, index))
+        for index in range(len(protocol.rounds))
+    ]
+    slow = _run(
+        protocol,
+        num_agents,
+        f"agent {odd} slow",
+        lambda view, lane: (_HONEST, 9 * (view.agent_id == odd) + lane),
+    )
+    if slow.conversation != honest.conversation and not slow.problems:
+        slow = replace(slow, problems=("the conversation depends on who is fast",))
+    return [*runs, slow]
+
+
+def _run(protocol: Protocol, num_agents: int, case: str, act: _Act) -> DryRun:
+    play = _Play(protocol, num_agents, act)
+    num_turns = len(protocol.rounds) * len(protocol.seats(num_agents))
+    asyncio.run(play.run(patience=100 + 40 * num_turns))
+    return DryRun(
+        case=case,
+        conversation=play.coordinator.conversation,
+        seen=play.seen,
+        is_void=play.coordinator.num_agents_left < play.coordinator.min_agents,
+        problems=tuple(dict.fromkeys(play.problems)),
+    )
