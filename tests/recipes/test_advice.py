@@ -46,6 +46,7 @@ def test_an_error_of_the_judge_brings_its_figures_along():
 
 def test_a_run_with_random_weights_and_default_judge_says_why_nothing_is_learned(tmp_path, capsys):
     model = make_model(tmp_path / "model", "llama", names_labels=False)
+    capsys.readouterr()  # saving a model shows a bar
     options = {
         "model_name": model,
         "train_prompts": '["a", "b"]',
@@ -58,7 +59,8 @@ def test_a_run_with_random_weights_and_default_judge_says_why_nothing_is_learned
         "lora_rank": 2,
     }
     assert main([f"{name}={value}" for name, value in options.items()]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err == ""  # no bars of what is loaded, no warnings
     assert out.count("note: step 1 has conversations without a reward") == 1
     assert "Choose judge_max_off_set_mass=1.0" in out
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])

@@ -130,6 +130,50 @@ def test_a_key_in_the_environment_alone_stays_with_the_local_engine(tmp_path, mo
     assert type(service).__name__ == "LocalServiceClient"
 
 
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    """An empty cache of the hub, and a function that puts a model's configuration into it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def load(name, **config):
+        folder = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("0" * 40)
+        (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+        (folder / "snapshots" / ("0" * 40) / "config.json").write_text(json.dumps(config))
+
+    return load
+
+
+def test_what_was_loaded_from_the_hub_tells_its_context_window_and_rate(hub_cache):
+    assert context_window("someone/model") is None
+    hub_cache("someone/model", max_position_embeddings=2048, hidden_size=2000)
+    assert context_window("someone/model") == 2048
+    assert default_learning_rate("someone/model") == 5e-4
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_the_hub_is_asked_for_the_configuration_only_where_that_is_allowed(tmp_path, monkeypatch):
+    asked = []
+
+    def download(name, file):
+        asked.append((name, file))
+        if name == "someone/missing":
+            raise FileNotFoundError("no such model")
+        (tmp_path / "config.json").write_text('{"hidden_size": 2000}')
+        return str(tmp_path / "config.json")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(ValueError, match="no learning rate is known"):
+        default_learning_rate("someone/model")
+    assert asked == []
+    assert default_learning_rate("someone/model", may_fetch=True) == 5e-4
+    with pytest.raises(ValueError, match="no learning rate is known for someone/missing"):
+        default_learning_rate("someone/missing", may_fetch=True)
+    assert asked == [("someone/model", "config.json"), ("someone/missing", "config.json")]
+
+
+@pytest.mark.usefixtures("hub_cache")
 def test_the_context_window_is_read_from_a_local_model(tmp_path):
     assert context_window("Qwen/Qwen3-8B") is None
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 640}')

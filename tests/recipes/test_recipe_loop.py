@@ -1,0 +1,95 @@
+"""How a run ends: one exit code and one stream for each way."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+import tinker
+
+from viva.recipes import loop
+from viva.recipes.loop import run_recipe
+from viva.rl.train import AllGroupsFailedError
+
+TRAINING = SimpleNamespace(config=SimpleNamespace(update=SimpleNamespace(learning_rate=1e-4)))
+
+
+class Order(tuple):
+    """Three steps."""
+
+    groups_per_batch = 2
+    items = (1, 2)
+    num_passes = 1.5
+
+
+def raises(error):
+    def raise_it(*_):
+        raise error
+
+    return raise_it
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """Runs a recipe whose parts do what a test says; the exit code."""
+    plan = SimpleNamespace(
+        config=SimpleNamespace(model_name="m", engine="local"),
+        options=SimpleNamespace(log_path="runs/x"),
+        order=Order((0, 1, 2)),
+        test=(),
+        summary="3 agents x 5 rounds",
+    )
+
+    async def end(*, make_plan=None, open_run=None, train=None, received=None):
+        async def opened(options):
+            return (open_run or (lambda _: SimpleNamespace()))(options)
+
+        async def built(plan, opened):
+            return TRAINING
+
+        async def trained(training):
+            return (train or (lambda _: True))(training)
+
+        def finished(options, opened, training, *, is_complete):
+            return 0 if is_complete else 128 + received
+
+        monkeypatch.setattr(loop, "open_run", opened)
+        monkeypatch.setattr(loop, "train", trained)
+        monkeypatch.setattr(loop, "finish_run", finished)
+        return await run_recipe(make_plan or (lambda: plan), built)
+
+    return end
+
+
+async def test_a_complete_run_ends_with_0_and_introduces_itself(ends, capsys):
+    assert await ends() == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert told.out.startswith("m: 3 steps of 2 conversations, 3 agents x 5 rounds; 2 prompts (1.5 passes)")
+
+
+@pytest.mark.parametrize("error", [ValueError("seed is wrong"), OSError("seed is wrong")])
+async def test_a_mistake_in_the_options_ends_with_2_on_the_error_stream(ends, capsys, error):
+    assert await ends(make_plan=raises(error)) == 2
+    assert capsys.readouterr() == ("", "error: seed is wrong\n")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no such model"), OSError("no such model"), tinker.TinkerError("no such model")]
+)
+async def test_an_engine_that_cannot_be_opened_ends_with_2_on_the_error_stream(ends, capsys, error):
+    assert await ends(open_run=raises(error)) == 2
+    assert capsys.readouterr() == ("", "error: no such model\n")
+
+
+async def test_a_run_that_failed_ends_with_1_on_the_error_stream(ends, capsys):
+    assert await ends(train=raises(AllGroupsFailedError("all groups failed"))) == 1
+    assert capsys.readouterr().err == "error: all groups failed\n"
+
+
+async def test_a_run_that_was_stopped_ends_with_128_and_the_signal(ends):
+    assert await ends(train=lambda _: False, received=signal.SIGTERM) == 143
+
+
+async def test_an_error_of_the_program_itself_is_not_hidden(ends):
+    with pytest.raises(ZeroDivisionError):
+        await ends(train=raises(ZeroDivisionError()))
