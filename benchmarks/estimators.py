@@ -53,7 +53,9 @@ def arms(strategies: tuple[str, ...]) -> list[Arm]:
         arm("token_tis", Baseline.STRATUM),
         arm("token_tis", Baseline.PROMPT_UNION),
         arm("token_tis", Baseline.WEIGHTED),
+        arm("shaped", Baseline.STRATUM),
         arm("shaped", Baseline.PROMPT_UNION),
+        arm("shaped", Baseline.WEIGHTED),
         arm("none", Baseline.STRATUM),
         arm("none", Baseline.PROMPT_UNION),
         arm("positives"),
@@ -68,7 +70,7 @@ def arms(strategies: tuple[str, ...]) -> list[Arm]:
             arm("distill", label="`distill` (return)", teacher="hint", horizon="return"),
         ]
     else:  # without a second stratum a union is the stratum
-        rows = [row for row in rows if row.baseline is not Baseline.PROMPT_UNION or "shaped" in row.label]
+        rows = [row for row in rows if row.baseline is not Baseline.PROMPT_UNION]
     ppo = arm("importance_sampling", Baseline.STRATUM)
     return [*rows, Arm(**{**vars(ppo), "label": "PPO clip on the whole ratio, stratum", "ppo_clip": True})]
 

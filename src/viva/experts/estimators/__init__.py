@@ -1,7 +1,5 @@
 """Estimators of expert iteration, one file each, and the registry that finds them by name."""
 
-from dataclasses import MISSING, fields
-
 from viva.experts.estimators.apply import Estimate, choose_baseline, estimate
 from viva.experts.estimators.balance import Balance
 from viva.experts.estimators.base import (
@@ -17,6 +15,7 @@ from viva.experts.estimators.distill import Distill
 from viva.experts.estimators.importance_sampling import ImportanceSampling
 from viva.experts.estimators.none import NoCorrection
 from viva.experts.estimators.positives import Positives
+from viva.experts.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS, make_estimator
 from viva.experts.estimators.seq_is import SequenceIS
 from viva.experts.estimators.seq_tis import SequenceTIS
 from viva.experts.estimators.shaped import Shaped
@@ -46,41 +45,3 @@ __all__ = [
     "make_estimator",
     "total_context_gap",
 ]
-
-ESTIMATORS: dict[str, type[Estimator]] = {
-    each.name: each
-    for each in (
-        ImportanceSampling,
-        TokenTIS,
-        Balance,
-        NoCorrection,
-        Positives,
-        Shaped,
-        SequenceTIS,
-        SequenceIS,
-        Distill,
-    )
-}
-"""Every estimator by name."""
-
-DEFAULT_ESTIMATOR = TokenTIS.name
-"""Chosen from the tables in docs/estimators.md."""
-
-
-def make_estimator(name: str, **options: float | str | bool) -> Estimator:
-    """An estimator by name, with its own options (``token_tis`` has ``cap``, and so on).
-
-    Raises:
-        ValueError: If there is no such estimator, if it has no such option, or if a value makes no sense for it.
-    """
-    if name not in ESTIMATORS:
-        raise ValueError(f"there is no estimator {name!r}; choose from {', '.join(ESTIMATORS)}")
-    kind = ESTIMATORS[name]
-    known = {each.name: each for each in fields(kind)}
-    if unknown := sorted(set(options) - set(known)):
-        has = f"has the options {', '.join(known)}" if known else "has no options"
-        raise ValueError(f"{name} has no option {unknown[0]!r}; it {has}")
-    required = {key for key, each in known.items() if each.default is MISSING}
-    if missing := sorted(required - set(options)):
-        raise ValueError(f"{name} needs the option {missing[0]!r}; see its documentation")
-    return kind(**options)

@@ -186,9 +186,9 @@ class Estimator:
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]
     is_unbiased: ClassVar[bool]
-    """Whether the expected first update is the gradient of expected reward under x_train, whatever the context gap, for
-    every baseline the estimator allows and up to one positive factor (the centring's ``1 - 1/n``). Later updates on
-    the same batch add staleness, which the token-wise loss corrects token by token only."""
+    """Whether the expected first update is the gradient of expected reward under x_train, whatever the context gap,
+    with any constant as baseline. Later updates on the same batch add staleness, which the token-wise loss corrects
+    token by token only."""
     baselines: ClassVar[tuple[Baseline, ...]]
     """Those allowed; the first is the default."""
     combines_strategies: ClassVar[bool] = False

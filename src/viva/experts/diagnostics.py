@@ -1,0 +1,280 @@
+"""What the estimates of one batch are worth, per strategy; a guard, and a recommendation.
+
+All figures are computed from samples and estimates alone, so a stored batch can be diagnosed again under every
+estimator without sampling.
+
+Legend: ``_N`` samples of a batch, ``_T`` tokens of a completion. Logprobs are in nats.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+
+from viva.experts.estimators.apply import Estimate
+from viva.experts.estimators.base import FloatArray, Sample, context_gap
+from viva.experts.estimators.registry import DEFAULT_ESTIMATOR, make_estimator
+
+__all__ = [
+    "QUANTILES",
+    "Diagnostics",
+    "Recommendation",
+    "StrategyDiagnostics",
+    "check_diagnostics",
+    "diagnose",
+    "effective_sample_size",
+    "recommend",
+]
+
+QUANTILES = (0.05, 0.5, 0.95)
+
+LIVING_SHARE = 0.1
+"""Mean ``balance`` weight of a strategy below which its samples are as good as not drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyDiagnostics:
+    """One strategy's part of a batch. Shares and rates are of samples unless tokens are named.
+
+    ``None`` where a figure needs a scoring pass that was not made, or has no samples.
+    """
+
+    num_samples: int
+    """n_s."""
+    num_tokens: int
+    reward_mean: float
+    zero_advantage_share: float
+    finish_rate: float
+    clipped_share: float
+    """Of tokens."""
+    weight_mean: float | None
+    """Mean effective weight per token: far below 1, the strategy's samples count for nothing."""
+    effective_sample_size: float | None
+    """``(sum w)^2 / (n sum w^2)`` over tokens, between 0 and 1."""
+    largest_weight_share: float | None
+    """Share of the heaviest sample in the strategy's summed weight."""
+    total_gap_mean: float | None
+    """Mean of ``log W = log p_old(y | x_train) - log q(y | x_sample)``: minus the divergence of q from the policy."""
+    total_gap_quantiles: tuple[float, ...] | None
+    """`QUANTILES` of ``log W``."""
+    token_gap_mean: float | None
+    token_gap_quantiles: tuple[float, ...] | None
+    """`QUANTILES` of ``l_t``."""
+    hint_reliance: float | None
+    """Mean ``l_t`` over samples with positive advantage: how much less likely the policy finds a token of what it is
+    about to learn once the hint is gone."""
+    self_check: float | None
+    """Mean ``|l_t|`` of on-policy samples that were scored as well. It should be 0 up to rounding; else template,
+    temperature or alignment are wrong."""
+
+    def metrics(self) -> dict[str, float]:
+        """Flat figures; quantiles as ``total_gap_p05`` and so on, unknown ones left out."""
+        flat: dict[str, float] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, tuple):
+                name = each.name.removesuffix("_quantiles")
+                flat |= {
+                    f"{name}_p{round(100 * q):02d}": number
+                    for q, number in zip(QUANTILES, value, strict=True)
+                }
+            elif value is not None:
+                flat[each.name] = value
+        return flat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnostics:
+    """All strategies of a batch, by name, in the order of the names."""
+
+    strategies: dict[str, StrategyDiagnostics]
+
+    def metrics(self) -> dict[str, float]:
+        """``experts/<strategy>/<figure>``."""
+        return {
+            f"experts/{strategy}/{name}": value
+            for strategy, figures in self.strategies.items()
+            for name, value in figures.metrics().items()
+        }
+
+
+def effective_sample_size(weights: FloatArray) -> float:
+    """``(sum w)^2 / (n sum w^2)`` (Kish 1965): 1 for equal weights, 1/n for a single one, 0 when all are 0."""
+    if not weights.size or not weights.max() > 0:
+        return 0.0
+    scaled = weights / weights.max()
+    return float(scaled.sum() ** 2 / (scaled.size * np.square(scaled).sum()))
+
+
+def diagnose(samples_N: Sequence[Sample], estimates_N: Sequence[Estimate]) -> Diagnostics:
+    """Figures of every strategy that has samples.
+
+    Raises:
+        ValueError: If there is not one estimate per sample.
+    """
+    if len(samples_N) != len(estimates_N):
+        raise ValueError(
+            f"diagnose needs one estimate per sample; got {len(estimates_N)} for {len(samples_N)} samples"
+        )
+    pairs = list(zip(samples_N, estimates_N, strict=True))
+    return Diagnostics(
+        strategies={
+            strategy: _diagnose_strategy([pair for pair in pairs if pair[0].strategy == strategy])
+            for strategy in sorted({sample.strategy for sample in samples_N})
+        }
+    )
+
+
+def _diagnose_strategy(pairs: Sequence[tuple[Sample, Estimate]]) -> StrategyDiagnostics:
+    samples_N = [sample for sample, _ in pairs]
+    clipped = np.concatenate([estimate.clipped_T for _, estimate in pairs])
+    weights, largest = _weights([estimate for _, estimate in pairs])
+    gaps_N = (
+        None if any(sample.old_T is None for sample in samples_N) else [context_gap(s) for s in samples_N]
+    )
+    totals = None if gaps_N is None else np.array([gap_T.sum() for gap_T in gaps_N])
+    tokens = None if gaps_N is None else np.concatenate(gaps_N)
+    learnt = [s for s, estimate in pairs if estimate.advantage > 0] if gaps_N is not None else []
+    scored_twice = [s for s in samples_N if s.on_policy and s.old_logprobs_T is not None]
+    return StrategyDiagnostics(
+        num_samples=len(pairs),
+        num_tokens=int(clipped.size),
+        reward_mean=math.fsum(sample.reward for sample in samples_N) / len(pairs),
+        zero_advantage_share=sum(not estimate.advantages_T.any() for _, estimate in pairs) / len(pairs),
+        finish_rate=sum(sample.finished for sample in samples_N) / len(pairs),
+        clipped_share=float(clipped.mean()) if clipped.size else 0.0,
+        weight_mean=None if weights is None else _mean(weights),
+        effective_sample_size=None if weights is None else effective_sample_size(weights),
+        largest_weight_share=largest,
+        total_gap_mean=None if totals is None else _mean(totals),
+        total_gap_quantiles=None if totals is None else _quantiles(totals),
+        token_gap_mean=None if tokens is None else _mean(tokens),
+        token_gap_quantiles=None if tokens is None else _quantiles(tokens),
+        hint_reliance=_mean(np.concatenate([context_gap(s) for s in learnt])) if learnt else None,
+        self_check=_mean(np.abs(np.concatenate([context_gap(s) for s in scored_twice])))
+        if scored_twice
+        else None,
+    )
+
+
+def _weights(estimates_N: Sequence[Estimate]) -> tuple[FloatArray | None, float | None]:
+    """All tokens' weights, and the heaviest sample's share; ``None`` where they are unknown."""
+    known_N = [estimate.weights_T for estimate in estimates_N if estimate.weights_T is not None]
+    if len(known_N) < len(estimates_N):
+        return None, None
+    sums = np.array([weights_T.sum() for weights_T in known_N])
+    return np.concatenate(known_N), float(sums.max() / sums.sum()) if sums.sum() > 0 else None
+
+
+def _mean(values: FloatArray) -> float | None:
+    return float(values.mean()) if values.size else None
+
+
+def _quantiles(values: FloatArray) -> tuple[float, ...] | None:
+    return tuple(float(each) for each in np.quantile(values, QUANTILES)) if values.size else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """An estimator's name, and why."""
+
+    estimator: str
+    reason: str
+
+
+def recommend(samples_N: Sequence[Sample]) -> Recommendation:
+    """The estimator for the regime these samples are in, from the tables of docs/estimators.md.
+
+    ``importance_sampling`` where nothing was swapped; ``balance`` where there are on-policy samples, every completion
+    was scored under every context of its prompt, and the swapped samples still carry weight there; else the default.
+    """
+    swapped = [sample for sample in samples_N if not sample.on_policy]
+    if not swapped:
+        return Recommendation(
+            estimator="importance_sampling", reason="all samples were drawn under the training context"
+        )
+    balance = make_estimator("balance")
+    try:
+        balance.check(samples_N)
+    except ValueError as missing:
+        return Recommendation(
+            estimator=DEFAULT_ESTIMATOR, reason=f"what balance needs is not there: {missing}"
+        )
+    weights_N = balance.weights(samples_N)
+    shares = {
+        strategy: _strategy_weight(samples_N, [each.weights_T for each in weights_N], strategy)
+        for strategy in sorted({sample.strategy for sample in swapped})
+    }
+    faint = {strategy: share for strategy, share in shares.items() if share < LIVING_SHARE}
+    if faint or len(swapped) == len(samples_N):
+        why = (
+            f"under balance {_listed(faint)} would count for next to nothing"
+            if faint
+            else "there are no on-policy samples to bound balance's weights"
+        )
+        return Recommendation(estimator=DEFAULT_ESTIMATOR, reason=why)
+    return Recommendation(
+        estimator="balance", reason=f"it is unbiased, and {_listed(shares)} still count under it"
+    )
+
+
+def _strategy_weight(samples_N: Sequence[Sample], weights_N: Sequence[FloatArray], strategy: str) -> float:
+    own = [
+        float(weights_T[0])
+        for sample, weights_T in zip(samples_N, weights_N, strict=True)
+        if sample.strategy == strategy and weights_T.size
+    ]
+    return math.fsum(own) / len(own) if own else 0.0
+
+
+def _listed(shares: dict[str, float]) -> str:
+    return ", ".join(
+        f"samples of {strategy!r} (mean weight {share:.2g})" for strategy, share in shares.items()
+    )
+
+
+def check_diagnostics(
+    diagnostics: Diagnostics,
+    *,
+    estimator: str,
+    recommendation: Recommendation,
+    minimum: float = 0.1,
+    action: Literal["warn", "raise"] = "warn",
+) -> list[str]:
+    """Texts about strategies whose samples an estimator wastes: few carry the weight, or all carry next to none.
+
+    Args:
+        diagnostics: Of one batch.
+        estimator: Name of the estimator that made the estimates.
+        recommendation: What to use instead, from `recommend`.
+        minimum: Lowest effective sample size (of 1) and lowest mean weight that pass; 0 lets everything pass.
+        action: ``warn`` returns the texts, for the caller to log.
+
+    Raises:
+        ValueError: With all texts if there are any and `action` is ``raise``; if `minimum` is not in [0, 1].
+    """
+    if not 0 <= minimum <= 1:
+        raise ValueError(f"the minimum effective sample size is a share between 0 and 1; got {minimum}")
+    if recommendation.estimator == estimator:
+        advice = "draw more samples under the training context, or weaken the hint"
+    else:
+        advice = f"use {recommendation.estimator} ({recommendation.reason})"
+    texts: list[str] = []
+    for strategy, figures in diagnostics.strategies.items():
+        if figures.effective_sample_size is None or figures.weight_mean is None:
+            continue
+        if figures.effective_sample_size < minimum:
+            texts.append(
+                f"strategy {strategy!r}: the effective sample size under {estimator} is "
+                f"{figures.effective_sample_size:.2g} of 1, below {minimum}; {advice}"
+            )
+        elif figures.weight_mean < minimum:
+            texts.append(
+                f"strategy {strategy!r}: its samples weigh {figures.weight_mean:.2g} on average under {estimator}, "
+                f"below {minimum}; {advice}"
+            )
+    if texts and action == "raise":
+        raise ValueError("; ".join(texts))
+    return texts
