@@ -287,7 +287,7 @@ def rescore_text(result: Rescoring) -> str:
         shown = ", ".join(
             f"{name} {_number(old)} old, {_number(new)} new" for name, (old, new) in result.gaps.items()
         )
-        gaps = f"\nReward-truth gap over {result.num_gaps} conversations with right and wrong solutions: {shown}.\n"
+        gaps = f"\nReward-truth gap over {result.num_gaps} conversations with right and wrong solutions:\n  {shown}\n"
     graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in result.streams)
     return (
         f"{result.num_conversations} conversations ({result.num_void} void and {result.num_other} of another kind "

@@ -1,0 +1,271 @@
+"""Other rewards for stored conversations: exactly those that a run by the other rules would have paid."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import viva.cli
+from viva.credit.review_rules import review_rules
+from viva.judging.comparison import VERDICT_PREFIX
+from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.policy import PolicyRef
+from viva.report.rescore import RescoreOptions, Rescoring, rescore, rescore_text
+from viva.rl.completer import Policy
+from viva.rl.rollouts import run_group
+from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.testing import ScriptedSamplingClient, tiny_renderer
+
+RENDERER = tiny_renderer()
+NUM_CONVERSATIONS = 6
+STREAMS = ("r_sol", "r_meta", "r_diag", "total")
+
+MakeRun = Callable[..., Path]
+
+
+def script(prompt: str, call: int) -> str:
+    """Agents that say something different to every prompt, and the same to the same one."""
+    noise = random.Random(prompt)
+    shown = re.findall(r"^Solution ([A-Z]):$", prompt, re.M)
+    own = re.search(r"Solution ([A-Z]) is yours", prompt)
+    others = [letter for letter in shown if own is None or letter != own[1]]
+    noise.shuffle(others)
+    if "Check and rank" in prompt:
+        signs = [noise.choice(">>=") for _ in others[1:]]
+        ranking = "".join(f"{letter} {sign} " for letter, sign in zip(others, [*signs, ""], strict=True))
+        return f"Ranking: {ranking}" if noise.random() < 0.9 else "I cannot say."
+    if "Criticise" in prompt:
+        return "\n".join(f"Critique of {letter}: add again." for letter in others[: noise.randint(0, 3)])
+    if "Revise or defend" in prompt:
+        mine = re.findall(r"^Your solution:\n> (\d)", prompt, re.M)[0]
+        return f"Defend: {mine}" if noise.random() < 0.3 else f"Revise: {noise.randint(1, 3)}"
+    return str(noise.randint(1, 3))
+
+
+def next_token(prompt: str) -> dict[str, float]:
+    if not prompt.endswith(VERDICT_PREFIX):
+        return {}
+    noise = random.Random(prompt)
+    return {"A": noise.random() / 2, "B": noise.random() / 2, "T": 0.01}
+
+
+def play(question: str, seed: int, preset: str, *, agents_compare: bool) -> dict[str, Any]:
+    client = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=next_token)
+    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER)
+    builder = CritiqueSelfPlayEnvGroupBuilder(
+        question=question,
+        renderer=RENDERER,
+        rules=review_rules(preset),
+        judge=None if agents_compare else judge,
+        answer="1",
+        grader=lambda solution, answer: solution.strip() == answer,
+        seed=seed,
+    )
+    asyncio.run(run_group(builder, Policy(sampler=client, seed=0, max_tokens=400)))
+    record = builder.record()
+    assert record is not None
+    return record
+
+
+@pytest.fixture
+def make_review_run(tmp_path: Path) -> MakeRun:
+    """Writes the transcripts of a few conversations, played as by a run with a preset."""
+
+    def make(preset: str, *, agents_compare: bool = False, extra: list[dict[str, Any]] | None = None) -> Path:
+        lines = [
+            {"step": number // 2, "group": number % 2, "void": False, "record": record}
+            for number in range(NUM_CONVERSATIONS)
+            for record in [play(f"What is 1 * {number}?", number, preset, agents_compare=agents_compare)]
+        ]
+        folder = tmp_path / f"{preset}-{agents_compare}"
+        folder.mkdir()
+        text = "".join(json.dumps(line) + "\n" for line in [*lines, *(extra or [])])
+        (folder / "transcripts.jsonl").write_text(text)
+        return folder
+
+    return make
+
+
+def by_stream(result: Rescoring) -> dict[str, Any]:
+    return {change.stream: change for change in result.streams}
+
+
+@pytest.mark.parametrize(
+    ("preset", "agents_compare"), [("paper", False), ("robust", False), ("robust", True)]
+)
+def test_the_runs_own_rules_give_the_rewards_that_were_paid(
+    make_review_run: MakeRun, preset: str, agents_compare: bool
+) -> None:
+    result = rescore(make_review_run(preset, agents_compare=agents_compare), RescoreOptions())
+    assert result.num_conversations == NUM_CONVERSATIONS
+    assert tuple(by_stream(result)) == STREAMS
+    for change in result.streams:
+        assert change.means[0] == change.means[1]
+        assert change.deviations[0] == change.deviations[1]
+        assert change.truth[0] == change.truth[1]
+        assert change.agreement is None or change.agreement == pytest.approx(1.0)
+    assert all(old == new for old, new in result.gaps.values())
+
+
+def test_another_preset_gives_what_a_run_by_it_would_have_paid(make_review_run: MakeRun) -> None:
+    changed = rescore(make_review_run("robust"), RescoreOptions(preset="paper"))
+    run_by_it = rescore(make_review_run("paper"), RescoreOptions())
+    for stream in STREAMS:
+        one, other = by_stream(changed)[stream], by_stream(run_by_it)[stream]
+        assert (one.means[1], one.deviations[1], one.truth[1]) == (
+            other.means[0], other.deviations[0], other.truth[0],
+        )  # fmt: skip
+        assert one.means[0] != one.means[1]
+    assert {name: gaps[1] for name, gaps in changed.gaps.items()} == {
+        name: gaps[0] for name, gaps in run_by_it.gaps.items()
+    }
+    assert changed.num_gaps > 0
+
+
+def test_figures_of_the_old_rewards_are_those_of_the_transcripts(make_review_run: MakeRun) -> None:
+    folder = make_review_run("robust")
+    records = [json.loads(line)["record"] for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+    totals = [total for record in records for total in record["rewards"].values()]
+    pairs = [
+        (
+            record["rewards"][a] - sum(record["rewards"].values()) / 4,
+            right - sum(record["correct"].values()) / 4,
+        )
+        for record in records
+        for a, right in record["correct"].items()
+    ]
+    expected = (
+        sum(x * y for x, y in pairs) / (sum(x * x for x, _ in pairs) * sum(y * y for _, y in pairs)) ** 0.5
+    )
+    total = by_stream(rescore(folder, RescoreOptions(noise_floor=0.0)))["total"]
+    assert total.means[0] == pytest.approx(sum(totals) / len(totals))
+    assert total.truth[0] == pytest.approx(expected)
+    assert total.num_graded == (len(pairs), len(pairs))
+
+
+def test_weights_that_are_not_named_stay(make_review_run: MakeRun) -> None:
+    result = by_stream(rescore(make_review_run("robust"), RescoreOptions(reward_weights={"r_diag": 0.0})))
+    assert [result[stream].means[0] for stream in STREAMS[:3]] == [result[s].means[1] for s in STREAMS[:3]]
+    num_agents = 4 * NUM_CONVERSATIONS
+    gone = 2 * result["r_diag"].means[0]
+    assert result["total"].means[0] - result["total"].means[1] == pytest.approx(gone, abs=1e-12 * num_agents)
+
+
+def test_a_joint_fit_of_a_run_without_comparisons_is_refused_and_a_separate_one_is_not(
+    make_review_run: MakeRun,
+) -> None:
+    folder = make_review_run("paper")
+    with pytest.raises(
+        ValueError, match=r"transcripts\.jsonl:3: fit=joint needs comparisons .* Add fit=separate"
+    ):
+        rescore(folder, RescoreOptions(preset="robust"))
+    result = rescore(folder, RescoreOptions(preset="robust", fit="separate"))
+    assert by_stream(result)["r_meta"].means[0] != by_stream(result)["r_meta"].means[1]
+
+
+def test_void_and_other_conversations_and_a_torn_line_are_left_out(
+    make_review_run: MakeRun, transcript: Callable[..., dict[str, Any]]
+) -> None:
+    void = {
+        "step": 3,
+        "group": 0,
+        "void": True,
+        "void_reason": "x",
+        "record": play("0", 0, "paper", agents_compare=False),
+    }
+    folder = make_review_run("paper", extra=[void, transcript(3, 1), {"step": 3, "group": 2}])
+    with (folder / "transcripts.jsonl").open("a") as file:
+        file.write('{"step": 4, "gro')
+    result = rescore(folder, RescoreOptions())
+    assert (result.num_conversations, result.num_void, result.num_other) == (NUM_CONVERSATIONS, 1, 2)
+
+
+def test_a_run_of_another_recipe_is_refused(make_run: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="no conversation to score again: 0 were void, and 60 not critique"):
+        rescore(make_run(), RescoreOptions(preset="paper"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            RescoreOptions(reward_weights={"r_dag": 1.0}),
+            "^weights must give a finite number for each of r_sol",
+        ),
+        (RescoreOptions(prior_precision=0.0), "^prior_precision must be a positive number; got 0.0"),
+        (RescoreOptions(noise_floor=-1.0), "^noise_floor must be"),
+    ],
+)
+def test_mistakes_in_options_are_told_before_anything_is_read(options: RescoreOptions, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rescore("no such folder", options)
+
+
+def test_stored_rules_that_cannot_be_read_are_named_with_their_place(make_review_run: MakeRun) -> None:
+    folder = make_review_run("paper")
+    path = folder / "transcripts.jsonl"
+    path.write_text(path.read_text().replace('"fit": "separate"', '"fit": "both"', 1))
+    with pytest.raises(ValueError, match=r"transcripts\.jsonl:1: the stored rules cannot be read"):
+        rescore(folder, RescoreOptions())
+
+
+def test_unanswered_questions_have_rewards_but_no_truth(make_review_run: MakeRun) -> None:
+    folder = make_review_run("paper")
+    path = folder / "transcripts.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["record"] |= {"correct": None, "correct_initial": None}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = rescore(folder, RescoreOptions())
+    assert all(change.truth == (None, None) for change in result.streams)
+    assert result.num_gaps == 0
+    assert "Reward-truth gap over" not in rescore_text(result)
+
+
+def test_the_command_prints_old_and_new_side_by_side(
+    make_review_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_review_run("robust")
+    assert viva.cli.main(["rescore", str(folder), "preset=paper", "reward_weights={'r_diag': 1.0}"]) == 0
+    out = capsys.readouterr().out
+    total = by_stream(rescore(folder, RescoreOptions(preset="paper", reward_weights={"r_diag": 1.0})))[
+        "total"
+    ]
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("total ")]
+    assert row[1:] == [
+        *(f"{value:.3f}" for value in (*total.means, *total.deviations)),
+        *(f"{value:+.3f}" for value in (total.agreement, *total.truth)),
+    ]
+    assert out.startswith(f"{NUM_CONVERSATIONS} conversations (0 void and 0 of another kind left out)\n")
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_what_is_missing_is_a_dash(make_review_run: MakeRun) -> None:
+    result = rescore(make_review_run("paper"), RescoreOptions())
+    nothing = replace(result.streams[1], means=(None, 0.5), truth=(None, None))
+    text = rescore_text(replace(result, streams=(nothing,)))
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("r_meta ")]
+    assert (row[1], row[2], row[-2:]) == ("-", "0.500", ["-", "-"])
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"), [("prest=paper", "Did you mean 'preset'?"), ("preset=papr", "'paper', 'robust'")]
+)
+def test_an_option_that_there_is_not_is_refused_with_what_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, hint: str
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        viva.cli.main(["rescore", str(tmp_path), option])
+    assert refused.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert viva.cli.main(["rescore", str(tmp_path), "preset=paper"]) == 2
+    assert "has no transcripts.jsonl" in capsys.readouterr().err
