@@ -52,13 +52,27 @@ def test_datums_equal_the_cookbooks(traj, advantage):
 
 
 @settings(deadline=None)
-@given(trajectories(), st.floats(-3, 3))
+@given(trajectories(), st.floats(-3, 3).filter(bool))
 def test_a_number_per_turn_or_per_token_says_the_same_as_one_number(traj, advantage):
     once = [as_plain(datum) for datum in trajectory_to_data(traj, advantage)]
     per_turn = [advantage] * len(traj.transitions)
     per_token = [[advantage] * len(turn.ac.tokens) for turn in traj.transitions]
     assert [as_plain(datum) for datum in trajectory_to_data(traj, per_turn)] == once
     assert [as_plain(datum) for datum in trajectory_to_data(traj, per_token)] == once
+
+
+@settings(deadline=None)
+@given(trajectories(), st.data())
+def test_tokens_that_earned_nothing_are_masked_and_datums_of_nothing_else_are_left_out(traj, data):
+    earned = [[float(data.draw(st.booleans())) for _ in turn.ac.tokens] for turn in traj.transitions]
+    data_D, _ = assemble_training_data([TrajectoryGroup([traj], [0.0], [{}])], [[earned]])
+    everything = trajectory_to_data(traj, earned)
+    assert [as_plain(datum) for datum in data_D] == [
+        as_plain(datum) for datum in everything if any(datum.loss_fn_inputs["advantages"].data)
+    ]
+    for datum in data_D:
+        assert any(datum.loss_fn_inputs["mask"].data)
+        assert list(datum.loss_fn_inputs["mask"].data) == list(datum.loss_fn_inputs["advantages"].data)
 
 
 @settings(deadline=None)

@@ -18,7 +18,9 @@ from tinker_cookbook.supervised.common import create_rightshifted_model_input_an
 __all__ = ["Advantage", "DatumSource", "assemble_training_data", "trajectory_to_data"]
 
 Advantage: TypeAlias = float | Sequence[float | Sequence[float]]
-"""One number for the trajectory, or one entry per transition: a number, or one number per action token."""
+"""One number for the trajectory, or one entry per transition: a number, or one number per action token.
+
+Where there is one number per token, tokens with exactly 0 are masked: they earned nothing, so no loss may see them."""
 
 _Element: TypeAlias = int | tinker.ModelInputChunk
 
@@ -50,8 +52,10 @@ class _Sequence:
         for values_T in (self.logprobs_T, self.advantages_T, self.mask_T):
             values_T.extend([0.0] * num_tokens)
 
-    def add_action(self, transition: Transition, advantages_T: Sequence[float]) -> None:
+    def add_action(self, transition: Transition, advantage: float | Sequence[float]) -> None:
         tokens_T, logprobs_T = transition.ac.tokens, transition.ac.logprobs
+        by_token = not isinstance(advantage, (int, float))
+        advantages_T = advantage if by_token else [float(advantage)] * len(tokens_T)
         if not len(tokens_T) == len(logprobs_T) == len(advantages_T):
             raise ValueError(
                 f"an action of {len(tokens_T)} tokens needs as many logprobs and advantages; "
@@ -61,7 +65,10 @@ class _Sequence:
         self.elements.extend(tokens_T)
         self.logprobs_T.extend(logprobs_T)
         self.advantages_T.extend([0.0] * len(tokens_T) if is_masked else advantages_T)
-        self.mask_T.extend([0.0 if is_masked else 1.0] * len(tokens_T))
+        if is_masked or not by_token:
+            self.mask_T.extend([0.0 if is_masked else 1.0] * len(tokens_T))
+        else:
+            self.mask_T.extend([float(value != 0.0) for value in advantages_T])
 
     def to_datum(self) -> tinker.Datum:
         inputs, targets_T = create_rightshifted_model_input_and_leftshifted_targets(_chunks(self.elements))
@@ -106,11 +113,6 @@ def _chunks(elements: Sequence[_Element]) -> list[tinker.ModelInputChunk]:
     return chunks
 
 
-def _action_advantages(advantage: Advantage, index: int, num_tokens: int) -> Sequence[float]:
-    own = advantage if isinstance(advantage, (int, float)) else advantage[index]
-    return [float(own)] * num_tokens if isinstance(own, (int, float)) else own
-
-
 def trajectory_to_data(traj: Trajectory, advantage: Advantage) -> list[tinker.Datum]:
     """Datums of one trajectory, in order; equal to tinker-cookbook's where the advantage is one number.
 
@@ -137,7 +139,7 @@ def trajectory_to_data(traj: Trajectory, advantage: Advantage) -> list[tinker.Da
             data_D.append(current.to_datum())
             current = _Sequence()
         current.add_context(observation[len(current.elements) :])
-        current.add_action(transition, _action_advantages(advantage, index, len(transition.ac.tokens)))
+        current.add_action(transition, advantage if isinstance(advantage, (int, float)) else advantage[index])
     if current.elements:
         data_D.append(current.to_datum())
     return data_D
@@ -150,7 +152,8 @@ def assemble_training_data(
 
     Args:
         groups_P: The groups.
-        advantages_P_G: One `Advantage` per member; ``None`` leaves a member out (it failed, or carries no signal).
+        advantages_P_G: One `Advantage` per member; ``None`` leaves a member out (it failed, or carries no signal). With
+            advantages by transition or token, datums in which every token is masked are left out.
     """
     data_D: list[tinker.Datum] = []
     sources_D: list[DatumSource] = []
@@ -159,6 +162,8 @@ def assemble_training_data(
             if advantage is None:
                 continue
             new_D = trajectory_to_data(traj, advantage)
+            if not isinstance(advantage, (int, float)):
+                new_D = [datum for datum in new_D if any(datum.loss_fn_inputs["mask"].data)]
             data_D.extend(new_D)
             sources_D.extend([DatumSource(group_index=group_index, seat=seat)] * len(new_D))
     return data_D, sources_D
