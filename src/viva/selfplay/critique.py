@@ -24,6 +24,7 @@ from viva.judging.ballots import Ballots, Item
 from viva.judging.comparison import Comparison
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.ranking import RankingReply
+from viva.judging.tournament import TournamentPattern
 from viva.selfplay.critique_credit import review_spans
 from viva.selfplay.critique_metrics import review_metrics
 from viva.selfplay.critique_protocol import critique_protocol
@@ -161,20 +162,25 @@ class CritiqueSelfPlayEnvGroupBuilder(EnvGroupBuilder):
         """The judge's comparisons of every agent's two solutions, where they differ, all in flight together."""
         if self.rules.fit != "joint" or self.judge is None:
             return {}
-        before, after = conversation.solutions("proposal"), conversation.solutions("revision")
+        before, after = conversation.solutions("proposal"), conversation.final_solutions
         changed = [agent_id for agent_id in after if before[agent_id].split() != after[agent_id].split()]
-        seeds = {
-            agent_id: random.Random(f"{self.seed}/judge/{agent_id}").getrandbits(31) for agent_id in changed
-        }
-        pending = [
-            self.judge.compare(
-                self.question, {0: before[agent_id], 1: after[agent_id]}, *order, seeds[agent_id]
+        tasks = [
+            asyncio.ensure_future(
+                self.judge.tournament(
+                    self.question,
+                    {0: before[agent_id], 1: after[agent_id]},
+                    TournamentPattern.ALL_PAIRS_BOTH_WAYS,
+                    random.Random(f"{self.seed}/judge/{agent_id}").getrandbits(31),
+                )
             )
             for agent_id in changed
-            for order in ((0, 1), (1, 0))
         ]
-        results = iter(await asyncio.gather(*pending))
-        return {agent_id: [next(results), next(results)] for agent_id in changed}
+        try:
+            return dict(zip(changed, await asyncio.gather(*tasks), strict=True))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _seat_reward(
         self, agent_id: int, lane: int, scores: ReviewScores, metrics_A: dict[int, Metrics]
@@ -188,14 +194,19 @@ class CritiqueSelfPlayEnvGroupBuilder(EnvGroupBuilder):
 def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     """The votes of one conversation: ballots of both rounds, who criticised whom, and revised against initial.
 
-    Agents that failed are not scored; what they said before still counts.
+    Agents that failed are not scored; what they said before still counts. The judge stands in for all other agents,
+    being the same policy: both orders together weigh as much as one vote of each of them. With the weight of one voter,
+    no gain would ever rise above its own standard error.
     """
     failed = {failure.agent_id for failure in conversation.failures}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
     agents = tuple(agent_id for agent_id in sorted(after) if agent_id not in failed)
     sides = (initial, revised)
+    weight = (len(agents) - 1) / 2
     duels = [
-        duel_of(comparison, sides[comparison.first](agent_id), sides[comparison.second](agent_id))
+        duel_of(
+            comparison, sides[comparison.first](agent_id), sides[comparison.second](agent_id), weight=weight
+        )
         for agent_id, comparisons in judged.items()
         for comparison in comparisons
     ]
