@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Revision
-from viva.credit.review import ReviewScores, ReviewVotes, initial, revised
+from viva.credit.review import ReviewScores, ReviewVotes
 from viva.judging.ballot_health import ballot_health
 from viva.judging.comparison import Comparison
 from viva.judging.tournament import judge_health
@@ -39,7 +39,7 @@ def review_metrics(
         correct: Whether each revised solution is right.
     """
     shared: Metrics = {"episode_length": len(conversation.turns)}
-    shared |= _health(votes) | _revision_judge_health(judged)
+    shared |= _health(conversation, votes) | _revision_judge_health(judged)
     if correct_initial is not None and correct is not None:
         shared |= _truth(scores, votes, correct_initial, correct)
     received = _received(conversation)
@@ -70,10 +70,7 @@ def review_metrics(
 def _spoken(conversation: Conversation, agent_id: int) -> Metrics:
     """What one agent said, in numbers."""
     turns = [turn for turn in conversation.turns if turn.agent_id == agent_id]
-    metrics: Metrics = {
-        "num_turns": len(turns),
-        "parsing_failures": sum(turn.status is ReplyStatus.UNSTRUCTURED for turn in turns),
-    }
+    metrics: Metrics = {"parsing_failures": sum(turn.status is ReplyStatus.UNSTRUCTURED for turn in turns)}
     before = conversation.solutions("proposal")[agent_id]
     for turn in turns:
         if isinstance(turn.response, CritiqueReply):
@@ -95,19 +92,19 @@ def _received(conversation: Conversation) -> dict[int, int]:
     return received
 
 
-def _health(votes: ReviewVotes) -> Metrics:
+def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
     """Of the blind ranking and of the verdict; agents with an even id saw one order, the others its reverse."""
     metrics: Metrics = {}
-    for name, ballots, item in (("ranking", votes.initial, initial), ("verdict", votes.final, revised)):
+    for name, ballots, segment in (
+        ("ranking", votes.initial, "proposal"),
+        ("verdict", votes.final, "revision"),
+    ):
         figures = ballot_health(
             ballots,
             forward=[voter for voter in ballots if voter % 2 == 0],
             own={voter: voter for voter in ballots},
-            lengths={
-                agent_id: len(votes.texts[item(agent_id)])
-                for agent_id in votes.agents
-                if item(agent_id) in votes.texts
-            },
+            # also of agents that failed later: they were voted on
+            lengths={agent_id: len(text) for agent_id, text in conversation.solutions(segment).items()},
         )
         metrics |= {f"judge/{name}/{figure}": value for figure, value in figures.items()}
     return metrics
