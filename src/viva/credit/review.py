@@ -16,6 +16,9 @@ paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``
 - Where all solutions are identical and count as one item, everybody has 0.5 and gains 0.
 - With two agents left, each may vote on the pair of both, if the protocol lets it; leave-one-out majority is then the
   other's vote. Fewer than two have nothing to compare: an error.
+- r_meta needs voters who meet on a pair. Where nobody votes on its own solution, that takes four agents: among three,
+  each pair has one voter, so leave-one-out gives ``None`` and the paper's majority 1 for everybody. Two agents agree or
+  disagree both at once. So with fewer than four agents, r_meta trains nothing.
 - Votes on anybody who is not among the agents are left out, and so are targets. Nobody is its own target.
 - A fit that does not converge raises `viva.judging.bradley_terry.BradleyTerryError`.
 """
