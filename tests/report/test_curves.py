@@ -57,3 +57,33 @@ def test_the_metrics_of_test_conversations_stand_together() -> None:
         "reward/highest, mean and lowest": ["max", "mean"],
         "run/num_turns": ["num_turns"],
     }
+
+
+def test_the_figures_of_a_review_share_charts_where_they_say_more_together() -> None:
+    keys = [
+        "rank_correlation",
+        "reward_truth_gap",
+        "flip/right_to_wrong",
+        "flip/wrong_to_right",
+        "episode_length",
+    ]
+    keys += [f"credit/r_sol/{figure}" for figure in ("max", "mean", "min", "std")] + ["credit/r_meta/std"]
+    keys += [f"judge/{stage}/tie_rate" for stage in ("ranking", "verdict", "revision")]
+    keys += ["parse/critique/ok", "parse/critique/repaired", "critiques/given", "critiques/received"]
+    found = {
+        section.title: {chart.title: [series.name for series in chart.series] for chart in section.charts}
+        for section in sections(dict.fromkeys(keys, POINTS))
+    }
+    assert found == {
+        "truth": {
+            "what revising does": ["right to wrong", "wrong to right"],
+            "rank_correlation": ["rank_correlation"],
+            "reward_truth_gap": ["reward_truth_gap"],
+        },
+        "credit": {"spread": ["r_meta", "r_sol"], "r_sol: highest, mean and lowest": ["max", "mean", "min"]},
+        "judge": {"tie_rate of the rankings": ["ranking", "verdict"], "revised against initial": ["tie"]},
+        "parse": {"critique": ["ok", "repaired"]},
+        "critiques": {"critiques of an agent": ["given", "received"]},
+        "run": {"episode_length": ["episode_length"]},
+    }
+    assert list(found) == ["truth", "credit", "judge", "parse", "critiques", "run"]

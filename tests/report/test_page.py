@@ -208,6 +208,23 @@ def test_the_headline_in_one_line(make_run: MakeRun) -> None:
     )
 
 
+def test_the_headline_tells_of_conversations_where_they_were_measured(make_run: MakeRun) -> None:
+    rows = [
+        {"step": 0, "test/direct_accuracy": 0.45, "test/conversation/rank_correlation": 0.25},
+        {"step": 0, "test/conversation/correct/final": 0.5, "rank_correlation": -0.75},
+        {"step": 20, "test/direct_accuracy": 0.6, "test/conversation/rank_correlation": -0.125},
+        {"step": 20, "test/conversation/correct/final": 0.75},
+    ]
+    folder = make_run(metrics=rows)
+    assert (headline_text(folder) or "").splitlines()[1:] == [
+        "held-out conversations: right at the end 50.0 % before, 75.0 % after; rank correlation of scores with being "
+        "right +0.25 before, -0.12 after"
+    ]
+    text = report(folder).text
+    assert "held-out, right after a conversation (step 20)75.0 %at first 50 %" in text
+    assert "rank correlation of scores with being right (step 20)-0.12at first +0.25" in text
+
+
 def test_a_single_measurement_is_no_headline(make_run: MakeRun) -> None:
     assert headline_text(make_run(metrics=[{"step": 0, "test/direct_accuracy": 0.45}])) is None
 

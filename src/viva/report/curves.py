@@ -8,7 +8,7 @@ from viva.report.series import Series
 
 __all__ = ["Chart", "Section", "sections"]
 
-_OPEN_SECTIONS = ("test", "correct", "reward", "judge", "parse", "agents")
+_OPEN_SECTIONS = ("test", "correct", "truth", "reward", "credit", "judge", "parse", "agents")
 """Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
 
 _LAST_SECTION = "time"
@@ -16,9 +16,25 @@ _LAST_SECTION = "time"
 _NESTED = ("test/conversation",)
 """Prefixes under which a whole set of metrics stands again: one section of its own, folded."""
 
+_SECTIONS = {
+    "flip/right_to_wrong": "truth",
+    "flip/wrong_to_right": "truth",
+    "rank_correlation": "truth",
+    "reward_truth_gap": "truth",
+}
+"""Sections other than the prefix of the name; without a prefix, it is "run"."""
+
 _JOINT_CHARTS: dict[str, tuple[str, str]] = {
+    "correct/best": ("right answers in the first and the last round", "last, of the highest score"),
     "correct/final": ("right answers in the first and the last round", "last"),
     "correct/first": ("right answers in the first and the last round", "first"),
+    "critiques/dropped": ("critiques of an agent", "left out"),
+    "critiques/given": ("critiques of an agent", "given"),
+    "critiques/received": ("critiques of an agent", "received"),
+    "flip/right_to_wrong": ("what revising does", "right to wrong"),
+    "flip/wrong_to_right": ("what revising does", "wrong to right"),
+    "gain/mean": ("gain of a solution", "all"),
+    "gain/paid": ("gain of a solution", "what of it is paid"),
     "judge/preference_A_rate": ("verdicts", "A"),
     "judge/preference_B_rate": ("verdicts", "B"),
     "judge/tie_rate": ("verdicts", "tie"),
@@ -29,10 +45,26 @@ _JOINT_CHARTS: dict[str, tuple[str, str]] = {
     "reward/max": ("highest, mean and lowest", "max"),
     "reward/mean": ("highest, mean and lowest", "mean"),
     "reward/min": ("highest, mean and lowest", "min"),
+    "revision/changed": ("revise or defend", "changed"),
+    "revision/says_defend": ("revise or defend", "says defend"),
+    "revision/says_revise": ("revise or defend", "says revise"),
 }
 """Metrics of one scale that say more in one chart: metric -> (chart, curve)."""
 
-_AGENT = re.compile(r"agent_(?P<agent>\d+)/(?P<metric>.+)")
+_SERIES: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
+    (re.compile(r"agent_(\d+)/(.+)"), "agents", r"\2", r"agent \1"),
+    (re.compile(r"parse/(\w+)/(ok|repaired|unstructured)"), "parse", r"\1", r"\2"),
+    (re.compile(r"credit/(\w+)/(max|mean|min)"), "credit", r"\1: highest, mean and lowest", r"\2"),
+    (re.compile(r"credit/(\w+)/std"), "credit", "spread", r"\1"),
+    (re.compile(r"judge/(ranking|verdict)/(.+)"), "judge", r"\2 of the rankings", r"\1"),
+    (
+        re.compile(r"judge/revision/(preference_(?:A|B)|tie|invalid)_rate"),
+        "judge",
+        "revised against initial",
+        r"\1",
+    ),
+)
+"""Families of metrics that share charts: name, section, chart, curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +121,14 @@ def _place(key: str) -> tuple[str, str, str]:
         if key.startswith(f"{outer}/"):
             section, chart, name = _place(key.removeprefix(f"{outer}/"))
             return outer, f"{section}/{chart}", name
-    if key in _JOINT_CHARTS:
-        return key.partition("/")[0], *_JOINT_CHARTS[key]
-    agent = _AGENT.fullmatch(key)
-    if agent:
-        return "agents", agent["metric"], f"agent {agent['agent']}"
     section, _, rest = key.partition("/")
-    return (section, rest, rest) if rest else ("run", key, key)
+    if key in _JOINT_CHARTS:
+        return _SECTIONS.get(key, section), *_JOINT_CHARTS[key]
+    for pattern, family, chart, name in _SERIES:
+        found = pattern.fullmatch(key)
+        if found:
+            return family, found.expand(chart), found.expand(name)
+    return (section, rest, rest) if rest else (_SECTIONS.get(key, "run"), key, key)
 
 
 def _section_order(title: str) -> tuple[int, str]:

@@ -19,10 +19,20 @@ ACCURACY_STDERR = f"{ACCURACY}_stderr"
 
 _QUESTIONS = "test/direct_questions"
 
+_CONVERSATION = "test/conversation/correct/final"
+_CORRELATION = "test/conversation/rank_correlation"
+
 _HEALTH = {
+    _CONVERSATION: "held-out, right after a conversation",
+    "test/conversation/correct/best": "held-out, highest score after a conversation is right",
     "correct/final": "right after the conversation",
+    "flip/wrong_to_right": "wrong solutions that revision mends",
+    "flip/right_to_wrong": "right solutions that revision spoils",
     "judge/accuracy": "judge prefers the right one",
+    "judge/verdict/accuracy": "verdicts prefer the right one",
+    "reward_truth_gap": "pairs in which the wrong one scores higher",
     "judge/position_bias": "verdicts that flip with the order",
+    "judge/verdict/order_flips": "verdicts that flip with the order",
     "parse/ok": "replies read as asked",
 }
 """Shares that tell whether a run was healthy."""
@@ -74,8 +84,9 @@ def accuracy_gain(run: Run) -> Gain | None:
 
 
 def headline_text(run_dir: str | Path) -> str | None:
-    """The headline of a run in one line; ``None`` if it never measured held-out accuracy."""
-    gain = accuracy_gain(read_run(run_dir))
+    """The headline of a run in a line or two; ``None`` if it never measured held-out accuracy."""
+    run = read_run(run_dir)
+    gain = accuracy_gain(run)
     if gain is None or gain.first_step == gain.last_step:
         return None
     before, after = (
@@ -84,8 +95,24 @@ def headline_text(run_dir: str | Path) -> str | None:
     )
     return (
         f"held-out accuracy, asked directly: {before} before, {after} after {gain.last_step} steps "
-        f"({100 * gain.difference:+.1f} points; intervals are 95 %)"
+        f"({100 * gain.difference:+.1f} points; intervals are 95 %){_conversation_text(run)}"
     )
+
+
+def _conversation_text(run: Run) -> str:
+    """The same of whole conversations, where they were measured: a further line."""
+    parts: list[str] = []
+    accuracy, correlation = run.curves.get(_CONVERSATION, ()), run.curves.get(_CORRELATION, ())
+    if len(accuracy) > 1:
+        parts.append(
+            f"right at the end {100 * accuracy[0][1]:.1f} % before, {100 * accuracy[-1][1]:.1f} % after"
+        )
+    if len(correlation) > 1:
+        parts.append(
+            f"rank correlation of scores with being right {correlation[0][1]:+.2f} before, "
+            f"{correlation[-1][1]:+.2f} after"
+        )
+    return f"\nheld-out conversations: {'; '.join(parts)}" if parts else ""
 
 
 def headline_html(run: Run) -> str:
@@ -156,6 +183,17 @@ def _health_cards(run: Run) -> list[str]:
         if points:
             below = f"at first {format_number(100 * points[0][1])} %"
             cards.append(_card(title, _share(points[-1][1]), below, points[-1][0]))
+    correlation = run.curves.get(_CORRELATION) or run.curves.get("rank_correlation")
+    if correlation:
+        (_, first), (step, last) = correlation[0], correlation[-1]
+        cards.append(
+            _card(
+                "rank correlation of scores with being right",
+                data(last, f"{last:+.2f}"),
+                f"at first {first:+.2f}",
+                step,
+            )
+        )
     return cards
 
 
