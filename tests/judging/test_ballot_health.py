@@ -55,7 +55,7 @@ def test_length_preference_is_the_share_won_by_the_longer() -> None:
     lengths: dict[Item, int] = {0: 10, 1: 20, 2: 20}
     ballots: dict[int, list[Vote]] = {
         3: [Preference(1, 0), Preference(0, 2), Preference(1, 2)],
-        4: [Preference(1, 0), Preference(2, 0), Tie(1, 2)],
+        4: [Preference(1, 0), Preference(2, 0), Tie(1, 2), Preference(9, 0)],
     }
     assert ballot_health(ballots, lengths=lengths)["length_preference"] == 0.75
 

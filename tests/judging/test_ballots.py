@@ -1,6 +1,6 @@
 import itertools
-import json
 import random
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -16,8 +16,6 @@ from viva.judging.ballots import (
     map_vote,
     pair_of,
     pooled,
-    vote_from_dict,
-    vote_to_dict,
 )
 
 ITEMS: list[Item] = [0, 1, 2, ("initial", 0), ("revised", 0)]
@@ -112,29 +110,24 @@ def test_two_votes_of_one_voter_on_a_pair_are_refused() -> None:
 
 @given(some_votes())
 def test_votes_survive_the_way_through_json(vote: Vote) -> None:
-    assert vote_from_dict(json.loads(json.dumps(vote_to_dict(vote)))) == vote
-
-
-@given(some_votes())
-def test_transcripts_written_by_pydantic_can_be_read(vote: Vote) -> None:
     adapter = TypeAdapter[Vote](Vote)
-    assert vote_from_dict(json.loads(adapter.dump_json(vote))) == vote
-    assert adapter.validate_json(json.dumps(vote_to_dict(vote))) == vote
+    assert adapter.validate_json(adapter.dump_json(vote)) == vote
+    assert adapter.validate_python(asdict(vote)) == vote
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    "data",
     [
-        ({"winner": 0}, r"winner and loser, or first and second; got \['winner'\]"),
-        ({"winner": 0, "second": 1}, r"got \['second', 'winner'\]"),
-        ({"winner": "A", "loser": 1}, r"an agent id, or a stage and an agent id; got 'A'"),
-        ({"first": True, "second": 0}, r"got True"),
-        ({"first": ["a", "b"], "second": 0}, r"got \['a', 'b'\]"),
+        {"winner": 0},
+        {"winner": 0, "second": 1},
+        {"winner": 1, "loser": 1},
+        {"winner": "A", "loser": 1},
+        {"first": ["a", "b"], "second": 0},
     ],
 )
-def test_what_is_no_vote_is_refused(data: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        vote_from_dict(data)
+def test_what_is_no_vote_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        TypeAdapter[Vote](Vote).validate_python(data)
 
 
 def test_a_long_ballot_is_counted_in_linear_time() -> None:

@@ -16,7 +16,6 @@ from viva.judging.bradley_terry import (
     BradleyTerryFit,
     Duel,
     fit_bradley_terry,
-    gain_between,
 )
 
 LETTERS = (0, 1, 2, 3)
@@ -234,16 +233,6 @@ def test_a_gain_within_one_fit_counts_what_was_fitted_together() -> None:
     assert fit.gain(before, before) == pytest.approx((0.0, 0.0))
 
 
-def test_a_gain_between_two_fits_takes_them_as_independent() -> None:
-    before = fit_bradley_terry([Preference(1, 0)], LETTERS)
-    after = fit_bradley_terry([Preference(0, 1)], LETTERS)
-    gain = gain_between(before, after, 0)
-    assert gain.value == pytest.approx(after.scores[0] - before.scores[0])
-    assert gain.standard_error == pytest.approx(
-        math.hypot(before.standard_errors[0], after.standard_errors[0])
-    )
-
-
 def test_only_a_joint_scale_sees_that_everybody_improved() -> None:
     first = unanimous(tuple(("initial", k) for k in range(4)), voters=4)
     second = unanimous(tuple(("revised", k) for k in range(4)), voters=4)
@@ -259,7 +248,7 @@ def test_only_a_joint_scale_sees_that_everybody_improved() -> None:
         )
         for votes in (first, second)
     ]
-    assert [gain_between(*separate, k).value for k in range(4)] == [0.0] * 4
+    assert separate[0].scores == separate[1].scores
 
 
 def test_the_position_term_takes_the_bias_out_of_one_sided_shows() -> None:
@@ -302,5 +291,3 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     fit = fit_bradley_terry([], [0, 1])
     with pytest.raises(ValueError, match=r"one of the fit's \[0, 1\]; got 2"):
         fit.gain(0, 2)
-    with pytest.raises(ValueError, match=r"one of the fit's \[0, 1\]; got 2"):
-        gain_between(fit, fit, 2)

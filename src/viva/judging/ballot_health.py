@@ -30,7 +30,7 @@ def ballot_health(
         ballots: Votes by voter, also of voters whose ballot is empty.
         forward: Voters who saw the items in one order; all others saw them in reverse.
         own: Each voter's own item.
-        lengths: Length of every item's text, in any unit.
+        lengths: Lengths of the items' texts, in any unit; votes on an item without one are left out of it.
 
     Raises:
         ValueError: If a voter voted twice on a pair.
@@ -56,7 +56,9 @@ def ballot_health(
         counts["length_preference"] = [
             lengths[vote.winner] > lengths[vote.loser]
             for _, vote in preferences
-            if lengths[vote.winner] != lengths[vote.loser]
+            if vote.winner in lengths
+            and vote.loser in lengths
+            and lengths[vote.winner] != lengths[vote.loser]
         ]
     return {name: sum(hits) / len(hits) for name, hits in counts.items() if hits}
 

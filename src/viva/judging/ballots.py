@@ -5,8 +5,9 @@ are both ways to write a tie. A ballot holds at most one vote of its voter on ea
 bounds the weight of every voter on every pair by one. Votes are not normalised by voter on top of that, because a
 voter could then make its vote on one pair heavier by keeping silent about the others.
 
-Ballots of a group are a mapping from voter to votes; the functions of this room that take one raise if a voter
-voted twice on a pair, so what was written has to pass through `count_votes` first.
+Votes are plain data: pydantic writes them to JSON and reads them back, as fields of type `Vote`. Ballots of a group
+are a mapping from voter to votes; the functions of this room that take one raise if a voter voted twice on a pair,
+so what was written has to pass through `count_votes` first.
 """
 
 from collections import Counter
@@ -25,8 +26,6 @@ __all__ = [
     "map_vote",
     "pair_of",
     "pooled",
-    "vote_from_dict",
-    "vote_to_dict",
 ]
 
 Item: TypeAlias = int | tuple[str, int]
@@ -159,35 +158,3 @@ def pooled(ballots: Ballots) -> list[Vote]:
             )
         votes += ballots[voter]
     return votes
-
-
-def vote_to_dict(vote: Vote) -> dict[str, Item]:
-    """A vote as plain data, for transcripts: ``winner`` and ``loser``, or ``first`` and ``second`` of a tie."""
-    names = ("winner", "loser") if isinstance(vote, Preference) else ("first", "second")
-    return dict(zip(names, _items_of(vote), strict=True))
-
-
-def vote_from_dict(data: Mapping[str, object]) -> Vote:
-    """The vote that `vote_to_dict` wrote, also after a way through JSON, which turns tuples into lists.
-
-    Raises:
-        ValueError: If the data are of no vote.
-    """
-    if set(data) == {"winner", "loser"}:
-        return Preference(_item(data["winner"]), _item(data["loser"]))
-    if set(data) == {"first", "second"}:
-        return Tie(_item(data["first"]), _item(data["second"]))
-    raise ValueError(f"a vote has the fields winner and loser, or first and second; got {sorted(data)}")
-
-
-def _item(value: object) -> Item:
-    match value:
-        case bool():
-            pass
-        case int():
-            return value
-        case (str() as stage, int() as agent_id):
-            return stage, agent_id
-        case _:
-            pass
-    raise ValueError(f"an item is an agent id, or a stage and an agent id; got {value!r}")

@@ -30,7 +30,6 @@ __all__ = [
     "Duel",
     "Gain",
     "fit_bradley_terry",
-    "gain_between",
 ]
 
 _MAX_STEPS = 200
@@ -106,7 +105,8 @@ class BradleyTerryFit:
     def gain(self, before: Item, after: Item) -> Gain:
         """Score of ``after`` minus score of ``before``, two items of this fit.
 
-        Its standard error counts that their strengths were fitted together.
+        Its standard error counts that their strengths were fitted together. Two fits of their own have scales of
+        their own, each with mean 0, on which nobody gains where everybody improves: only one fit can tell.
 
         Raises:
             ValueError: If an item is not in the fit.
@@ -123,22 +123,6 @@ class BradleyTerryFit:
     def _slope(self, item: Item) -> float:
         score = _sigmoid(self.strengths[item])
         return score * (1.0 - score)
-
-
-def gain_between(before: BradleyTerryFit, after: BradleyTerryFit, item: Item) -> Gain:
-    """Score of an item in one fit minus its score in an earlier one.
-
-    Two fits of their own have scales of their own, each with mean 0: where everybody improves, nobody gains.
-    `BradleyTerryFit.gain` compares on one scale. The standard error takes the fits as independent.
-
-    Raises:
-        ValueError: If the item is not in both fits.
-    """
-    for fit in (before, after):
-        if item not in fit.strengths:
-            raise ValueError(f"an item must be one of the fit's {list(fit.items)}; got {item!r}")
-    value = after.scores[item] - before.scores[item]
-    return Gain(value, math.hypot(before.standard_errors[item], after.standard_errors[item]))
 
 
 def fit_bradley_terry(
