@@ -110,3 +110,28 @@ def test_help_is_there_in_well_under_a_second() -> None:
         subprocess.run([sys.executable, "-m", "viva.cli", "--help"], check=True, capture_output=True)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.6
+
+
+def test_protocol_check_prints_who_sees_what_and_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert viva.cli.main(["protocol", "check", "critique", "--agents", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "round 2: review (simultaneous)" in out
+    assert "agent 1 sees the problem; proposal of 0, 1, 2, 3" in out
+
+
+def test_protocol_check_refuses_what_does_not_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken_talk.py"
+    broken.write_text(
+        "from dataclasses import replace\n"
+        "from viva.conversation.round_robin import round_robin_protocol\n"
+        "good = round_robin_protocol(2)\n"
+        "BAD = replace(good, streams=(), on_failure='x')\n"
+    )
+    assert viva.cli.main(["protocol", "check", f"{broken}:BAD"]) == 2
+    error = capsys.readouterr().err
+    assert "unknown stream 'win_minus_loss'" in error
+    assert "on_failure must be" in error
+    assert viva.cli.main(["protocol", "check", "critique", "--agents", "1"]) == 2
+    assert viva.cli.main(["protocol", "check", f"{broken}:GONE"]) == 2

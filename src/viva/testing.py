@@ -1,7 +1,6 @@
 """Scripted policies and engines, to test without a model: honest, malformed, crashing, slow, injecting.
 
-Everything here is deterministic and keeps no time: a slow agent gives way to the others a number of times
-    instead of
+Everything here is deterministic and keeps no time: a slow agent gives way to the others a number of times instead of
 sleeping, so a test can shuffle latencies without waiting.
 """
 

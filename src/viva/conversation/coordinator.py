@@ -7,7 +7,7 @@ import asyncio
 import random
 
 from viva.conversation.prompts import persona
-from viva.conversation.protocol import Protocol, Round, View, draw_aliases
+from viva.conversation.protocol import Protocol, View, draw_aliases
 from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, Turn
 
 __all__ = ["MultiAgentCoordinator", "OutOfTurnError"]
@@ -91,9 +91,10 @@ class MultiAgentCoordinator:
         )
 
     def visible_turns(self, agent_id: int, lane: int = 0) -> tuple[Turn, ...]:
-        """What an agent may read before its next turn: the rounds before, and in a sequential round also what agents
-        of lower id said in it; of this, a prompt shows what the round's sights name.
-        """  # noqa: D205 - one sentence
+        """What an agent may read before its next turn; of this, a prompt shows what the round's sights name.
+
+        All rounds before, and in a sequential round also what agents of lower id said in it.
+        """
         self._check_seat(agent_id, lane)
         index = self._next_round(agent_id, lane)
         sequential = index < self.max_rounds and self.protocol.rounds[index].order == "sequential"
@@ -239,7 +240,7 @@ class MultiAgentCoordinator:
         current = min(reached.values())
         if self._next_round(agent_id, lane) != current:
             return False
-        round_: Round = self.protocol.rounds[current]
+        round_ = self.protocol.rounds[current]
         return round_.order == "simultaneous" or agent_id == min(
             other for other, index in reached.items() if index == current
         )

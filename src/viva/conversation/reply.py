@@ -1,8 +1,7 @@
 """From a reply's text to its reflection, evaluation and solution.
 
-Five ways, in this order: the text is a JSON object; there is one in a fence marked ``json``; in a plain
-    fence; the fields
-stand in tags (or, a loose form of the first: the object stands among other text; of these two, what begins
+Five ways, in this order: the text is a JSON object; there is one in a fence marked ``json``; in a plain fence; the
+fields stand in tags (or, a loose form of the first: the object stands among other text; of these two, what begins
 first); and else the whole text is the solution. Never raises, and takes time linear in the text.
 """
 

@@ -1,0 +1,146 @@
+"""Every protocol that ships passes its own check; a broken one does not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from viva.conversation.protocol import Protocol, Reading, Sight, View
+from viva.conversation.records import ReplyStatus, Solution
+from viva.conversation.round_robin import round_robin_protocol
+from viva.selfplay.check import dry_runs
+from viva.selfplay.check_report import BUILT_IN, check_protocol, find_protocol
+from viva.selfplay.critique_protocol import critique_protocol
+
+DEBATE = Path(__file__).resolve().parents[2] / "examples" / "debate.py"
+
+
+def debate() -> Protocol:
+    return find_protocol(f"{DEBATE}:DEBATE", 2)
+
+
+def with_segment(protocol: Protocol, index: int, **changes: Any) -> Protocol:
+    """The same protocol with a change to the first segment of a round."""
+    rounds = list(protocol.rounds)
+    first, *others = rounds[index].segments
+    rounds[index] = replace(rounds[index], segments=(replace(first, **changes), *others))
+    return replace(protocol, rounds=tuple(rounds))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("num_agents", [2, 4])
+def test_the_protocols_that_ship_work(name: str, num_agents: int) -> None:
+    lines, problems = check_protocol(find_protocol(name, num_agents), num_agents)
+    assert problems == []
+    assert lines[0].startswith(f"protocol {name}: ")
+    assert not [line for line in lines if "no scripted reply could be read" in line]
+
+
+def test_the_example_is_a_debate_in_alternate_turns_of_under_sixty_lines() -> None:
+    lines, problems = check_protocol(debate(), 2)
+    assert problems == []
+    assert "  agent 1 sees the problem; statement of 0, 1, 0" in lines
+    assert "  agent 0 sees the problem; statement of 0, 1, 0, 1" in lines
+    assert len(DEBATE.read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_a_report_says_who_sees_and_who_earns_what() -> None:
+    lines, _ = check_protocol(critique_protocol(3, on_failure="continue"), 3)
+    text = "\n".join(lines)
+    assert "an agent's failure leaves it going with 2 or more" in text
+    assert "asks for ranking: earns nothing" in text
+    assert "asks for critique: earns r_diag" in text
+    assert "  agent 1 sees the problem; proposal of 1; critique of 0, 2" in lines
+    failing = lines[lines.index("  agent 2 fails in round 3:") :]
+    assert failing[1] == "    agent 2 leaves in round 3: the policy call failed"
+    assert failing[2] == "    r_sol: agent 0 (2), agent 1 (2)"
+
+
+def test_every_case_ends_and_slowness_changes_nothing() -> None:
+    runs = dry_runs(critique_protocol(4), 4)
+    assert [run.case for run in runs] == [
+        "all honest",
+        "agent 3 silent",
+        "agent 3 malformed",
+        *(f"agent 3 fails in round {number}" for number in (1, 2, 3, 4)),
+        "agent 3 slow",
+    ]
+    assert runs[-1].conversation == runs[0].conversation
+    assert [run.is_void for run in runs] == [False] * 3 + [True] * 4 + [False]
+
+
+def fails_to_read(text: str, view: View) -> Reading:
+    return Reading(response=Solution(solution=text[3]), status=ReplyStatus.OK)
+
+
+def test_code_that_raises_is_a_problem_with_its_case() -> None:
+    _, problems = check_protocol(with_segment(debate(), 2, read=fails_to_read), 2)
+    assert "agent 1 silent: IndexError: string index out of range" in problems
+
+
+def test_a_reader_that_reads_nothing_is_noted() -> None:
+    def reads_nothing(text: str, view: View) -> Reading:
+        return Reading(response=Solution(solution=""), status=ReplyStatus.UNSTRUCTURED)
+
+    lines, problems = check_protocol(with_segment(debate(), 2, read=reads_nothing, on_invalid="keep"), 2)
+    assert problems == []
+    assert len([line for line in lines if "(no scripted reply could be read)" in line]) == 1
+
+
+def test_a_protocol_that_depends_on_speed_is_a_problem() -> None:
+    calls: list[int] = []
+
+    def counts(view: View) -> str:
+        calls.append(view.agent_id)
+        return f"You are call {len(calls)}."
+
+    _, problems = check_protocol(with_segment(debate(), 2, instruction=counts), 2)
+    assert problems == ["agent 1 slow: the conversation depends on who is fast"]
+
+
+def test_all_mistakes_of_a_declaration_are_told() -> None:
+    later = Sight(segments=("conclusion",), whose="all", show=lambda turns, view: "")
+    protocol = debate()
+    first = replace(protocol.rounds[0], sights=(later,))
+    bad = replace(protocol, rounds=(first, *protocol.rounds[1:]), streams=("r_win",))
+    with pytest.raises(ValueError, match="asked for only later") as caught:
+        check_protocol(bad, 2)
+    assert "unknown stream 'r_sol'; allowed: r_win" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("debate", "unknown protocol 'debate'; allowed: critique, round_robin, module:ATTRIBUTE"),
+        ("nowhere.at.all:X", "cannot import 'nowhere.at.all'"),
+        ("nowhere.py:X", "there is no file 'nowhere.py'"),
+        (f"{DEBATE}:SIDES", "must be a viva.conversation.protocol.Protocol.*got tuple"),
+        (f"{DEBATE}:GONE", "got NoneType"),
+    ],
+)
+def test_a_target_that_is_no_protocol_is_refused(target: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        find_protocol(target, 3)
+
+
+def test_a_function_that_returns_a_protocol_is_a_target() -> None:
+    protocol = find_protocol("viva.selfplay.critique_protocol:critique_protocol", 5)
+    assert protocol.name == "critique"
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    num_agents=st.integers(2, 5),
+    max_rounds=st.integers(1, 3),
+    order=st.sampled_from(["sequential", "simultaneous"]),
+    on_failure=st.sampled_from(["void", "continue"]),
+)
+def test_every_round_robin_conversation_works(
+    num_agents: int, max_rounds: int, order: Any, on_failure: Any
+) -> None:
+    protocol = round_robin_protocol(max_rounds, order=order, on_failure=on_failure)
+    runs = dry_runs(protocol, num_agents)
+    assert [run.problems for run in runs] == [()] * len(runs)
