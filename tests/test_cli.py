@@ -138,7 +138,8 @@ def test_protocol_check_refuses_what_does_not_work(
 
 
 def test_protocol_check_loads_no_heavy_package() -> None:
-    code = "import sys, viva.cli\nviva.cli.main(['protocol', 'check', 'critique'])\nsys.stdout.write(' '.join(sys.modules))"
+    code = "import sys, viva.cli\nviva.cli.main(['protocol', 'check', 'critique'])\n"
+    code += "sys.stdout.write(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     assert not loaded & {"torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy"}
