@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from tinker_cookbook.completers import TokenCompleter
 
+from viva.credit.review_rules import PRESETS
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
@@ -183,3 +185,44 @@ async def play(
     population = Population(agents=agents, latencies=latencies)
     outcome = await run_group(builder, population, max_retries=0)
     return outcome, builder, population
+
+
+QUALITIES = {0: 1, 1: 2, 2: 3, 3: 4}
+HONEST = honest(QUALITIES)
+IMPROVING = honest(QUALITIES, gain=10)
+CHANGING = but(IMPROVING, revision=lambda p: f"Revise: quality {10 * p.agent_id + 1} by {p.agent_id}")
+"""Its revisions are worth 1, 11, 21 and 31; that of agent 0 is what it proposed."""
+PAPER, ROBUST = PRESETS["paper"], PRESETS["robust"]
+BOTH = pytest.mark.parametrize("rules", [PAPER, ROBUST], ids=["paper", "robust"])
+
+
+def everyone(behaviour: Behaviour, num_agents: int = 4) -> dict[int, Behaviour]:
+    return dict.fromkeys(range(num_agents), behaviour)
+
+
+def streams_of(builder: CritiqueSelfPlayEnvGroupBuilder) -> dict[int, dict[str, float | None]]:
+    record = builder.record()
+    assert record is not None
+    return {int(agent_id): streams for agent_id, streams in record["streams"].items()}
+
+
+def column(builder: CritiqueSelfPlayEnvGroupBuilder, name: str) -> list[float | None]:
+    return [streams[name] for streams in streams_of(builder).values()]
+
+
+async def streams(agents: Mapping[int, Behaviour], **options: Any) -> dict[int, dict[str, float | None]]:
+    outcome, builder, _ = await play(agents, **options)
+    assert outcome.void_reason is None
+    return streams_of(builder)
+
+
+def metrics_of(outcome: GroupOutcome) -> list[dict[str, float | int]]:
+    """Of the first lane of every agent; the second has none."""
+    assert outcome.group is not None
+    assert not any(outcome.group.metrics_G[1::2])
+    return outcome.group.metrics_G[::2]
+
+
+def others_of(place: Place) -> dict[str, str]:
+    """Solutions of all others, by letter."""
+    return {letter: place.letters[letter] for letter in place.others}
