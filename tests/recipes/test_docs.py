@@ -9,46 +9,22 @@ import shlex
 import typing
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import chz
 import pytest
-import tinker
 from chz.blueprint import Blueprint
+from pages import ROOT, blocks, codes, generic, page, script_the_engine, tables
 
 import viva.engine
 from viva.engine import EngineLimits, LocalServiceClient
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.recipes.common import OpenRun
 from viva.recipes.conversation_preference_rl.build import make_plan
 from viva.recipes.conversation_preference_rl.train import Config
-from viva.rl.run_folder import open_run_folder
 from viva.testing import ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "conversation_preference_rl.md").read_text(encoding="utf-8")
-ENGINE_PAGE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+PAGE = page("conversation_preference_rl.md")
+ENGINE_PAGE = page("engine.md")
 COMMAND = "python -m viva.recipes.conversation_preference_rl.train "
-
-
-def tables(page: str, heading: str) -> list[list[list[str]]]:
-    """Cells of the tables whose first heading begins with a word, without the two heading lines."""
-    found: list[list[list[str]]] = []
-    for block in re.findall(r"(?:^\|.*\n)+", page, re.M):
-        rows = [
-            [cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in block.splitlines()
-        ]
-        if rows[0][0].startswith(heading):
-            found.append(rows[2:])
-    return found
-
-
-def codes(text: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
 
 
 # options
@@ -123,39 +99,6 @@ def test_the_example_with_scripted_agents_runs() -> None:
 # a whole run of the recipe, with an engine that is scripted
 
 
-async def done(value: object) -> object:
-    return value
-
-
-class Trainer:
-    """A training client that learns nothing; every snapshot is one scripted policy."""
-
-    def __init__(self, sampler: ScriptedSamplingClient, state_dir: Path) -> None:
-        self.sampler = sampler
-        self.state_dir = state_dir
-
-    def save_weights_and_get_sampling_client(self) -> ScriptedSamplingClient:
-        return self.sampler
-
-    def forward_backward(self, data, loss_fn, loss_fn_config=None):
-        outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
-        return done(
-            tinker.ForwardBackwardOutput(
-                loss_fn_output_type="", loss_fn_outputs=outputs, metrics={"loss:sum": 0.0}
-            )
-        )
-
-    def optim_step(self, adam_params):
-        return done(tinker.OptimStepResponse(metrics={"grad_norm": 1.0}))
-
-    def save_state(self, name):
-        folder = self.state_dir / "weights" / name
-        folder.mkdir(parents=True)
-        for file in ("adapter_config.json", "adapter_model.safetensors"):
-            (folder / file).touch()
-        return done(SimpleNamespace(path=str(folder)))
-
-
 def script(prompt: str, call: int):
     """Agents answer their number, one call fails, direct answers are right; the judge's words do not matter."""
     if call == 20:
@@ -179,19 +122,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path,
     renderer = tiny_renderer()
     sampler = ScriptedSamplingClient(renderer=renderer, script=script, next_token=larger_wins)
 
-    async def open_run(options):
-        folder = open_run_folder(options.log_path, behavior="raise", config=options.record)
-        return OpenRun(
-            folder=folder,
-            resume_from=None,
-            service=None,
-            client=Trainer(sampler, folder.state_dir),
-            renderer=renderer,
-            context_window=None,
-            sinks=(),
-        )
-
-    monkeypatch.setattr("viva.recipes.loop.open_run", open_run)
+    script_the_engine(monkeypatch, sampler)
     test_path = tmp_path / "test.jsonl"
     test_path.write_text('{"query": "Which agent is in the middle?", "answer": 1}\n')
     config = Config(
@@ -208,13 +139,6 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path,
     )
     assert asyncio.run(names["run"](config)) == 0
     return tmp_path / "run", sampler
-
-
-def generic(metric: str) -> str:
-    metric = re.sub(r"^agent_\d+/", "agent_<i>/", metric.removeprefix("test/conversation/"))
-    return re.sub(
-        r"^void/.*", "void/<metric>", re.sub(r"^rollout/errors/.*", "rollout/errors/<type>", metric)
-    )
 
 
 def test_metrics_and_files_of_a_run_are_those_of_the_page(finished_run) -> None:
@@ -293,9 +217,9 @@ def test_the_tests_that_the_page_names_are_there() -> None:
             assert (ROOT / name).is_file(), name
 
 
-@pytest.mark.parametrize("page", ["conversation_preference_rl.md", "engine.md"])
-def test_pages_are_short_and_their_links_lead_somewhere(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["conversation_preference_rl.md", "critique_self_play.md", "engine.md"])
+def test_pages_are_short_and_their_links_lead_somewhere(name: str) -> None:
+    text = page(name)
     assert text.count("\n") < 300
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / "docs" / target).exists(), target

@@ -1,0 +1,99 @@
+"""What the tests of the pages share: reading a page, and a run whose engine is scripted."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tinker
+
+from viva.recipes.common import OpenRun, RunOptions
+from viva.rl.run_folder import open_run_folder
+from viva.testing import ScriptedSamplingClient
+
+ROOT = Path(__file__).parents[2]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def tables(page: str, heading: str) -> list[list[list[str]]]:
+    """Cells of the tables whose first heading begins with a word, without the two heading lines."""
+    found: list[list[list[str]]] = []
+    for block in re.findall(r"(?:^\|.*\n)+", page, re.M):
+        rows = [
+            [cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in block.splitlines()
+        ]
+        if rows[0][0].startswith(heading):
+            found.append(rows[2:])
+    return found
+
+
+def codes(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
+
+
+def generic(metric: str) -> str:
+    """The name under which the first page documents a metric."""
+    metric = re.sub(r"^agent_\d+/", "agent_<i>/", metric.removeprefix("test/conversation/"))
+    return re.sub(
+        r"^void/.*", "void/<metric>", re.sub(r"^rollout/errors/.*", "rollout/errors/<type>", metric)
+    )
+
+
+async def done(value: object) -> object:
+    return value
+
+
+class Trainer:
+    """A training client that learns nothing; every snapshot is one scripted policy."""
+
+    def __init__(self, sampler: ScriptedSamplingClient, state_dir: Path) -> None:
+        self.sampler = sampler
+        self.state_dir = state_dir
+
+    def save_weights_and_get_sampling_client(self) -> ScriptedSamplingClient:
+        return self.sampler
+
+    def forward_backward(self, data, loss_fn, loss_fn_config=None):
+        outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
+        return done(
+            tinker.ForwardBackwardOutput(
+                loss_fn_output_type="", loss_fn_outputs=outputs, metrics={"loss:sum": 0.0}
+            )
+        )
+
+    def optim_step(self, adam_params):
+        return done(tinker.OptimStepResponse(metrics={"grad_norm": 1.0}))
+
+    def save_state(self, name):
+        folder = self.state_dir / "weights" / name
+        folder.mkdir(parents=True)
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            (folder / file).touch()
+        return done(SimpleNamespace(path=str(folder)))
+
+
+def script_the_engine(monkeypatch: pytest.MonkeyPatch, sampler: ScriptedSamplingClient) -> None:
+    """Recipes open a run whose every snapshot is the scripted policy."""
+
+    async def open_run(options: RunOptions) -> OpenRun:
+        folder = open_run_folder(options.log_path, behavior="raise", config=options.record)
+        client: Any = Trainer(sampler, folder.state_dir)
+        return OpenRun(
+            folder=folder,
+            resume_from=None,
+            service=None,
+            client=client,
+            renderer=sampler.renderer,
+            context_window=None,
+            sinks=(),
+        )
+
+    monkeypatch.setattr("viva.recipes.loop.open_run", open_run)
