@@ -5,7 +5,8 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from viva.selfplay.truth import flips, rank_correlation, reward_truth_gap
+from viva.judging.ballots import Preference, Tie
+from viva.selfplay.truth import ballot_accuracy, flips, rank_correlation, reward_truth_gap
 
 groups = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=7)
 
@@ -58,3 +59,10 @@ def test_correlation_of_four_agents_by_hand():
 def test_no_correlation_without_variation():
     assert rank_correlation({0: 0.5, 1: 0.5}, {0: True, 1: False}) is None
     assert rank_correlation({0: 0.1, 1: 0.5}, {0: True, 1: True}) is None
+
+
+def test_accuracy_of_ballots_counts_only_votes_on_a_right_and_a_wrong_solution():
+    correct = {0: True, 1: False, 2: True}
+    votes = (Preference(0, 1), Tie(1, 2), Preference(0, 2), Preference(("revised", 0), ("initial", 0)))
+    assert ballot_accuracy({0: votes[:2], 1: (Preference(1, 2),)}, correct) == (1 + 0.5 + 0) / 3
+    assert ballot_accuracy({0: votes[2:]}, correct) is None
