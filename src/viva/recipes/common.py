@@ -222,8 +222,10 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
         return 128 + received
     from viva.report import headline_text, write_report
     from viva.rl.export import export_weights
+    from viva.rl.train import crossed
 
-    checkpoint = opened.folder.checkpoints.latest()
+    checkpoints = opened.folder.checkpoints
+    checkpoint = (crossed(training) and checkpoints.best()) or checkpoints.latest()
     if checkpoint is not None:
         state_path = opened.folder.checkpoints.resolve(checkpoint)
         weights = export_weights(state_path, model=options.model, folder=opened.folder.path)

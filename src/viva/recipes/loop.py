@@ -14,6 +14,7 @@ from viva.recipes.plan import Plan
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.probe import check_loss
 from viva.rl.seeds import derive_seed
+from viva.rl.stop_rule import StopRule
 from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
 from viva.rl.update import UpdateConfig
 
@@ -62,6 +63,7 @@ def make_training(
     policy_refs: Sequence[PolicyRef] = (),
     evaluators: Sequence[Evaluator] = (),
     sinks: Sequence[MetricSink] = (),
+    stop_rule: StopRule | None = None,
 ) -> Training:
     """The loop's parts for an open run.
 
@@ -72,6 +74,7 @@ def make_training(
         policy_refs: Are given every new snapshot of the policy.
         evaluators: More of them, after direct answers and test conversations.
         sinks: More of them, after the run's own.
+        stop_rule: Ends the run early.
     """
     config = plan.config
     return Training(
@@ -103,6 +106,7 @@ def make_training(
         ],
         policy_refs=policy_refs,
         sinks=[*opened.sinks, *sinks],
+        stop_rule=stop_rule,
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from viva.rl.files import read_json_lines
+
 __all__ = ["RunLog"]
 
 _FILES = ("metrics.jsonl", "transcripts.jsonl")
@@ -52,6 +54,10 @@ class RunLog:
         """
         self._append("transcripts.jsonl", transcripts)
         self._append("metrics.jsonl", [{"step": step, **dict(sorted(metrics.items()))}])
+
+    def metrics(self) -> list[dict[str, float]]:
+        """All logged steps, in order."""
+        return list(read_json_lines(self._paths["metrics.jsonl"]))
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]

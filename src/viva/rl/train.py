@@ -28,6 +28,7 @@ from viva.rl.metrics import rollout_metrics
 from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.run_folder import RunFolder
 from viva.rl.seeds import derive_seed
+from viva.rl.stop_rule import StopRule
 from viva.rl.update import UpdateConfig, update_policy
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "LoopConfig",
     "MetricSink",
     "Training",
+    "crossed",
     "train",
 ]
 
@@ -86,6 +88,8 @@ class Training:
     policy_refs: Sequence[PolicyRef] = ()
     """Follow the policy: each is given every new snapshot."""
     sinks: Sequence[MetricSink] = ()
+    stop_rule: StopRule | None = None
+    """Ends the run early, with the checkpoint that stood best."""
     interrupts: Interrupts = field(default_factory=Interrupts)
 
 
@@ -108,7 +112,7 @@ class _Clock:
 
 
 async def train(run: Training) -> bool:
-    """Train from the last checkpoint to the end of the data set.
+    """Train from the last checkpoint to the end of the data set, or until the stop rule ends the run.
 
     Returns:
         Whether the run is complete. ``False`` means that it was interrupted and its state saved.
@@ -121,10 +125,15 @@ async def train(run: Training) -> bool:
     with run.interrupts.listening(), RunConsole(num_steps=len(run.dataset), first_step=first_step) as console:
         try:
             for step in range(first_step, len(run.dataset)):
+                if why := crossed(run):
+                    console.message(f"stopped after {next_step} steps: {why}. The best checkpoint is kept.")
+                    await _finish(run, next_step, console)
+                    return True
                 await _step(run, step, console)
                 next_step = step + 1
-                if run.config.save_every and next_step % run.config.save_every == 0:
-                    await _save(run, next_step)
+                is_best = run.stop_rule is not None and run.stop_rule.is_best(run.folder.log.metrics())
+                if is_best or (run.config.save_every and next_step % run.config.save_every == 0):
+                    await _save(run, next_step, best=is_best)
                 if run.interrupts.received:
                     break
             else:
@@ -249,10 +258,15 @@ def _log(
         sink(step, metrics)
 
 
-async def _save(run: Training, next_step: int) -> None:
+async def _save(run: Training, next_step: int, *, best: bool = False) -> None:
     with run.interrupts.protected():
         sizes = run.folder.log.sizes()
-        await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes)
+        await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, best=best)
+
+
+def crossed(run: Training) -> str | None:
+    """What the stop rule objects to in the steps logged so far, in words; ``None`` if nothing, or without a rule."""
+    return None if run.stop_rule is None else run.stop_rule.crossed(run.folder.log.metrics())
 
 
 async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
@@ -262,7 +276,7 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
     stopped.
     """
     start = run.resume_from
-    if start is not None and start.final and start.next_step == next_step:
+    if start is not None and start.final and start.next_step == next_step == len(run.dataset):
         return
     sizes = run.folder.log.sizes()
     if run.config.eval_every and run.evaluators:

@@ -19,12 +19,21 @@ from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
 from viva.tiny.attempts import Attempt, Example, make_attempt
 from viva.tiny.expert_text import careful_example, feedback_example
-from viva.tiny.review_text import critique_example, proposal_example, ranking_example, revision_example
+from viva.tiny.review_text import (
+    critique_example,
+    proposal_example,
+    ranking_example,
+    reasoned_critique_example,
+    reasoned_ranking_example,
+    reasoned_revision_example,
+    revision_example,
+)
 from viva.tiny.tasks import Problem, sample_problem, sample_step, worked_solution, wrong_solution
 
 __all__ = [
     "LESSONS",
     "MIXTURE",
+    "REVIEWS",
     "check_example",
     "conversation_example",
     "direct_example",
@@ -170,3 +179,17 @@ MIXTURE: dict[Callable[[random.Random], Example], float] = {
 }
 """Generators of the second phase and their shares of the examples. Plain answers are short: most of the tokens are
 judgements and conversations all the same."""
+
+REVIEWS: dict[Callable[[random.Random], Example], float] = {
+    check_example: 0.01,
+    direct_example: 0.31,
+    conversation_example: 0.03,
+    judgement_example: 0.06,
+    proposal_example: 0.06,
+    reasoned_ranking_example: 0.2,
+    reasoned_critique_example: 0.15,
+    reasoned_revision_example: 0.12,
+    careful_example: 0.03,
+    feedback_example: 0.03,
+}
+"""Generators of the third phase and their shares of the examples: reviews that rest on working."""

@@ -14,6 +14,7 @@ from viva.recipes.loop import make_training, run_recipe
 from viva.recipes.plan import Plan, plan_run
 from viva.rl.clients import settled
 from viva.rl.prompts import PromptItem
+from viva.rl.stop_rule import StopRule
 from viva.rl.train import Training
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.selfplay.critique_protocol import critique_protocol
@@ -42,12 +43,17 @@ def make_plan(config: Config) -> Plan[Config]:
         ValueError: For anything the user has to mend.
     """
     rules = rules_of(config)
+    _stop_rule(config)
     critique_protocol(config.num_agents, personas=config.personas, comparisons=_agents_compare(config, rules))
     return plan_run(
         config,
         recipe="critique_self_play",
         summary=f"{config.num_agents} agents, {config.preset} rewards",
     )
+
+
+def _stop_rule(config: Config) -> StopRule | None:
+    return None if config.stop_at is None else StopRule(levels=config.stop_at)
 
 
 def _agents_compare(config: Config, rules: ReviewRules) -> bool:
@@ -89,4 +95,4 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
             seed=seed,
         )
 
-    return make_training(plan, opened, make_builder, policy_refs=policy_refs)
+    return make_training(plan, opened, make_builder, policy_refs=policy_refs, stop_rule=_stop_rule(config))

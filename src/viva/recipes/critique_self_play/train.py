@@ -17,7 +17,7 @@ from typing import Literal
 import chz
 
 from viva.engine.threads import prepare_threads
-from viva.recipes.config import RecipeConfig
+from viva.recipes.config import RecipeConfig, parse_options
 
 __all__ = ["Config", "main"]
 
@@ -58,7 +58,7 @@ class Config(RecipeConfig):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe with command-line options; the process's exit code."""
     prepare_threads()
-    config = chz.entrypoint(Config, argv=None if argv is None else list(argv), allow_hyphens=True)
+    config = parse_options(Config, argv)
     from viva.recipes.critique_self_play.build import run
 
     return asyncio.run(run(config))
