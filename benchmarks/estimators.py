@@ -1,6 +1,6 @@
 """What each estimator does to the gradient, exactly and in batches of 64; writes the tables of docs/estimators.md.
 
-    python benchmarks/estimators.py [seeds=8] [batches=24] [page=docs/estimators.md]
+    python benchmarks/estimators.py [seeds=8] [batches=16] [page=docs/estimators.md]
 
 Every arm is computed by `viva.experts` itself on a policy whose completions can be enumerated (_tabular.py). For each
 arm and context gap: the expected cosine between a batch's gradient and the true one (simulated batches), and from exact
@@ -12,7 +12,7 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,10 +163,12 @@ def measure(arm: Arm, problem: Problem, seed: int, batches: int) -> dict[str, fl
     }
 
 
-def table(rows: dict[str, dict[str, float]], columns: Sequence[str], show: Callable[[float], str]) -> str:
+def table(rows: dict[str, dict[str, tuple[float, ...]]]) -> str:
+    columns = [f"{gap} nats" for gap in GAPS]
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for label, values in rows.items():
-        lines.append(f"| {label} | " + " | ".join(show(values[column]) for column in columns) + " |")
+        cells = [" / ".join(f"{value:.2f}" for value in values[column]) for column in columns]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -184,13 +186,13 @@ def write(page: Path, name: str, text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """One setting, and the figures of it that the page shows."""
+    """One setting, and its tables on the page: the figures that share a cell."""
 
     name: str
     strategies: tuple[str, ...]
     style: bool
     num_right: int
-    figures: tuple[str, ...]
+    tables: tuple[tuple[str, ...], ...]
 
 
 DESIGNS = (
@@ -199,58 +201,105 @@ DESIGNS = (
         strategies=("iid", "hint"),
         style=True,
         num_right=4,
-        figures=("batch cosine", "mean cosine", "length", "artefact"),
+        tables=(("batch cosine",), ("mean cosine", "length", "artefact")),
     ),
     Design(
         name="medium mixture",
         strategies=("iid", "hint"),
         style=True,
         num_right=3,
-        figures=("batch cosine", "artefact"),
+        tables=(("batch cosine",), ("artefact",)),
     ),
     Design(
         name="hard mixture without style",
         strategies=("iid", "hint"),
         style=False,
         num_right=4,
-        figures=("batch cosine",),
+        tables=(("batch cosine",),),
     ),
     Design(
         name="hard, hinted only",
         strategies=("hint",),
         style=True,
         num_right=4,
-        figures=("batch cosine", "mean cosine", "artefact"),
+        tables=(("batch cosine", "mean cosine", "artefact"),),
     ),
 )
 
 
-def run_design(design: Design, *, seeds: int, batches: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Means over the seeds: figure, arm, gap."""
-    totals: dict[str, dict[str, dict[str, float]]] = {figure: {} for figure in design.figures}
+def mean_over_seeds(rows: list[dict[str, float]], figures: Sequence[str]) -> tuple[float, ...]:
+    return tuple(float(np.mean([row[figure] for row in rows])) for figure in figures)
+
+
+def run_design(design: Design, *, seeds: int, batches: int) -> dict[str, str]:
+    """The text of every table of a design, by name."""
     iid = Arm(
         label="iid only", estimator=make_estimator("none"), strategies=("iid",), baseline=Baseline.STRATUM
     )
+    measured: dict[str, dict[str, list[dict[str, float]]]] = {}
     for seed in range(seeds):
         for gap in GAPS:
             problem = make_problem(seed, gap=gap, style=design.style, num_right=design.num_right)
             for arm in [iid, *arms(design.strategies)]:
-                measured = measure(arm, problem, seed, batches)
-                for figure, rows in totals.items():
-                    row = rows.setdefault(arm.label, {})
-                    row[f"{gap} nats"] = row.get(f"{gap} nats", 0.0) + measured[figure] / seeds
-    return totals
+                cell = measured.setdefault(arm.label, {}).setdefault(f"{gap} nats", [])
+                cell.append(measure(arm, problem, seed, batches))
+    return {
+        f"{design.name}, {' / '.join(figures)}": table(
+            {
+                label: {column: mean_over_seeds(rows, figures) for column, rows in columns.items()}
+                for label, columns in measured.items()
+            }
+        )
+        for figures in design.tables
+    }
+
+
+def regime(*, seeds: int) -> str:
+    """What a gap does to the ratios of hinted samples and to PPO's clip on them, exactly (hard problem)."""
+    measured: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for seed in range(seeds):
+        for gap in GAPS:
+            problem = make_problem(seed, gap=gap, style=True, num_right=4)
+            for name, value in regime_figures(problem).items():
+                cell = measured.setdefault(name, {}).setdefault(f"{gap} nats", [])
+                cell.append({"value": float(value)})
+    return table(
+        {
+            name: {column: mean_over_seeds(rows, ["value"]) for column, rows in columns.items()}
+            for name, columns in measured.items()
+        }
+    )
+
+
+def regime_figures(problem: Problem) -> dict[str, float]:
+    policy, hinted = problem.policy.probabilities_Y, problem.hinted.probabilities_Y
+    ratios = np.exp(problem.policy.logprobs_Y_T - problem.hinted.logprobs_Y_T)
+    factors = ratios * (problem.rewards_Y - hinted @ problem.rewards_Y)[:, None]
+    kept = ppo_clip(factors, ratios) != 0
+
+    def kept_share(is_right: np.ndarray) -> float:
+        return (hinted @ (kept & is_right).sum(axis=1)) / (hinted @ is_right.sum(axis=1))
+
+    return {
+        "success of the policy": policy @ problem.rewards_Y,
+        "success under the hint": hinted @ problem.rewards_Y,
+        "effective sample size of `seq_is`": 1 / (policy**2 / hinted).sum(),
+        "mean `balance` weight (half of the batch hinted)": hinted @ (2 * policy / (policy + hinted)),
+        "tokens of right samples that PPO's clip keeps": kept_share(factors > 0),
+        "tokens of wrong samples that PPO's clip keeps": kept_share(factors < 0),
+    }
 
 
 def main(options: dict[str, str]) -> None:
-    seeds, batches = int(options.get("seeds", 8)), int(options.get("batches", 24))
+    seeds, batches = int(options.get("seeds", 8)), int(options.get("batches", 16))
     page = Path(options.get("page", Path(__file__).parents[1] / "docs" / "estimators.md"))
     started = time.process_time()
+    texts = {"regime": regime(seeds=seeds)}
     for design in DESIGNS:
-        for figure, rows in run_design(design, seeds=seeds, batches=batches).items():
-            text = table(rows, [f"{gap} nats" for gap in GAPS], lambda value: f"{value:.2f}")
-            print(f"\n{design.name}, {figure}\n{text}")
-            write(page, f"{design.name}, {figure}", text)
+        texts |= run_design(design, seeds=seeds, batches=batches)
+    for name, text in texts.items():
+        print(f"\n{name}\n{text}")
+        write(page, name, text)
     print(f"\n{time.process_time() - started:.0f} s of one core")
 
 

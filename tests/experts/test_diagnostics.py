@@ -154,13 +154,30 @@ def test_balance_is_recommended_while_the_hinted_samples_count_under_it():
         ([sample("iid", [0.0]), sample("hint", [-9.0])], "'hint' .* would count for next to nothing"),
         ([sample("hint", [-0.5])], "no on-policy samples"),
         ([sample("iid", [0.0], context_logprobs={}), sample("hint", [-0.5])], "no score under 'hint'"),
-        ([replace(sample("hint", [0.0]), old_logprobs_T=None)], "needs old_logprobs_T"),
+        (
+            [sample("iid", [0.0]), replace(sample("hint", [0.0]), old_logprobs_T=None)],
+            "needs old_logprobs_T",
+        ),
     ],
 )
 def test_otherwise_the_default_is_recommended_with_the_reason(batch, reason):
     found = recommend(batch)
     assert found.estimator == DEFAULT_ESTIMATOR
     assert re.search(reason, found.reason)
+
+
+def test_strata_of_equal_rewards_are_compared_with_the_rest_of_their_prompt():
+    own, hints = sample("iid", [0.0], reward=0.0), [sample("hint", [-9.0], reward=r) for r in (1.0, 1.0, 0.0)]
+    assert recommend([own, *hints]).baseline == "stratum"
+    assert recommend([own, *hints[:2]]).baseline == "prompt_union"
+    assert "of their stratum" in recommend([own, *hints[:2]]).reason
+
+
+@given(sample_batches(), st.booleans())
+def test_what_is_recommended_can_be_used(batch, are_scored):
+    batch = batch if are_scored else [replace(each, context_logprobs={}) for each in batch]
+    found = recommend(batch)
+    estimate(batch, make(found.estimator), baseline=found.baseline)
 
 
 def collapsed():
@@ -175,7 +192,7 @@ def texts(batch, name, **options):
 def test_a_collapsed_strategy_is_told_with_the_estimator_to_use_instead():
     (text,) = texts(collapsed(), "seq_is")
     assert text.startswith("strategy 'hint': the effective sample size under seq_is is 0.03")
-    assert f"use {recommend(collapsed()).estimator} (" in text
+    assert f"use {recommend(collapsed()).estimator} with baseline " in text
     with pytest.raises(ValueError, match="strategy 'hint': the effective sample size"):
         texts(collapsed(), "seq_is", action="raise")
 

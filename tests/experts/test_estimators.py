@@ -313,7 +313,7 @@ def test_mixture_weights_on_top_of_balance_are_refused():
         ("balance", "stratum", "weighted or prompt_union"),
         ("none", "weighted", "stratum or prompt_union"),
         ("positives", "stratum", "none"),
-        ("token_tis", "mean", "stratum"),
+        ("token_tis", "mean", "stratum or prompt_union or weighted"),
     ],
 )
 def test_a_baseline_that_does_not_go_with_an_estimator_is_refused(name, baseline, allowed):

@@ -7,14 +7,14 @@ Legend: ``_N`` samples of a batch, ``_T`` tokens of a completion. Logprobs are i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 
 from viva.experts.estimators.apply import Estimate
-from viva.experts.estimators.base import FloatArray, Sample, context_gap
+from viva.experts.estimators.base import Baseline, FloatArray, Sample, context_gap
 from viva.experts.estimators.registry import DEFAULT_ESTIMATOR, make_estimator
 
 __all__ = [
@@ -178,9 +178,10 @@ def _quantiles(values: FloatArray) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """An estimator's name, and why."""
+    """An estimator's name, its baseline, and why."""
 
     estimator: str
+    baseline: Baseline
     reason: str
 
 
@@ -190,43 +191,53 @@ def recommend(samples_N: Sequence[Sample]) -> Recommendation:
     ``importance_sampling`` where nothing was swapped; ``balance`` where there are on-policy samples, every completion
     was scored under every context of its prompt, and the swapped samples still carry weight there; else the default.
     """
-    swapped = [sample for sample in samples_N if not sample.on_policy]
-    if not swapped:
+    swapped_N = [sample for sample in samples_N if not sample.on_policy]
+    if not swapped_N:
         return Recommendation(
-            estimator="importance_sampling", reason="all samples were drawn under the training context"
+            estimator="importance_sampling",
+            baseline=Baseline.STRATUM,
+            reason="all samples were drawn under the training context",
         )
+    if len(swapped_N) == len(samples_N):
+        return _default(swapped_N, "there are no on-policy samples to bound the weights of balance")
     balance = make_estimator("balance")
     try:
         balance.check(samples_N)
     except ValueError as missing:
-        return Recommendation(
-            estimator=DEFAULT_ESTIMATOR, reason=f"what balance needs is not there: {missing}"
-        )
-    weights_N = balance.weights(samples_N)
-    shares = {
-        strategy: _strategy_weight(samples_N, [each.weights_T for each in weights_N], strategy)
-        for strategy in sorted({sample.strategy for sample in swapped})
-    }
-    faint = {strategy: share for strategy, share in shares.items() if share < LIVING_SHARE}
-    if faint or len(swapped) == len(samples_N):
-        why = (
-            f"under balance {_listed(faint)} would count for next to nothing"
-            if faint
-            else "there are no on-policy samples to bound balance's weights"
-        )
-        return Recommendation(estimator=DEFAULT_ESTIMATOR, reason=why)
+        return _default(swapped_N, f"what balance needs is not there: {missing}")
+    shares = _mean_weights(samples_N, [each.weights_T for each in balance.weights(samples_N)])
+    shares = {sample.strategy: shares[sample.strategy] for sample in swapped_N}
+    if faint := {strategy: share for strategy, share in shares.items() if share < LIVING_SHARE}:
+        return _default(swapped_N, f"under balance {_listed(faint)} would count for next to nothing")
     return Recommendation(
-        estimator="balance", reason=f"it is unbiased, and {_listed(shares)} still count under it"
+        estimator="balance",
+        baseline=balance.baselines[0],
+        reason=f"it is unbiased, and {_listed(shares)} still count under it",
     )
 
 
-def _strategy_weight(samples_N: Sequence[Sample], weights_N: Sequence[FloatArray], strategy: str) -> float:
-    own = [
-        float(weights_T[0])
-        for sample, weights_T in zip(samples_N, weights_N, strict=True)
-        if sample.strategy == strategy and weights_T.size
-    ]
-    return math.fsum(own) / len(own) if own else 0.0
+def _default(swapped_N: Sequence[Sample], reason: str) -> Recommendation:
+    """The default, with a baseline that leaves the swapped samples some signal."""
+    rewards: dict[tuple[Hashable, str], list[float]] = {}
+    for sample in swapped_N:
+        rewards.setdefault((sample.prompt, sample.strategy), []).append(sample.reward)
+    silent = sum(len(values) for values in rewards.values() if len(set(values)) == 1)
+    if 2 * silent <= len(swapped_N):
+        return Recommendation(estimator=DEFAULT_ESTIMATOR, baseline=Baseline.STRATUM, reason=reason)
+    return Recommendation(
+        estimator=DEFAULT_ESTIMATOR,
+        baseline=Baseline.PROMPT_UNION,
+        reason=f"{reason}; and most swapped samples earn just what the others of their stratum earn",
+    )
+
+
+def _mean_weights(samples_N: Sequence[Sample], weights_N: Sequence[FloatArray]) -> dict[str, float]:
+    """Mean sequence weight of every strategy; completions without tokens do not count."""
+    own: dict[str, list[float]] = {sample.strategy: [] for sample in samples_N}
+    for sample, weights_T in zip(samples_N, weights_N, strict=True):
+        if weights_T.size:
+            own[sample.strategy].append(float(weights_T[0]))
+    return {strategy: math.fsum(values) / max(len(values), 1) for strategy, values in sorted(own.items())}
 
 
 def _listed(shares: dict[str, float]) -> str:
@@ -260,7 +271,7 @@ def check_diagnostics(
     if recommendation.estimator == estimator:
         advice = "draw more samples under the training context, or weaken the hint"
     else:
-        advice = f"use {recommendation.estimator} ({recommendation.reason})"
+        advice = f"use {recommendation.estimator} with baseline {recommendation.baseline} ({recommendation.reason})"
     texts: list[str] = []
     for strategy, figures in diagnostics.strategies.items():
         if figures.effective_sample_size is None or figures.weight_mean is None:

@@ -31,7 +31,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
 }
 """Every estimator by name."""
 
-DEFAULT_ESTIMATOR = TokenTIS.name
+DEFAULT_ESTIMATOR = Shaped.name
 """Chosen from the tables in docs/estimators.md."""
 
 

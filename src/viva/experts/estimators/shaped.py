@@ -18,7 +18,8 @@ class Shaped(Estimator):
 
     Policy shaping of LUFFY (Yan et al. 2025, arXiv 2504.14945), which puts p_theta itself in the place of the ratio
     because its experts' probabilities are unknown; ours are known. Below ``gamma`` the weight falls like the ratio,
-    above it the weight is nearly one. Advantages over the union of all samples of a prompt, as in the paper.
+    above it the weight is nearly one. The paper centres over all samples of a prompt (``prompt_union``); the default
+    is ``stratum``, where failures under the same hint cancel the hint's style.
 
     Raises:
         ValueError: If `gamma` is not a positive finite number.
@@ -29,7 +30,7 @@ class Shaped(Estimator):
     name: ClassVar[str] = "shaped"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
     is_unbiased: ClassVar[bool] = False
-    baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.PROMPT_UNION, Baseline.WEIGHTED, Baseline.STRATUM)
+    baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION, Baseline.WEIGHTED)
 
     def __post_init__(self) -> None:
         """Check gamma."""

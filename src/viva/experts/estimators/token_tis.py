@@ -29,7 +29,7 @@ class TokenTIS(Estimator):
     name: ClassVar[str] = "token_tis"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
     is_unbiased: ClassVar[bool] = False
-    baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.WEIGHTED, Baseline.PROMPT_UNION, Baseline.STRATUM)
+    baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION, Baseline.WEIGHTED)
 
     def __post_init__(self) -> None:
         """Check the cap."""
