@@ -69,9 +69,11 @@ def _frozen_array(name: str, values_T: FloatArray, length: int | None, *, finite
     if array.ndim != 1 or (length is not None and len(array) != length):
         wanted = "one number per token" if length is None else f"{length} numbers, one per token"
         raise ValueError(f"{name} must be {wanted}; got an array of shape {array.shape}")
-    if np.isnan(array).any() or np.isposinf(array).any() or (finite and not np.isfinite(array).all()):
+    is_wrong_T = ~np.isfinite(array) if finite else ~(array < np.inf)
+    if is_wrong_T.any():
+        place = int(is_wrong_T.argmax())
         allowed = "finite numbers" if finite else "numbers below infinity"
-        raise ValueError(f"{name} must hold {allowed}; got {array.tolist()}")
+        raise ValueError(f"{name} must hold {allowed}; got {array[place]} for token {place}")
     array.setflags(write=False)
     return array
 
