@@ -17,7 +17,8 @@ from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import NoValidComparisonsError, TournamentPattern
 from viva.rl.rollouts import run_groups
-from viva.selfplay.round_robin import ConversationVoidError, MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.group import ConversationVoidError
+from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.testing import (
     Reply,
     Script,
@@ -267,10 +268,11 @@ async def test_the_record_tells_the_whole_conversation_in_json() -> None:
     assert builder.record() is None
     await rewards_of(builder)
     record = json.loads(json.dumps(builder.record()))
-    assert list(record) == [
-        *("question", "answer", "num_agents", "max_rounds", "order", "turns", "failures"),
+    assert set(record) == {
+        *("question", "answer", "protocol", "num_agents", "max_rounds", "order", "turns", "failures"),
         *("comparisons", "rewards", "correct"),
-    ]
+    }
+    assert (record["protocol"], record["order"]) == ("round_robin", "sequential")
     assert record["correct"] == {"0": False, "1": True, "2": False}
     assert record["rewards"] == {"0": -1.0, "1": 1.0, "2": 0.0}
     turn = record["turns"][4]

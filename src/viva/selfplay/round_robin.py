@@ -3,7 +3,7 @@
 A group is one conversation: one environment for every agent, all on one coordinator, and one tournament at its end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -25,15 +25,9 @@ from viva.judging.tournament import (
     win_minus_loss,
     win_rate,
 )
+from viva.selfplay.group import Grader, by_agent, check_finished, coordinator_of, graded, transcript
 
-__all__ = ["ConversationVoidError", "Grader", "MultiAgentConversationEnvGroupBuilder"]
-
-Grader = Callable[[str, str], bool]
-"""Whether a solution (first) gives the answer (second)."""
-
-
-class ConversationVoidError(RuntimeError):
-    """A conversation that gives no rewards, by the failure rule."""
+__all__ = ["MultiAgentConversationEnvGroupBuilder"]
 
 
 @dataclass(kw_only=True)
@@ -100,23 +94,23 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             NoValidComparisonsError: If the judge said nothing readable about an agent.
             ValueError: If the environments are not those of one conversation.
         """
-        coordinator, agent_ids = self._seats(env_group)
+        coordinator, seats = coordinator_of(env_group)
         conversation = coordinator.conversation
-        self._record = self._new_record(conversation)
-        self._check_finished(coordinator)
+        self._record = transcript(conversation, "round_robin", self.answer) | {"order": self.order}
+        check_finished(coordinator)
         solutions = conversation.final_solutions
         comparisons = await self.judge.tournament(
             self.question, solutions, self.tournament_pattern, self.seed
         )
         self._record["comparisons"] = [asdict(comparison) for comparison in comparisons]
         rewards = win_minus_loss(comparisons, list(solutions))
-        correct = self._correct(solutions)
-        self._record["rewards"] = {str(agent_id): reward for agent_id, reward in rewards.items()}
-        self._record["correct"] = correct and {str(agent_id): right for agent_id, right in correct.items()}
+        correct = graded(solutions, self.answer, self.grader)
+        self._record["rewards"] = by_agent(rewards)
+        self._record["correct"] = by_agent(correct)
         metrics_A = self._metrics(conversation, comparisons, rewards, correct)
         return [
-            (rewards[agent_id], metrics_A[agent_id]) if agent_id in rewards else (0.0, {})
-            for agent_id in agent_ids
+            (rewards[env.agent_id], metrics_A[env.agent_id]) if env.agent_id in rewards else (0.0, {})
+            for env in seats
         ]
 
     def logging_tags(self) -> list[str]:
@@ -126,8 +120,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     def record(self) -> dict[str, Any] | None:
         """What the transcript keeps of the last conversation whose rewards were asked for, ready for JSON.
 
-        Keys: question, answer, num_agents, max_rounds, order, turns, failures, comparisons, rewards, correct. Of
-        a void conversation, what there was of them; rewards is then empty. ``None`` before the first.
+        Keys: question, answer, protocol, num_agents, max_rounds, order, turns, failures, comparisons, rewards, correct.
+        Of a void conversation, what there was of them; rewards is then empty. ``None`` before the first.
         """
         return self._record
 
@@ -136,34 +130,6 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
         )
         return MultiAgentCoordinator(self.question, self.num_agents, protocol)
-
-    def _seats(self, env_group: Sequence[Env]) -> tuple[MultiAgentCoordinator, list[int]]:
-        seats = [env for env in env_group if isinstance(env, MultiAgentConversationEnv)]
-        coordinators = {id(env.coordinator): env.coordinator for env in seats}
-        agent_ids = [env.agent_id for env in seats]
-        if len(seats) < len(env_group) or len(coordinators) != 1 or len(set(agent_ids)) < len(agent_ids):
-            raise ValueError(
-                "rewards need the environments of one make_envs call, each once; got "
-                f"{[type(env).__name__ for env in env_group]} of {len(coordinators)} conversations"
-            )
-        return next(iter(coordinators.values())), agent_ids
-
-    def _check_finished(self, coordinator: MultiAgentCoordinator) -> None:
-        conversation = coordinator.conversation
-        reasons = [
-            f"agent {failure.agent_id} failed in round {failure.round_index + 1}: {failure.reason}"
-            for failure in conversation.failures
-        ]
-        waiting = [agent_id for agent_id in range(self.num_agents) if not coordinator.is_out(agent_id)]
-        if waiting:
-            reasons.append(f"agents {waiting} stopped before their last turn without giving a reason")
-        if waiting or coordinator.num_agents_left < coordinator.min_agents:
-            raise ConversationVoidError("; ".join(reasons))
-
-    def _correct(self, solutions: dict[int, str]) -> dict[int, bool] | None:
-        if self.answer is None or self.grader is None:
-            return None
-        return {agent_id: self.grader(solution, self.answer) for agent_id, solution in solutions.items()}
 
     def _metrics(
         self,
@@ -178,7 +144,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         first: dict[int, bool] | None = None
         if correct is not None:
             shared |= judge_accuracy(comparisons, correct)
-            first = self._correct(_first_solutions(conversation))
+            first = graded(_first_solutions(conversation), self.answer, self.grader)
         metrics_A: dict[int, Metrics] = {}
         for agent_id in agent_ids:
             turns = [turn for turn in conversation.turns if turn.agent_id == agent_id]
@@ -197,30 +163,6 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
                 metrics[f"agent_{agent_id}/correct"] = float(correct[agent_id])
             metrics_A[agent_id] = metrics
         return metrics_A
-
-    def _new_record(self, conversation: Conversation) -> dict[str, Any]:
-        return {
-            "question": self.question,
-            "answer": self.answer,
-            "num_agents": self.num_agents,
-            "max_rounds": self.max_rounds,
-            "order": self.order,
-            "turns": [
-                {
-                    "agent_id": turn.agent_id,
-                    "round_index": turn.round_index,
-                    "prompt": turn.prompt,
-                    "text": turn.text,
-                    "response": turn.response.model_dump(),
-                    "status": turn.status.value,
-                }
-                for turn in conversation.turns
-            ],
-            "failures": [asdict(failure) for failure in conversation.failures],
-            "comparisons": [],
-            "rewards": {},
-            "correct": None,
-        }
 
 
 def _first_solutions(conversation: Conversation) -> dict[int, str]:
