@@ -1,7 +1,8 @@
 """How critique self-play turns votes into rewards: every choice a field, every preset only values."""
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,7 +63,17 @@ class ReviewRules:
         if set(self.weights) != set(STREAMS) or not all(map(math.isfinite, self.weights.values())):
             raise ValueError(
                 f"weights must give a finite number for each of {', '.join(STREAMS)}; got {dict(self.weights)}"
+                f"{_about_unknown(set(self.weights) - set(STREAMS))}"
             )
+
+
+def _about_unknown(names: Iterable[str]) -> str:
+    """What is wrong with names that are no streams, and which ones may be meant."""
+    hints: list[str] = []
+    for name in sorted(names):
+        close = difflib.get_close_matches(name, STREAMS, n=1)
+        hints.append(f"; unknown: {name!r}" + (f", did you mean {close[0]!r}?" if close else ""))
+    return "".join(hints)
 
 
 PRESETS: Mapping[str, ReviewRules] = {
