@@ -1,0 +1,228 @@
+"""Critique self-play as a recipe: options, and whole runs on a model it has never seen."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from random_models import make_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from viva.credit.review_rules import PRESETS
+from viva.recipes.critique_self_play.build import make_plan, rules_of
+from viva.recipes.critique_self_play.train import Config, main
+
+NUM_STEPS = 2
+OPTIONS = {
+    "num_agents": 3,
+    "batch_size": 6,
+    "max_tokens": 6,
+    "lora_rank": 4,
+    "max_steps": NUM_STEPS,
+    "learning_rate": 1e-3,
+    "eval_every": 2,
+    "save_every": 1,
+    "num_test_conversations": 1,
+}
+
+
+# options
+
+
+def config(**options):
+    return Config(**({"train_prompts": ["a"], "model_name": "some/model", "learning_rate": 1e-4} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_agents": 1}, "num_agents must be from 2 to 26"),
+        ({"num_agents": 27}, "num_agents must be from 2 to 26"),
+        ({"num_agents": 15, "revision_votes": "agents"}, "num_agents must be from 2 to 14 with comparisons"),
+        ({"prior_precision": 0.0}, "prior_precision must be a positive number; got 0.0"),
+        ({"prior_precision": float("inf")}, "prior_precision must be a positive number; got inf"),
+        (
+            {"reward_weights": {"r_dig": 1.0}},
+            "weights must give .* each of r_sol, r_meta, r_diag; .*; unknown: 'r_dig', did you mean 'r_diag'",
+        ),
+        ({"reward_weights": {"banana": 1.0}}, "unknown: 'banana'"),
+        ({"reward_weights": {"r_sol": float("nan")}}, "weights must give a finite number"),
+        ({"batch_size": 6}, "batch_size must be divisible by num_agents"),
+        ({"personas": {1: "x"}}, "personas must have the ids 0, 1, 2"),
+        ({"stop_at": {"reward_truth": 0.4}}, "did you mean 'reward_truth_gap'"),
+        ({"stop_at": {"reward_truth_gap": 1.4}}, "must be above 0 and at most 1; got 1.4"),
+        ({"stop_at": {}}, "a stop rule needs at least one level"),
+        (
+            {"train_prompts": None},
+            "Must provide either train_prompts, train_prompts_path, or hf_dataset_name",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_allowed(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(config(**options))
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("preset=papers", "preset"),
+        ("revision_votes=nobody", "revision_votes"),
+        ("num_agent=3", "Did you mean 'num_agents'"),
+        ("prior_precision=much", "prior_precision"),
+    ],
+)
+def test_an_option_that_cannot_be_read_ends_the_program_with_status_2(argument, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([argument])
+    told = capsys.readouterr()
+    assert told.err.startswith("error: ")
+    assert message in told.err
+
+
+def test_a_wrong_option_ends_the_program_before_the_engine_is_opened(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("viva.rl.service.make_service", lambda *_, **__: pytest.fail("the engine was opened"))
+    run_folder = tmp_path / "run"
+    assert main(['train_prompts=["a"]', "num_agents=1", f"log_path={run_folder}"]) == 2
+    assert "num_agents must be from 2 to 26" in capsys.readouterr().err
+    assert not run_folder.exists()
+
+
+def test_the_agents_may_be_more_where_nobody_compares_both_rounds():
+    assert make_plan(config(num_agents=15, revision_votes="agents", preset="paper")).config.num_agents == 15
+
+
+def test_the_rules_are_the_presets_but_for_what_is_given():
+    assert rules_of(config(preset="paper")) == PRESETS["paper"]
+    assert rules_of(config(preset="robust")) == PRESETS["robust"]
+    rules = rules_of(config(reward_weights={"r_diag": 0.0}, prior_precision=0.5))
+    assert rules.weights == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 0.0}
+    assert rules.prior_precision == 0.5
+
+
+def test_help_lists_the_options(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    told = capsys.readouterr().out
+    assert all(name in told for name in ("preset", "reward_weights", "revision_votes", "stop_at"))
+
+
+# whole runs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random model whose judge hesitates between A and B; one that is sure of a place prefers nothing."""
+    folder = make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        rows = model.lm_head.weight
+        a, b = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["A", "B"])
+        rows[a] = rows[b] + 10 * rows[1]
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "problems.jsonl"
+    path.write_text("".join(f'{{"query": "{n} + 1?", "answer": {n + 1}}}\n' for n in range(4)))
+    return path
+
+
+def run(folder, model, problems, **options):
+    given = {"model_name": model, "train_prompts_path": problems, "test_prompts_path": problems}
+    options = OPTIONS | given | {"log_path": folder} | options
+    return main([f"{name}={value}" for name, value in options.items()])
+
+
+def metrics_of(folder: Path):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+def transcripts_of(folder: Path):
+    return [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+
+
+def weights_of(folder: Path) -> bytes:
+    return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def finished(model, problems, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    assert run(folder, model, problems) == 0
+    return folder
+
+
+def test_the_recipe_trains_an_unseen_model(finished):
+    rows = metrics_of(finished)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert max(row.get("optim/logprob_gap_max", 0.0) for row in rows) < 1e-4
+    assert sum(row.get("optim/steps", 0) for row in rows) > 0
+    first = rows[0]
+    assert (first["rollout/groups"], first["rollout/void"], first["episode_length"]) == (2, 0, 15)
+    assert first["test/direct_questions"] == 4
+    wanted = {
+        *("credit/r_sol/mean", "credit/r_sol/std", "credit/masked_share", "agent_2/score_change"),
+        *("critiques/given", "critiques/received", "revision/changed", "judge/verdict/invalid_rate"),
+        *("parse/ranking/ok", "parse/critique/unstructured", "correct/first", "correct/final"),
+        *("judge/revision/position_bias", "test/conversation/correct/final", "reward/mean"),
+    }
+    assert wanted <= set(first)
+
+
+def test_the_run_folder_is_complete(finished):
+    assert {path.name for path in finished.iterdir()} == {
+        *("adapter", "checkpoints.jsonl", "config.json", "metrics.jsonl"),
+        *("report.html", "state", "transcripts.jsonl"),
+    }
+    options = json.loads((finished / "config.json").read_text())
+    assert (options["recipe"], options["preset"], options["batch_size"]) == (
+        "critique_self_play",
+        "robust",
+        6,
+    )
+    transcripts = transcripts_of(finished)
+    assert len(transcripts) == 2 * NUM_STEPS
+    record = transcripts[0]["record"]
+    assert (record["protocol"], len(record["turns"])) == ("critique_self_play", 15)
+    assert [sum(transcripts[0]["rewards"][seat : seat + 2]) for seat in (0, 2, 4)] == pytest.approx(
+        list(record["rewards"].values())
+    )
+    assert "r_diag" in (finished / "report.html").read_text()
+
+
+def test_two_runs_with_one_seed_are_identical(finished, model, problems, tmp_path):
+    assert run(tmp_path, model, problems) == 0
+    assert metrics_of(tmp_path) == metrics_of(finished)
+    assert transcripts_of(tmp_path) == transcripts_of(finished)
+    assert weights_of(tmp_path) == weights_of(finished)
+
+
+def test_a_run_that_is_resumed_equals_one_that_was_never_stopped(finished, model, problems, tmp_path):
+    assert run(tmp_path, model, problems, max_steps=1) == 0
+    assert [row["step"] for row in metrics_of(tmp_path)] == [0, 1]
+    assert run(tmp_path, model, problems, behavior_if_exists="resume") == 0
+    assert metrics_of(tmp_path) == metrics_of(finished)
+    assert weights_of(tmp_path) == weights_of(finished)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_turns", "num_comparisons"),
+    [
+        ({"preset": "paper"}, 15, 0),
+        ({"revision_votes": "agents"}, 18, 0),
+        ({"judge_policy": "initial"}, 15, 6),
+    ],
+    ids=["paper", "agents-compare", "initial-judge"],
+)
+def test_every_way_to_score_plays_its_own_rounds(
+    model, problems, tmp_path, options, num_turns, num_comparisons
+):
+    assert run(tmp_path, model, problems, max_steps=1, eval_every=0, **options) == 0
+    for transcript in transcripts_of(tmp_path):
+        assert transcript["void"] is False
+        assert len(transcript["record"]["turns"]) == num_turns
+        assert len(transcript["record"]["comparisons"]) == num_comparisons
