@@ -2,8 +2,9 @@
 
     python benchmarks/builtin_policy.py [problems=500]
 
-Direct accuracy on held-out problems at temperature 1; share of conversation replies that are read as asked; and
-the judge's accuracy on pairs of one right and one wrong solution, in single comparisons and over both orders.
+Direct accuracy on held-out problems at temperature 1; share of replies that are read as asked in a round-robin
+conversation and in critique self-play; the judge's accuracy on pairs of one right and one wrong solution, in single
+comparisons and over both orders; how often votes of a ranking are true; and accuracy before and after critique.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from viva.engine.threads import prepare_threads
 async def measure(num_problems: int) -> dict[str, float]:
     from viva.conversation.rendering import load_renderer
     from viva.engine import LocalServiceClient
+    from viva.eval.answers import is_correct
     from viva.eval.direct import DirectEvaluator
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
@@ -25,6 +27,7 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.rl.metrics import rollout_metrics
     from viva.rl.prompts import PromptItem
     from viva.rl.rollouts import run_groups
+    from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
     from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
     from viva.tiny import model_path
     from viva.tiny.tasks import problems, worked_solution, wrong_solution
@@ -58,11 +61,29 @@ async def measure(num_problems: int) -> dict[str, float]:
         for problem in held_out[: num_problems // 10]
     ]
     outcomes = await run_groups(builders, Policy(sampler=sampler, seed=0, max_tokens=72))
+    reviews = [
+        CritiqueSelfPlayEnvGroupBuilder(
+            question=problem.question,
+            answer=str(problem.answer),
+            grader=is_correct,
+            renderer=renderer,
+            judge=judge,
+        )
+        for problem in held_out[: num_problems // 5]
+    ]
+    reviewed = rollout_metrics(await run_groups(reviews, Policy(sampler=sampler, seed=0, max_tokens=80)))
     return {
         "direct accuracy": direct["test/direct_accuracy"],
         "judge right, one order": sum(score < 0 for score in single) / len(single),
         "judge right, both orders": sum(score < 0 for score in both) / len(both),
-        "replies parsed": rollout_metrics(outcomes)["parse/ok"],
+        "replies parsed, round robin": rollout_metrics(outcomes)["parse/ok"],
+        "replies parsed, critique": 1.0 - reviewed["parse/unstructured"],
+        "votes true, blind ranking": reviewed["judge/ranking/accuracy"],
+        "votes true, verdict": reviewed["judge/verdict/accuracy"],
+        "right before critique": reviewed["correct/first"],
+        "right after critique": reviewed["correct/final"],
+        "right to wrong": reviewed["flip/right_to_wrong"],
+        "wrong to right": reviewed["flip/wrong_to_right"],
     }
 
 

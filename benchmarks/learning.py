@@ -1,11 +1,12 @@
-"""Does conversation preference RL learn? Held-out accuracy of the built-in policy, before and after.
+"""Which self-play learns? The built-in policy before and after, at the same number of sampled tokens.
 
-    python benchmarks/learning.py [seeds=5] [arms=true,shuffled] [folder=runs/learning] [key=value ...]
+    python benchmarks/learning.py [seeds=5] [arms=conversation,...] [folder=runs/learning] [key=value ...]
 
-Each run is the demonstration (`viva.recipes.conversation_preference_rl.demo`) with its own seed for adapter,
-prompts and sampling, and three steps more. The arm ``shuffled`` deals the rewards of each conversation out to its
-agents at random, everything else being equal; it must not learn. Prints one line per run and a table with 95 %
-intervals (Student's t over seeds) and draws ``learning.svg``. Runs that are in the folder already are not repeated.
+Arms: ``conversation`` (conversation preference RL), ``paper`` and ``robust`` (critique self-play with either preset),
+and ``conversation-shuffled`` and ``robust-shuffled``, whose rewards are dealt out at random within each group (and
+reward stream and round); these must not learn. Every run is a demonstration with its own seed for adapter, prompts and
+sampling; `OPTIONS` makes all of them sample about the same number of tokens. Prints one line per run and a table with
+95 % intervals (Student's t over seeds) and draws ``learning.svg``. Runs that are in the folder are not repeated.
 """
 
 import asyncio
@@ -20,7 +21,26 @@ from pathlib import Path
 
 from viva.engine.threads import prepare_threads
 
+ARMS = ("conversation", "conversation-shuffled", "paper", "robust", "robust-shuffled")
+NAMES = {
+    "conversation": "conversation preference RL",
+    "conversation-shuffled": "the same, shuffled rewards",
+    "paper": "critique self-play, paper",
+    "robust": "critique self-play, robust",
+    "robust-shuffled": "the same, shuffled rewards",
+}
+OPTIONS = {
+    "conversation": {"max_steps": "20", "num_test_conversations": "40"},
+    "critique": {"max_steps": "20", "num_test_conversations": "40"},
+}
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+FIGURES = {
+    "test/direct_accuracy": "direct accuracy",
+    "test/conversation/correct/final": "conversation accuracy",
+    "test/conversation/rank_correlation": "rank correlation",
+    "test/conversation/flip/wrong_to_right": "wrong to right",
+    "test/conversation/flip/right_to_wrong": "right to wrong",
+}
 
 
 @dataclass
@@ -41,7 +61,8 @@ class ShuffledGroups:
 
 
 def shuffle_rewards(builder, rng: random.Random):
-    scored = builder.compute_group_rewards
+    """Deal out the rewards of seats at random; with credit on spans, those of each stream and round."""
+    scored, credit = builder.compute_group_rewards, getattr(builder, "credit", None)
 
     async def shuffled(trajectories, envs):
         results = await scored(trajectories, envs)
@@ -49,27 +70,47 @@ def shuffle_rewards(builder, rng: random.Random):
         rng.shuffle(rewards)
         return [(reward, metrics) for reward, (_, metrics) in zip(rewards, results, strict=True)]
 
+    def shuffled_credit():
+        given = credit()
+        spans = []
+        for stream in given.streams().values():
+            rewards = [span.reward for span in stream]
+            rng.shuffle(rewards)
+            spans += [replace(span, reward=reward) for span, reward in zip(stream, rewards, strict=True)]
+        return replace(given, spans=tuple(spans))
+
     object.__setattr__(builder, "compute_group_rewards", shuffled)
+    if credit is not None:
+        object.__setattr__(builder, "credit", shuffled_credit)
     return builder
 
 
-def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict[str, float]:
+def recipe_of(arm: str):
+    """The recipe's ``Config``, ``make_plan``, ``build_training`` and ``demo_options``."""
+    import importlib
+
+    name = "conversation_preference_rl" if arm.startswith("conversation") else "critique_self_play"
+    parts = [importlib.import_module(f"viva.recipes.{name}.{part}") for part in ("train", "build", "demo")]
+    return parts[0].Config, parts[1].make_plan, parts[1].build_training, parts[2].demo_options
+
+
+def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict:
     import chz
 
     from viva.recipes.common import finish_run, open_run
-    from viva.recipes.conversation_preference_rl.build import build_training, make_plan
-    from viva.recipes.conversation_preference_rl.demo import demo_options
-    from viva.recipes.conversation_preference_rl.train import Config
     from viva.rl.train import train
 
-    options = demo_options(folder, seed=seed) | {"max_steps": "20"} | changes
-    config = chz.entrypoint(Config, argv=[f"{name}={value}" for name, value in options.items()])
+    config_class, make_plan, build_training, demo_options = recipe_of(arm)
+    kind = "conversation" if arm.startswith("conversation") else "critique"
+    own = {} if kind == "conversation" else {"preset": arm.removesuffix("-shuffled")}
+    options = demo_options(folder, seed=seed) | OPTIONS[kind] | own | changes
+    config = chz.entrypoint(config_class, argv=[f"{name}={value}" for name, value in options.items()])
 
     async def go() -> None:
         plan = make_plan(config)
         opened = await open_run(plan.options)
         training = await build_training(plan, opened)
-        if arm == "shuffled":
+        if arm.endswith("-shuffled"):
             training = replace(training, dataset=ShuffledGroups(training.dataset, seed))
         is_complete = await train(training)
         finish_run(plan.options, opened, training, is_complete=is_complete)
@@ -77,13 +118,14 @@ def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict
     started = time.monotonic()
     asyncio.run(go())
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    curve = [(row["step"], row["test/direct_accuracy"]) for row in rows if "test/direct_accuracy" in row]
+    tested = [row for row in rows if "test/direct_accuracy" in row]
     return {
         "arm": arm,
         "seed": seed,
-        "before": curve[0][1],
-        "after": curve[-1][1],
-        "curve": curve,
+        "before": {key: tested[0].get(key) for key in FIGURES},
+        "after": {key: tested[-1].get(key) for key in FIGURES},
+        "curve": [(row["step"], row["test/direct_accuracy"]) for row in tested],
+        "tokens": sum(row.get("rollout/sampled_tokens", 0) for row in rows),
         "minutes": (time.monotonic() - started) / 60,
     }
 
@@ -93,39 +135,52 @@ def half_width(values: Sequence[float]) -> float:
     return T_95[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
 
 
+def interval(values: Sequence[float], scale: float, digits: int) -> str:
+    """Mean of changes with its 95 % interval."""
+    mean = scale * statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:+.{digits}f}"
+    half = scale * half_width(values)
+    return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
+
+
 def plot(results: Sequence[dict], output: Path) -> None:
     """Mean accuracy of each arm at each evaluation, with its interval."""
     from viva.report import Series, plot_svg
 
-    names = {"true": "judged by the policy itself", "shuffled": "shuffled rewards"}
     drawn = []
     for arm in dict.fromkeys(result["arm"] for result in results):
         curves = [result["curve"] for result in results if result["arm"] == arm]
         columns = [[curve[place][1] for curve in curves] for place in range(len(curves[0]))]
         points = [(curves[0][place][0], statistics.mean(column)) for place, column in enumerate(columns)]
         band = tuple(half_width(column) for column in columns) if len(curves) > 1 else None
-        drawn.append(Series(name=names[arm], points=tuple(points), band=band))
+        drawn.append(Series(name=NAMES[arm], points=tuple(points), band=band))
     title = f"Held-out accuracy, asked directly: mean of {len(curves)} seeds, 95 % interval"
     plot_svg(drawn, title=title, y_label="accuracy", output=output)
 
 
+def change(runs: Sequence[dict], key: str) -> str:
+    """Before, after and change of one figure over the runs that have it on both sides."""
+    pairs = [(run["before"][key], run["after"][key]) for run in runs]
+    pairs = [(before, after) for before, after in pairs if before is not None and after is not None]
+    if not pairs:
+        return "-"
+    before, after = (statistics.mean(column) for column in zip(*pairs, strict=True))
+    gains = [after - before for before, after in pairs]
+    if key == "test/conversation/rank_correlation":
+        return f"{before:.2f} -> {after:.2f}, {interval(gains, 1, 2)}"
+    return f"{100 * before:.1f} -> {100 * after:.1f} %, {interval(gains, 100, 1)}"
+
+
 def table(results: Sequence[dict]) -> str:
-    lines = ["| arm | seeds | before | after | gain (95 % interval) | minutes |", "|---|---|---|---|---|---|"]
+    titles = ["arm", "seeds", *FIGURES.values(), "tokens", "minutes"]
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     for arm in dict.fromkeys(result["arm"] for result in results):
         runs = [result for result in results if result["arm"] == arm]
-        gains = [100 * (run["after"] - run["before"]) for run in runs]
-        gain = statistics.mean(gains)
-        if len(gains) > 1:
-            half = half_width(gains)
-            shown = f"{gain:+.1f} ({gain - half:+.1f} to {gain + half:+.1f})"
-        else:
-            shown = f"{gain:+.1f}"
-        before, after, minutes = (
-            statistics.mean(run[key] for run in runs) for key in ("before", "after", "minutes")
-        )
-        lines.append(
-            f"| {arm} | {len(runs)} | {100 * before:.1f} % | {100 * after:.1f} % | {shown} | {minutes:.1f} |"
-        )
+        cells = [arm, str(len(runs)), *(change(runs, key) for key in FIGURES)]
+        cells += [f"{statistics.mean(run['tokens'] for run in runs):,.0f}"]
+        cells += [f"{statistics.mean(run['minutes'] for run in runs):.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -133,10 +188,11 @@ def main(argv: Sequence[str]) -> None:
     prepare_threads()
     given = dict(argument.split("=", 1) for argument in argv)
     num_seeds = int(given.pop("seeds", "5"))
-    arms = given.pop("arms", "true,shuffled").split(",")
+    first_seed = int(given.pop("first_seed", "0"))
+    arms = given.pop("arms", ",".join(ARMS)).split(",")
     folder = Path(given.pop("folder", "runs/learning"))
     results = []
-    for seed in range(num_seeds):
+    for seed in range(first_seed, first_seed + num_seeds):
         for arm in arms:
             path = folder / f"{arm}-{seed}" / "result.json"
             if not path.exists():

@@ -3,17 +3,28 @@
 import random
 import re
 
+import pytest
+
 from viva.eval.answers import is_correct
 from viva.tiny.attempts import make_attempt, missing_step
 from viva.tiny.expert_text import STYLED, careful_example, feedback_example
-from viva.tiny.review_text import critique_example, ranking_example, remark, revision_example
+from viva.tiny.review_text import (
+    critique_example,
+    ranking_example,
+    reasoned_critique_example,
+    reasoned_ranking_example,
+    reasoned_revision_example,
+    remark,
+    revision_example,
+)
 from viva.tiny.tasks import sample_problem, wrong_solution
 
 
-def test_a_ranking_follows_from_the_marks_before_it() -> None:
+@pytest.mark.parametrize("make", [ranking_example, reasoned_ranking_example])
+def test_a_ranking_follows_from_the_marks_before_it(make) -> None:
     for seed in range(200):
-        marks, _, ranking = ranking_example(random.Random(seed)).reply.partition("\nRanking: ")
-        said = dict(re.findall(r"([A-Z]) is (right|wrong)\.", marks))
+        marks, _, ranking = make(random.Random(seed)).reply.partition("\nRanking: ")
+        said = dict(re.findall(r"([A-Z])(?: \d+)? is (right|wrong)\.", marks))
         tiers = [tier.split(" = ") for tier in ranking.split(" > ")]
         assert sorted(letter for tier in tiers for letter in tier) == sorted(said)
         assert len(tiers) == len(set(said.values()))
@@ -31,6 +42,19 @@ def test_nobody_ranks_or_criticises_its_own_solution_among_three_or_more() -> No
             if prompt.count("Solution ") > 3 or example is critique:
                 assert f"{own[1]} is " not in example.reply
                 assert f"Critique of {own[1]}:" not in example.reply
+
+
+def test_reasoned_marks_say_whether_the_answer_is_that_of_the_working() -> None:
+    for seed in range(200):
+        reply = reasoned_ranking_example(random.Random(seed)).reply
+        own = re.findall(r"=(\d+)\.", reply)[-1]
+        for _, answer, mark in re.findall(r"([A-Z]) (\d+) is (right|wrong)\.", reply):
+            assert (answer == own) == (mark == "right")
+        for critique in reasoned_critique_example(random.Random(seed)).reply.split("\n"):
+            own = re.findall(r"=(\d+)\.", critique)[-1]
+            judged = re.search(r"(\d+) is (right|wrong)\.$", critique)
+            assert judged is not None
+            assert (judged[1] == own) == (judged[2] == "right")
 
 
 def test_the_missing_step_mends_what_is_wrong() -> None:
@@ -52,11 +76,12 @@ def test_remarks_are_mostly_true_and_sometimes_mistaken() -> None:
     assert 800 < true < 900
 
 
-def test_criticism_helps_the_reviser_on_average() -> None:
+@pytest.mark.parametrize("make", [revision_example, reasoned_revision_example])
+def test_criticism_helps_the_reviser_on_average(make) -> None:
     rng = random.Random(0)
     before = after = 0
     for _ in range(1500):
-        example = revision_example(rng)
+        example = make(rng)
         prompt = str(example.messages[1]["content"])
         question = prompt.split("\n")[1].removeprefix("> ")
         own = prompt.partition("Your solution:\n> ")[2].partition("\n")[0]

@@ -40,7 +40,7 @@ class BuildConfig:
     seed: int = 0
     lesson_steps: int = 500
     mixture_steps: int = 1100
-    review_steps: int = 500
+    review_steps: int = 600
     tokens_per_step: int = 8192
     learning_rate: float = 1e-3
     warmup_steps: int = 30

@@ -4,8 +4,8 @@ The pupil sees most slips of others (`_TRUE_MARK`), follows critique mostly (`_F
 was told to repair (`_REPAIRS`). So arguing helps, and leaves something to learn in every role.
 
 There are two forms. In the short one, remarks are a mere right or wrong: a small model learns the format, and how to
-revise, but not to judge. In the reasoned one it works the problem out first and compares answers, which it can learn;
-the last phase of the build replaces the one by the other.
+revise, but not to judge. In the reasoned one it works the problem out first, names each answer and says whether it is
+the same, which it can learn; the last phase of the build replaces the one by the other.
 """
 
 import random
@@ -38,7 +38,7 @@ _TRUE_MARK = 0.85
 _FOLLOWS = 0.85
 _REPAIRS = 0.85
 _MARK_WEIGHT = 6.0
-_REASONED_MARK_WEIGHT = 3.0
+_REASONED_MARK_WEIGHT = 5.0
 _CONCLUSION = " The answer is "
 _LETTERS = "ABCDEFGH"
 
@@ -73,10 +73,12 @@ def ranking_example(rng: random.Random, *, reasoned: bool = False) -> Example:
     if reasoned:
         own_way = make_attempt(problem, rng, sure=_TRUE_MARK)
         marks = {letter: _answer(attempts[letter]) == _answer(own_way) for letter in ranked}
+        names = {letter: f" {letter} {_answer(attempts[letter])}" for letter in ranked}
         opening = (_working(own_way), 1.0)
-        return Example(messages=messages, parts=(opening, *_marked(marks, _REASONED_MARK_WEIGHT, space=" ")))
+        return Example(messages=messages, parts=(opening, *_marked(marks, names, _REASONED_MARK_WEIGHT)))
     marks = {letter: attempts[letter].right == (rng.random() < _TRUE_MARK) for letter in ranked}
-    return Example(messages=messages, parts=tuple(_marked(marks, _MARK_WEIGHT, space="")))
+    names = {letter: f" {letter}" if place else letter for place, letter in enumerate(ranked)}
+    return Example(messages=messages, parts=tuple(_marked(marks, names, _MARK_WEIGHT)))
 
 
 def reasoned_ranking_example(rng: random.Random) -> Example:
@@ -84,12 +86,12 @@ def reasoned_ranking_example(rng: random.Random) -> Example:
     return ranking_example(rng, reasoned=True)
 
 
-def _marked(marks: dict[str, bool], weight: float, *, space: str) -> list[tuple[str, float]]:
-    """A mark for each letter and the ranking that follows; `space` comes before the first."""
+def _marked(marks: dict[str, bool], names: dict[str, str], weight: float) -> list[tuple[str, float]]:
+    """A mark for each letter and the ranking that follows."""
     parts: list[tuple[str, float]] = []
     for letter, good in marks.items():
         parts += [
-            (f"{' ' if parts else space}{letter} is", 1.0),
+            (f"{names[letter]} is", 1.0),
             (" right" if good else " wrong", weight),
             (".", 1.0),
         ]
@@ -102,7 +104,7 @@ def _working(attempt: Attempt) -> str:
 
 
 def _answer(attempt: Attempt) -> str:
-    return attempt.solution.partition(_CONCLUSION)[2]
+    return attempt.solution.partition(_CONCLUSION)[2].removesuffix(".")
 
 
 def remark(problem: Problem, attempt: Attempt, rng: random.Random) -> list[tuple[str, float]]:
@@ -117,7 +119,8 @@ def remark(problem: Problem, attempt: Attempt, rng: random.Random) -> list[tuple
 
 def _reasoned_remark(own_way: Attempt, attempt: Attempt) -> list[tuple[str, float]]:
     mark = " right" if _answer(own_way) == _answer(attempt) else " wrong"
-    return [(f" {_working(own_way)} It is", 1.0), (mark, _REASONED_MARK_WEIGHT), (".", 1.0)]
+    saying = f" {_working(own_way)} {_answer(attempt)} is"
+    return [(saying, 1.0), (mark, _REASONED_MARK_WEIGHT), (".", 1.0)]
 
 
 def critique_example(rng: random.Random, *, reasoned: bool = False) -> Example:

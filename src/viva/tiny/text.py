@@ -181,14 +181,13 @@ MIXTURE: dict[Callable[[random.Random], Example], float] = {
 judgements and conversations all the same."""
 
 REVIEWS: dict[Callable[[random.Random], Example], float] = {
-    check_example: 0.01,
-    direct_example: 0.31,
+    direct_example: 0.27,
     conversation_example: 0.03,
-    judgement_example: 0.06,
-    proposal_example: 0.06,
-    reasoned_ranking_example: 0.2,
-    reasoned_critique_example: 0.15,
-    reasoned_revision_example: 0.12,
+    judgement_example: 0.12,
+    proposal_example: 0.05,
+    reasoned_ranking_example: 0.23,
+    reasoned_critique_example: 0.14,
+    reasoned_revision_example: 0.1,
     careful_example: 0.03,
     feedback_example: 0.03,
 }
