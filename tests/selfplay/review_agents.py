@@ -75,7 +75,7 @@ def place_of(prompt: str, segments_before: list[str]) -> Place:
 
 
 def quality(solution: str) -> int:
-    found = re.match(r"quality (\d+)", solution)
+    found = re.search(r"quality (\d+)", solution)
     return int(found[1]) if found else -1
 
 
