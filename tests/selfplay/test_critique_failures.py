@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -184,6 +185,14 @@ async def test_two_agents_rank_both_and_promoting_oneself_gives_a_tie_at_best(ru
     rewards = await streams({0: mine, 1: HONEST}, rules=rules)
     assert [agent["r_sol"] for agent in rewards.values()] == pytest.approx([0.5, 0.5])
     assert {agent["r_diag"] for agent in rewards.values()} == {0.0}
+
+
+async def test_what_one_voter_says_is_below_the_noise_so_two_agents_are_paid_no_critique_by_default() -> None:
+    for options in ({}, {"judge": None}):
+        default = await streams(everyone(IMPROVING, 2), **options)
+        assert [agent["r_diag"] for agent in default.values()] == [0.0, 0.0]
+        lower = await streams(everyone(IMPROVING, 2), rules=replace(ROBUST, noise_floor=0.6), **options)
+        assert [agent["r_diag"] for agent in lower.values()] == pytest.approx([0.157] * 2, abs=1e-3)
 
 
 @BOTH
