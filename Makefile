@@ -1,7 +1,8 @@
 # One command per verb. Every verb sets the environment up first; that happens once, and again when
 # pyproject.toml or constraints.txt change.
 #
-#   make demo    train the built-in policy and print held-out accuracy before and after
+#   make demo    critique self-play on the built-in policy; prints held-out accuracy before and after
+#   make demo-conversation    the same with conversation preference RL
 #   make test    all tests
 #   make lint    ruff (check and format) and pyright
 #   make bench   every script in benchmarks/ (files that begin with "_" are helpers of the scripts)
@@ -16,10 +17,13 @@ ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 # A training process that spins while it waits slows every other process (and itself) ten times or more.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint bench setup
+.PHONY: demo demo-conversation test lint bench setup
 .DEFAULT_GOAL := test
 
 demo: setup
+	$(PY) -m viva.recipes.critique_self_play.demo
+
+demo-conversation: setup
 	$(PY) -m viva.recipes.conversation_preference_rl.demo
 
 test: setup
