@@ -34,6 +34,12 @@ from viva.eval.answers import is_correct
         ("15", "She sold 15 clips. #### 15"),
         ("Wow 0.5", ".5"),
         ("yes", "Yes"),
+        ("The answer is 5m.", "5"),
+        ("The answer is 2y", "2y"),
+        ("She sells 48/2 = <<48/2=24>>24 clips in May.\n#### 72", "48+24 = <<48+24=72>>72 clips.\n#### 72"),
+        ("#### 1,000", "so $1000.\n#### 1,000"),
+        (r"\boxed{\dfrac{3}{4}}", "0.75"),
+        (r"\boxed{-\frac{1}{2}}", "-1/2"),
     ],
 )
 def test_a_right_answer_is_recognised(text, answer):
@@ -56,6 +62,10 @@ def test_a_right_answer_is_recognised(text, answer):
         ("1/0", "0"),
         ("The answer is 1e5", "5"),
         ("12,34", "1234"),
+        (r"\boxed{8+1}", "9"),
+        (r"\boxed{10=9}", "9"),
+        (r"\boxed{\frac{1}{0}}", "0"),
+        (r"\boxed{\frac{1}{2}\frac{1}{2}}", "1/4"),
     ],
 )
 def test_a_wrong_or_missing_answer_is_not(text, answer):

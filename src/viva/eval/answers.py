@@ -1,12 +1,16 @@
 """Reading the final answer out of a solution, and comparing it with the known one.
 
 Where the answer stands, in this order: the last ``\\boxed{...}``; else what follows the last "answer is", "####" or
-"Answer:"; else the last number; else the whole text. Two answers are equal if both are numbers of equal value, or
-else if their normalised texts are equal. All scanners are linear in the text.
+"Answer:"; else the last number; else the whole text. A known answer that is a number is met by numbers of equal
+value only (``8+1`` does not answer 9); any other by an equal normalised text or an equal expression
+(`viva.eval.expressions`). All scanners are linear in the text.
 """
 
+import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+
+from viva.eval.expressions import same_expression
 
 __all__ = ["extract_answer", "is_correct"]
 
@@ -14,6 +18,8 @@ _BOXED = "\\boxed{"
 _MARKERS = ("answer is", "####", "answer:")
 _DIGITS = frozenset("0123456789")
 _NUMBER_PARTS = _DIGITS | frozenset(".,/")
+_FRACTION = re.compile(r"(-?)\\[dt]?frac\{([^{}]{1,100})\}\{([^{}]{1,100})\}")
+_VARIABLE = re.compile(r"[0-9][abnxyz]\b")
 _UNITS = ("\\%", "%", "\\$", "$", "\u20ac", "\u00a3", "\\,", "\\!")
 
 
@@ -29,7 +35,9 @@ def is_correct(text: str, answer: str) -> bool:
     given_value, wanted_value = _value(given), _value(wanted)
     if given_value is not None and wanted_value is not None:
         return given_value == wanted_value
-    return _normalise(given) == _normalise(wanted)
+    if _normalise(given) == _normalise(wanted):
+        return True
+    return wanted_value is None and same_expression(given, wanted)
 
 
 def extract_answer(text: str) -> str | None:
@@ -102,13 +110,13 @@ def _numbers(text: str) -> list[str]:
 
 
 def _only_number(text: str) -> str | None:
-    """The number that a short answer is: ``72 apples`` is 72, but ``x = 2y`` or ``(3, 4)`` stay as they are."""
+    """The number that a short answer is: ``72 apples`` is 72, but ``2y`` or ``(3, 4)`` stay as they are."""
     numbers = _numbers(text)
     return numbers[0] if len(numbers) == 1 and not _is_expression(text) else None
 
 
 def _is_expression(text: str) -> bool:
-    return any(mark in text for mark in ("=", "^", "\\", "(", "+", "*"))
+    return any(mark in text for mark in ("=", "^", "\\", "(", "+", "*")) or bool(_VARIABLE.search(text))
 
 
 def _last_number(text: str) -> str | None:
@@ -119,6 +127,8 @@ def _last_number(text: str) -> str | None:
 def _value(answer: str) -> Fraction | None:
     """The number an answer stands for, or ``None``."""
     text = _strip_units(answer).replace(" ", "")
+    if fraction := _FRACTION.fullmatch(text):
+        text = "{}{}/{}".format(*fraction.groups())
     whole, _, denominator = text.partition("/")
     parts = [_decimal(whole)] + ([_decimal(denominator)] if denominator else [])
     if any(part is None for part in parts):
