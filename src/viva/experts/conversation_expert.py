@@ -1,0 +1,195 @@
+"""``conversation``: agents argue, and each one's final solution is trained as an answer to the bare question.
+
+What is trained of a final turn is the solution, found on the sampled token ids, and nothing before it:
+
+- free text (critique self-play): everything after the marker ``Revise:`` or ``Defend:``, the stop token included. White
+  space between marker and solution is left out where a token begins with the solution, else it comes along (many
+  tokenizers join it to the first word);
+- JSON (round robin): the value of ``solution`` up to the last token that holds nothing else. The stop token was
+  sampled behind the closing brace and stays out: ending an answer is learnt from other strategies;
+- a reply that was not structured: all of it. Thinking always stays out: it talks about the others.
+
+A solution whose tokens spell something else (escaped in JSON, a first token that began before it) is not trained and
+counted in the metric ``unlocated``. An agent that defends without saying its solution again has none.
+
+The advantage comes from the conversation (what the final turn's tokens were credited with, else the seat's reward),
+or from a verifier of the solution.
+
+Legend: ``_G`` seats of a group, ``_T`` tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Observation,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+from viva.conversation.prompts import direct_messages
+from viva.conversation.records import Conversation, Solution
+from viva.conversation.rendering import build_prompt
+from viva.credit.spans import token_ranges
+from viva.credit.streams import GroupCredit
+from viva.experts.strategy import Completion
+from viva.selfplay.group import coordinator_of
+
+__all__ = ["ConversationExpertGroupBuilder", "solution_tokens"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FinalTurn:
+    transition: int
+    solution: str
+    completion: Completion | None
+
+
+@dataclass(kw_only=True)
+class ConversationExpertGroupBuilder(EnvGroupBuilder):
+    """Any builder of conversations as a search strategy for the bare question."""
+
+    inner: EnvGroupBuilder
+    """Of a whole conversation, such as those of `viva.selfplay`."""
+    question: str
+    renderer: Renderer
+    """The conversation's: both contexts are written in one format."""
+    verify: Callable[[str], float] | None = None
+    """Reward of a final solution; by default, the conversation's own rewards count."""
+    strategy_id: str = "conversation"
+    weight: float | None = None
+    _final_G: list[_FinalTurn | None] = field(default_factory=list[_FinalTurn | None], init=False, repr=False)
+
+    async def make_envs(self) -> Sequence[Env]:
+        """The conversation's."""
+        self._final_G = []
+        return await self.inner.make_envs()
+
+    def context_transform(self, observation: Observation, turn_index: int) -> Observation:
+        """The bare question."""
+        del observation, turn_index
+        return build_prompt(self.renderer, direct_messages(self.question))
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Rewards of the final solutions, with the conversation's metrics. Seats that gave none get 0.0.
+
+        Raises:
+            ValueError: If the environments are not those of one conversation, or it credits tokens but not those of a
+                final turn. Errors of the conversation's own rewards pass through.
+        """
+        own_G = await self.inner.compute_group_rewards(trajectory_group, env_group)
+        coordinator, seats = coordinator_of(env_group)
+        self._final_G = [
+            self._final_turn(coordinator.conversation, (env.agent_id, env.lane), trajectory)
+            for env, trajectory in zip(seats, trajectory_group, strict=True)
+        ]
+        credited = self._credited()
+        paid_G: list[tuple[float, Metrics]] = []
+        for seat, (final, (own, metrics)) in enumerate(zip(self._final_G, own_G, strict=True)):
+            if final is None:
+                paid_G.append((0.0, metrics))
+                continue
+            if self.verify is not None:
+                reward = float(self.verify(final.solution))
+            elif credited is None:
+                reward = own
+            elif (seat, final.transition) in credited:
+                reward = credited[seat, final.transition]
+            else:
+                raise ValueError(
+                    f"the conversation credits nothing to the final solution of seat {seat}; give a verify function"
+                )
+            paid_G.append((reward, metrics | {"unlocated": float(final.completion is None)}))
+        return paid_G
+
+    def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
+        """The final solution of every agent.
+
+        Raises:
+            RuntimeError: Before the rewards were computed.
+        """
+        if len(self._final_G) != len(group.trajectories_G):
+            raise RuntimeError("what to train of a conversation is known once its rewards were computed")
+        return [
+            [] if final is None or final.completion is None else [final.completion] for final in self._final_G
+        ]
+
+    async def cleanup(self) -> None:
+        """The conversation's."""
+        await self.inner.cleanup()
+
+    def logging_tags(self) -> list[str]:
+        """The strategy, and the conversation's tags."""
+        return [self.strategy_id, *self.inner.logging_tags()]
+
+    def record(self) -> Any:
+        """What the transcript keeps: the conversation's."""
+        record: Callable[[], Any] | None = getattr(self.inner, "record", None)
+        return None if record is None else record()
+
+    def _credited(self) -> dict[tuple[int, int], float] | None:
+        """Reward of a turn by seat and transition, if the conversation credits tokens."""
+        give: Callable[[], GroupCredit | None] | None = getattr(self.inner, "credit", None)
+        credit = None if give is None else give()
+        if credit is None:
+            return None
+        return {(span.seat, span.transition): span.reward for span in credit.spans}
+
+    def _final_turn(
+        self, conversation: Conversation, place: tuple[int, int], trajectory: Trajectory
+    ) -> _FinalTurn | None:
+        """The last turn of a seat that gave a solution; ``None`` if the agent failed, or is never asked for one."""
+        if place[0] in {failure.agent_id for failure in conversation.failures}:
+            return None
+        turns = [turn for turn in conversation.turns if (turn.agent_id, turn.lane) == place]
+        found = [index for index, turn in enumerate(turns) if isinstance(turn.response, Solution)]
+        if not found or len(turns) != len(trajectory.transitions):
+            return None
+        turn = turns[found[-1]]
+        solution = cast(Solution, turn.response).solution
+        tokens_T = trajectory.transitions[found[-1]].ac.tokens
+        span = solution_tokens(self.renderer, tokens_T, turn.text, solution)
+        completion = None if span is None else Completion(transition=found[-1], start=span[0], stop=span[1])
+        return _FinalTurn(transition=found[-1], solution=solution, completion=completion)
+
+
+def solution_tokens(
+    renderer: Renderer, tokens_T: Sequence[int], text: str, solution: str
+) -> tuple[int, int] | None:
+    """Sampled tokens ``[start, stop)`` that spell a solution; ``None`` where none spell it without doubt.
+
+    Args:
+        renderer: The one that read the reply.
+        tokens_T: The whole reply as sampled.
+        text: The reply as it was read.
+        solution: What is looked for; the last place where it stands verbatim counts.
+    """
+    first = text.rfind(solution) if solution else -1
+    if first < 0:
+        return None
+    last = first + len(solution)
+    space = len(text[:first].rstrip())
+    for start in dict.fromkeys((first, space)):
+        (span,) = token_ranges(renderer, tokens_T, text, [(start, last)])
+        if span is None:
+            continue
+        spelt = _decode(renderer, tokens_T[span[0] : span[1]])
+        if not text[last:].strip() and spelt.rstrip() == text[start:last]:
+            return span[0], len(tokens_T)
+        # the last token may reach beyond the solution
+        for stop in (span[1], span[1] - 1):
+            spelt = _decode(renderer, tokens_T[span[0] : stop])
+            if spelt.strip() and text[start:last].startswith(spelt):
+                return span[0], stop
+    return None
+
+
+def _decode(renderer: Renderer, tokens_T: Sequence[int]) -> str:
+    return str(cast(Any, renderer.tokenizer).decode(list(tokens_T)))

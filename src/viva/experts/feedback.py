@@ -1,0 +1,250 @@
+"""``feedback``: an attempt, feedback on it, a second attempt; trained as if there had been no feedback.
+
+The second attempt is sampled behind ``problem, attempt 1, feedback`` and trained behind ``problem, attempt 1`` (so the
+policy learns to correct itself unasked) or behind the ``problem`` alone (so it learns to get it right at once). The
+first attempt weighs 0 unless told otherwise. Both training contexts are rendered from messages, like the sampled one:
+where a chat format rewrites earlier replies (drops their thinking), the second turn just becomes a datum of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import tinker
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.renderers.base import Message, Renderer
+from tinker_cookbook.rl.problem_env import ProblemEnv
+from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
+    Env,
+    EnvGroupBuilder,
+    Observation,
+    StepResult,
+    TrajectoryGroup,
+)
+
+from viva.conversation.critiques import read_critiques
+from viva.conversation.protocol import View
+from viva.conversation.records import CritiqueReply
+from viva.conversation.rendering import build_prompt, read_reply
+from viva.experts.prompt_augmentation import leak
+from viva.experts.strategy import Completion
+from viva.judging.policy import PolicyRef, sample
+from viva.selfplay.critique_prompts import CRITIQUE_PERSONAS, critique_instruction, critique_messages, shown
+
+__all__ = [
+    "RIGHT_FEEDBACK",
+    "WRONG_FEEDBACK",
+    "Feedback",
+    "FeedbackEnv",
+    "FeedbackGroupBuilder",
+    "GeneratedFeedback",
+    "VerifierFeedback",
+]
+
+RIGHT_FEEDBACK = "Your answer is right."
+WRONG_FEEDBACK = "Your answer is wrong. Try again."
+
+_NOBODY = View(agent_id=-1, num_agents=1, round_index=0, aliases=(0,), persona="")
+"""Who looks at the one solution without having written it."""
+
+
+class Feedback(Protocol):
+    """Says something about an attempt."""
+
+    async def __call__(self, question: str, attempt: str, *, is_right: bool, place: int) -> str:
+        """The feedback; `place` is the attempt's place in its group."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierFeedback:
+    """Tells whether the attempt is right, and nothing else."""
+
+    right: str = RIGHT_FEEDBACK
+    wrong: str = WRONG_FEEDBACK
+
+    async def __call__(self, question: str, attempt: str, *, is_right: bool, place: int) -> str:
+        """One of the two texts."""
+        del question, attempt, place
+        return self.right if is_right else self.wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedFeedback:
+    """The policy criticises the attempt, without being told whether it is right. Its own tokens are not trained."""
+
+    policy: PolicyRef
+    """The training loop keeps it at the current policy."""
+    renderer: Renderer
+    seed: int
+    """Of the group; every place in it draws with a seed of its own."""
+    max_tokens: int = 256
+    temperature: float = 1.0
+
+    async def __call__(self, question: str, attempt: str, *, is_right: bool, place: int) -> str:
+        """The critique, without the header that names its target. Errors of the engine pass through."""
+        del is_right
+        instruction = critique_instruction(CRITIQUE_PERSONAS[2], None)
+        messages = critique_messages(question, [shown("Solution A", attempt)], instruction)
+        params = tinker.SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=(self.seed + 1_000_003 * place) % 2**31,
+            stop=self.renderer.get_stop_sequences(),
+        )
+        response = await sample(self.policy.current(), build_prompt(self.renderer, messages), params)
+        text, _ = read_reply(self.renderer, list(response.sequences[0].tokens))
+        reading = read_critiques(text, _NOBODY).response
+        critiques = reading.critiques if isinstance(reading, CritiqueReply) else ()
+        return critiques[0].text if critiques else text
+
+
+class FeedbackEnv(ProblemEnv):
+    """Two turns at one problem. The reward is that of the second; the first is in the metric ``first_correct``.
+
+    Args:
+        problem: Says what the question is and grades both attempts, as the subclass of ``ProblemEnv`` it is; its
+            ``convo_prefix`` stands before the question in every context.
+        feedback: What is said about the first attempt.
+        place: Of this environment in its group.
+        train_behind: ``attempt`` keeps the first attempt in the second one's training context, ``problem`` drops it.
+        leak_phrases: Words of the feedback that should not turn up in second attempts: metric ``leak``.
+    """
+
+    def __init__(
+        self,
+        problem: ProblemEnv,
+        feedback: Feedback,
+        *,
+        place: int = 0,
+        train_behind: Literal["attempt", "problem"] = "attempt",
+        leak_phrases: Sequence[str] = (),
+    ) -> None:
+        super().__init__(problem.renderer, convo_prefix=problem.convo_prefix)
+        self.problem = problem
+        self.feedback = feedback
+        self.place = place
+        self.train_behind = train_behind
+        self.leak_phrases = tuple(leak_phrases)
+        self.training_observations: list[tuple[Observation, Observation]] = []
+        """What was sampled in and what that is trained in, for each turn so far."""
+        self._messages = [*self.convo_prefix, Message(role="user", content=problem.get_question())]
+
+    def get_question(self) -> str:
+        """The problem's."""
+        return self.problem.get_question()
+
+    def check_answer(self, sample_str: str) -> bool:
+        """The problem's."""
+        return self.problem.check_answer(sample_str)
+
+    def check_format(self, sample_str: str) -> bool:
+        """The problem's."""
+        return self.problem.check_format(sample_str)
+
+    def get_reference_answer(self) -> str:
+        """The problem's."""
+        return self.problem.get_reference_answer()
+
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        """The bare problem."""
+        observation = build_prompt(self.renderer, self._messages)
+        self.training_observations = [(observation, observation)]
+        return observation, self.stop_condition
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Ask for feedback after the first attempt, grade the second."""
+        text, ended = read_reply(self.renderer, list(action))
+        if len(self.training_observations) > 1:
+            result = await self.problem.step(action, extra=extra)
+            result.metrics |= leak(text, self.leak_phrases)
+            return result
+        is_right = ended and bool(self.check_answer(text))
+        said = await self.feedback(self.get_question(), text, is_right=is_right, place=self.place)
+        attempted = [*self._messages, Message(role="assistant", content=text)]
+        observation = build_prompt(self.renderer, [*attempted, Message(role="user", content=said)])
+        kept = attempted if self.train_behind == "attempt" else self._messages
+        self.training_observations.append((observation, build_prompt(self.renderer, kept)))
+        return StepResult(
+            reward=0.0,
+            episode_done=False,
+            next_observation=observation,
+            next_stop_condition=self.stop_condition,
+            metrics={"first_correct": float(is_right)},
+            logs={"feedback": said},
+        )
+
+
+@dataclass(kw_only=True)
+class FeedbackGroupBuilder(EnvGroupBuilder):
+    """A group of two-turn attempts at one problem."""
+
+    env_thunk: Callable[[], ProblemEnv]
+    """Makes the problem; called once for every environment."""
+    num_envs: int
+    feedback: Feedback = field(default_factory=VerifierFeedback)
+    train_behind: Literal["attempt", "problem"] = "attempt"
+    transition_weights: tuple[float, float] = (0.0, 1.0)
+    """Of the first and the second attempt. A first attempt that counts earns what the second earns."""
+    leak_phrases: tuple[str, ...] = ()
+    strategy_id: str = "feedback"
+    weight: float | None = None
+    tags: tuple[str, ...] = ()
+    _envs: list[FeedbackEnv] = field(default_factory=list[FeedbackEnv], init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check.
+
+        Raises:
+            ValueError: If an option has no meaning.
+        """
+        if self.train_behind not in ("attempt", "problem"):
+            raise ValueError(f"train_behind must be 'attempt' or 'problem'; got {self.train_behind!r}")
+        for weight in self.transition_weights:
+            Completion(transition=0, weight=weight)
+
+    async def make_envs(self) -> Sequence[Env]:
+        """`num_envs` environments."""
+        self._envs = [
+            FeedbackEnv(
+                self.env_thunk(),
+                self.feedback,
+                place=place,
+                train_behind=self.train_behind,
+                leak_phrases=self.leak_phrases,
+            )
+            for place in range(self.num_envs)
+        ]
+        return self._envs
+
+    def context_transform(self, observation: Observation, turn_index: int) -> Observation:
+        """The observation without the feedback, rendered afresh from the messages it was made of.
+
+        Raises:
+            ValueError: If none of this group's environments ever showed it.
+        """
+        for env in self._envs:
+            if len(env.training_observations) > turn_index:
+                sampled, trained = env.training_observations[turn_index]
+                if sampled == observation:
+                    return trained
+        raise ValueError(
+            f"turn {turn_index} was not sampled in an observation of this group; transform the trajectories of the "
+            "last make_envs only"
+        )
+
+    def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
+        """Both attempts, each with its weight."""
+        return [
+            [
+                Completion(transition=index, weight=self.transition_weights[index])
+                for index in range(len(trajectory.transitions))
+            ]
+            for trajectory in group.trajectories_G
+        ]
+
+    def logging_tags(self) -> list[str]:
+        """The strategy, and the tags."""
+        return [self.strategy_id, *self.tags]

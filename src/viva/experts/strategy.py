@@ -1,0 +1,220 @@
+"""What makes a group of environments a search strategy: a name, the context its samples are trained in, a weight.
+
+A strategy is a tinker-cookbook ``EnvGroupBuilder`` with these attributes, all but the first optional::
+
+    strategy_id: str
+    context_transform(observation, turn_index) -> Observation      the training context of a turn; None: as sampled
+    weight: float | None                                           share in the mixture; None: every sample counts once
+    completions(group) -> per seat the `Completion`s to train      without it, all that was sampled
+
+`ExpertGroupBuilder` puts them onto any builder. Sampled tokens and their logprobs are never touched: a strategy only
+says what of them is trained, and behind which context.
+
+Legend: ``_G`` members of a group (seats).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Observation,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+from viva.credit.streams import GroupCredit
+
+__all__ = [
+    "IID",
+    "Completion",
+    "ContextTransform",
+    "ExpertGroupBuilder",
+    "StrategyInfo",
+    "all_turns",
+    "completions_of",
+    "is_strategy",
+    "strategy_of",
+]
+
+ContextTransform: TypeAlias = Callable[[Observation, int], Observation]
+"""From what was sampled in and the turn's index to what the turn is trained in."""
+
+IID = "iid"
+"""Strategy of builders that name none: trained as they were sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """Sampled tokens ``[start, stop)`` of one turn, to be trained.
+
+    Where the context is swapped the tokens before ``start`` belonged to the sampling context and go with it; else they
+    stay, masked.
+
+    Raises:
+        ValueError: If the range or the weight makes no sense.
+    """
+
+    transition: int
+    start: int = 0
+    stop: int | None = None
+    """``None``: to the end of the turn, its stop token included."""
+    weight: float = 1.0
+    """Factor on the advantage; with 0, the tokens are context only."""
+    advantage: float | None = None
+    """Of every token, instead of reward minus baseline."""
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if self.transition < 0 or self.start < 0 or (self.stop is not None and self.stop < self.start):
+            raise ValueError(f"a completion lies in a turn, 0 <= start <= stop; got {self}")
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise ValueError(
+                f"the weight of a completion must be a finite number of 0 or more; got {self.weight}"
+            )
+        if self.advantage is not None and not math.isfinite(self.advantage):
+            raise ValueError(f"an advantage must be a finite number; got {self.advantage}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyInfo:
+    """What a builder says about its strategy."""
+
+    strategy_id: str
+    context_transform: ContextTransform | None
+    weight: float | None
+
+
+def is_strategy(builder: EnvGroupBuilder) -> bool:
+    """Whether the builder names a strategy."""
+    return getattr(builder, "strategy_id", None) is not None
+
+
+def strategy_of(builder: EnvGroupBuilder) -> StrategyInfo:
+    """The strategy of any builder: what its attributes say, else `IID`.
+
+    Raises:
+        ValueError: If the name is empty or holds a slash (metrics are named after it).
+    """
+    strategy_id: str | None = getattr(builder, "strategy_id", None)
+    if strategy_id is not None and (not strategy_id or "/" in strategy_id):
+        raise ValueError(f"strategy_id must be a name without slashes; got {strategy_id!r}")
+    return StrategyInfo(
+        strategy_id=IID if strategy_id is None else strategy_id,
+        context_transform=getattr(builder, "context_transform", None),
+        weight=getattr(builder, "weight", None),
+    )
+
+
+def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Sequence[Completion]]:
+    """What to train of every seat; without a method ``completions``, every turn.
+
+    Raises:
+        ValueError: If the method does not return one entry per seat.
+    """
+    choose: Callable[[TrajectoryGroup], Sequence[Sequence[Completion]]] | None
+    choose = getattr(builder, "completions", None)
+    if choose is None:
+        return [all_turns(trajectory) for trajectory in group.trajectories_G]
+    chosen_G = list(choose(group))
+    if len(chosen_G) != len(group.trajectories_G):
+        raise ValueError(
+            f"completions must return one entry per seat; got {len(chosen_G)} for {len(group.trajectories_G)}"
+        )
+    return chosen_G
+
+
+def all_turns(trajectory: Trajectory) -> list[Completion]:
+    """Every turn of a trajectory, whole."""
+    return [Completion(transition=index) for index in range(len(trajectory.transitions))]
+
+
+@dataclass(kw_only=True)
+class ExpertGroupBuilder(EnvGroupBuilder):
+    """Any builder as a strategy.
+
+    Args:
+        inner: Makes the environments and computes the rewards. What it says about its own strategy holds where this
+            does not say otherwise.
+        strategy_id: Name of the strategy.
+        context_transform: Training context of a turn.
+        weight: Share in the mixture.
+        transition_weights: A weight for every turn, 0 to leave it out; there must be one for each turn that is played.
+
+    Raises:
+        ValueError: If a weight makes no sense, or `inner` chooses its completions itself and weights are given.
+    """
+
+    inner: EnvGroupBuilder
+    strategy_id: str
+    context_transform: ContextTransform | None = None
+    weight: float | None = None
+    transition_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check, and take over what the inner builder says."""
+        own = strategy_of(self.inner)
+        self.context_transform = self.context_transform or own.context_transform
+        self.weight = own.weight if self.weight is None else self.weight
+        if self.transition_weights is None:
+            return
+        if hasattr(self.inner, "completions"):
+            raise ValueError(
+                f"{type(self.inner).__name__} chooses what to train itself; leave out transition_weights"
+            )
+        for weight in self.transition_weights:
+            Completion(transition=0, weight=weight)
+
+    async def make_envs(self) -> Sequence[Env]:
+        """The inner builder's."""
+        return await self.inner.make_envs()
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """The inner builder's."""
+        return await self.inner.compute_group_rewards(trajectory_group, env_group)
+
+    async def cleanup(self) -> None:
+        """The inner builder's."""
+        await self.inner.cleanup()
+
+    def logging_tags(self) -> list[str]:
+        """The strategy, and the inner builder's tags."""
+        return [self.strategy_id, *(tag for tag in self.inner.logging_tags() if tag != self.strategy_id)]
+
+    def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
+        """Every turn with its weight, or what the inner builder chooses.
+
+        Raises:
+            ValueError: If there are more turns than weights.
+        """
+        weights = self.transition_weights
+        if weights is None:
+            return completions_of(self.inner, group)
+        longest = max((len(trajectory.transitions) for trajectory in group.trajectories_G), default=0)
+        if longest > len(weights):
+            raise ValueError(
+                f"strategy {self.strategy_id!r} has weights for {len(weights)} turns; an episode has {longest}"
+            )
+        return [
+            [
+                Completion(transition=index, weight=weights[index])
+                for index in range(len(trajectory.transitions))
+            ]
+            for trajectory in group.trajectories_G
+        ]
+
+    def credit(self) -> GroupCredit | None:
+        """The inner builder's, if it gives credit."""
+        credit: Callable[[], GroupCredit | None] | None = getattr(self.inner, "credit", None)
+        return None if credit is None else credit()
+
+    def record(self) -> Any:
+        """What the transcript keeps: the inner builder's."""
+        record: Callable[[], Any] | None = getattr(self.inner, "record", None)
+        return None if record is None else record()
