@@ -119,8 +119,10 @@ def test_logs_are_cut_back_to_a_checkpoint(tmp_path):
     log = RunLog(tmp_path)
     log.write_step(0, {"b": 1.0, "a": 2}, [{"text": "\ud800 \u00e4"}])
     sizes = log.sizes()
-    log.write_step(1, {"a": 1.0}, [{"text": "x"}])
+    log.write_step(1, {"a": 1.0}, [{"text": "x"}], [{"reward": 1.0}])
+    assert (tmp_path / "samples.jsonl").read_text() == '{"reward": 1.0}\n'
     log.cut_back(sizes)
+    assert (tmp_path / "samples.jsonl").read_text() == ""
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "a": 2, "b": 1.0}\n'
     assert json.loads((tmp_path / "transcripts.jsonl").read_text())["text"] == "\ud800 \u00e4"
     log.cut_back({})

@@ -1,7 +1,8 @@
 """The folder of one run: what is in it, and what to do if it is there already.
 
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
-``checkpoints.jsonl``, ``state/`` (saved by the local engine), and at the end ``adapter/`` and ``report.html``.
+``samples.jsonl`` (if the recipe keeps samples), ``checkpoints.jsonl``, ``state/`` (saved by the local engine), and at
+the end ``adapter/`` and ``report.html``.
 """
 
 import json
@@ -22,7 +23,16 @@ BehaviorIfExists: TypeAlias = Literal["ask", "delete", "resume", "raise"]
 
 _CONFIG = "config.json"
 _MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
-_ENTRIES = (*_MARKS, "transcripts.jsonl", "state", "adapter", "model", "report.html", "wandb")
+_ENTRIES = (
+    *_MARKS,
+    "transcripts.jsonl",
+    "samples.jsonl",
+    "state",
+    "adapter",
+    "model",
+    "report.html",
+    "wandb",
+)
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 

@@ -1,6 +1,6 @@
-"""What a run writes while it goes: ``metrics.jsonl`` and ``transcripts.jsonl``.
+"""What a run writes while it goes: ``metrics.jsonl``, ``transcripts.jsonl`` and, if it keeps any, ``samples.jsonl``.
 
-Both are append-only. A checkpoint records how long they were, and a resumed run cuts them back to that, so that they
+All are append-only. A checkpoint records how long they were, and a resumed run cuts them back to that, so that they
 never hold a step twice. Everything that depends on the clock has a key under ``time/``; all other metrics are equal
 in two runs with the same seed.
 """
@@ -15,11 +15,11 @@ from viva.rl.files import read_json_lines
 
 __all__ = ["RunLog"]
 
-_FILES = ("metrics.jsonl", "transcripts.jsonl")
+_FILES = ("metrics.jsonl", "transcripts.jsonl", "samples.jsonl")
 
 
 class RunLog:
-    """The two log files of a run folder."""
+    """The log files of a run folder."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = {name: folder / name for name in _FILES}
@@ -45,7 +45,11 @@ class RunLog:
                 os.truncate(path, wanted)
 
     def write_step(
-        self, step: int, metrics: Mapping[str, float], transcripts: Iterable[Mapping[str, Any]] = ()
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        transcripts: Iterable[Mapping[str, Any]] = (),
+        samples: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Append one step. Keys are sorted, so equal metrics are equal bytes.
 
@@ -53,6 +57,7 @@ class RunLog:
             ValueError: If a metric is not a finite number.
         """
         self._append("transcripts.jsonl", transcripts)
+        self._append("samples.jsonl", samples)
         self._append("metrics.jsonl", [{"step": step, **dict(sorted(metrics.items()))}])
 
     def metrics(self) -> list[dict[str, float]]:
