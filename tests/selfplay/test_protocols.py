@@ -118,7 +118,7 @@ def test_all_mistakes_of_a_declaration_are_told() -> None:
         ("nowhere.at.all:X", "cannot import 'nowhere.at.all'"),
         ("nowhere.py:X", "there is no file 'nowhere.py'"),
         (f"{DEBATE}:SIDES", "must be a viva.conversation.protocol.Protocol.*got tuple"),
-        (f"{DEBATE}:GONE", "got NoneType"),
+        (f"{DEBATE}:GONE", "has no attribute .GONE"),
     ],
 )
 def test_a_target_that_is_no_protocol_is_refused(target: str, complaint: str) -> None:

@@ -1,12 +1,7 @@
 """``viva protocol check``: find a protocol by name, validate it, play it without a model, and say what happened."""
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from viva.conversation.protocol import Protocol, Round
@@ -14,6 +9,7 @@ from viva.conversation.records import ReplyStatus
 from viva.conversation.round_robin import round_robin_protocol
 from viva.selfplay.check import DryRun, Seen, dry_runs
 from viva.selfplay.critique_protocol import critique_protocol
+from viva.selfplay.user_code import is_target, load_target
 
 __all__ = ["BUILT_IN", "check_protocol", "find_protocol"]
 
@@ -36,41 +32,20 @@ def find_protocol(target: str, num_agents: int) -> Protocol:
         return critique_protocol(num_agents)
     if target == "round_robin":
         return round_robin_protocol(2)
-    where, colon, attribute = target.rpartition(":")
-    if not colon or not where or not attribute:
+    if not is_target(target):
         raise ValueError(
             f"unknown protocol {target!r}; allowed: {', '.join(BUILT_IN)}, module:ATTRIBUTE or path.py:ATTRIBUTE"
         )
-    found: Any = getattr(_module(where), attribute, None)
+    found: Any = load_target(target)
     if not isinstance(found, Protocol) and callable(found):
         takes = inspect.signature(found).parameters
         found = found(num_agents) if "num_agents" in takes else found()
     if not isinstance(found, Protocol):
         raise ValueError(
-            f"{attribute!r} of {where!r} must be a viva.conversation.protocol.Protocol, or a function that returns "
+            f"{target!r} must be a viva.conversation.protocol.Protocol, or a function that returns "
             f"one; got {type(found).__name__}"
         )
     return found
-
-
-def _module(where: str) -> ModuleType:
-    if where.endswith(".py"):
-        path = Path(where)
-        spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
-        if spec is None or spec.loader is None:
-            raise ValueError(f"there is no file {where!r}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-        return module
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        return importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"cannot import {where!r}: {error}. Give a path.py:ATTRIBUTE, or install it."
-        ) from error
 
 
 def check_protocol(protocol: Protocol, num_agents: int) -> tuple[list[str], list[str]]:

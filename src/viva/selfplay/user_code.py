@@ -1,0 +1,49 @@
+"""Objects of the user's own code, named on a command line as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["is_target", "load_target"]
+
+
+def is_target(name: str) -> bool:
+    """Whether a name has the form of a target: something, a colon, an attribute."""
+    where, _, attribute = name.rpartition(":")
+    return bool(where and attribute)
+
+
+def load_target(target: str) -> Any:
+    """The object a target names.
+
+    Raises:
+        ValueError: If the file, the module or the attribute is not there. What the code itself raises passes through.
+    """
+    where, _, attribute = target.rpartition(":")
+    module = _module(where)
+    if not hasattr(module, attribute):
+        raise ValueError(f"{where!r} has no attribute {attribute!r}")
+    return getattr(module, attribute)
+
+
+def _module(where: str) -> ModuleType:
+    if where.endswith(".py"):
+        path = Path(where)
+        spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+        if spec is None or spec.loader is None:
+            raise ValueError(f"there is no file {where!r}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"cannot import {where!r}: {error}. Give a path.py:ATTRIBUTE, or install it."
+        ) from error
