@@ -47,6 +47,7 @@ __all__ = ["ConversationExpertGroupBuilder", "solution_tokens"]
 class _FinalTurn:
     transition: int
     solution: str
+    finished: bool
     completion: Completion | None
 
 
@@ -60,7 +61,8 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
     renderer: Renderer
     """The conversation's: both contexts are written in one format."""
     verify: Callable[[str], float] | None = None
-    """Reward of a final solution; by default, the conversation's own rewards count."""
+    """Reward of a final solution; one that was cut at the token limit earns 0. By default, the conversation's own
+    rewards count."""
     strategy_id: str = "conversation"
     weight: float | None = None
     _final_G: list[_FinalTurn | None] = field(default_factory=list[_FinalTurn | None], init=False, repr=False)
@@ -97,7 +99,7 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
                 paid_G.append((0.0, metrics))
                 continue
             if self.verify is not None:
-                reward = float(self.verify(final.solution))
+                reward = float(self.verify(final.solution)) if final.finished else 0.0
             elif credited is None:
                 reward = own
             elif (seat, final.transition) in credited:
@@ -154,10 +156,15 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
             return None
         turn = turns[found[-1]]
         solution = cast(Solution, turn.response).solution
-        tokens_T = trajectory.transitions[found[-1]].ac.tokens
-        span = solution_tokens(self.renderer, tokens_T, turn.text, solution)
+        action = trajectory.transitions[found[-1]].ac
+        span = solution_tokens(self.renderer, action.tokens, turn.text, solution)
         completion = None if span is None else Completion(transition=found[-1], start=span[0], stop=span[1])
-        return _FinalTurn(transition=found[-1], solution=solution, completion=completion)
+        return _FinalTurn(
+            transition=found[-1],
+            solution=solution,
+            finished=action.stop_reason == "stop",
+            completion=completion,
+        )
 
 
 def solution_tokens(

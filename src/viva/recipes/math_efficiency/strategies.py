@@ -1,0 +1,214 @@
+"""The search strategies of the recipe by name, and how a strategy of the user's own joins them.
+
+A strategy is a function from a `Task` (one problem of one batch, with everything a strategy may need) to a group
+builder, see `viva.experts.strategy`. Those of the recipe are in `STRATEGIES`; any other is named on the command line as
+``module:FUNCTION`` or ``path.py:FUNCTION``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Literal, TypeAlias, cast
+
+from tinker_cookbook.renderers.base import Message, Renderer
+from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.types import EnvGroupBuilder
+
+from viva.eval.answers import is_correct
+from viva.experts.best_of import BestOfGroupBuilder
+from viva.experts.conversation_expert import ConversationExpertGroupBuilder
+from viva.experts.feedback import FeedbackGroupBuilder, GeneratedFeedback, VerifierFeedback
+from viva.experts.iid import iid
+from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder
+from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.policy import PolicyRef
+from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward
+from viva.rl.prompts import PromptItem
+from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.user_code import is_target, load_target
+
+__all__ = [
+    "CONVERSATION",
+    "DEFAULT_HINT",
+    "STRATEGIES",
+    "StrategyFactory",
+    "StrategyOptions",
+    "Task",
+    "conversation",
+    "find_strategies",
+]
+
+CONVERSATION = "conversation"
+"""Name of the strategy whose group is one conversation, of ``num_agents`` samples."""
+
+DEFAULT_HINT = "Work slowly and check every step. Then write the full solution as short as you can."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyOptions:
+    """What the recipe's options say about its strategies."""
+
+    hint: str = DEFAULT_HINT
+    leak_phrases: tuple[str, ...] = ()
+    feedback: Literal["verifier", "generated"] = "verifier"
+    train_behind: Literal["attempt", "problem"] = "problem"
+    keep: Literal["best", "all"] = "best"
+    conversation: Literal["critique", "round_robin"] = "critique"
+    conversation_reward: Literal["verifier", "own"] = "verifier"
+    num_agents: int = 3
+    max_rounds: int = 2
+    on_failure: Literal["void", "continue"] = "void"
+    personas: dict[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a strategy makes a group for: one problem of one batch."""
+
+    item: PromptItem
+    seed: int
+    """Of the group; strategies of the same problem have different ones."""
+    renderer: Renderer
+    reward: EfficientReward
+    group_size: int
+    policy: PolicyRef
+    """Always holds the newest policy, for what a strategy samples besides its turns."""
+    options: StrategyOptions = field(default_factory=StrategyOptions)
+
+    def env(self, *, hint: str | None = None, leak_phrases: Sequence[str] = ()) -> EfficientEnv:
+        """The problem, sampled behind a hint (a system message) if one is given, and trained without it."""
+        prefix = [] if hint is None else [Message(role="system", content=hint)]
+        return EfficientEnv(
+            self.renderer,
+            self.item.question,
+            self.reward,
+            sampling_convo_prefix=prefix,
+            leak_phrases=leak_phrases,
+        )
+
+    def group(self) -> ProblemGroupBuilder:
+        """The bare problem, asked `group_size` times."""
+        return ProblemGroupBuilder(env_thunk=self.env, num_envs=self.group_size, dataset_name="problems")
+
+    def verify(self, solution: str) -> float:
+        """The reward of a solution that was not sampled as a reply of its own; its length is that of its text."""
+        num_tokens = len(self.renderer.tokenizer.encode(solution, add_special_tokens=False)) + 1
+        return self.reward(solution, num_tokens=num_tokens, is_finished=True).reward
+
+
+StrategyFactory: TypeAlias = Callable[[Task], EnvGroupBuilder]
+
+
+def _iid(task: Task) -> EnvGroupBuilder:
+    return iid(task.group())
+
+
+def _best_of(task: Task) -> EnvGroupBuilder:
+    return BestOfGroupBuilder(inner=task.group(), keep=task.options.keep)
+
+
+def _prompt_augmentation(task: Task) -> EnvGroupBuilder:
+    options = task.options
+    return PromptAugmentedGroupBuilder(
+        env_thunk=lambda: task.env(hint=options.hint, leak_phrases=options.leak_phrases),
+        num_envs=task.group_size,
+    )
+
+
+def _feedback(task: Task) -> EnvGroupBuilder:
+    options = task.options
+    feedback = VerifierFeedback()
+    if options.feedback == "generated":
+        feedback = GeneratedFeedback(
+            policy=task.policy,
+            renderer=task.renderer,
+            seed=task.seed,
+            max_tokens=task.reward.token_budget,
+        )
+    return FeedbackGroupBuilder(
+        env_thunk=task.env,
+        num_envs=task.group_size,
+        feedback=feedback,
+        train_behind=options.train_behind,
+        leak_phrases=options.leak_phrases,
+    )
+
+
+def _conversation(task: Task) -> EnvGroupBuilder:
+    return ConversationExpertGroupBuilder(
+        inner=conversation(task),
+        question=task.item.question,
+        renderer=task.renderer,
+        verify=task.verify if task.options.conversation_reward == "verifier" else None,
+    )
+
+
+def conversation(task: Task) -> EnvGroupBuilder:
+    """The conversation about a problem by itself, without what is trained of it."""
+    options, judge = task.options, PolicySelfComparisonJudge(task.policy, task.renderer)
+    if options.conversation == "critique":
+        return CritiqueSelfPlayEnvGroupBuilder(
+            question=task.item.question,
+            renderer=task.renderer,
+            judge=judge,
+            answer=task.item.answer,
+            grader=is_correct,
+            num_agents=options.num_agents,
+            on_failure=options.on_failure,
+            personas=options.personas,
+            seed=task.seed,
+        )
+    return MultiAgentConversationEnvGroupBuilder(
+        question=task.item.question,
+        renderer=task.renderer,
+        judge=judge,
+        answer=task.item.answer,
+        grader=is_correct,
+        num_agents=options.num_agents,
+        max_rounds=options.max_rounds,
+        on_failure=options.on_failure,
+        personas=options.personas,
+        seed=task.seed,
+    )
+
+
+STRATEGIES: Mapping[str, StrategyFactory] = {
+    "iid": _iid,
+    "prompt_augmentation": _prompt_augmentation,
+    "feedback": _feedback,
+    CONVERSATION: _conversation,
+    "best_of": _best_of,
+}
+"""Those of the recipe, by name."""
+
+
+def find_strategies(names: Sequence[str]) -> dict[str, StrategyFactory]:
+    """Strategies by name, in the order given: the recipe's, or functions of the user's.
+
+    Raises:
+        ValueError: If there are none, one is unknown, or one is given twice.
+    """
+    if not names:
+        raise ValueError(f"strategies must name at least one of {', '.join(STRATEGIES)}; got none")
+    found: dict[str, StrategyFactory] = {}
+    for name in names:
+        if name in found:
+            raise ValueError(f"strategies names {name!r} twice; raise its weight or group_size instead")
+        found[name] = _find(name)
+    return found
+
+
+def _find(name: str) -> StrategyFactory:
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    if is_target(name):
+        factory: object = load_target(name)
+        if not callable(factory):
+            raise ValueError(f"{name!r} must be a function of a Task; got {type(factory).__name__}")
+        return cast(StrategyFactory, factory)
+    close = get_close_matches(name, STRATEGIES, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(
+        f"unknown strategy {name!r}; allowed: {', '.join(STRATEGIES)}, module:FUNCTION or path.py:FUNCTION.{hint}"
+    )
