@@ -1,4 +1,4 @@
-"""The ``viva`` command: train a recipe, report on a run, score it again, list the recipes, check a protocol.
+"""The ``viva`` command: train a recipe; report on a run, score or estimate it again; list recipes, check a protocol.
 
 Nothing heavy is imported here; each command imports what it needs when it runs.
 """
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train": _train,
         "report": _report,
         "rescore": _rescore,
+        "estimate": _estimate,
         "recipes": _recipes,
         "protocol": _protocol,
     }
@@ -92,9 +93,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     rescore.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
     rescore.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="rules to change")
+    _add_estimate(commands.add_parser)
     commands.add_parser("recipes", help="list the recipes and how to run them")
     _add_protocol(commands.add_parser)
     return parser
+
+
+def _add_estimate(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    estimate = add_parser(
+        "estimate",
+        help="every estimator on the stored samples of a run: viva estimate RUN",
+        description="Estimate the batches that a run of math_efficiency kept by every estimator, without sampling, "
+        "and recommend one. 'viva estimate RUN --help' lists the options.",
+    )
+    estimate.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
+    estimate.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="what to compute")
 
 
 def _add_protocol(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -148,6 +161,19 @@ def _rescore(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         return _mistake(str(error))
     sys.stdout.write(rescore_text(result))
+    return 0
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    from viva.recipes.config import parse_options
+    from viva.report.estimates import EstimateOptions, estimate_run, estimation_text
+
+    chosen = parse_options(EstimateOptions, options.options)
+    try:
+        result = estimate_run(options.run, chosen)
+    except (ValueError, OSError) as error:
+        return _mistake(str(error))
+    sys.stdout.write(estimation_text(result))
     return 0
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "TranscriptEntry",
     "iter_transcripts",
     "metric_series",
+    "read_config",
     "read_run",
     "read_series",
     "read_transcript",
@@ -96,7 +97,7 @@ def read_run(run_dir: str | Path) -> Run:
     }
     return Run(
         folder=folder,
-        config=_read_config(folder / _CONFIG_FILE),
+        config=read_config(folder),
         curves=curves,
         num_steps=len(values),
         transcripts=_read_entries(folder / TRANSCRIPTS_FILE, torn),
@@ -233,7 +234,13 @@ def _numbers(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """A run's options as they were recorded; empty where they were not.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    path = folder / _CONFIG_FILE
     if not path.is_file():
         return {}
     try:

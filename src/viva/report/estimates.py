@@ -1,0 +1,305 @@
+"""Every estimator on the stored samples of a run, without sampling or scoring anything again.
+
+A run that keeps samples (``samples_every``) writes batches as they were estimated: rewards, sampling logprobs, and
+scores behind the training context and the other contexts of the prompt where they were made. Here each batch is
+estimated by every estimator of `viva.experts`, by the run's own baseline and mixture where they go with it, and the
+figures of all batches are set side by side.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import chz
+
+from viva.experts.diagnostics import (
+    Diagnostics,
+    Recommendation,
+    StrategyDiagnostics,
+    check_diagnostics,
+    diagnose,
+    recommend,
+)
+from viva.experts.estimators import (
+    ESTIMATORS,
+    Baseline,
+    Distill,
+    Estimate,
+    Estimator,
+    Sample,
+    SequenceIS,
+    choose_baseline,
+    estimate,
+    make_estimator,
+)
+from viva.experts.stored_samples import stored_sample
+from viva.report.run_files import read_config
+from viva.rl.files import read_json_lines
+
+__all__ = [
+    "SAMPLES_FILE",
+    "EstimateOptions",
+    "Estimation",
+    "EstimatorFigures",
+    "estimate_run",
+    "estimation_text",
+]
+
+SAMPLES_FILE = "samples.jsonl"
+
+_PLACE = ("step", "group", "seat")
+"""Where a sample comes from."""
+
+
+@chz.chz
+class EstimateOptions:
+    """Options of ``viva estimate``."""
+
+    last: int | None = chz.field(default=None, doc="use only so many stored batches, the last ones")
+    estimators: list[str] | None = chz.field(default=None, doc='only these, like ["shaped", "balance"]')
+    minimum: float = chz.field(
+        default=0.1, doc="lowest effective sample size and mean weight without a remark"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorFigures:
+    """What one estimator makes of the samples."""
+
+    name: str
+    baseline: Baseline
+    is_unbiased: bool
+    diagnostics: Diagnostics
+    remarks: tuple[str, ...]
+    """Strategies whose samples it wastes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimation:
+    """What all estimators make of a run's samples."""
+
+    steps: tuple[int, ...]
+    """Of the batches."""
+    num_samples: int
+    used: str | None
+    """What the run itself used."""
+    estimators: tuple[EstimatorFigures, ...]
+    refused: dict[str, str]
+    """Why, by estimator that could not be computed."""
+    recommendation: Recommendation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """The run's own."""
+
+    estimator: str | None
+    options: Mapping[str, Any]
+    baseline: str | None
+    mixture: Mapping[str, float] | None
+
+
+def estimate_run(run_dir: str | Path, options: EstimateOptions) -> Estimation:
+    """Estimate a run's stored batches by every estimator.
+
+    Args:
+        run_dir: The run's folder (its ``log_path``).
+        options: What to compute.
+
+    Raises:
+        ValueError: If the run kept no samples, a stored sample is damaged, or an option makes no sense.
+    """
+    names = _chosen(options)
+    batches = _batches(Path(run_dir), options)
+    settings = _settings(Path(run_dir))
+    samples_N = [sample for batch in batches.values() for sample in batch]
+    recommendation = recommend(samples_N)
+    figures: list[EstimatorFigures] = []
+    refused: dict[str, str] = {}
+    for name in names:
+        try:
+            estimator = _estimator(name, settings, samples_N)
+            baseline = _baseline(estimator, settings)
+            estimates_N = _estimates(list(batches.values()), estimator, baseline, settings)
+        except ValueError as error:
+            refused[name] = str(error)
+            continue
+        diagnostics = diagnose(samples_N, estimates_N)
+        remarks = check_diagnostics(
+            diagnostics, estimator=name, recommendation=recommendation, minimum=options.minimum
+        )
+        figures.append(
+            EstimatorFigures(
+                name=name,
+                baseline=baseline,
+                is_unbiased=estimator.is_unbiased,
+                diagnostics=diagnostics,
+                remarks=tuple(remarks),
+            )
+        )
+    return Estimation(
+        steps=tuple(batches),
+        num_samples=len(samples_N),
+        used=settings.estimator,
+        estimators=tuple(figures),
+        refused=refused,
+        recommendation=recommendation,
+    )
+
+
+def _chosen(options: EstimateOptions) -> list[str]:
+    names = list(ESTIMATORS) if options.estimators is None else options.estimators
+    for name in names:
+        if name not in ESTIMATORS:
+            raise ValueError(f"there is no estimator {name!r}; choose from {', '.join(ESTIMATORS)}")
+    if options.last is not None and options.last < 1:
+        raise ValueError(f"last must be 1 or more, or left out for all batches; got {options.last}")
+    if not 0 <= options.minimum <= 1:
+        raise ValueError(f"minimum must be a share between 0 and 1; got {options.minimum}")
+    return names
+
+
+def _batches(run_dir: Path, options: EstimateOptions) -> dict[int, list[Sample]]:
+    """Samples by step. Prompts of different steps are different ones."""
+    path = run_dir / SAMPLES_FILE
+    batches: dict[int, list[Sample]] = {}
+    for number, row in enumerate(read_json_lines(path), 1):
+        step = row.get("step")
+        if not isinstance(step, int):
+            raise ValueError(f"{path}:{number}: a stored sample needs its step; got {step!r}")
+        own = {key: value for key, value in row.items() if key not in _PLACE}
+        try:
+            sample = stored_sample({**own, "prompt": f"{step} {row.get('prompt')}"})
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from error
+        batches.setdefault(step, []).append(sample)
+    if not batches:
+        raise ValueError(
+            f"{str(run_dir)!r} has no stored samples ({SAMPLES_FILE}). Give the folder of a run of math_efficiency; "
+            "samples_every sets how often it keeps them, 0 never."
+        )
+    kept = sorted(batches)[-options.last :] if options.last else sorted(batches)
+    return {step: batches[step] for step in kept}
+
+
+def _settings(run_dir: Path) -> _Settings:
+    config = read_config(run_dir)
+    return _Settings(
+        estimator=config.get("estimator"),
+        options=cast(Mapping[str, Any], config.get("estimator_options") or {}),
+        baseline=config.get("baseline"),
+        mixture=config.get("weights"),
+    )
+
+
+def _estimator(name: str, settings: _Settings, samples_N: Sequence[Sample]) -> Estimator:
+    """With the run's options if it is the run's; nothing is trained here, so ``seq_is`` may show what it refuses."""
+    if name == settings.estimator and settings.options:
+        return make_estimator(name, **settings.options)
+    if name == SequenceIS.name:
+        return SequenceIS(force=True)
+    if name == Distill.name:
+        return Distill(teacher=_teacher(samples_N))
+    return make_estimator(name)
+
+
+def _teacher(samples_N: Sequence[Sample]) -> str:
+    """A context behind which all on-policy samples were scored."""
+    scored = [set(sample.context_logprobs) for sample in samples_N if sample.on_policy]
+    common = sorted(set[str].intersection(*scored)) if scored else []
+    if not common:
+        raise ValueError("distill needs on-policy samples that were all scored under one other context")
+    return common[0]
+
+
+def _baseline(estimator: Estimator, settings: _Settings) -> Baseline:
+    allowed = [str(each) for each in estimator.baselines]
+    return choose_baseline(estimator, settings.baseline if settings.baseline in allowed else None)
+
+
+def _estimates(
+    batches: Sequence[Sequence[Sample]], estimator: Estimator, baseline: Baseline, settings: _Settings
+) -> list[Estimate]:
+    mixture = None if estimator.combines_strategies else settings.mixture
+    return [
+        each
+        for samples_N in batches
+        for each in estimate(samples_N, estimator, baseline=baseline, mixture=mixture)
+    ]
+
+
+def estimation_text(result: Estimation) -> str:
+    """All figures as tables for the terminal, and the recommendation."""
+    used = f"the run used {result.used}" if result.used else "what the run used is not recorded"
+    steps = ", ".join(str(step) for step in result.steps[:8]) + (", ..." if len(result.steps) > 8 else "")
+    lines = [
+        f"{result.num_samples} samples of {len(result.steps)} batches (steps {steps}); {used}",
+        "",
+        *_sample_lines(result),
+        "",
+        *_estimator_lines(result),
+        "",
+    ]
+    lines += [f"{name} cannot be computed: {why}" for name, why in result.refused.items()]
+    lines += [f"note: {remark}" for each in result.estimators for remark in each.remarks]
+    chosen = result.recommendation
+    lines.append(f"recommended: estimator={chosen.estimator} baseline={chosen.baseline}: {chosen.reason}")
+    return "\n".join(lines) + "\n"
+
+
+def _sample_lines(result: Estimation) -> list[str]:
+    """What does not depend on the estimator."""
+    if not result.estimators:
+        return []
+    rows = [("strategy", "samples", "reward", "finished", "gap/token", "gap in all", "self-check")]
+    for strategy, figures in result.estimators[0].diagnostics.strategies.items():
+        rows.append(
+            (
+                strategy,
+                str(figures.num_samples),
+                _number(figures.reward_mean),
+                _number(figures.finish_rate),
+                _number(figures.token_gap_mean, "+.4f"),
+                _number(figures.total_gap_mean, "+.2f"),
+                _number(figures.self_check, ".1e"),
+            )
+        )
+    return _table(rows)
+
+
+def _estimator_lines(result: Estimation) -> list[str]:
+    rows = [("estimator", "baseline", "strategy", "weight", "ESS", "heaviest", "clipped", "silent")]
+    for each in result.estimators:
+        name = each.name + (" (unbiased)" if each.is_unbiased else "")
+        for strategy, figures in each.diagnostics.strategies.items():
+            rows.append((name, str(each.baseline), strategy, *_weight_cells(figures)))
+            name = ""
+    return [*_table(rows), *_LEGEND] if len(rows) > 1 else []
+
+
+def _weight_cells(figures: StrategyDiagnostics) -> tuple[str, str, str, str, str]:
+    return (
+        _number(figures.weight_mean),
+        _number(figures.effective_sample_size),
+        _number(figures.largest_weight_share),
+        _number(figures.clipped_share),
+        _number(figures.zero_advantage_share),
+    )
+
+
+_LEGEND = (
+    "weight: mean effective weight per token; ESS: effective sample size, of 1; heaviest: share of one sample in all",
+    "weight; clipped: share of tokens; silent: share of samples without any advantage",
+)
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
