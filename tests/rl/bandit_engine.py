@@ -88,6 +88,12 @@ class BanditTrainer:
             )
         )
 
+    def forward(self, data, loss_fn, loss_fn_config=None):
+        before = self.gradient.copy()
+        done = self.forward_backward(data, loss_fn, loss_fn_config)
+        self.gradient = before
+        return done
+
     def optim_step(self, params):
         self.steps += 1
         self.moments[0] = params.beta1 * self.moments[0] + (1 - params.beta1) * self.gradient

@@ -49,6 +49,10 @@ class BestOfGroupBuilder(ExpertGroupBuilder):
             for seat, completions in enumerate(super().completions(group))
         ]
 
+    def credit(self) -> None:
+        """None: what is kept is imitated whole."""
+        return None
+
 
 def _has_finished(trajectory: Trajectory) -> bool:
     return bool(trajectory.transitions) and trajectory.transitions[-1].ac.stop_reason == "stop"

@@ -210,7 +210,9 @@ class ExpertGroupBuilder(EnvGroupBuilder):
         ]
 
     def credit(self) -> GroupCredit | None:
-        """The inner builder's, if it gives credit."""
+        """The inner builder's, if it gives credit and no weights say what counts instead."""
+        if self.transition_weights is not None:
+            return None
         credit: Callable[[], GroupCredit | None] | None = getattr(self.inner, "credit", None)
         return None if credit is None else credit()
 

@@ -18,7 +18,7 @@ from viva.rl.data_processing import Advantage
 from viva.rl.metrics import advantage_metrics, credit_metrics
 from viva.rl.rollouts import GroupOutcome
 
-__all__ = ["BatchAdvantages", "batch_advantages"]
+__all__ = ["BatchAdvantages", "batch_advantages", "credit_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def batch_advantages(outcomes_P: Sequence[GroupOutcome]) -> BatchAdvantages:
         if outcome.group is None:
             continue
         groups_P.append(outcome.group)
-        credit = _credit(outcome.builder)
+        credit = credit_of(outcome.builder)
         if credit is None:
             by_seat_G, values_N = _from_rewards(outcome.group, outcome.failed_seats)
         else:
@@ -62,7 +62,8 @@ def batch_advantages(outcomes_P: Sequence[GroupOutcome]) -> BatchAdvantages:
     return BatchAdvantages(groups_P=groups_P, advantages_P_G=advantages_P_G, metrics=metrics)
 
 
-def _credit(builder: EnvGroupBuilder) -> GroupCredit | None:
+def credit_of(builder: EnvGroupBuilder) -> GroupCredit | None:
+    """What the tokens of the builder's last group earned, if it can tell."""
     credit: Callable[[], GroupCredit | None] | None = getattr(builder, "credit", None)
     return None if credit is None else credit()
 

@@ -5,6 +5,9 @@ Legend: ``_P`` groups, ``_G`` members of a group (seats), ``_T`` tokens, ``_D`` 
 Turns are merged into one datum as long as each observation extends everything before it (observation and action);
 when it does not, a new datum starts. Completion tokens and sampling logprobs are copied verbatim: never
 re-tokenised, recomputed or reordered. Everything but action tokens has advantage and mask exactly 0.
+
+A context transform swaps what a turn was sampled in for what it is trained in, before anything is merged: every action
+token is trained behind exactly the transformed observation of its own turn (and the tokens of its turn before it).
 """
 
 from collections.abc import Sequence
@@ -12,17 +15,34 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import tinker
-from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Observation,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
 from tinker_cookbook.supervised.common import create_rightshifted_model_input_and_leftshifted_targets
 
-__all__ = ["Advantage", "DatumSource", "assemble_training_data", "trajectory_to_data"]
+from viva.experts.strategy import ContextTransform
+
+__all__ = [
+    "Advantage",
+    "DatumSource",
+    "Element",
+    "assemble_training_data",
+    "model_input",
+    "observation_elements",
+    "trajectory_to_data",
+]
 
 Advantage: TypeAlias = float | Sequence[float | Sequence[float]]
 """One number for the trajectory, or one entry per transition: a number, or one number per action token.
 
 Where there is one number per token, tokens with exactly 0 are masked: they earned nothing, so no loss may see them."""
 
-_Element: TypeAlias = int | tinker.ModelInputChunk
+Element: TypeAlias = int | tinker.ModelInputChunk
+"""One token, or an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +57,16 @@ class DatumSource:
 class _Sequence:
     """A growing datum: flat elements, and per token logprob, advantage and mask."""
 
-    elements: list[_Element] = field(default_factory=list[_Element])
+    elements: list[Element] = field(default_factory=list[Element])
     logprobs_T: list[float] = field(default_factory=list[float])
     advantages_T: list[float] = field(default_factory=list[float])
     mask_T: list[float] = field(default_factory=list[float])
 
-    def is_extended_by(self, observation: Sequence[_Element]) -> bool:
+    def is_extended_by(self, observation: Sequence[Element]) -> bool:
         length = len(self.elements)
         return len(observation) >= length and observation[:length] == self.elements
 
-    def add_context(self, elements: Sequence[_Element]) -> None:
+    def add_context(self, elements: Sequence[Element]) -> None:
         num_tokens = sum(1 if isinstance(element, int) else element.length for element in elements)
         self.elements.extend(elements)
         for values_T in (self.logprobs_T, self.advantages_T, self.mask_T):
@@ -71,7 +91,8 @@ class _Sequence:
             self.mask_T.extend([float(value != 0.0) for value in advantages_T])
 
     def to_datum(self) -> tinker.Datum:
-        inputs, targets_T = create_rightshifted_model_input_and_leftshifted_targets(_chunks(self.elements))
+        chunks = list(model_input(self.elements).chunks)
+        inputs, targets_T = create_rightshifted_model_input_and_leftshifted_targets(chunks)
         return tinker.Datum(
             model_input=inputs,
             loss_fn_inputs={
@@ -87,8 +108,9 @@ def _float_tensor(values_T: list[float]) -> tinker.TensorData:
     return tinker.TensorData(data=values_T, dtype="float32", shape=[len(values_T)])
 
 
-def _flat(observation: tinker.ModelInput) -> list[_Element]:
-    elements: list[_Element] = []
+def observation_elements(observation: Observation) -> list[Element]:
+    """An observation's tokens and images, in order."""
+    elements: list[Element] = []
     for chunk in observation.chunks:
         if isinstance(chunk, tinker.EncodedTextChunk):
             elements.extend(chunk.tokens)
@@ -97,7 +119,8 @@ def _flat(observation: tinker.ModelInput) -> list[_Element]:
     return elements
 
 
-def _chunks(elements: Sequence[_Element]) -> list[tinker.ModelInputChunk]:
+def model_input(elements: Sequence[Element]) -> tinker.ModelInput:
+    """The opposite of `observation_elements`."""
     chunks: list[tinker.ModelInputChunk] = []
     tokens: list[int] = []
     for element in elements:
@@ -110,10 +133,12 @@ def _chunks(elements: Sequence[_Element]) -> list[tinker.ModelInputChunk]:
         chunks.append(element)
     if tokens:
         chunks.append(tinker.EncodedTextChunk(tokens=tokens))
-    return chunks
+    return tinker.ModelInput(chunks=chunks)
 
 
-def trajectory_to_data(traj: Trajectory, advantage: Advantage) -> list[tinker.Datum]:
+def trajectory_to_data(
+    traj: Trajectory, advantage: Advantage, context_transform: ContextTransform | None = None
+) -> list[tinker.Datum]:
     """Datums of one trajectory, in order; equal to tinker-cookbook's where the advantage is one number.
 
     Takes time linear in the observations' total length. A trajectory without any token (an episode that ended
@@ -123,9 +148,11 @@ def trajectory_to_data(traj: Trajectory, advantage: Advantage) -> list[tinker.Da
     Args:
         traj: One agent's episode.
         advantage: See `Advantage`.
+        context_transform: Training context of a turn, from its observation and index; ``None`` trains what was sampled.
 
     Raises:
-        ValueError: If per-transition or per-token advantages do not match the trajectory.
+        ValueError: If per-transition or per-token advantages do not match the trajectory, or a transformed context is
+            empty (the first token could not be predicted from anything).
     """
     if not isinstance(advantage, (int, float)) and len(advantage) != len(traj.transitions):
         raise ValueError(
@@ -134,7 +161,7 @@ def trajectory_to_data(traj: Trajectory, advantage: Advantage) -> list[tinker.Da
     data_D: list[tinker.Datum] = []
     current = _Sequence()
     for index, transition in enumerate(traj.transitions):
-        observation = _flat(transition.ob)
+        observation = _training_context(transition.ob, index, context_transform)
         if not current.is_extended_by(observation):
             data_D.append(current.to_datum())
             current = _Sequence()
@@ -145,8 +172,23 @@ def trajectory_to_data(traj: Trajectory, advantage: Advantage) -> list[tinker.Da
     return data_D
 
 
+def _training_context(
+    observation: Observation, index: int, context_transform: ContextTransform | None
+) -> list[Element]:
+    if context_transform is None:
+        return observation_elements(observation)
+    elements = observation_elements(context_transform(observation, index))
+    if not elements:
+        raise ValueError(
+            f"the training context of turn {index} is empty; a context_transform must return at least one token"
+        )
+    return elements
+
+
 def assemble_training_data(
-    groups_P: Sequence[TrajectoryGroup], advantages_P_G: Sequence[Sequence[Advantage | None]]
+    groups_P: Sequence[TrajectoryGroup],
+    advantages_P_G: Sequence[Sequence[Advantage | None]],
+    context_transforms_P: Sequence[ContextTransform | None] | None = None,
 ) -> tuple[list[tinker.Datum], list[DatumSource]]:
     """Datums of a batch of groups, group by group and seat by seat, and where each came from.
 
@@ -154,14 +196,17 @@ def assemble_training_data(
         groups_P: The groups.
         advantages_P_G: One `Advantage` per member; ``None`` leaves a member out (it failed, or carries no signal). With
             advantages by transition or token, datums in which every token is masked are left out.
+        context_transforms_P: Training contexts, group by group; ``None`` trains everything as it was sampled.
     """
+    transforms_P = [None] * len(groups_P) if context_transforms_P is None else context_transforms_P
     data_D: list[tinker.Datum] = []
     sources_D: list[DatumSource] = []
-    for group_index, (group, advantages_G) in enumerate(zip(groups_P, advantages_P_G, strict=True)):
+    members_P = zip(groups_P, advantages_P_G, transforms_P, strict=True)
+    for group_index, (group, advantages_G, transform) in enumerate(members_P):
         for seat, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
             if advantage is None:
                 continue
-            new_D = trajectory_to_data(traj, advantage)
+            new_D = trajectory_to_data(traj, advantage, transform)
             if not isinstance(advantage, (int, float)):
                 new_D = [datum for datum in new_D if any(datum.loss_fn_inputs["mask"].data)]
             data_D.extend(new_D)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from tinker_cookbook.rl.types import RLDataset
 
+from viva.experts.strategy import is_strategy
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.judging.tournament import NoValidComparisonsError
 from viva.rl.advantages import batch_advantages
@@ -23,6 +24,7 @@ from viva.rl.clients import TrainingClient, settled
 from viva.rl.completer import Policy
 from viva.rl.console import RunConsole
 from viva.rl.data_processing import assemble_training_data
+from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig, expert_batch
 from viva.rl.interrupts import Interrupts
 from viva.rl.metrics import rollout_metrics
 from viva.rl.rollouts import GroupOutcome, run_groups
@@ -69,6 +71,8 @@ class LoopConfig:
     policy_timeout_s: float | None = None
     max_retries: int = 1
     """How often a group that failed is played again."""
+    experts: ExpertConfig = field(default_factory=ExpertConfig)
+    """How batches are estimated whose builders name search strategies (`viva.experts.strategy`)."""
     eval_every: int = 5
     """Evaluate before the first step, every so many steps, and at the end; 0 never evaluates."""
     save_every: int = 20
@@ -119,6 +123,7 @@ async def train(run: Training) -> bool:
 
     Raises:
         AllGroupsFailedError: If every group of a batch failed; the state before that step is saved.
+        EstimatorStoppedError: If an estimator refuses a batch; the state before that step is saved.
     """
     first_step = run.resume_from.next_step if run.resume_from else 0
     next_step = first_step
@@ -144,7 +149,7 @@ async def train(run: Training) -> bool:
             if not run.interrupts.received or task is None:
                 raise
             task.uncancel()
-        except AllGroupsFailedError:
+        except (AllGroupsFailedError, EstimatorStoppedError):
             await _save(run, next_step)
             raise
         console.message(f"interrupted: saving the state after {next_step} steps")
@@ -166,14 +171,29 @@ async def _step(run: Training, step: int, console: RunConsole) -> None:
     clock.lap("rollouts")
     console.phase("updating")
     with run.interrupts.protected():
-        advantages = batch_advantages(outcomes_P)
-        data_D, _ = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
-        metrics |= advantages.metrics | await update_policy(run.client, data_D, config.update)
+        updated, samples = await _update(run, step, outcomes_P, console)
+        metrics |= updated
         clock.lap("update")
         metrics |= clock.all(metrics["rollout/sampled_tokens"])
         rows = [_transcript(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
-        _log(run, step, metrics, rows)
+        _log(run, step, metrics, rows, samples)
         console.step_done(step, metrics)
+
+
+async def _update(
+    run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Train on a batch; metrics, and what is kept of its samples if strategies drew them."""
+    config = run.config
+    if not any(is_strategy(outcome.builder) for outcome in outcomes_P):
+        advantages = batch_advantages(outcomes_P)
+        data_D, _ = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
+        return advantages.metrics | await update_policy(run.client, data_D, config.update), []
+    batch = await expert_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
+    for text in batch.warnings:
+        console.message(f"step {step + 1}: {text}")
+    updated = await update_policy(run.client, batch.data_D, config.update, foreign_D=batch.foreign_D)
+    return batch.metrics | updated, [{"step": step, **record} for record in batch.records]
 
 
 async def _snapshot(run: Training) -> SamplingClient:
@@ -251,9 +271,13 @@ def _transcript(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
 
 
 def _log(
-    run: Training, step: int, metrics: Mapping[str, float], transcripts: Sequence[Mapping[str, Any]] = ()
+    run: Training,
+    step: int,
+    metrics: Mapping[str, float],
+    transcripts: Sequence[Mapping[str, Any]] = (),
+    samples: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    run.folder.log.write_step(step, metrics, transcripts)
+    run.folder.log.write_step(step, metrics, transcripts, samples)
     for sink in run.sinks:
         sink(step, metrics)
 

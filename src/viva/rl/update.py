@@ -14,7 +14,7 @@ import tinker
 from viva.rl.clients import TrainingClient
 from viva.rl.metrics import logprob_metrics
 
-__all__ = ["UpdateConfig", "update_policy"]
+__all__ = ["UpdateConfig", "update_policy", "without_mask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def _minibatches(data_D: Sequence[tinker.Datum], count: int) -> list[Sequence[ti
     return [data_D[start:stop] for start, stop in pairwise(bounds)]
 
 
-def _without_mask(datum: tinker.Datum) -> tinker.Datum:
+def without_mask(datum: tinker.Datum) -> tinker.Datum:
     """The datum as engines take it: the mask is ours, losses know only advantages."""
     inputs = {name: tensor for name, tensor in datum.loss_fn_inputs.items() if name != "mask"}
     return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
@@ -88,12 +88,23 @@ async def _anchored(
 
 
 async def update_policy(
-    client: TrainingClient, data_D: Sequence[tinker.Datum], config: UpdateConfig
+    client: TrainingClient,
+    data_D: Sequence[tinker.Datum],
+    config: UpdateConfig,
+    *,
+    foreign_D: Sequence[bool] | None = None,
 ) -> dict[str, float]:
     """``forward_backward`` and ``optim_step`` for every minibatch; the metrics of the update.
 
     All requests are submitted before the first is awaited, so that a remote engine can pipeline them; engines run
     them in that order. No data means no step: the weights stay as they are.
+
+    Args:
+        client: The policy.
+        data_D: What to train on.
+        config: Loss and optimiser.
+        foreign_D: Datums whose logprobs belong to another context than they are trained in. Metrics of drift and
+            entropy leave them out: they would measure the other context.
     """
     metrics: dict[str, float] = {
         "optim/lr": config.learning_rate,
@@ -105,7 +116,7 @@ async def update_policy(
     loss_fn_config = None if config.loss_fn_config is None else dict(config.loss_fn_config)
     pending: list[tuple[Awaitable[tinker.ForwardBackwardOutput], Awaitable[tinker.OptimStepResponse]]] = []
     for minibatch in _minibatches(data_D, config.num_substeps):
-        data = [_without_mask(datum) for datum in minibatch]
+        data = [without_mask(datum) for datum in minibatch]
         if config.loss_fn == "dro":
             data = await _anchored(client, minibatch, data)
         forward_backward = client.forward_backward(data, config.loss_fn, loss_fn_config)
@@ -120,7 +131,9 @@ async def update_policy(
         "optim/steps": len(pending),
         "optim/tokens": sum(datum.model_input.length for datum in data_D),
     }
-    return metrics | logprob_metrics(data_D, logprobs_D) | _engine_metrics(outputs, responses)
+    own = [place for place in range(len(data_D)) if foreign_D is None or not foreign_D[place]]
+    drift = logprob_metrics([data_D[place] for place in own], [logprobs_D[place] for place in own])
+    return metrics | drift | _engine_metrics(outputs, responses)
 
 
 def _engine_metrics(
