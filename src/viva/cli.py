@@ -19,6 +19,9 @@ __all__ = ["main", "recipe_summaries"]
 
 Command = Callable[[argparse.Namespace], int]
 
+_TRAINING_MODULES = ("train", "train_rl")
+"""What the module of a recipe that runs it may be called."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -48,16 +51,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def recipe_summaries() -> dict[str, str]:
-    """First line of the ``train`` module of every recipe, by the recipe's name; runs no recipe's code."""
+    """First line of the training module of every recipe, by the recipe's name; runs no recipe's code."""
     import viva.recipes
 
     summaries: dict[str, str] = {}
     for found in pkgutil.iter_modules(viva.recipes.__path__):
-        spec = importlib.util.find_spec(f"viva.recipes.{found.name}.train") if found.ispkg else None
-        if spec is not None and spec.origin is not None:
-            docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
+        path = _training_module(found.name)[1] if found.ispkg else None
+        if path is not None:
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
             summaries[found.name] = (docstring or "").partition("\n")[0]
     return summaries
+
+
+def _training_module(recipe: str) -> tuple[str, Path | None]:
+    """Name and file of the module that runs a recipe; no file if the package is no recipe."""
+    for name in _TRAINING_MODULES:
+        module = f"viva.recipes.{recipe}.{name}"
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None:
+            return module, Path(spec.origin)
+    return "", None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,7 +149,7 @@ def _train(options: argparse.Namespace) -> int:
         return _mistake(_unknown("recipe", str(options.recipe), list(summaries)))
     # the recipe sees what `python -m` would show it, so both ways are one
     sys.argv = [f"viva train {recipe}", *options.options]
-    runpy.run_module(f"viva.recipes.{recipe}.train", run_name="__main__", alter_sys=True)
+    runpy.run_module(_training_module(recipe)[0], run_name="__main__", alter_sys=True)
     return 0
 
 

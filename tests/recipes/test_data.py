@@ -21,7 +21,7 @@ def write(folder, text, name="data.jsonl"):
     return path
 
 
-@pytest.mark.parametrize("key", ["query", "prompt", "text"])
+@pytest.mark.parametrize("key", ["query", "prompt", "text", "question"])
 def test_each_of_the_three_keys_is_a_prompt(tmp_path, key):
     path = write(tmp_path, json.dumps({key: "Why?"}))
     assert load_jsonl(path) == [PromptItem(question="Why?")]
@@ -45,8 +45,8 @@ def test_answers_blank_lines_line_ends_and_a_byte_order_mark_are_read(tmp_path):
         ("[" * 100_000, r":2: not valid JSON"),
         ('["a"]', r":2: expected an object .* got list"),
         ('"a"', r":2: expected an object .* got str"),
-        ("{}", r":2: needs one of the keys query, prompt, text; got none"),
-        ('{"question": "a"}', r":2: needs one of the keys query, prompt, text; got question"),
+        ("{}", r":2: needs one of the keys query, prompt, text, question; got none"),
+        ('{"problem": "a"}', r":2: needs one of the keys query, prompt, text, question; got problem"),
         ('{"query": ""}', r":2: 'query' must be text that is not empty"),
         ('{"query": "  "}', r":2: 'query' must be text that is not empty"),
         ('{"query": 3}', r":2: 'query' must be text that is not empty; got 3"),

@@ -39,21 +39,26 @@ _BUILT_IN = "tiny"
 _BUILT_IN_RATE = 5e-4  # measured, see docs/log.md
 
 
-def resolve_batch_size(batch_size: int | None, num_agents: int) -> int:
-    """The number of agent trajectories per batch.
+def resolve_batch_size(batch_size: int | None, unit: int, name: str = "num_agents") -> int:
+    """The number of trajectories per batch.
 
-    Left out, it is the largest multiple of `num_agents` that is not above `DEFAULT_BATCH_SIZE` (or one conversation).
+    Left out, it is the largest multiple of `unit` that is not above `DEFAULT_BATCH_SIZE` (or one unit).
+
+    Args:
+        batch_size: The option.
+        unit: Trajectories of the smallest batch, such as one conversation.
+        name: What the unit is called.
 
     Raises:
-        ValueError: If a given size is not a positive multiple of `num_agents`.
+        ValueError: If a given size is not a positive multiple of the unit.
     """
     if batch_size is None:
-        return max(DEFAULT_BATCH_SIZE // num_agents, 1) * num_agents
-    if batch_size < 1 or batch_size % num_agents:
-        below = batch_size // num_agents * num_agents
-        nearest = [size for size in (below, below + num_agents) if size > 0]
+        return max(DEFAULT_BATCH_SIZE // unit, 1) * unit
+    if batch_size < 1 or batch_size % unit:
+        below = batch_size // unit * unit
+        nearest = [size for size in (below, below + unit) if size > 0]
         raise ValueError(
-            f"batch_size must be divisible by num_agents: got batch_size={batch_size} and num_agents={num_agents}. "
+            f"batch_size must be divisible by {name}: got batch_size={batch_size} and {name}={unit}. "
             f"Nearest allowed: {' or '.join(map(str, nearest))}."
         )
     return batch_size

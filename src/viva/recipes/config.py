@@ -51,7 +51,7 @@ class RecipeConfig:
 
     train_prompts: list[str] | None = chz.field(default=None, doc='a list of prompts, like ["a", "b"]')
     train_prompts_path: str | None = chz.field(
-        default=None, doc="JSONL with query, prompt or text; answer optional"
+        default=None, doc="JSONL with query, prompt, text or question; answer optional"
     )
     test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
     hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")

@@ -18,7 +18,7 @@ Must provide either train_prompts, train_prompts_path, or hf_dataset_name, for e
   hf_dataset_name=openai/gsm8k
   'train_prompts=["prompt1", "prompt2"]'"""
 
-_KEYS = ("query", "prompt", "text")
+_KEYS = ("query", "prompt", "text", "question")
 _SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `datasets` when it saves to a folder
 _FILE_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
@@ -86,7 +86,7 @@ def load_prompts(sources: PromptSources) -> tuple[list[PromptItem], list[PromptI
 
 
 def load_jsonl(path: str | Path) -> list[PromptItem]:
-    """Prompts of a JSONL file: objects with ``query``, ``prompt`` or ``text``, and optionally ``answer``.
+    """Prompts of a JSONL file: objects with ``query``, ``prompt``, ``text`` or ``question``, and optionally ``answer``.
 
     Raises:
         ValueError: If a line is not such an object (the message starts with ``file:line``), the file is not UTF-8

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import tinker
+from tinker_cookbook.rl.types import RLDataset
 
 from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator
@@ -12,6 +13,7 @@ from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
 from viva.rl.dataset import BuilderFactory, PromptDataset
+from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
 from viva.rl.probe import check_loss
 from viva.rl.seeds import derive_seed
 from viva.rl.stop_rule import StopRule
@@ -49,7 +51,7 @@ async def run_recipe(
     _introduce(plan, training)
     try:
         is_complete = await train(training)
-    except AllGroupsFailedError as error:
+    except (AllGroupsFailedError, EstimatorStoppedError) as error:
         complain(f"error: {error}")
         return 1
     return finish_run(plan.options, opened, training, is_complete=is_complete)
@@ -58,8 +60,11 @@ async def run_recipe(
 def make_training(
     plan: Plan[ConfigT],
     opened: OpenRun,
-    make_builder: BuilderFactory,
+    make_builder: BuilderFactory | None,
     *,
+    dataset: RLDataset | None = None,
+    experts: ExpertConfig | None = None,
+    samples_every: int = 1,
     policy_refs: Sequence[PolicyRef] = (),
     evaluators: Sequence[Evaluator] = (),
     sinks: Sequence[MetricSink] = (),
@@ -70,13 +75,21 @@ def make_training(
     Args:
         plan: The checked options.
         opened: Folder and engine.
-        make_builder: The recipe's group for a prompt and a seed; in training and in test conversations.
+        make_builder: The recipe's conversation for a prompt and a seed; in training, unless a data set is given, and in
+            test conversations. ``None``: there are none.
+        dataset: What to train on, if it is more than one conversation for every prompt.
+        experts: How batches of search strategies are estimated.
+        samples_every: See `LoopConfig`.
         policy_refs: Are given every new snapshot of the policy.
         evaluators: More of them, after direct answers and test conversations.
         sinks: More of them, after the run's own.
         stop_rule: Ends the run early.
     """
     config = plan.config
+    if dataset is None:
+        if make_builder is None:
+            raise ValueError("a recipe needs a data set, or a builder of conversations to make one of")
+        dataset = PromptDataset(order=plan.order, make_builder=make_builder)
     return Training(
         config=LoopConfig(
             seed=config.seed,
@@ -85,6 +98,8 @@ def make_training(
             context_window=opened.context_window,
             policy_timeout_s=config.policy_timeout_s,
             max_retries=config.max_retries,
+            experts=experts or ExpertConfig(),
+            samples_every=samples_every,
             eval_every=config.eval_every,
             save_every=config.save_every,
             update=UpdateConfig(
@@ -96,7 +111,7 @@ def make_training(
             ),
         ),
         client=opened.client,
-        dataset=PromptDataset(order=plan.order, make_builder=make_builder),
+        dataset=dataset,
         folder=opened.folder,
         resume_from=opened.resume_from,
         evaluators=[
@@ -129,11 +144,11 @@ def _direct_evaluators(plan: Plan[ConfigT], opened: OpenRun) -> list[Evaluator]:
 
 
 def _conversation_evaluators(
-    plan: Plan[ConfigT], opened: OpenRun, make_builder: BuilderFactory
+    plan: Plan[ConfigT], opened: OpenRun, make_builder: BuilderFactory | None
 ) -> list[Evaluator]:
     config = plan.config
     spoken = plan.test[: config.num_test_conversations]
-    if not spoken:
+    if not spoken or make_builder is None:
         return []
     return [
         ConversationEvaluator(
@@ -154,7 +169,7 @@ def _conversation_evaluators(
 def _introduce(plan: Plan[ConfigT], training: Training) -> None:
     config, order = plan.config, plan.order
     say(
-        f"{config.model_name}: {len(order)} steps of {order.groups_per_batch} conversations, {plan.summary}; "
+        f"{config.model_name}: {len(order)} steps of {order.groups_per_batch} {plan.unit.groups}, {plan.summary}; "
         f"{len(order.items)} prompts ({order.num_passes:.3g} passes), {len(plan.test)} test prompts; "
         f"learning rate {training.config.update.learning_rate:.3g}; log_path={plan.options.log_path}"
     )

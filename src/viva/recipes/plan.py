@@ -15,7 +15,7 @@ from viva.recipes.data import load_prompts
 from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
 from viva.rl.service import EngineConfig
 
-__all__ = ["Plan", "at_least", "not_negative", "plan_run", "positive"]
+__all__ = ["BatchUnit", "Plan", "at_least", "not_negative", "plan_run", "positive"]
 
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 
@@ -34,6 +34,20 @@ _FREE_OPTIONS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchUnit:
+    """The smallest batch a recipe can train on."""
+
+    samples: int
+    """Trajectories."""
+    prompts: int = 1
+    """That they answer together."""
+    name: str = "num_agents"
+    """What the number of samples is called."""
+    groups: str = "conversations"
+    """What there is one of for every prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Generic[ConfigT]):
     """Checked options with the data they name."""
 
@@ -43,11 +57,17 @@ class Plan(Generic[ConfigT]):
     test: tuple[PromptItem, ...]
     summary: str
     """One conversation in words, like ``3 agents x 5 rounds``."""
+    unit: BatchUnit
     learning_rate: float
 
 
 def plan_run(
-    config: ConfigT, *, recipe: str, summary: str, record: Mapping[str, Any] | None = None
+    config: ConfigT,
+    *,
+    recipe: str,
+    summary: str,
+    record: Mapping[str, Any] | None = None,
+    unit: BatchUnit | None = None,
 ) -> Plan[ConfigT]:
     """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
 
@@ -56,15 +76,18 @@ def plan_run(
         recipe: The recipe's name, for ``config.json``.
         summary: One conversation in words, for the user.
         record: What ``config.json`` holds beside, or instead of, the options as they were given.
+        unit: The smallest batch; by default one conversation of ``num_agents``.
 
     Raises:
         ValueError: For anything the user has to mend.
     """
     _check(config)
-    batch_size = resolve_batch_size(config.batch_size, config.num_agents)
+    unit = unit or BatchUnit(samples=config.num_agents)
+    at_least(config, {"max_training_datapoints": unit.samples})
+    batch_size = resolve_batch_size(config.batch_size, unit.samples, unit.name)
     train_items, test_items = load_prompts(config.sources)
-    num_groups = config.max_training_datapoints // config.num_agents
-    groups_per_batch = batch_size // config.num_agents
+    num_groups = config.max_training_datapoints // unit.samples * unit.prompts
+    groups_per_batch = batch_size // unit.samples * unit.prompts
     if config.max_steps is not None:
         num_groups = min(num_groups, config.max_steps * groups_per_batch)
     order = PromptOrder(
@@ -104,6 +127,7 @@ def plan_run(
         order=order,
         test=tuple(test_items),
         summary=summary,
+        unit=unit,
         learning_rate=rate,
     )
 
@@ -121,7 +145,6 @@ def _check(config: RecipeConfig) -> None:
         "max_steps": 1,
     }
     at_least(config, smallest)
-    at_least(config, {"max_training_datapoints": config.num_agents})
     positive(config, "learning_rate", "policy_timeout_s", "temperature")
     not_negative(config, "eval_temperature", "grad_clip_norm")
     persona(0, config.personas)

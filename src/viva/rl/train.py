@@ -73,6 +73,8 @@ class LoopConfig:
     """How often a group that failed is played again."""
     experts: ExpertConfig = field(default_factory=ExpertConfig)
     """How batches are estimated whose builders name search strategies (`viva.experts.strategy`)."""
+    samples_every: int = 1
+    """Keep the samples of such a batch every so many steps, for ``viva estimate``; 0 keeps none."""
     eval_every: int = 5
     """Evaluate before the first step, every so many steps, and at the end; 0 never evaluates."""
     save_every: int = 20
@@ -193,7 +195,8 @@ async def _update(
     for text in batch.warnings:
         console.message(f"step {step + 1}: {text}")
     updated = await update_policy(run.client, batch.data_D, config.update, foreign_D=batch.foreign_D)
-    return batch.metrics | updated, [{"step": step, **record} for record in batch.records]
+    is_kept = bool(config.samples_every) and step % config.samples_every == 0
+    return batch.metrics | updated, [{"step": step, **record} for record in batch.records if is_kept]
 
 
 async def _snapshot(run: Training) -> SamplingClient:

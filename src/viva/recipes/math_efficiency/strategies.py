@@ -184,29 +184,32 @@ STRATEGIES: Mapping[str, StrategyFactory] = {
 
 
 def find_strategies(names: Sequence[str]) -> dict[str, StrategyFactory]:
-    """Strategies by name, in the order given: the recipe's, or functions of the user's.
+    """Strategies in the order given, by their ids: the recipe's names, or the names of the user's functions.
 
     Raises:
-        ValueError: If there are none, one is unknown, or one is given twice.
+        ValueError: If there are none, one is unknown, or two have the same id.
     """
     if not names:
         raise ValueError(f"strategies must name at least one of {', '.join(STRATEGIES)}; got none")
     found: dict[str, StrategyFactory] = {}
     for name in names:
-        if name in found:
-            raise ValueError(f"strategies names {name!r} twice; raise its weight or group_size instead")
-        found[name] = _find(name)
+        strategy_id, factory = _find(name)
+        if strategy_id in found:
+            raise ValueError(
+                f"strategies names {strategy_id!r} twice; raise its weight or group_size instead"
+            )
+        found[strategy_id] = factory
     return found
 
 
-def _find(name: str) -> StrategyFactory:
+def _find(name: str) -> tuple[str, StrategyFactory]:
     if name in STRATEGIES:
-        return STRATEGIES[name]
+        return name, STRATEGIES[name]
     if is_target(name):
         factory: object = load_target(name)
         if not callable(factory):
             raise ValueError(f"{name!r} must be a function of a Task; got {type(factory).__name__}")
-        return cast(StrategyFactory, factory)
+        return name.rpartition(":")[2], cast(StrategyFactory, factory)
     close = get_close_matches(name, STRATEGIES, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(

@@ -1,0 +1,194 @@
+"""From the options of the recipe to a run: checks first, then data, then the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.rl.types import EnvGroupBuilder
+
+from viva.experts.estimators import Distill, Need
+from viva.experts.mixture import check_mixture
+from viva.experts.strategy import IID, ExpertGroupBuilder
+from viva.judging.policy import PolicyRef
+from viva.recipes.common import OpenRun
+from viva.recipes.loop import make_training, run_recipe
+from viva.recipes.math_efficiency.efficient_env import EfficientReward
+from viva.recipes.math_efficiency.strategies import (
+    CONVERSATION,
+    DEFAULT_HINT,
+    StrategyFactory,
+    StrategyOptions,
+    Task,
+    conversation,
+    find_strategies,
+)
+from viva.recipes.plan import BatchUnit, Plan, at_least, plan_run
+from viva.rl.dataset import BuilderFactory
+from viva.rl.expert_batch import ExpertConfig
+from viva.rl.mixture_dataset import MixtureDataset
+from viva.rl.prompts import PromptItem
+from viva.rl.train import Training
+
+if TYPE_CHECKING:
+    from viva.recipes.math_efficiency.train_rl import Config
+
+__all__ = ["build_training", "experts_of", "make_plan", "run"]
+
+
+def experts_of(config: Config) -> ExpertConfig:
+    """How batches are estimated.
+
+    Raises:
+        ValueError: If estimator, its options and the baseline do not go together.
+    """
+    return ExpertConfig(
+        estimator=config.estimator,
+        estimator_options=config.estimator_options or {},
+        baseline=config.baseline,
+        min_effective_share=config.min_effective_share,
+        on_waste=config.on_waste,
+    )
+
+
+def make_plan(config: Config) -> Plan[Config]:
+    """Check all options and load the problems; no model is loaded.
+
+    Raises:
+        ValueError: For anything the user has to mend.
+    """
+    at_least(
+        config, {"group_size": 1, "max_rounds": 1, "samples_every": 0, "token_budget": 1, "max_tokens": 1}
+    )
+    strategies = list(find_strategies(config.strategies))
+    _check_mixture(config, strategies)
+    _check_estimator(config, strategies)
+    EfficientReward(answer="0", token_budget=_budget(config), length_weight=config.length_weight)
+    plan = plan_run(
+        config,
+        recipe="math_efficiency",
+        summary=f"{', '.join(strategies)}, estimator {config.estimator}",
+        unit=_unit(config, strategies),
+        record={"hint": _options(config).hint, "token_budget": _budget(config)},
+    )
+    _check_answers(plan)
+    return plan
+
+
+def _unit(config: Config, strategies: Sequence[str]) -> BatchUnit:
+    """The smallest batch in which every strategy has its part."""
+    sizes = [config.num_agents if name == CONVERSATION else config.group_size for name in strategies]
+    return BatchUnit(
+        samples=sum(sizes),
+        prompts=1 if config.assignment == "all" else len(strategies),
+        name="the samples of all strategies",
+        groups="problems",
+    )
+
+
+def _check_mixture(config: Config, strategies: Sequence[str]) -> None:
+    if config.weights is None:
+        return
+    if sorted(config.weights) != sorted(strategies):
+        raise ValueError(
+            f"weights must name just the strategies {', '.join(strategies)}; got {', '.join(config.weights) or 'none'}"
+        )
+    check_mixture(config.weights)
+
+
+def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
+    experts = experts_of(config)
+    experts.check_temperature(config.temperature)
+    estimator = experts.make()
+    if estimator.combines_strategies and config.weights is not None:
+        raise ValueError(
+            f"{config.estimator} weighs the strategies by their numbers of samples; leave out weights"
+        )
+    if isinstance(estimator, Distill) and not {IID, estimator.teacher} <= set(strategies):
+        raise ValueError(
+            f"distill needs the strategies iid and {estimator.teacher} (its teacher); got {', '.join(strategies)}"
+        )
+    if Need.CONTEXT_LOGPROBS not in estimator.needs:
+        return
+    if config.assignment == "split":
+        raise ValueError(f"{config.estimator} compares strategies on the same problem; use assignment=all")
+    if "feedback" in strategies and config.train_behind == "attempt":
+        raise ValueError(
+            f"{config.estimator} needs one training context for all strategies; use train_behind=problem"
+        )
+
+
+def _check_answers(plan: Plan[Config]) -> None:
+    missing = [item.question for item in plan.order.items if item.answer is None]
+    if missing:
+        raise ValueError(
+            f"every problem needs a known answer; {len(missing)} of {len(plan.order.items)} have none, the first is "
+            f"{missing[0][:80]!r}. Give them in the key answer, or name the column with hf_answer_column."
+        )
+
+
+def _budget(config: Config) -> int:
+    return config.max_tokens if config.token_budget is None else config.token_budget
+
+
+def _options(config: Config) -> StrategyOptions:
+    return StrategyOptions(
+        hint=DEFAULT_HINT if config.hint is None else config.hint,
+        leak_phrases=tuple(config.leak_phrases or ()),
+        feedback=config.feedback,
+        train_behind=config.train_behind,
+        keep=config.keep,
+        conversation=config.conversation,
+        conversation_reward=config.conversation_reward,
+        num_agents=config.num_agents,
+        max_rounds=config.max_rounds,
+        on_failure=config.on_failure,
+        personas=config.personas,
+    )
+
+
+async def run(config: Config) -> int:
+    """Do the whole run; the process's exit code."""
+    return await run_recipe(lambda: make_plan(config), build_training)
+
+
+async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
+    """The loop's parts for an open run."""
+    config, policy = plan.config, PolicyRef()
+    options = _options(config)
+
+    def task(item: PromptItem, seed: int) -> Task:
+        return Task(
+            item=item,
+            seed=seed,
+            renderer=opened.renderer,
+            reward=EfficientReward(
+                answer=item.answer or "", token_budget=_budget(config), length_weight=config.length_weight
+            ),
+            group_size=config.group_size,
+            policy=policy,
+            options=options,
+        )
+
+    def as_strategy(name: str, factory: StrategyFactory) -> BuilderFactory:
+        weight = None if config.weights is None else config.weights[name]
+
+        def make(item: PromptItem, seed: int) -> EnvGroupBuilder:
+            return ExpertGroupBuilder(inner=factory(task(item, seed)), strategy_id=name, weight=weight)
+
+        return make
+
+    strategies = find_strategies(config.strategies)
+    return make_training(
+        plan,
+        opened,
+        (lambda item, seed: conversation(task(item, seed))) if CONVERSATION in strategies else None,
+        dataset=MixtureDataset(
+            order=plan.order,
+            factories={name: as_strategy(name, factory) for name, factory in strategies.items()},
+            assignment=config.assignment,
+        ),
+        experts=experts_of(config),
+        samples_every=config.samples_every,
+        policy_refs=[policy],
+    )
