@@ -1,0 +1,65 @@
+"""A problem, scripted policies, and how a group of any strategy is played and turned into samples."""
+
+from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
+
+from viva.experts.prompt_augmentation import PromptAugmentedEnv
+from viva.rl.expert_samples import expert_samples
+from viva.rl.rollouts import run_group
+from viva.testing import ScriptedPolicy, tiny_renderer
+
+RENDERER = tiny_renderer()
+QUESTION = "2 + 2?"
+HINT = [{"role": "system", "content": "Work slowly. Begin with Well."}]
+
+
+class Sum(PromptAugmentedEnv):
+    """Right is whatever ends in 4; the hint is only for the sampler."""
+
+    def __init__(self, renderer=RENDERER, hint=(), **options):
+        super().__init__(renderer, list(hint), [], **options)
+
+    def get_question(self):
+        return QUESTION
+
+    def check_answer(self, sample_str):
+        return sample_str.endswith("4")
+
+    def check_format(self, sample_str):
+        return True
+
+    def get_reference_answer(self):
+        return "4"
+
+
+def hinted(**options):
+    return Sum(hint=HINT, **options)
+
+
+def problems(size=2):
+    return ProblemGroupBuilder(env_thunk=Sum, num_envs=size)
+
+
+class Seats:
+    """Every seat asks the same scripted policy."""
+
+    def __init__(self, script, renderer=RENDERER):
+        self.policy = ScriptedPolicy(renderer=renderer, script=script)
+
+    def seat(self, *, group, attempt, seat):
+        return self.policy
+
+
+async def play(builder, script, renderer=RENDERER):
+    """Outcome, samples, and the prompts the policy saw."""
+    seats = Seats(script, renderer)
+    outcome = await run_group(builder, seats, max_retries=0)
+    return outcome, expert_samples([outcome]), seats.policy.prompts
+
+
+def text_of(tokens, renderer=RENDERER):
+    return renderer.tokenizer.decode(list(tokens))
+
+
+def trained_text(sample, renderer=RENDERER):
+    """What each turn of a sample is trained in, and the trained tokens, as text."""
+    return [(text_of(turn.trained_in, renderer), text_of(turn.tokens, renderer)) for turn in sample.turns_K]

@@ -1,0 +1,185 @@
+"""A conversation as a search strategy: final solutions, token for token, as answers to the bare question."""
+
+import json
+
+import pytest
+from strategy_making import QUESTION, play, text_of, trained_text
+
+from viva.conversation.prompts import direct_messages
+from viva.conversation.rendering import build_prompt
+from viva.experts.conversation_expert import ConversationExpertGroupBuilder, solution_tokens
+from viva.judging.comparison import VERDICT_PREFIX
+from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.policy import PolicyRef
+from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.testing import ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
+
+RENDERER = tiny_renderer(added=(" The", '."}', "Hi The"))
+BARE = text_of(build_prompt(RENDERER, direct_messages(QUESTION)).to_ints(), RENDERER)
+
+
+def larger_wins(prompt):
+    if not prompt.endswith(VERDICT_PREFIX):
+        return {}
+    first, second = (prompt.split(f"Solution {letter}:\n> ", 1)[1].split("\n", 1)[0] for letter in "AB")
+    return {"T": 1.0} if first == second else {"A": 1.0} if first > second else {"B": 1.0}
+
+
+def judge():
+    client = ScriptedSamplingClient(renderer=RENDERER, next_token=larger_wins)
+    return PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER)
+
+
+def round_robin(**options):
+    inner = MultiAgentConversationEnvGroupBuilder(
+        question=QUESTION, renderer=RENDERER, judge=judge(), max_rounds=2, **options
+    )
+    return inner
+
+
+def critique(**options):
+    return CritiqueSelfPlayEnvGroupBuilder(
+        question=QUESTION, renderer=RENDERER, judge=judge(), num_agents=2, **options
+    )
+
+
+def expert(inner, **options):
+    return ConversationExpertGroupBuilder(inner=inner, question=QUESTION, renderer=RENDERER, **options)
+
+
+def talk(prompt, call):
+    agent_id, round_index = turn_of(prompt)
+    return honest(f"The sum is {agent_id + 10 * round_index}.")
+
+
+async def test_only_the_final_solutions_of_a_round_robin_are_trained_behind_the_bare_question():
+    outcome, samples, _ = await play(expert(round_robin()), talk, RENDERER)
+    assert [trained_text(sample, RENDERER) for sample in samples] == [
+        [(BARE, f"The sum is 1{agent_id}.")] for agent_id in range(3)
+    ]
+    for sample, trajectory in zip(samples, outcome.group.trajectories_G, strict=True):
+        action = trajectory.transitions[1].ac
+        start = len(action.tokens) - len('"}<') - len(sample.turns_K[0].tokens)
+        found = sample.data_D[0].loss_fn_inputs
+        assert list(sample.turns_K[0].tokens) == action.tokens[start : start + len(sample.turns_K[0].tokens)]
+        trained = [
+            value
+            for value, mask in zip(found["logprobs"].tolist(), found["mask"].tolist(), strict=True)
+            if mask
+        ]
+        assert trained == action.logprobs[start : start + len(trained)]
+        sampled_in = text_of(sample.turns_K[0].sampled_in, RENDERER)
+        assert sampled_in.endswith('"solution": "')
+    assert [sample.reward for sample in samples] == [-1.0, 0.0, 1.0]
+    assert all(sample.is_swapped and sample.finished for sample in samples)
+
+
+async def test_a_verifier_pays_instead_if_there_is_one():
+    builder = expert(round_robin(), verify=lambda solution: float("10" in solution))
+    _, samples, _ = await play(builder, talk, RENDERER)
+    assert [sample.reward for sample in samples] == [1.0, 0.0, 0.0]
+
+
+async def test_a_solution_that_json_had_to_escape_is_counted_and_not_trained():
+    def quoting(prompt, call):
+        agent_id, _ = turn_of(prompt)
+        return honest('He said "4".' if agent_id == 0 else f"{agent_id}.")
+
+    outcome, samples, _ = await play(expert(round_robin()), quoting, RENDERER)
+    assert [sample.seat for sample in samples] == [1, 2]
+    assert [row["unlocated"] for row in outcome.group.metrics_G] == [1.0, 0.0, 0.0]
+
+
+async def test_a_failed_agent_has_no_sample():
+    def failing(prompt, call):
+        return crashing() if turn_of(prompt) == (2, 1) else talk(prompt, call)
+
+    _, samples, _ = await play(expert(round_robin(on_failure="continue")), failing, RENDERER)
+    assert [sample.seat for sample in samples] == [0, 1]
+
+
+def review(prompt, call):
+    """Both agents propose a number; after the critique they raise it."""
+    closing = prompt[prompt.rindex("\nYou are ") :]
+    if "Ranking" in closing:
+        return "Ranking: A > B"
+    if "Criticise" in closing:
+        return "Critique of A: more.\nCritique of B: more."
+    if "Revise" in closing:
+        return "Revise: 40" if "number 1" in closing else "Revise: The sum is 30."
+    return "1"
+
+
+PERSONAS = {0: "number 0.", 1: "number 1."}
+
+
+async def test_revisions_are_trained_from_the_marker_to_the_stop_token_and_paid_by_their_own_stream():
+    inner = critique(personas=PERSONAS)
+    outcome, samples, _ = await play(expert(inner), review, RENDERER)
+    assert outcome.void_reason is None
+    assert [trained_text(sample, RENDERER) for sample in samples] == [
+        [(BARE, "The sum is 30.<|im_end|>")],
+        [(BARE, "40<|im_end|>")],
+    ]
+    streams = inner.record()["streams"]
+    assert [sample.reward for sample in samples] == [streams[agent]["r_sol"] for agent in "01"]
+    assert [sample.seat for sample in samples] == [0, 2]  # the critics' lanes give no solution
+
+
+async def test_a_defence_without_a_solution_is_not_trained():
+    def defend(prompt, call):
+        reply = review(prompt, call)
+        return "Defend:" if reply == "Revise: 40" else reply
+
+    outcome, samples, _ = await play(expert(critique(personas=PERSONAS), verify=len), defend, RENDERER)
+    assert [sample.seat for sample in samples] == [0]
+    assert [row["unlocated"] for row in outcome.group.metrics_G if "unlocated" in row] == [0.0, 1.0]
+
+
+async def test_what_to_train_is_unknown_before_the_rewards():
+    builder = expert(round_robin())
+    outcome, _, _ = await play(builder, talk, RENDERER)
+    await builder.make_envs()
+    with pytest.raises(RuntimeError, match="known once its rewards were computed"):
+        builder.completions(outcome.group)
+    assert builder.record()["protocol"] == "round_robin"
+    assert builder.logging_tags() == ["conversation", "round_robin"]
+
+
+def encode(*pieces):
+    """Ids of pieces, an added token for each that is one."""
+    added = RENDERER.tokenizer.get_added_vocab()
+    return [
+        token
+        for piece in pieces
+        for token in (
+            [added[piece]] if piece in added else RENDERER.tokenizer.encode(piece, add_special_tokens=False)
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "solution", "found"),
+    [
+        (["Revise:", " The", " sum"], "The sum", " The sum"),  # the space is part of the first token
+        (["Revise: ", "4 it is"], "4 it is", "4 it is"),
+        (['{"solution": "', "is 4", '."}'], "is 4.", "is 4"),  # the last token also closes the object
+        (["Revise: ", "Hi The", " end"], "The end", None),  # the first token began before
+        (['{"solution": "a\\nb"}'], "a\nb", None),
+        (["4"], "", None),
+    ],
+)
+def test_solutions_are_found_on_the_sampled_ids(pieces, solution, found):
+    tokens = encode(*pieces)
+    text = "".join(pieces)
+    span = solution_tokens(RENDERER, tokens, text, solution)
+    assert (None if span is None else text_of(tokens[slice(*span)], RENDERER)) == found
+
+
+def test_the_solution_of_a_reply_that_quotes_it_before_is_the_last_one():
+    text = json.dumps({"evaluation": "not 14", "solution": "14"})
+    tokens = encode(text)
+    start, stop = solution_tokens(RENDERER, tokens, text, "14")
+    assert text_of(tokens[:start], RENDERER).endswith('"solution": "')
+    assert text_of(tokens[stop:], RENDERER) == '"}'
