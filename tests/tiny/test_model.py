@@ -17,8 +17,10 @@ async def test_the_built_in_policy_starts_mediocre_and_speaks_the_protocol() -> 
     spec.loader.exec_module(benchmark)
     shares = await benchmark.measure(200)
     assert 0.3 <= shares["direct accuracy"] <= 0.65
-    assert 0.65 <= shares["judge right, one order"] <= 0.9
-    assert shares["replies parsed"] > 0.95
+    assert 0.6 <= shares["judge right, one order"] <= 0.9
+    assert shares["replies parsed, round robin"] > 0.93
+    assert shares["replies parsed, critique"] > 0.93
+    assert shares["right after critique"] > shares["right before critique"]
 
 
 def test_the_built_in_policy_is_small_and_has_the_architecture_it_says() -> None:

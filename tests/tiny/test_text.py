@@ -6,7 +6,14 @@ import pytest
 from tinker_cookbook.renderers import get_renderer
 
 from viva.tiny.build import batches, encode_example, main
-from viva.tiny.text import LESSONS, MIXTURE, conversation_example, judgement_example
+from viva.tiny.text import (
+    COMPARISONS,
+    LESSONS,
+    MIXTURE,
+    REVIEWS,
+    conversation_example,
+    judgement_example,
+)
 from viva.tiny.tokenizer import build_tokenizer, load_tokenizer
 
 
@@ -15,7 +22,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory):
     return build_tokenizer(tmp_path_factory.mktemp("tokenizer"), seed=0, num_examples=60)
 
 
-@pytest.mark.parametrize("make", [*LESSONS, *MIXTURE])
+@pytest.mark.parametrize("make", [*LESSONS, *MIXTURE, *REVIEWS, *COMPARISONS])
 def test_examples_are_encoded_exactly_as_the_renderer_encodes_them(make, tokenizer) -> None:
     renderer = get_renderer("qwen3_instruct", tokenizer)
     for seed in range(20):
@@ -71,6 +78,7 @@ def test_the_build_makes_a_loadable_model_and_refuses_to_overwrite_it(tmp_path: 
     from transformers import AutoModelForCausalLM
 
     options = [f"output={tmp_path}", "lesson_steps=1", "mixture_steps=1", "tokens_per_step=1024"]
+    options += ["review_steps=1", "comparison_steps=1"]
     main([*options, "hidden_size=64", "num_layers=1", "intermediate_size=64"])
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.vocab_size >= len(load_tokenizer(tmp_path))

@@ -1,7 +1,7 @@
 """Raise the built-in policy from nothing: ``python -m viva.tiny.build [output=FOLDER] [seed=0]``.
 
-Three phases of next-token training on generated text (`viva.tiny.text`): sums and plain answers, then the whole
-mixture, then reviews that rest on working. About three quarters of an hour on two cores. Writes a folder that
+Four phases of next-token training on generated text (`viva.tiny.text`): sums and plain answers; the whole mixture;
+reviews that rest on working; comparisons of answers. About an hour on two cores. Writes a folder that
 ``transformers`` loads, with ``card.json``, which says how it was made.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from viva.tiny.text import LESSONS, MIXTURE, REVIEWS, Example
+from viva.tiny.text import COMPARISONS, LESSONS, MIXTURE, REVIEWS, Example
 
 __all__ = ["BuildConfig", "EncodedExample", "Generator", "batches", "build", "encode_example", "main"]
 
@@ -41,6 +41,7 @@ class BuildConfig:
     lesson_steps: int = 500
     mixture_steps: int = 1100
     review_steps: int = 600
+    comparison_steps: int = 350
     tokens_per_step: int = 8192
     learning_rate: float = 1e-3
     warmup_steps: int = 30
@@ -159,10 +160,14 @@ def build(output: Path, config: BuildConfig) -> None:
     ):
         stream = batches(shares, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
         _train(model, stream, pad, name=name, num_steps=num_steps, config=config)
-    model.bfloat16().float()  # rounded, so that the last phase may as well start from a saved model
-    rng = random.Random(f"{config.seed} reviews")
-    stream = batches(REVIEWS, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
-    _train(model, stream, pad, name="reviews", num_steps=config.review_steps, config=config)
+    for name, shares, num_steps in (
+        ("reviews", REVIEWS, config.review_steps),
+        ("comparisons", COMPARISONS, config.comparison_steps),
+    ):
+        model.bfloat16().float()  # rounded, so that these phases may as well start from a saved model
+        rng = random.Random(f"{config.seed} {name}")
+        stream = batches(shares, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
+        _train(model, stream, pad, name=name, num_steps=num_steps, config=config)
     model.bfloat16().save_pretrained(output)
     (output / "card.json").write_text(json.dumps({"config": asdict(config)}, indent=1) + "\n")
 

@@ -10,6 +10,8 @@ the same, which it can learn; the last phase of the build replaces the one by th
 
 import random
 
+from tinker_cookbook.renderers.base import Message
+
 from viva.conversation.prompts import persona
 from viva.selfplay.critique_prompts import (
     CRITIQUE_PERSONAS,
@@ -24,6 +26,7 @@ from viva.tiny.attempts import Attempt, Example, make_attempt, missing_step
 from viva.tiny.tasks import Problem, sample_problem
 
 __all__ = [
+    "comparison_drill_example",
     "critique_example",
     "proposal_example",
     "ranking_example",
@@ -97,6 +100,19 @@ def _marked(marks: dict[str, bool], names: dict[str, str], weight: float) -> lis
         ]
     tiers = [" = ".join(letter for letter in marks if marks[letter] is good) for good in (True, False)]
     return [*parts, (f"\nRanking: {' > '.join(tier for tier in tiers if tier)}", 1.0)]
+
+
+def comparison_drill_example(rng: random.Random) -> Example:
+    """A working and twenty answers, each marked. Only the marks are learned."""
+    problem = sample_problem(rng, "train")
+    own_way = make_attempt(problem, rng, sure=_TRUE_MARK)
+    parts = [(_working(own_way), 0.0)]
+    for _ in range(20):
+        other = own_way if rng.random() < 0.5 else make_attempt(problem, rng, sure=0.3)
+        mark = " right" if _answer(other) == _answer(own_way) else " wrong"
+        parts += [(f" {rng.choice(_LETTERS[:4])} {_answer(other)} is", 0.0), (mark, 1.0), (".", 0.0)]
+    message = Message(role="user", content="Compare answers.")
+    return Example(messages=(message,), parts=tuple(parts))
 
 
 def _working(attempt: Attempt) -> str:

@@ -20,6 +20,7 @@ from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
 from viva.tiny.attempts import Attempt, Example, make_attempt
 from viva.tiny.expert_text import careful_example, feedback_example
 from viva.tiny.review_text import (
+    comparison_drill_example,
     critique_example,
     proposal_example,
     ranking_example,
@@ -31,6 +32,7 @@ from viva.tiny.review_text import (
 from viva.tiny.tasks import Problem, sample_problem, sample_step, worked_solution, wrong_solution
 
 __all__ = [
+    "COMPARISONS",
     "LESSONS",
     "MIXTURE",
     "REVIEWS",
@@ -192,3 +194,17 @@ REVIEWS: dict[Callable[[random.Random], Example], float] = {
     feedback_example: 0.03,
 }
 """Generators of the third phase and their shares of the examples: reviews that rest on working."""
+
+COMPARISONS: dict[Callable[[random.Random], Example], float] = {
+    comparison_drill_example: 0.25,
+    direct_example: 0.15,
+    conversation_example: 0.03,
+    judgement_example: 0.18,
+    proposal_example: 0.04,
+    reasoned_ranking_example: 0.17,
+    reasoned_critique_example: 0.1,
+    reasoned_revision_example: 0.05,
+    careful_example: 0.015,
+    feedback_example: 0.015,
+}
+"""Generators of the last phase and their shares: whether two answers are the same, alone and in its place."""
