@@ -30,8 +30,8 @@ NAMES = {
     "robust-shuffled": "the same, shuffled rewards",
 }
 OPTIONS = {
-    "conversation": {"max_steps": "20", "num_test_conversations": "40"},
-    "critique": {"max_steps": "20", "num_test_conversations": "40"},
+    "conversation": {"max_steps": "26", "eval_every": "13", "num_test_conversations": "24"},
+    "critique": {"max_steps": "17", "batch_size": "32", "eval_every": "9", "num_test_conversations": "24"},
 }
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 FIGURES = {
@@ -124,10 +124,15 @@ def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict
         "seed": seed,
         "before": {key: tested[0].get(key) for key in FIGURES},
         "after": {key: tested[-1].get(key) for key in FIGURES},
-        "curve": [(row["step"], row["test/direct_accuracy"]) for row in tested],
+        "curve": [(tokens_before(rows, row["step"]), row["test/direct_accuracy"]) for row in tested],
         "tokens": sum(row.get("rollout/sampled_tokens", 0) for row in rows),
         "minutes": (time.monotonic() - started) / 60,
     }
+
+
+def tokens_before(rows: Sequence[dict], step: int) -> float:
+    """Thousands of tokens sampled before a step."""
+    return sum(row.get("rollout/sampled_tokens", 0) for row in rows if row["step"] < step) / 1000
 
 
 def half_width(values: Sequence[float]) -> float:
@@ -152,11 +157,12 @@ def plot(results: Sequence[dict], output: Path) -> None:
     for arm in dict.fromkeys(result["arm"] for result in results):
         curves = [result["curve"] for result in results if result["arm"] == arm]
         columns = [[curve[place][1] for curve in curves] for place in range(len(curves[0]))]
-        points = [(curves[0][place][0], statistics.mean(column)) for place, column in enumerate(columns)]
+        spent = [statistics.mean(curve[place][0] for curve in curves) for place in range(len(columns))]
+        points = [(x, statistics.mean(column)) for x, column in zip(spent, columns, strict=True)]
         band = tuple(half_width(column) for column in columns) if len(curves) > 1 else None
         drawn.append(Series(name=NAMES[arm], points=tuple(points), band=band))
     title = f"Held-out accuracy, asked directly: mean of {len(curves)} seeds, 95 % interval"
-    plot_svg(drawn, title=title, y_label="accuracy", output=output)
+    plot_svg(drawn, title=title, x_label="thousand sampled tokens", y_label="accuracy", output=output)
 
 
 def change(runs: Sequence[dict], key: str) -> str:
