@@ -183,3 +183,13 @@ def test_the_solution_of_a_reply_that_quotes_it_before_is_the_last_one():
     start, stop = solution_tokens(RENDERER, tokens, text, "14")
     assert text_of(tokens[:start], RENDERER).endswith('"solution": "')
     assert text_of(tokens[stop:], RENDERER) == '"}'
+
+
+def test_both_contexts_are_about_one_question_in_one_format():
+    with pytest.raises(ValueError, match="not about 'other'"):
+        ConversationExpertGroupBuilder(inner=round_robin(), question="other", renderer=RENDERER)
+    with pytest.raises(ValueError, match="in other tokens than the one given"):
+        ConversationExpertGroupBuilder(
+            inner=round_robin(), question=QUESTION, renderer=tiny_renderer("llama3")
+        )
+    ConversationExpertGroupBuilder(inner=round_robin(), question=QUESTION, renderer=tiny_renderer())

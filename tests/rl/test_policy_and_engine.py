@@ -189,11 +189,13 @@ def test_the_console_writes_one_plain_line_per_step_where_there_is_no_terminal()
         console.step_done(0, {"reward/std": 0.5, "rollout/void": 0, "time/tokens_per_second": 1234.5})
         console.step_done(1, {"rollout/void": 2, "test/direct_accuracy": 0.256})
         console.message("a [markup] stays text")
+        for text_of_topic in ("first", "second"):
+            console.message_once("topic", text_of_topic)
     lines = text.getvalue().splitlines()
     assert lines[0].startswith("step 1/3 | reward std 0.50 | tok/s 1,234 | ")
     assert lines[1].startswith("step 2/3 | held-out accuracy 25.6% | void 2 | ")
     assert lines[1].endswith(" left")
-    assert lines[2] == "a [markup] stays text"
+    assert lines[2:] == ["a [markup] stays text", "first"]
 
 
 def test_the_console_shows_progress_on_a_terminal():

@@ -53,7 +53,11 @@ class _FinalTurn:
 
 @dataclass(kw_only=True)
 class ConversationExpertGroupBuilder(EnvGroupBuilder):
-    """Any builder of conversations as a search strategy for the bare question."""
+    """Any builder of conversations as a search strategy for the bare question.
+
+    Raises:
+        ValueError: If the conversation is about another question or in another chat format.
+    """
 
     inner: EnvGroupBuilder
     """Of a whole conversation, such as those of `viva.selfplay`."""
@@ -66,6 +70,21 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
     strategy_id: str = "conversation"
     weight: float | None = None
     _final_G: list[_FinalTurn | None] = field(default_factory=list[_FinalTurn | None], init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check that both contexts are about one question and in one format."""
+        question: str = getattr(self.inner, "question", self.question)
+        if question != self.question:
+            raise ValueError(f"the conversation is about {question!r}, not about {self.question!r}")
+        renderer: Renderer = getattr(self.inner, "renderer", self.renderer)
+        if renderer is self.renderer:
+            return
+        probe = direct_messages(self.question)
+        if build_prompt(renderer, probe) != build_prompt(self.renderer, probe):
+            raise ValueError(
+                "the conversation's renderer writes the question in other tokens than the one given: sampling and "
+                "training context need the same chat format and tokenizer"
+            )
 
     async def make_envs(self) -> Sequence[Env]:
         """The conversation's."""

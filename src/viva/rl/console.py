@@ -28,6 +28,7 @@ class RunConsole:
         self._num_steps = num_steps
         self._first_step = first_step
         self._started = time.monotonic()
+        self._said: set[str] = set()
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -50,6 +51,12 @@ class RunConsole:
     def message(self, text: str) -> None:
         """One line of text."""
         self.console.print(text, soft_wrap=True, markup=False)
+
+    def message_once(self, topic: str, text: str) -> None:
+        """One line of text, unless there was one on this topic."""
+        if topic not in self._said:
+            self._said.add(topic)
+            self.message(text)
 
     def phase(self, text: str) -> None:
         """What the run is doing right now; shown on terminals only."""

@@ -193,7 +193,7 @@ async def _update(
         return advantages.metrics | await update_policy(run.client, data_D, config.update), []
     batch = await expert_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
     for text in batch.warnings:
-        console.message(f"step {step + 1}: {text}")
+        console.message_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
     updated = await update_policy(run.client, batch.data_D, config.update, foreign_D=batch.foreign_D)
     is_kept = bool(config.samples_every) and step % config.samples_every == 0
     return batch.metrics | updated, [{"step": step, **record} for record in batch.records if is_kept]
