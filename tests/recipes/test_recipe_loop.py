@@ -8,6 +8,7 @@ import tinker
 
 from viva.recipes import loop
 from viva.recipes.loop import run_recipe
+from viva.recipes.plan import BatchUnit
 from viva.rl.train import AllGroupsFailedError
 
 TRAINING = SimpleNamespace(config=SimpleNamespace(update=SimpleNamespace(learning_rate=1e-4)))
@@ -37,6 +38,7 @@ def ends(monkeypatch):
         order=Order((0, 1, 2)),
         test=(),
         summary="3 agents x 5 rounds",
+        unit=BatchUnit(samples=3),
     )
 
     async def end(*, make_plan=None, open_run=None, train=None, received=None):
