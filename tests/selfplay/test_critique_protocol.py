@@ -8,11 +8,20 @@ from tinker_cookbook.rl.types import Trajectory
 
 from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.env import MultiAgentConversationEnv
+from viva.conversation.prompts import persona as persona_of
 from viva.conversation.protocol import View
 from viva.conversation.records import Conversation, CritiqueReply, Revision
 from viva.judging.ballots import Preference
 from viva.judging.ranking import RankingReply
-from viva.selfplay.critique_prompts import critique_messages, proposal_instruction, shown
+from viva.selfplay.critique_prompts import (
+    CRITIQUE_PERSONAS,
+    critique_instruction,
+    critique_messages,
+    proposal_instruction,
+    ranking_instruction,
+    revision_instruction,
+    shown,
+)
 from viva.selfplay.critique_protocol import compared_items, critique_protocol
 from viva.testing import Reply, Script, ScriptedPolicy, crashing, tiny_renderer
 
@@ -95,7 +104,26 @@ def test_the_prompts_are_those_that_the_built_in_policy_is_raised_on() -> None:
     ]
     blocks = [shown("Your solution", "proposal of Pattern-Finder")]
     blocks += [shown("Critique of it", critique.text) for critique in critiques]
-    assert revise.startswith(f"{shown('Problem', '2 + 2?')}{''.join(blocks)}You are the Pattern-Finder")
+    author = persona_of(1, CRITIQUE_PERSONAS)
+    assert protocol.messages(revise) == critique_messages("2 + 2?", blocks, revision_instruction(author))
+    author = persona_of(2, CRITIQUE_PERSONAS)
+    for segment, source in (("ranking", "proposal"), ("critique", "proposal"), ("verdict", "revision")):
+        prompt, texts = turns[2, segment].prompt, conversation.solutions(source)
+        own = next(letter for letter in "ABCD" if f"Solution {letter} is yours" in prompt)
+        shown_as = {letter: _quoted(prompt, letter) for letter in "ABCD"}
+        assert sorted(shown_as.values()) == sorted(texts.values())
+        assert shown_as[own] == texts[2]
+        closing = (
+            critique_instruction(author, own)
+            if segment == "critique"
+            else ranking_instruction(author, own, votes_on_own=False)
+        )
+        blocks = [shown(f"Solution {letter}", text) for letter, text in shown_as.items()]
+        assert protocol.messages(prompt) == critique_messages("2 + 2?", blocks, closing)
+
+
+def _quoted(prompt: str, letter: str) -> str:
+    return prompt.partition(f"\nSolution {letter}:\n> ")[2].partition("\n")[0]
 
 
 @pytest.mark.parametrize("num_agents", [2, 5])

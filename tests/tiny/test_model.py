@@ -15,11 +15,11 @@ async def test_the_built_in_policy_starts_mediocre_and_speaks_the_protocol() -> 
     assert spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    shares = await benchmark.measure(200)
+    shares = await benchmark.measure(300)
     assert 0.3 <= shares["direct accuracy"] <= 0.65
     assert 0.6 <= shares["judge right, one order"] <= 0.9
-    assert shares["replies parsed, round robin"] > 0.93
-    assert shares["replies parsed, critique"] > 0.93
+    assert shares["replies parsed, round robin"] > 0.95
+    assert shares["replies parsed, critique"] > 0.95
     assert shares["right after critique"] > shares["right before critique"]
 
 

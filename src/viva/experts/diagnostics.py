@@ -9,7 +9,6 @@ Legend: ``_N`` samples of a batch, ``_T`` tokens of a completion. Logprobs are i
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import numpy as np
 
@@ -252,7 +251,6 @@ def check_diagnostics(
     estimator: str,
     recommendation: Recommendation,
     minimum: float = 0.1,
-    action: Literal["warn", "raise"] = "warn",
 ) -> list[str]:
     """Texts about strategies whose samples an estimator wastes: few carry the weight, or all carry next to none.
 
@@ -261,10 +259,9 @@ def check_diagnostics(
         estimator: Name of the estimator that made the estimates.
         recommendation: What to use instead, from `recommend`.
         minimum: Lowest effective sample size (of 1) and lowest mean weight that pass; 0 lets everything pass.
-        action: ``warn`` returns the texts, for the caller to log.
 
     Raises:
-        ValueError: With all texts if there are any and `action` is ``raise``; if `minimum` is not in [0, 1].
+        ValueError: If `minimum` is not in [0, 1].
     """
     if not 0 <= minimum <= 1:
         raise ValueError(f"the minimum effective sample size is a share between 0 and 1; got {minimum}")
@@ -286,6 +283,4 @@ def check_diagnostics(
                 f"strategy {strategy!r}: its samples weigh {figures.weight_mean:.2g} on average under {estimator}, "
                 f"below {minimum}; {advice}"
             )
-    if texts and action == "raise":
-        raise ValueError("; ".join(texts))
     return texts

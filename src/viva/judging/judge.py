@@ -6,7 +6,6 @@ mode of the distribution as a signal (Wang, Zhang and Choi, 2025, arXiv 2503.030
 writes its reply, and the JSON verdict in it is read.
 """
 
-import asyncio
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import tinker
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.rendering import build_prompt, read_reply
+from viva.conversation.together import together
 from viva.judging.comparison import (
     JUDGE_SYSTEM_PROMPT,
     LABELS,
@@ -130,16 +130,9 @@ class PolicySelfComparisonJudge:
         orders = pairs(sorted(solutions), pattern)
         if pattern is TournamentPattern.ALL_PAIRS_ONE_WAY:
             orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
-        tasks = [
-            asyncio.ensure_future(self.compare(question, solutions, first, second, rng.getrandbits(31)))
-            for first, second in orders
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await together(
+            self.compare(question, solutions, first, second, rng.getrandbits(31)) for first, second in orders
+        )
 
     async def _verdict(self, prompt: tinker.ModelInput, seed: int) -> tuple[str, Outcome]:
         params = tinker.SamplingParams(

@@ -1,7 +1,7 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import tinker
 from tinker_cookbook.rl.types import RLDataset
@@ -12,6 +12,7 @@ from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
+from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
 from viva.rl.probe import check_loss
@@ -20,7 +21,7 @@ from viva.rl.stop_rule import StopRule
 from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
 from viva.rl.update import UpdateConfig
 
-__all__ = ["make_training", "run_recipe"]
+__all__ = ["judged_by", "make_training", "run_recipe"]
 
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 
@@ -55,6 +56,23 @@ async def run_recipe(
         complain(f"error: {error}")
         return 1
     return finish_run(plan.options, opened, training, is_complete=is_complete)
+
+
+async def judged_by(
+    which: Literal["current", "initial"], plan: Plan[ConfigT], opened: OpenRun
+) -> tuple[PolicyRef, list[PolicyRef]]:
+    """The policy that judges, and those references that have to follow the policy being trained.
+
+    Args:
+        which: The policy being trained, or what it was at the start.
+        plan: Names the model.
+        opened: Has the engine.
+    """
+    if which == "current":
+        policy = PolicyRef()
+        return policy, [policy]
+    client = await settled(opened.service.create_sampling_client(base_model=plan.options.model))
+    return PolicyRef(sampling_client=client), []
 
 
 def make_training(

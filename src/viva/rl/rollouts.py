@@ -29,6 +29,8 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, TrajectoryGroup
 
+from viva.conversation.together import together
+
 __all__ = ["FAILED", "GroupOutcome", "RolloutFailure", "SeatPolicy", "run_group", "run_groups"]
 
 FAILED = "failed"
@@ -142,17 +144,6 @@ async def _tell(abort: Callable[[str], Any], reason: str) -> None:
         await told
 
 
-async def _gather(awaitables: Sequence[Awaitable[_T]]) -> list[_T]:
-    """Results in order; if one raises or the caller is cancelled, the others are cancelled and waited for."""
-
-    async def run(awaitable: Awaitable[_T]) -> _T:
-        return await awaitable
-
-    async with asyncio.TaskGroup() as tasks:
-        pending = [tasks.create_task(run(awaitable)) for awaitable in awaitables]
-    return [task.result() for task in pending]
-
-
 class _Attempt:
     """One attempt at a group: plays it and keeps what went wrong and what it cost."""
 
@@ -196,7 +187,7 @@ class _Attempt:
         ]
         seats = enumerate(zip(envs, completers, strict=True))
         try:
-            results_G = await _gather([_run_seat(seat, env, completer) for seat, (env, completer) in seats])
+            results_G = await together(_run_seat(seat, env, completer) for seat, (env, completer) in seats)
         except* _AbortFailedError as errors:
             results_G = None
             self._record_failed_aborts(errors, completers)
@@ -324,4 +315,4 @@ async def run_groups(
             on_group(outcome)
         return outcome
 
-    return await _gather([run(index, builder) for index, builder in enumerate(builders_P)])
+    return await together(run(index, builder) for index, builder in enumerate(builders_P))

@@ -7,7 +7,8 @@ Everything is a function of the logged metrics, so a resumed run decides as an u
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["WATCHED", "WINDOW", "StopRule"]
@@ -47,9 +48,10 @@ class StopRule:
         Args:
             rows: Metrics of all steps so far, in order.
         """
-        for name, level in self.levels.items():
-            mean = _window_mean(rows, name)
-            if mean is not None and mean > level:
+        *_, means = self._window_means(rows)
+        for name, mean in means.items():
+            if mean > self.levels[name]:
+                level = self.levels[name]
                 return f"{name} was {mean:.3f} over the last {WINDOW} steps, above its level of {level:g}"
         return None
 
@@ -58,18 +60,20 @@ class StopRule:
 
         Compared is the largest share of its level that any metric has reached.
         """
-        if not rows:
-            return False
-        now = self._worst_share(rows)
-        before = [self._worst_share(rows[:end]) for end in range(1, len(rows))]
-        return now is not None and all(other is None or now < other for other in before)
+        *before, now = (
+            max((mean / self.levels[name] for name, mean in means.items()), default=math.inf)
+            for means in self._window_means(rows)
+        )
+        return now < min(before, default=math.inf)
 
-    def _worst_share(self, rows: Sequence[Mapping[str, float]]) -> float | None:
-        means = {name: _window_mean(rows, name) for name in self.levels}
-        shares = [mean / self.levels[name] for name, mean in means.items() if mean is not None]
-        return max(shares, default=None)
-
-
-def _window_mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
-    values = [row[name] for row in rows if name in row]
-    return math.fsum(values[-WINDOW:]) / WINDOW if len(values) >= WINDOW else None
+    def _window_means(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
+        """Mean over the window of every metric that fills it: before the first row, and after each; in linear time."""
+        windows = {name: deque[float](maxlen=WINDOW) for name in self.levels}
+        yield {}
+        for row in rows:
+            for name, window in windows.items():
+                if name in row:
+                    window.append(row[name])
+            yield {
+                name: math.fsum(window) / WINDOW for name, window in windows.items() if len(window) == WINDOW
+            }

@@ -4,7 +4,6 @@ A group is one conversation of `viva.selfplay.critique_protocol`: one environmen
 and rewards come from `viva.credit.review`; each reward is credited to the tokens of the segment that earned it.
 """
 
-import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.env import MultiAgentConversationEnv
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply
+from viva.conversation.together import together
 from viva.credit.review import ReviewScores, ReviewVotes, duel_of, initial, revised, score_review
 from viva.credit.review_rules import ReviewRules
 from viva.credit.streams import GroupCredit
@@ -164,23 +164,16 @@ class CritiqueSelfPlayEnvGroupBuilder(EnvGroupBuilder):
             return {}
         before, after = conversation.solutions("proposal"), conversation.final_solutions
         changed = [agent_id for agent_id in after if before[agent_id].split() != after[agent_id].split()]
-        tasks = [
-            asyncio.ensure_future(
-                self.judge.tournament(
-                    self.question,
-                    {0: before[agent_id], 1: after[agent_id]},
-                    TournamentPattern.ALL_PAIRS_BOTH_WAYS,
-                    random.Random(f"{self.seed}/judge/{agent_id}").getrandbits(31),
-                )
+        tournaments = await together(
+            self.judge.tournament(
+                self.question,
+                {0: before[agent_id], 1: after[agent_id]},
+                TournamentPattern.ALL_PAIRS_BOTH_WAYS,
+                random.Random(f"{self.seed}/judge/{agent_id}").getrandbits(31),
             )
             for agent_id in changed
-        ]
-        try:
-            return dict(zip(changed, await asyncio.gather(*tasks), strict=True))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        )
+        return dict(zip(changed, tournaments, strict=True))
 
     def _seat_reward(
         self, agent_id: int, lane: int, scores: ReviewScores, metrics_A: dict[int, Metrics]

@@ -1,6 +1,7 @@
 """How scores and revisions relate to the truth, where answers are known: figures that never enter a reward."""
 
 import math
+import statistics
 from collections.abc import Mapping
 
 from viva.judging.ballots import Ballots, Preference, pooled
@@ -78,9 +79,6 @@ def rank_correlation(scores: Mapping[int, float], correct: Mapping[int, bool]) -
     agents = sorted(scores)
     x = _ranks([scores[agent_id] for agent_id in agents])
     y = _ranks([float(correct[agent_id]) for agent_id in agents])
-    mean = (len(agents) + 1) / 2
-    var_x, var_y = (math.fsum((value - mean) ** 2 for value in values) for values in (x, y))
-    if var_x == 0.0 or var_y == 0.0:
+    if len(set(x)) == 1 or len(set(y)) == 1:
         return None
-    covariance = math.fsum((a - mean) * (b - mean) for a, b in zip(x, y, strict=True))
-    return covariance / math.sqrt(var_x * var_y)
+    return statistics.correlation(x, y)

@@ -31,6 +31,8 @@ Generator = Callable[[random.Random], Example]
 
 _PROMPT_WEIGHT = 0.02
 _POOL = 1024
+_RESUMABLE = ("reviews", "comparisons")
+"""Phases that start from rounded weights and a random stream of their own, as from a saved model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,15 +159,12 @@ def build(output: Path, config: BuildConfig) -> None:
     for name, shares, num_steps in (
         ("lessons", LESSONS, config.lesson_steps),
         ("mixture", MIXTURE, config.mixture_steps),
-    ):
-        stream = batches(shares, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
-        _train(model, stream, pad, name=name, num_steps=num_steps, config=config)
-    for name, shares, num_steps in (
         ("reviews", REVIEWS, config.review_steps),
         ("comparisons", COMPARISONS, config.comparison_steps),
     ):
-        model.bfloat16().float()  # rounded, so that these phases may as well start from a saved model
-        rng = random.Random(f"{config.seed} {name}")
+        if name in _RESUMABLE:
+            model.bfloat16().float()
+            rng = random.Random(f"{config.seed} {name}")
         stream = batches(shares, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
         _train(model, stream, pad, name=name, num_steps=num_steps, config=config)
     model.bfloat16().save_pretrained(output)

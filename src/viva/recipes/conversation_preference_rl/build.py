@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 from viva.eval.answers import is_correct
 from viva.judging import comparison
 from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
 from viva.recipes.advice import JudgeAdvice
 from viva.recipes.common import OpenRun
-from viva.recipes.loop import make_training, run_recipe
+from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, at_least, plan_run
-from viva.rl.clients import settled
 from viva.rl.prompts import PromptItem
 from viva.rl.train import Training
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
@@ -72,11 +70,7 @@ async def run(config: Config) -> int:
 async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
     """The loop's parts for an open run."""
     config = plan.config
-    judge_policy = PolicyRef()
-    if config.judge_policy == "initial":
-        judge_policy.sampling_client = await settled(
-            opened.service.create_sampling_client(base_model=plan.options.model)
-        )
+    judge_policy, policy_refs = await judged_by(config.judge_policy, plan, opened)
     judge = PolicySelfComparisonJudge(
         judge_policy,
         opened.renderer,
@@ -102,6 +96,5 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
             grader=is_correct,
         )
 
-    policy_refs = [judge_policy] if config.judge_policy == "current" else []
     advice = JudgeAdvice(mode=config.judge_mode, max_off_set_mass=config.judge_max_off_set_mass)
     return make_training(plan, opened, make_builder, policy_refs=policy_refs, sinks=[advice])

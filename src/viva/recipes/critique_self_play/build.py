@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,8 @@ from viva.eval.answers import is_correct
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun
-from viva.recipes.loop import make_training, run_recipe
+from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, plan_run
-from viva.rl.clients import settled
 from viva.rl.prompts import PromptItem
 from viva.rl.stop_rule import StopRule
 from viva.rl.train import Training
@@ -69,15 +69,9 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
     """The loop's parts for an open run."""
     config, rules = plan.config, rules_of(plan.config)
     judge: PolicySelfComparisonJudge | None = None
-    policy_refs: list[PolicyRef] = []
+    policy_refs: Sequence[PolicyRef] = ()
     if rules.fit == "joint" and config.revision_votes == "judge":
-        judge_policy = PolicyRef()
-        if config.judge_policy == "initial":
-            judge_policy.sampling_client = await settled(
-                opened.service.create_sampling_client(base_model=plan.options.model)
-            )
-        else:
-            policy_refs.append(judge_policy)
+        judge_policy, policy_refs = await judged_by(config.judge_policy, plan, opened)
         judge = PolicySelfComparisonJudge(judge_policy, opened.renderer)
 
     def make_builder(item: PromptItem, seed: int) -> CritiqueSelfPlayEnvGroupBuilder:
