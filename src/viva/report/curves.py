@@ -1,12 +1,13 @@
 """The curves of a run, ordered and grouped: sections of charts, important ones first."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from viva.report.run_files import Curves, metric_series
 from viva.report.series import Series
 
-__all__ = ["Chart", "Section", "sections"]
+__all__ = ["Chart", "Section", "chart_places", "is_open_section", "sections"]
 
 _OPEN_SECTIONS = ("test", "correct", "truth", "reward", "credit", "judge", "parse", "agents")
 """Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
@@ -57,6 +58,7 @@ _SERIES: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
     (re.compile(r"credit/(\w+)/(max|mean|min)"), "credit", r"\1: highest, mean and lowest", r"\2"),
     (re.compile(r"credit/(\w+)/std"), "credit", "spread", r"\1"),
     (re.compile(r"judge/(ranking|verdict)/(.+)"), "judge", r"\2 of the rankings", r"\1"),
+    (re.compile(r"experts/([^/]+)/(.+)"), "experts", r"\2", r"\1"),
     (
         re.compile(r"judge/revision/(preference_(?:A|B)|tie|invalid)_rate"),
         "judge",
@@ -91,20 +93,34 @@ def sections(curves: Curves) -> list[Section]:
 
     A metric ``x_stderr`` becomes the 95 % band of ``x``.
     """
-    grouped: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    for key in sorted(curves, key=_natural):
-        if key.removesuffix("_stderr") in curves and key.endswith("_stderr"):
-            continue
-        section, chart, name = _place(key)
-        grouped.setdefault(section, {}).setdefault(chart, []).append((key, name))
     return [
         Section(
             title=title,
-            charts=tuple(_chart(curves, chart, members) for chart, members in grouped[title].items()),
-            is_open=title in _OPEN_SECTIONS,
+            charts=tuple(_chart(curves, chart, members) for chart, members in charts.items()),
+            is_open=is_open_section(title),
         )
-        for title in sorted(grouped, key=_section_order)
+        for title, charts in chart_places(curves).items()
     ]
+
+
+def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """Where metrics are drawn: by section and chart, in order, each metric and the name of its curve.
+
+    Those that are the band of another metric are left out.
+    """
+    known = set(keys)
+    grouped: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for key in sorted(known, key=_natural):
+        if key.removesuffix("_stderr") in known and key.endswith("_stderr"):
+            continue
+        section, chart, name = _place(key)
+        grouped.setdefault(section, {}).setdefault(chart, []).append((key, name))
+    return {title: grouped[title] for title in sorted(grouped, key=_section_order)}
+
+
+def is_open_section(title: str) -> bool:
+    """Whether a section is shown unfolded at first."""
+    return title in _OPEN_SECTIONS
 
 
 def _chart(curves: Curves, title: str, members: list[tuple[str, str]]) -> Chart:

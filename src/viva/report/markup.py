@@ -6,7 +6,7 @@ Nothing that comes from a file reaches the page except through `escape` (or a fu
 import html
 import math
 
-__all__ = ["MAX_TEXT_CHARS", "data", "escape", "format_number", "mark", "text_block"]
+__all__ = ["MAX_TEXT_CHARS", "clip", "data", "escape", "format_number", "mark", "text_block", "visible"]
 
 MAX_TEXT_CHARS = 6000
 """Longer texts lose their middle; the page says how much."""
@@ -32,19 +32,26 @@ def escape(text: str) -> str:
     Markup characters (both quotes among them) become entities; control characters, characters that change
     the writing direction and halves of surrogate pairs become visible signs.
     """
-    return html.escape(text.translate(_VISIBLE), quote=True)
+    return html.escape(visible(text), quote=True)
+
+
+def visible(text: str) -> str:
+    """Text whose control characters and the like are visible signs; markup characters stay what they are."""
+    return text.translate(_VISIBLE)
+
+
+def clip(text: str) -> tuple[str, int, str]:
+    """Head of a text, number of characters left out after it, and tail; a short text is all head."""
+    if len(text) <= MAX_TEXT_CHARS:
+        return text, 0, ""
+    return text[:_KEPT_HEAD], len(text) - _KEPT_HEAD - _KEPT_TAIL, text[-_KEPT_TAIL:]
 
 
 def text_block(text: str) -> str:
     """A text of any length as a ``<pre>`` block; the middle of a long one is left out, with its length."""
-    if len(text) <= MAX_TEXT_CHARS:
-        return f"<pre>{escape(text)}</pre>"
-    left_out = len(text) - _KEPT_HEAD - _KEPT_TAIL
-    return (
-        f"<pre>{escape(text[:_KEPT_HEAD])}"
-        f'<span class="cut">[{left_out:,} characters left out]</span>'
-        f"{escape(text[-_KEPT_TAIL:])}</pre>"
-    )
+    head, left_out, tail = clip(text)
+    cut = f'<span class="cut">[{left_out:,} characters left out]</span>' if left_out else ""
+    return f"<pre>{escape(head)}{cut}{escape(tail)}</pre>"
 
 
 def format_number(value: float) -> str:

@@ -24,10 +24,13 @@ __all__ = [
     "TranscriptEntry",
     "iter_transcripts",
     "metric_series",
+    "numbers",
+    "parse_line",
     "read_config",
     "read_run",
     "read_series",
     "read_transcript",
+    "transcript_of",
 ]
 
 METRICS_FILE = "metrics.jsonl"
@@ -90,7 +93,7 @@ def read_run(run_dir: str | Path) -> Run:
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool):
             raise ValueError(f"{where}: every line needs a whole number under 'step'; got {step!r}")
-        values.setdefault(step, {}).update(_numbers(row))
+        values.setdefault(step, {}).update(numbers(row))
     keys = sorted({key for row in values.values() for key in row})
     curves = {
         key: tuple((step, row[key]) for step, row in sorted(values.items()) if key in row) for key in keys
@@ -130,7 +133,7 @@ def read_transcript(run: Run, offset: int) -> Transcript:
     path = run.folder / TRANSCRIPTS_FILE
     with path.open("rb") as file:
         file.seek(offset)
-        return _transcript(str(path), _object(file.readline()))
+        return transcript_of(str(path), parse_line(file.readline()))
 
 
 def iter_transcripts(run_dir: str | Path) -> Iterator[tuple[str, Transcript]]:
@@ -145,13 +148,13 @@ def iter_transcripts(run_dir: str | Path) -> Iterator[tuple[str, Transcript]]:
             f"{str(run_dir)!r} has no {TRANSCRIPTS_FILE}. Give the folder of a run: what was its log_path."
         )
     for where, _, row in _lines(path, []):
-        yield where, _transcript(where, row)
+        yield where, transcript_of(where, row)
 
 
 def _read_entries(path: Path, torn: list[str]) -> tuple[TranscriptEntry, ...]:
     entries: list[TranscriptEntry] = []
     for where, offset, row in _lines(path, torn) if path.is_file() else ():
-        transcript = _transcript(where, row)
+        transcript = transcript_of(where, row)
         record = transcript.record
         entry = TranscriptEntry(
             step=transcript.step,
@@ -169,7 +172,16 @@ def _read_entries(path: Path, torn: list[str]) -> tuple[TranscriptEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: (entry.step, entry.group)))
 
 
-def _transcript(where: str, row: dict[str, Any]) -> Transcript:
+def transcript_of(where: str, row: dict[str, Any]) -> Transcript:
+    """A line of ``transcripts.jsonl`` that `parse_line` read.
+
+    Args:
+        where: The place, for the message.
+        row: The line.
+
+    Raises:
+        ValueError: If it is no transcript.
+    """
     try:
         return Transcript.model_validate(row)
     except ValidationError as error:
@@ -189,7 +201,7 @@ def _lines(path: Path, torn: list[str]) -> Iterator[tuple[str, int, dict[str, An
             if line.strip():
                 where = f"{path}:{number}"
                 try:
-                    row = _object(line)
+                    row = parse_line(line)
                 except ValueError as error:
                     if following:
                         raise ValueError(
@@ -202,7 +214,12 @@ def _lines(path: Path, torn: list[str]) -> Iterator[tuple[str, int, dict[str, An
             line = following
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One line of a JSONL file of a run, whatever bytes it holds; what is no UTF-8 becomes U+FFFD.
+
+    Raises:
+        ValueError: If it is no JSON object.
+    """
     value = json.loads(line.decode("utf-8", errors="replace"))
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {str(value)[:60]!r}")
@@ -222,7 +239,7 @@ def _mended(value: Any) -> Any:
     return value
 
 
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
+def numbers(row: dict[str, Any]) -> dict[str, float]:
     """Finite numbers of a line, but for the step; truth values are no numbers."""
     return {
         key: float(value)
@@ -244,6 +261,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return _object(path.read_bytes())
+        return parse_line(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

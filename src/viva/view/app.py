@@ -1,0 +1,230 @@
+"""The page's server: files of the page, and JSON about one or two runs. It only reads."""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from viva import __version__
+from viva.report.markup import visible
+from viva.report.run_files import transcript_of
+from viva.view.curves import curve_layout, curve_points
+from viva.view.entries import Entry
+from viva.view.guard import Guard
+from viva.view.payload import conversation_payload, text_at
+from viva.view.queries import MAX_PAGE_SIZE, facets, judge_totals, page_of, parse_query, select
+from viva.view.run_index import RunIndex
+from viva.view.tokens import token_payload
+
+__all__ = ["STATIC_TYPES", "make_app"]
+
+STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+"""Kinds of files that are served, by the ends of their names."""
+
+_MAX_KEYS = 64
+_PAGE_SIZE = 50
+
+
+class _NotFound(Exception):
+    """There is no such run, conversation or file."""
+
+
+def make_app(folders: Sequence[Path], *, token: str, port: int) -> ASGIApp:
+    """The application for one or two runs.
+
+    Args:
+        folders: Of the runs.
+        token: What a request has to know.
+        port: Where it will be served; part of the allowed host names.
+
+    Raises:
+        ValueError: If a folder is not that of a run.
+    """
+    api = _Api([RunIndex(folder) for folder in folders])
+    routes = [
+        Route("/", _page),
+        Route("/static/{name}", _static),
+        *(Route(f"/api/{name}", _answering(handler)) for name, handler in api.handlers().items()),
+    ]
+    hosts = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")]
+    return Guard(Starlette(routes=routes), token=token, hosts=hosts, cookie=f"viva-{port}")
+
+
+def _page(_: Request) -> Response:
+    return _file("index.html")
+
+
+def _static(request: Request) -> Response:
+    return _file(request.path_params["name"])
+
+
+def _file(name: str) -> Response:
+    folder = resources.files("viva.view").joinpath("static")
+    known = {each.name: each for each in folder.iterdir() if Path(each.name).suffix in STATIC_TYPES}
+    if name not in known:
+        return PlainTextResponse("There is no such file.\n", 404)
+    return Response(known[name].read_bytes(), media_type=STATIC_TYPES[Path(name).suffix])
+
+
+def _answering(handler: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """A handler whose mistakes become answers that say what was wrong."""
+
+    def endpoint(request: Request) -> Response:
+        try:
+            status, value = 200, handler(request)
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except _NotFound as error:
+            status, text = 404, json.dumps({"error": str(error)})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            status, text = 400, json.dumps({"error": visible(f"{type(error).__name__}: {error}")})
+        return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
+
+    return endpoint
+
+
+class _Api:
+    """What the page can ask. Requests are answered one at a time."""
+
+    def __init__(self, runs: Sequence[RunIndex]) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+
+    def handlers(self) -> dict[str, Callable[[Request], Any]]:
+        """By the last part of their addresses."""
+        methods = (
+            self.runs,
+            self.curves,
+            self.series,
+            self.conversations,
+            self.conversation,
+            self.text,
+            self.judge,
+        )
+        return {method.__name__: self._locked(method) for method in methods}
+
+    def _locked(self, method: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        def answer(request: Request) -> Any:
+            with self._lock:
+                return method(request)
+
+        return answer
+
+    def runs(self, _: Request) -> Any:
+        """All runs, after a look at what is new in their files."""
+        return {
+            "viva": __version__,
+            "runs": [_run(run, is_complete=run.refresh()) for run in self._runs],
+        }
+
+    def curves(self, _: Request) -> Any:
+        """Names of all curves, in groups."""
+        return curve_layout({key for run in self._runs for key in run.metrics})
+
+    def series(self, request: Request) -> Any:
+        """Points of some curves of all runs."""
+        keys = request.query_params.getlist("key")[:_MAX_KEYS]
+        return [curve_points(run, keys) for run in self._runs]
+
+    def conversations(self, request: Request) -> Any:
+        """One page of the conversations that match."""
+        run = self._run(request)
+        found = select(run.entries.values(), parse_query(request.query_params))
+        page = _whole(request, "page", 0)
+        size = min(_whole(request, "size", _PAGE_SIZE), MAX_PAGE_SIZE)
+        return {
+            "total": len(found),
+            "page": page,
+            "size": size,
+            "rows": [_row(run, entry) for entry in page_of(found, page, size)],
+            "facets": facets(run.entries.values()),
+        }
+
+    def conversation(self, request: Request) -> Any:
+        """One conversation, with its tokens where they were kept, and its neighbours in the list."""
+        run, step, group = self._run(request), _whole(request, "step"), _whole(request, "group")
+        row = run.transcript(step, group)
+        if row is None:
+            raise _NotFound(f"this run has no conversation {group} in step {step}")
+        transcript = transcript_of(f"step {step}, group {group}", row)
+        tokens = run.tokens(step, group)
+        found = [
+            (entry.step, entry.group)
+            for entry in select(run.entries.values(), parse_query(request.query_params))
+        ]
+        at = found.index((step, group)) if (step, group) in found else None
+        return {
+            **conversation_payload(transcript),
+            "tokens": None if tokens is None else token_payload(tokens, transcript.record),
+            "previous": found[at - 1] if at else None,
+            "next": found[at + 1] if at is not None and at + 1 < len(found) else None,
+        }
+
+    def text(self, request: Request) -> Any:
+        """One whole text."""
+        step, group = _whole(request, "step"), _whole(request, "group")
+        row = self._run(request).transcript(step, group)
+        if row is None:
+            raise _NotFound(f"this run has no conversation {group} in step {step}")
+        return {"text": text_at(row, request.query_params.get("ref", ""))}
+
+    def judge(self, request: Request) -> Any:
+        """Figures about the judge over all conversations that match, by step, and where to look."""
+        run = self._run(request)
+        found = select(run.entries.values(), parse_query(request.query_params))
+        by_step: dict[int, list[Entry]] = {}
+        for entry in found:
+            by_step.setdefault(entry.step, []).append(entry)
+        telling = [entry for entry in found if entry.num_flips or entry.num_cycles]
+        page = _whole(request, "page", 0)
+        return {
+            "totals": judge_totals(found),
+            "steps": [{"step": step, **judge_totals(own)} for step, own in sorted(by_step.items())],
+            "total": len(telling),
+            "page": page,
+            "size": _PAGE_SIZE,
+            "rows": [_row(run, entry) for entry in page_of(telling, page, _PAGE_SIZE)],
+        }
+
+    def _run(self, request: Request) -> RunIndex:
+        index = _whole(request, "run", 0)
+        if not 0 <= index < len(self._runs):
+            raise _NotFound(f"there is no run {index}")
+        return self._runs[index]
+
+
+def _whole(request: Request, name: str, default: int | None = None) -> int:
+    value = request.query_params.get(name, "" if default is None else str(default))
+    if not value.isascii() or not value.isdecimal() or len(value) > 12:
+        raise ValueError(f"{name} must be a whole number; got {value[:40]!r}")
+    return int(value)
+
+
+def _row(run: RunIndex, entry: Entry) -> dict[str, Any]:
+    return asdict(entry) | {"has_tokens": run.has_tokens(entry.step, entry.group)}
+
+
+def _run(run: RunIndex, *, is_complete: bool) -> dict[str, Any]:
+    model = run.config.get("model_name")
+    return {
+        "name": visible(run.folder.resolve().name),
+        "model": visible(model) if isinstance(model, str) else "",
+        "version": run.version,
+        "steps": run.num_steps,
+        "conversations": len(run.entries),
+        "is_complete": is_complete,
+        "progress": run.progress,
+        "damaged": run.damaged,
+        "config": {
+            visible(key): visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            for key, value in sorted(run.config.items())
+        },
+    }

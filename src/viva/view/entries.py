@@ -1,0 +1,154 @@
+"""What the list of conversations knows of each: a small value instead of the whole text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from viva.judging.ballots import Item, Preference, Vote
+from viva.report.judgement import (
+    agreement_of_votes,
+    cycles_of_ballots,
+    judge_pairs,
+    pair_cycles,
+    preferences_of,
+)
+from viva.report.markup import visible
+
+__all__ = ["Entry", "entry_of", "known_answers"]
+
+_QUESTION_CHARS = 110
+
+_STAGES = {"ranking": "correct_initial", "verdict": "correct"}
+"""Which answers the rankings of a segment are about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of ``transcripts.jsonl``."""
+
+    step: int
+    group: int
+    offset: int
+    """Where the line starts, in bytes."""
+    strategy: str
+    """Search strategy, else the protocol, else empty."""
+    question: str
+    """Its beginning."""
+    is_void: bool
+    num_failures: int
+    num_right: int
+    num_graded: int
+    """0 if the answer is not known."""
+    num_mended: int
+    """Right solutions that revision gained, less those that it lost."""
+    reward_min: float | None
+    reward_mean: float | None
+    reward_max: float | None
+    num_pairs: int
+    """Pairs judged in both orders with a winner in each."""
+    num_flips: int
+    """Of these, how many have two winners."""
+    num_cycles: int
+    num_agreeing: int
+    """Preferences between a right and a wrong solution that went to the right one."""
+    num_decidable: int
+    """Such preferences."""
+
+
+def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
+    """The entry of a transcript's line, as `viva.report.run_files.parse_line` read it.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: If it is no transcript.
+    """
+    record: Mapping[str, Any] = row.get("record") or {}
+    rewards = [float(value) for value in (record.get("rewards") or {}).values()]
+    if not record:
+        rewards = [float(value) for value in row.get("rewards") or [] if value is not None]
+    before, after = _truth(record, "correct_initial"), _truth(record, "correct")
+    num_pairs, num_flips, num_cycles, num_agreeing, num_decidable = _judged(record)
+    return Entry(
+        step=int(row["step"]),
+        group=int(row["group"]),
+        offset=offset,
+        strategy=visible(str(row.get("strategy") or record.get("protocol") or "")),
+        question=visible(str(record.get("question") or "")[:_QUESTION_CHARS]),
+        is_void=bool(row.get("void")),
+        num_failures=len(record.get("failures") or row.get("failures") or ()),
+        num_right=sum(after.values()),
+        num_graded=len(after),
+        num_mended=sum(after[agent] - before[agent] for agent in before.keys() & after.keys()),
+        reward_min=min(rewards, default=None),
+        reward_mean=sum(rewards) / len(rewards) if rewards else None,
+        reward_max=max(rewards, default=None),
+        num_pairs=num_pairs,
+        num_flips=num_flips,
+        num_cycles=num_cycles,
+        num_agreeing=num_agreeing,
+        num_decidable=num_decidable,
+    )
+
+
+def known_answers(before: Mapping[int, bool], after: Mapping[int, bool], segment: str) -> dict[Item, bool]:
+    """Which of the items that a segment's votes are about are right, where that is known."""
+    if segment == "comparison":
+        stages = {"initial": before, "revised": after}
+        return {(stage, agent): right for stage, known in stages.items() for agent, right in known.items()}
+    return dict[Item, bool](before if _STAGES.get(segment) == "correct_initial" else after)
+
+
+def _truth(record: Mapping[str, Any], key: str) -> dict[int, bool]:
+    return {int(agent): bool(right) for agent, right in (record.get(key) or {}).items()}
+
+
+def _judged(record: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+    before, after = _truth(record, "correct_initial"), _truth(record, "correct")
+    said = [
+        (item.get("agent_id"), int(item["first"]), int(item["second"]), str(item["outcome"]))
+        for item in record.get("comparisons") or ()
+    ]
+    pairs = judge_pairs(said)
+    both = [pair for pair in pairs if pair.in_both_orders]
+    agreeing, decidable = _agreement_of_judge(said, before, after)
+    num_cycles = len(pair_cycles(pairs))
+    for segment, ballots in _ballots(record).items():
+        num_cycles += len(cycles_of_ballots(ballots))
+        votes = [vote for cast_votes in ballots.values() for vote in cast_votes]
+        found = agreement_of_votes(preferences_of(votes), known_answers(before, after, segment))
+        agreeing, decidable = agreeing + found.num_right, decidable + found.num_pairs
+    return len(both), sum(pair.is_flipped for pair in both), num_cycles, agreeing, decidable
+
+
+def _agreement_of_judge(
+    said: list[tuple[int | None, int, int, str]], before: Mapping[int, bool], after: Mapping[int, bool]
+) -> tuple[int, int]:
+    agreeing = decidable = 0
+    for agent, first, second, outcome in said:
+        if outcome not in ("A", "B"):
+            continue
+        known: dict[Item, bool]
+        if agent is None:
+            known = dict[Item, bool](after)
+        else:
+            known = {0: before[agent], 1: after[agent]} if agent in before and agent in after else {}
+        pair = (first, second) if outcome == "A" else (second, first)
+        found = agreement_of_votes([pair], known)
+        agreeing, decidable = agreeing + found.num_right, decidable + found.num_pairs
+    return agreeing, decidable
+
+
+def _ballots(record: Mapping[str, Any]) -> dict[str, dict[int, list[Vote]]]:
+    """Preferences by segment and voter; ties do not matter here."""
+    found: dict[str, dict[int, list[Vote]]] = {}
+    for turn in record.get("turns") or ():
+        votes = turn["response"].get("preferences")
+        if votes:
+            own = found.setdefault(str(turn.get("segment")), {}).setdefault(int(turn["agent_id"]), [])
+            own += [
+                Preference(_item(vote["winner"]), _item(vote["loser"])) for vote in votes if "winner" in vote
+            ]
+    return found
+
+
+def _item(value: Any) -> Item:
+    return int(value) if not isinstance(value, list) else (str(cast("list[Any]", value)[0]), int(value[1]))

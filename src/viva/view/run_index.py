@@ -1,0 +1,154 @@
+"""A run's files, indexed as they grow: metrics as columns, and of every conversation an entry with its place.
+
+Nothing else of a run is held in memory; a conversation is read from the disk when somebody looks at it.
+"""
+
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from viva.report.run_files import (
+    METRICS_FILE,
+    TRANSCRIPTS_FILE,
+    Curves,
+    metric_series,
+    numbers,
+    parse_line,
+    read_config,
+)
+from viva.report.series import Series
+from viva.view.entries import Entry, entry_of
+from viva.view.lines import GrowingFile
+
+__all__ = ["TOKENS_FILE", "RunIndex"]
+
+TOKENS_FILE = "tokens.jsonl"
+
+
+class RunIndex:
+    """One run. Not for several threads at once: the caller locks.
+
+    Raises:
+        ValueError: If the folder is not that of a run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / METRICS_FILE).is_file() and not (folder / "config.json").is_file():
+            what = "has no metrics.jsonl and no config.json" if folder.is_dir() else "is not a folder"
+            raise ValueError(f"{str(folder)!r} {what}. Give the folder of a run: what was its log_path.")
+        self.folder = folder
+        self.config: dict[str, Any] = read_config(folder)
+        self.damaged: dict[str, int] = {}
+        """Lines that could not be read, by file; they are left out."""
+        self.entries: dict[tuple[int, int], Entry] = {}
+        """By (step, group)."""
+        self.generation = 0
+        """Counts how often a file was cut back, so that a page knows when to forget what it has."""
+        self._steps: list[int] = []
+        self._columns: dict[str, tuple[array[int], array[float]]] = {}
+        self._tokens: dict[tuple[int, int], int] = {}
+        self._metrics_file = GrowingFile(folder / METRICS_FILE)
+        self._transcripts_file = GrowingFile(folder / TRANSCRIPTS_FILE)
+        self._tokens_file = GrowingFile(folder / TOKENS_FILE)
+
+    def refresh(self, budget_s: float = 0.3) -> bool:
+        """Read what is new, metrics first, and stop when the time is up.
+
+        Returns:
+            Whether everything that the files hold was read.
+        """
+        deadline = time.monotonic() + budget_s
+        parts: tuple[tuple[GrowingFile, Callable[[int, dict[str, Any]], None], Callable[[], None]], ...] = (
+            (self._metrics_file, self._add_metrics, self._forget_metrics),
+            (self._transcripts_file, self._add_transcript, self.entries.clear),
+            (self._tokens_file, self._add_tokens, self._tokens.clear),
+        )
+        for file, add, forget in parts:
+            if file.was_cut_back():
+                forget()
+                self.damaged.pop(file.path.name, None)
+                self.generation += 1
+            for offset, line in file.new_lines():
+                try:
+                    add(offset, parse_line(line))
+                except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+                    self.damaged[file.path.name] = self.damaged.get(file.path.name, 0) + 1
+                if time.monotonic() > deadline:
+                    return False
+        return True
+
+    @property
+    def version(self) -> str:
+        """Changes whenever there is something new."""
+        files = (self._metrics_file, self._transcripts_file, self._tokens_file)
+        return ".".join(str(number) for number in (self.generation, *(file.offset for file in files)))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps with metrics."""
+        return len(self._steps)
+
+    @property
+    def progress(self) -> float:
+        """Share of the transcripts that was read, in bytes."""
+        size = self._transcripts_file.size
+        return min(1.0, self._transcripts_file.offset / size) if size else 1.0
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of all metrics."""
+        return list(self._columns)
+
+    def series(self, key: str) -> Series | None:
+        """A metric as a curve, with its 95 % band where there is one; ``None`` if the run does not have it."""
+        if key not in self._columns:
+            return None
+        curves: Curves = {
+            name: tuple(zip(*self._columns[name], strict=True))
+            for name in (key, f"{key}_stderr")
+            if name in self._columns
+        }
+        return metric_series(curves, key, name=key)
+
+    def transcript(self, step: int, group: int) -> dict[str, Any] | None:
+        """One conversation as it stands in the file; ``None`` if there is none."""
+        entry = self.entries.get((step, group))
+        return None if entry is None else parse_line(self._transcripts_file.line_at(entry.offset))
+
+    def tokens(self, step: int, group: int) -> dict[str, Any] | None:
+        """The tokens of one conversation as they stand in the file; ``None`` if they were not kept."""
+        offset = self._tokens.get((step, group))
+        return None if offset is None else parse_line(self._tokens_file.line_at(offset))
+
+    def has_tokens(self, step: int, group: int) -> bool:
+        """Whether the tokens of a conversation were kept."""
+        return (step, group) in self._tokens
+
+    def _add_metrics(self, _: int, row: dict[str, Any]) -> None:
+        step = row["step"]
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise TypeError(f"a step is a whole number; got {step!r}")
+        if not self._steps or step > self._steps[-1]:
+            self._steps.append(step)
+        for key, value in numbers(row).items():
+            steps, values = self._columns.setdefault(key, (array("q"), array("d")))
+            if steps and step < steps[-1]:
+                continue  # a curve is a function of the step, and steps only rise
+            if steps and step == steps[-1]:
+                values[-1] = value
+            else:
+                steps.append(step)
+                values.append(value)
+
+    def _forget_metrics(self) -> None:
+        self._steps.clear()
+        self._columns.clear()
+
+    def _add_transcript(self, offset: int, row: dict[str, Any]) -> None:
+        entry = entry_of(offset, row)
+        self.entries[entry.step, entry.group] = entry
+
+    def _add_tokens(self, offset: int, row: dict[str, Any]) -> None:
+        self._tokens[int(row["step"]), int(row["group"])] = offset

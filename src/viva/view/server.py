@@ -1,0 +1,71 @@
+"""``viva view``: serve the page on this machine alone until the user stops it."""
+
+import importlib.util
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+__all__ = ["serve"]
+
+_NEEDED = ("starlette", "uvicorn")
+
+
+def serve(
+    folders: Sequence[Path],
+    *,
+    port: int = 0,
+    open_browser: bool = False,
+    say: Callable[[str], None],
+) -> None:
+    """Serve one or two runs until the process is interrupted.
+
+    Args:
+        folders: Of the runs; the second is laid over the first.
+        port: Where on the loopback interface; 0 takes a free one.
+        open_browser: Whether to open the page in the user's browser.
+        say: Gets the address.
+
+    Raises:
+        ValueError: If a package is missing, a folder is not that of a run, or the port is taken.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"viva view needs {' and '.join(missing)}; install them: pip install 'viva[view]'")
+    import uvicorn
+
+    from viva.view.app import make_app
+
+    listener = _listen(port)
+    with listener:
+        port = listener.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        app = make_app(folders, token=token, port=port)
+        address = f"http://127.0.0.1:{port}/?token={token}"
+        say(f"{address}\nonly this machine can open it; Ctrl-C ends it")
+        if open_browser:
+            webbrowser.open(address)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must be between 0 and 65535; got {port}")
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise ValueError(
+            f"port {port} cannot be used ({error.strerror}); leave it out to get a free one"
+        ) from error
+    return listener
