@@ -31,9 +31,10 @@ ALLOWED["rl"] |= {"engine"}
 ALLOWED["testing"] = frozenset({*CHAIN, "engine"})
 ALLOWED["tiny"] = frozenset({"conversation", "judging", "selfplay"})
 ALLOWED["report"] = frozenset({*CHAIN, "engine"})
+ALLOWED["view"] = frozenset({*CHAIN, "report"})
 ALLOWED["eval"] = frozenset({*CHAIN, "engine"})
 ALLOWED["recipes"] = frozenset({*CHAIN, "engine", "eval", "report", "tiny"})
-ALLOWED["cli"] = frozenset({*CHAIN, "engine", "eval", "report", "tiny", "recipes"})
+ALLOWED["cli"] = frozenset({*CHAIN, "engine", "eval", "report", "tiny", "recipes", "view"})
 
 BROAD_EXCEPTS = frozenset({"viva/engine/pump.py", "viva/rl/rollouts.py"})
 """Files with the one named boundary of their room that may keep any exception: as data, or for its future."""

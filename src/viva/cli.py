@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Command] = {
         "train": _train,
         "report": _report,
+        "view": _view,
         "rescore": _rescore,
         "estimate": _estimate,
         "recipes": _recipes,
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="file to write (default: RUN/report.html)"
     )
+    _add_view(commands.add_parser)
     rescore = commands.add_parser(
         "rescore",
         help="other rewards for stored conversations: viva rescore RUN preset=robust",
@@ -110,6 +112,18 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("recipes", help="list the recipes and how to run them")
     _add_protocol(commands.add_parser)
     return parser
+
+
+def _add_view(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    view = add_parser(
+        "view",
+        help="look at a run in the browser, also while it goes on: viva view RUN [RUN2]",
+        description="Serve a page about a run on this machine alone: curves, conversations, credit on tokens, verdicts. "
+        "A second run is laid over the first one's curves.",
+    )
+    view.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="one or two runs' folders (their log_path)")
+    view.add_argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)")
+    view.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def _add_estimate(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -162,6 +176,23 @@ def _report(options: argparse.Namespace) -> int:
         return _mistake(str(error))
     sys.stdout.write(f"{path}\n")
     return 0
+
+
+def _view(options: argparse.Namespace) -> int:
+    from viva.view.server import serve
+
+    if len(options.runs) > 2:
+        return _mistake(f"viva view shows one run or two; got {len(options.runs)}")
+    try:
+        serve(options.runs, port=options.port, open_browser=options.open, say=_say)
+    except (ValueError, OSError) as error:
+        return _mistake(str(error))
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _rescore(options: argparse.Namespace) -> int:
