@@ -118,10 +118,12 @@ def _add_view(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     view = add_parser(
         "view",
         help="look at a run in the browser, also while it goes on: viva view RUN [RUN2]",
-        description="Serve a page about a run on this machine alone: curves, conversations, credit on tokens, verdicts. "
-        "A second run is laid over the first one's curves.",
+        description="Serve a page about a run on this machine alone: curves, conversations, credit on tokens, "
+        "verdicts. A second run is laid over the first one's curves.",
     )
-    view.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="one or two runs' folders (their log_path)")
+    view.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="one or two runs' folders (their log_path)"
+    )
     view.add_argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)")
     view.add_argument("--open", action="store_true", help="open the page in the browser")
 
