@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from viva.eval.expressions import same_expression
 
-__all__ = ["extract_answer", "is_correct"]
+__all__ = ["answer_key", "extract_answer", "is_correct", "marked_answer"]
 
 _BOXED = "\\boxed{"
 _MARKERS = ("answer is", "####", "answer:")
@@ -51,6 +51,27 @@ def extract_answer(text: str) -> str | None:
     return text.strip() or None
 
 
+def answer_key(text: str) -> str | None:
+    """One spelling for the final answers that are equal as numbers, or as texts but for letter case, spaces and units.
+
+    What two replies must have in common to vote for the same answer. Equal expressions in different forms (``x/2`` and
+    ``0.5x``) have different keys. ``None`` for an empty text.
+    """
+    given = extract_answer(text)
+    if given is None:
+        return None
+    value = _value(given)
+    return _normalise(given) or None if value is None else str(value)
+
+
+def marked_answer(text: str) -> str | None:
+    """What stands in the last box, else behind the last mark such as "answer is"; ``None`` if there is neither."""
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    return _after_marker(text) or None
+
+
 def _known_answer(answer: str) -> str | None:
     marked = _marked(answer)
     if marked is not None:
@@ -59,11 +80,11 @@ def _known_answer(answer: str) -> str | None:
 
 
 def _marked(text: str) -> str | None:
-    boxed = _last_boxed(text)
-    if boxed is not None:
-        return boxed.strip()
-    rest = _after_marker(text)
-    return (_only_number(rest) or rest) if rest else None
+    """The marked answer; behind a mark, of a short answer with one number, that number."""
+    marked = marked_answer(text)
+    if marked is None or _last_boxed(text) is not None:
+        return marked
+    return _only_number(marked) or marked
 
 
 def _last_boxed(text: str) -> str | None:

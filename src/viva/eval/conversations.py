@@ -8,10 +8,10 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from viva.judging.policy import SamplingClient
 from viva.rl.completer import Policy
 from viva.rl.metrics import rollout_metrics
-from viva.rl.rollouts import run_groups
+from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.seeds import derive_seed
 
-__all__ = ["ConversationEvaluator"]
+__all__ = ["ConversationEvaluator", "group_seed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class ConversationEvaluator:
     """Plays the same groups at every evaluation, with the same seeds, and reports the loop's rollout metrics."""
 
     make_builders: Callable[[], Sequence[EnvGroupBuilder]]
-    """Fresh builders for one evaluation."""
+    """Fresh builders for one evaluation; their seeds come from `group_seed`."""
     seed: int
     max_tokens: int
     temperature: float = 1.0
@@ -32,6 +32,10 @@ class ConversationEvaluator:
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics with the prefix."""
         del step  # seeds are the same at every step
+        return self.metrics(await self.play(sampler))
+
+    async def play(self, sampler: SamplingClient) -> list[GroupOutcome]:
+        """What became of every group, in the order of the builders."""
         policy = Policy(
             sampler=sampler,
             seed=derive_seed(self.seed, "test conversations"),
@@ -40,5 +44,13 @@ class ConversationEvaluator:
             context_window=self.context_window,
             timeout_s=self.policy_timeout_s,
         )
-        outcomes = await run_groups(self.make_builders(), policy, max_retries=self.max_retries)
-        return {self.prefix + key: value for key, value in rollout_metrics(outcomes).items()}
+        return await run_groups(self.make_builders(), policy, max_retries=self.max_retries)
+
+    def metrics(self, outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+        """Rollout metrics of groups, with the prefix."""
+        return {self.prefix + key: value for key, value in rollout_metrics(outcomes_P).items()}
+
+
+def group_seed(seed: int, index: int) -> int:
+    """The seed of the test conversation on the prompt at a place of the test set."""
+    return derive_seed(seed, "test group", index)

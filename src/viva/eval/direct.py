@@ -12,20 +12,62 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt, read_reply
-from viva.eval.answers import is_correct
+from viva.eval.answers import answer_key, is_correct
+from viva.eval.records import WRONG, Answer
 from viva.judging.policy import SamplingClient
 from viva.rl.completer import PromptTooLongError, SeededCompleter
 from viva.rl.prompts import PromptItem
 from viva.rl.seeds import derive_seed
 
-__all__ = ["DirectEvaluator"]
+__all__ = ["DirectEvaluator", "DirectSampler", "check_answers", "direct_metrics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reply:
-    is_right: bool
-    is_finished: bool
-    num_tokens: int
+class DirectSampler:
+    """Asks bare questions.
+
+    Every question keeps its seeds, whatever the policy: changes come from the weights.
+    """
+
+    renderer: Renderer
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    context_window: int | None = None
+    grader: Callable[[str, str], bool] = is_correct
+    vote: Callable[[str], str | None] = answer_key
+
+    async def answer(self, sampler: SamplingClient, index: int, item: PromptItem, number: int = 0) -> Answer:
+        """One answer, graded; a reply that is cut off, unreadable or not given (the question does not fit) is wrong.
+
+        Args:
+            sampler: The policy.
+            index: The question's place in the test set; part of the seed.
+            item: The question.
+            number: Which of several answers to the question this is; part of the seed.
+        """
+        place = (index, number) if number else (index,)
+        completer = SeededCompleter(
+            sampler=sampler,
+            seed=derive_seed(self.seed, "direct", *place),
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            context_window=self.context_window,
+        )
+        prompt = build_prompt(self.renderer, direct_messages(item.question))
+        try:
+            reply = await completer(prompt, self.renderer.get_stop_sequences())
+        except PromptTooLongError:
+            return WRONG
+        text, is_clean = read_reply(self.renderer, reply.tokens)
+        is_finished = is_clean and reply.stop_reason == "stop"
+        return Answer(
+            right=is_finished and self.grader(text, item.answer or ""),
+            vote=self.vote(text) if is_finished else None,
+            finished=is_finished,
+            num_tokens=len(reply.tokens),
+            text=text,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,42 +88,47 @@ class DirectEvaluator:
 
     def __post_init__(self) -> None:
         """Reject a test set that cannot be graded."""
-        missing = sum(item.answer is None for item in self.items)
-        if not self.items or missing:
-            raise ValueError(
-                f"direct accuracy needs questions with answers; got {len(self.items)}, {missing} without answer"
-            )
+        check_answers(self.items)
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Ask all questions at once; metrics ``test/direct_*``."""
         del step  # seeds are the same at every step
-        replies = await asyncio.gather(
-            *(self._ask(sampler, index, item) for index, item in enumerate(self.items))
-        )
-        count = len(replies)
-        accuracy = sum(reply.is_right for reply in replies) / count
-        return {
-            "test/direct_accuracy": accuracy,
-            "test/direct_accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / count),
-            "test/direct_questions": count,
-            "test/direct_finish_rate": sum(reply.is_finished for reply in replies) / count,
-            "test/direct_reply_tokens": sum(reply.num_tokens for reply in replies) / count,
-        }
-
-    async def _ask(self, sampler: SamplingClient, index: int, item: PromptItem) -> _Reply:
-        completer = SeededCompleter(
-            sampler=sampler,
-            seed=derive_seed(self.seed, "direct", index),
+        direct = DirectSampler(
+            renderer=self.renderer,
+            seed=self.seed,
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             context_window=self.context_window,
+            grader=self.grader,
         )
-        prompt = build_prompt(self.renderer, direct_messages(item.question))
-        try:
-            reply = await completer(prompt, self.renderer.get_stop_sequences())
-        except PromptTooLongError:
-            return _Reply(is_right=False, is_finished=False, num_tokens=0)
-        text, is_clean = read_reply(self.renderer, reply.tokens)
-        is_finished = is_clean and reply.stop_reason == "stop"
-        is_right = is_finished and self.grader(text, item.answer or "")
-        return _Reply(is_right=is_right, is_finished=is_finished, num_tokens=len(reply.tokens))
+        return direct_metrics(
+            await asyncio.gather(
+                *(direct.answer(sampler, index, item) for index, item in enumerate(self.items))
+            )
+        )
+
+
+def check_answers(items: Sequence[PromptItem]) -> None:
+    """Reject a test set that cannot be graded.
+
+    Raises:
+        ValueError: If it is empty, or a question has no known answer.
+    """
+    missing = sum(item.answer is None for item in items)
+    if not items or missing:
+        raise ValueError(
+            f"direct accuracy needs questions with answers; got {len(items)}, {missing} without answer"
+        )
+
+
+def direct_metrics(answers: Sequence[Answer]) -> dict[str, float]:
+    """The metrics ``test/direct_*`` of one answer to every question."""
+    count = len(answers)
+    accuracy = sum(answer.right for answer in answers) / count
+    return {
+        "test/direct_accuracy": accuracy,
+        "test/direct_accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / count),
+        "test/direct_questions": count,
+        "test/direct_finish_rate": sum(answer.finished for answer in answers) / count,
+        "test/direct_reply_tokens": sum(answer.num_tokens for answer in answers) / count,
+    }

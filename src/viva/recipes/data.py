@@ -10,7 +10,15 @@ from typing import Any, cast
 
 from viva.rl.prompts import PromptItem
 
-__all__ = ["NO_SOURCE_MESSAGE", "HubSource", "PromptSources", "load_hub", "load_jsonl", "load_prompts"]
+__all__ = [
+    "NO_SOURCE_MESSAGE",
+    "HubSource",
+    "PromptSources",
+    "load_hub",
+    "load_jsonl",
+    "load_prompts",
+    "load_test_prompts",
+]
 
 NO_SOURCE_MESSAGE = """\
 Must provide either train_prompts, train_prompts_path, or hf_dataset_name, for example:
@@ -83,6 +91,18 @@ def load_prompts(sources: PromptSources) -> tuple[list[PromptItem], list[PromptI
         train.extend(hub_train)
         test.extend(hub_test)
     return train[: sources.max_train_samples], test[: sources.max_test_samples]
+
+
+def load_test_prompts(path: str | None, hub: HubSource | None, limit: int | None) -> list[PromptItem]:
+    """Test prompts alone, of a JSONL file and the test split of a data set, the first `limit` of them.
+
+    Raises:
+        ValueError: For anything that cannot be read.
+    """
+    items = [] if path is None else load_jsonl(path)
+    if hub is not None:
+        items += load_hub(hub, max_train=0, max_test=limit)[1]
+    return items[:limit]
 
 
 def load_jsonl(path: str | Path) -> list[PromptItem]:

@@ -5,22 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinker_cookbook.renderers.base import Renderer
+
 from viva.eval.answers import is_correct
 from viva.judging import comparison
 from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
 from viva.recipes.advice import JudgeAdvice
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, at_least, plan_run
+from viva.rl.dataset import BuilderFactory
 from viva.rl.prompts import PromptItem
 from viva.rl.train import Training
+from viva.selfplay.group import Grader
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 
 if TYPE_CHECKING:
     from viva.recipes.conversation_preference_rl.train import Config
 
-__all__ = ["build_training", "make_plan", "run"]
+__all__ = ["build_training", "conversation_factory", "judge_prompt", "make_plan", "run"]
 
 
 def make_plan(config: Config) -> Plan[Config]:
@@ -36,12 +41,16 @@ def make_plan(config: Config) -> Plan[Config]:
         config,
         recipe="conversation_preference_rl",
         summary=f"{config.num_agents} agents x {config.max_rounds} rounds",
-        record={"judge_prompt": _judge_prompt(config)},
+        record={"judge_prompt": judge_prompt(config)},
     )
 
 
-def _judge_prompt(config: Config) -> str:
-    """What the judge is told: the text, the file's, or the package's."""
+def judge_prompt(config: Config) -> str:
+    """What the judge is told: the text, the file's, or the package's.
+
+    Raises:
+        ValueError: If there are two texts, or none can be read.
+    """
     if config.judge_prompt is not None and config.judge_prompt_path is not None:
         raise ValueError("give judge_prompt or judge_prompt_path, not both")
     if config.judge_prompt_path is None:
@@ -71,11 +80,35 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
     """The loop's parts for an open run."""
     config = plan.config
     judge_policy, policy_refs = await judged_by(config.judge_policy, plan, opened)
+    make_builder = conversation_factory(
+        config, opened.renderer, judge_policy, system_prompt=plan.options.record["judge_prompt"]
+    )
+    advice = JudgeAdvice(mode=config.judge_mode, max_off_set_mass=config.judge_max_off_set_mass)
+    return make_training(plan, opened, make_builder, policy_refs=policy_refs, sinks=[advice])
+
+
+def conversation_factory(
+    config: Config,
+    renderer: Renderer,
+    judge_policy: PolicyRef,
+    *,
+    system_prompt: str,
+    grader: Grader = is_correct,
+) -> BuilderFactory:
+    """Makes the recipe's conversation for a prompt and a seed.
+
+    Args:
+        config: The options.
+        renderer: Of the policy that talks and judges.
+        judge_policy: Who judges.
+        system_prompt: What the judge is told, see `judge_prompt`.
+        grader: Tells for the metrics whether a solution is right.
+    """
     judge = PolicySelfComparisonJudge(
         judge_policy,
-        opened.renderer,
+        renderer,
         mode=config.judge_mode,
-        system_prompt=plan.options.record["judge_prompt"],
+        system_prompt=system_prompt,
         max_tokens=config.judge_max_tokens,
         max_off_set_mass=config.judge_max_off_set_mass,
     )
@@ -86,15 +119,14 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
             answer=item.answer,
             num_agents=config.num_agents,
             max_rounds=config.max_rounds,
-            renderer=opened.renderer,
+            renderer=renderer,
             judge=judge,
             tournament_pattern=TournamentPattern(config.tournament_pattern),
             personas=config.personas,
             order=config.order,
             on_failure=config.on_failure,
             seed=seed,
-            grader=is_correct,
+            grader=grader,
         )
 
-    advice = JudgeAdvice(mode=config.judge_mode, max_off_set_mass=config.judge_max_off_set_mass)
-    return make_training(plan, opened, make_builder, policy_refs=policy_refs, sinks=[advice])
+    return make_builder

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tinker_cookbook.renderers.base import Renderer
+
 from viva.credit.review_rules import ReviewRules, review_rules
 from viva.eval.answers import is_correct
 from viva.judging.judge import PolicySelfComparisonJudge
@@ -13,16 +15,18 @@ from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, plan_run
+from viva.rl.dataset import BuilderFactory
 from viva.rl.prompts import PromptItem
 from viva.rl.stop_rule import StopRule
 from viva.rl.train import Training
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.selfplay.critique_protocol import critique_protocol
+from viva.selfplay.group import Grader
 
 if TYPE_CHECKING:
     from viva.recipes.critique_self_play.train import Config
 
-__all__ = ["build_training", "make_plan", "rules_of", "run"]
+__all__ = ["build_training", "conversation_factory", "make_plan", "needs_judge", "rules_of", "run"]
 
 
 def rules_of(config: Config) -> ReviewRules:
@@ -65,23 +69,46 @@ async def run(config: Config) -> int:
     return await run_recipe(lambda: make_plan(config), build_training)
 
 
+def needs_judge(config: Config) -> bool:
+    """Whether label probabilities compare revised with initial solutions."""
+    return rules_of(config).fit == "joint" and config.revision_votes == "judge"
+
+
 async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
     """The loop's parts for an open run."""
-    config, rules = plan.config, rules_of(plan.config)
-    judge: PolicySelfComparisonJudge | None = None
+    config = plan.config
+    judge_policy: PolicyRef | None = None
     policy_refs: Sequence[PolicyRef] = ()
-    if rules.fit == "joint" and config.revision_votes == "judge":
+    if needs_judge(config):
         judge_policy, policy_refs = await judged_by(config.judge_policy, plan, opened)
-        judge = PolicySelfComparisonJudge(judge_policy, opened.renderer)
+    make_builder = conversation_factory(config, opened.renderer, judge_policy)
+    return make_training(plan, opened, make_builder, policy_refs=policy_refs, stop_rule=_stop_rule(config))
+
+
+def conversation_factory(
+    config: Config, renderer: Renderer, judge_policy: PolicyRef | None, *, grader: Grader = is_correct
+) -> BuilderFactory:
+    """Makes the recipe's conversation for a prompt and a seed.
+
+    Args:
+        config: The options.
+        renderer: Of the policy that talks and judges.
+        judge_policy: Who compares revised with initial solutions; ``None``, or not asked, where `needs_judge` is false.
+        grader: Tells for the metrics whether a solution is right.
+    """
+    rules = rules_of(config)
+    judge: PolicySelfComparisonJudge | None = None
+    if judge_policy is not None and needs_judge(config):
+        judge = PolicySelfComparisonJudge(judge_policy, renderer)
 
     def make_builder(item: PromptItem, seed: int) -> CritiqueSelfPlayEnvGroupBuilder:
         return CritiqueSelfPlayEnvGroupBuilder(
             question=item.question,
             answer=item.answer,
-            renderer=opened.renderer,
+            renderer=renderer,
             rules=rules,
             judge=judge,
-            grader=is_correct,
+            grader=grader,
             num_agents=config.num_agents,
             on_failure=config.on_failure,
             votes_on_own=config.votes_on_own,
@@ -89,4 +116,4 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
             seed=seed,
         )
 
-    return make_training(plan, opened, make_builder, policy_refs=policy_refs, stop_rule=_stop_rule(config))
+    return make_builder

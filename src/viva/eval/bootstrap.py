@@ -1,0 +1,137 @@
+"""Percentile intervals by resampling problems (Efron 1979), for one policy and for the difference of two.
+
+A figure is a ratio of two sums over problems: right answers over answers, lost solutions over solutions that were right
+at first. Problems are drawn again with replacement, and both sums are made of the same draw, so an interval is honest
+about figures to which problems contribute unequally, and what the samples of one problem have in common is not counted
+as new evidence. Two policies are compared on the same draws: what makes a problem hard for both cancels.
+
+Where all draws agree (every answer is right, or there is one problem only), resampling says nothing about what was not
+drawn, and there is no interval.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from viva.eval.records import Difference, Figure
+
+__all__ = ["Terms", "compare", "summarise"]
+
+Terms: TypeAlias = Sequence[tuple[float, float]]
+"""Numerator and denominator of a figure by problem; (0, 0) for a problem that does not contribute."""
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
+
+_QUANTILES = (0.025, 0.975)
+_CHUNK = 500
+"""Draws at a time, to bound memory."""
+_MOST_UNDEFINED = 0.05
+"""Share of draws in which a figure may have nothing to compute it from."""
+
+
+def summarise(figures: Mapping[str, Terms], *, resamples: int, seed: int) -> dict[str, Figure]:
+    """Values and 95 % intervals of figures of one policy.
+
+    Args:
+        figures: By name. Figures of as many problems are taken to be of the same ones.
+        resamples: How many draws.
+        seed: Of the draws.
+    """
+    found: dict[str, Figure] = {}
+    for names in _by_size(figures):
+        sums = _sums([figures[name] for name in names])
+        drawn = _ratios(_draws([figures[name] for name in names], resamples, seed))
+        for column, name in enumerate(names):
+            low, high = _interval(drawn[:, column])
+            found[name] = Figure(
+                value=_ratio(sums[column]),
+                low=low,
+                high=high,
+                num_problems=sum(below > 0 for _, below in figures[name]),
+            )
+    return {name: found[name] for name in figures}
+
+
+def compare(
+    figures: Mapping[str, Terms], against: Mapping[str, Terms], *, resamples: int, seed: int
+) -> dict[str, Difference]:
+    """Differences of the figures that two policies have in common, with 95 % intervals, paired by problem.
+
+    Raises:
+        ValueError: If a figure is of different numbers of problems.
+    """
+    common = {name: terms for name, terms in figures.items() if name in against}
+    for name, terms in common.items():
+        if len(terms) != len(against[name]):
+            raise ValueError(
+                f"{name} is of {len(terms)} problems here and {len(against[name])} there; the problems must be the same"
+            )
+    found: dict[str, Difference] = {}
+    for names in _by_size(common):
+        pairs = [terms for name in names for terms in (figures[name], against[name])]
+        sums, drawn = _sums(pairs), _ratios(_draws(pairs, resamples, seed))
+        for column, name in enumerate(names):
+            value, other = _ratio(sums[2 * column]), _ratio(sums[2 * column + 1])
+            low, high = _interval(drawn[:, 2 * column] - drawn[:, 2 * column + 1])
+            found[name] = Difference(
+                value=value,
+                against=other,
+                difference=None if value is None or other is None else value - other,
+                low=low,
+                high=high,
+            )
+    return {name: found[name] for name in common}
+
+
+def _by_size(figures: Mapping[str, Terms]) -> list[list[str]]:
+    """Names of figures with the same number of problems, which share their draws; none without problems."""
+    groups: dict[int, list[str]] = {}
+    for name, terms in figures.items():
+        if not terms:
+            raise ValueError(f"{name} needs at least one problem")
+        groups.setdefault(len(terms), []).append(name)
+    return list(groups.values())
+
+
+def _sums(figures: Sequence[Terms]) -> list[tuple[float, float]]:
+    arrays = [np.asarray(terms, dtype=np.float64) for terms in figures]
+    return [(float(array[:, 0].sum()), float(array[:, 1].sum())) for array in arrays]
+
+
+def _ratio(sums: tuple[float, float]) -> float | None:
+    above, below = sums
+    return above / below if below else None
+
+
+def _draws(figures: Sequence[Terms], resamples: int, seed: int) -> _Floats:
+    """Sums of every draw, ``[draw, figure, above or below]``."""
+    num_problems = len(figures[0])
+    terms = np.stack([np.asarray(each, dtype=np.float64) for each in figures], axis=1)
+    flat = terms.reshape(num_problems, -1)
+    rng = np.random.default_rng(seed)
+    parts: list[_Floats] = []
+    for start in range(0, resamples, _CHUNK):
+        counts = rng.multinomial(
+            num_problems, [1 / num_problems] * num_problems, size=min(_CHUNK, resamples - start)
+        )
+        parts.append(counts.astype(np.float64) @ flat)
+    return np.concatenate(parts).reshape(resamples, len(figures), 2)
+
+
+def _ratios(sums: _Floats) -> _Floats:
+    """``[draw, figure]``; not a number where a draw has nothing below the line."""
+    above, below = sums[:, :, 0], sums[:, :, 1]
+    ratios = np.full(above.shape, np.nan)
+    np.divide(above, below, out=ratios, where=below != 0)
+    return ratios
+
+
+def _interval(values: _Floats) -> tuple[float, float] | tuple[None, None]:
+    defined = values[~np.isnan(values)]
+    if len(defined) < (1 - _MOST_UNDEFINED) * len(values):
+        return None, None
+    low, high = cast(tuple[float, float], tuple(np.quantile(defined, _QUANTILES).tolist()))
+    # sums of thirds differ in the last digit by their order; that is no spread
+    return (low, high) if float(np.ptp(defined)) > 1e-9 * max(1.0, abs(low)) else (None, None)

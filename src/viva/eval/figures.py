@@ -1,0 +1,149 @@
+"""From answers to figures: numerators and denominators by problem, so that every figure can be resampled.
+
+Legend: ``n`` answers to one problem, ``N`` agents of a conversation.
+"""
+
+from collections.abc import Callable, Sequence
+
+from viva.eval.at_k import Vote, ladder, majority_at_k, pass_at_k, plurality
+from viva.eval.bootstrap import Terms
+from viva.eval.records import AgentAnswers, Answer, Asked, Evaluation, Played
+from viva.selfplay.truth import rank_correlation, reward_truth_gap
+
+__all__ = ["conversation_figures", "direct_figures", "figures_of"]
+
+_Term = tuple[float, float]
+_NOTHING: _Term = (0.0, 0.0)
+
+
+def figures_of(evaluation: Evaluation) -> dict[str, Terms]:
+    """All figures of an evaluation: ``direct/...``, then those of every kind of conversation under its name."""
+    figures = direct_figures(evaluation.asked)
+    for kind, played in evaluation.played.items():
+        figures |= {f"{kind}/{name}": terms for name, terms in conversation_figures(played).items()}
+    return figures
+
+
+def direct_figures(asked: Sequence[Asked]) -> dict[str, Terms]:
+    """avg@n, pass@k and maj@k of direct answers, how many of them were finished, and how long they were."""
+    if not asked:
+        return {}
+    n = len(asked[0].answers)
+    figures: dict[str, Terms] = {f"avg@{n}": [_share(each.answers) for each in asked]}
+    for k in ladder(n):
+        figures[f"pass@{k}"] = [_pass(each.answers, k) for each in asked]
+        figures[f"maj@{k}"] = [_majority(each.answers, k) for each in asked]
+    figures["finish_rate"] = [(sum(answer.finished for answer in each.answers), n) for each in asked]
+    figures["reply_tokens"] = [(sum(answer.num_tokens for answer in each.answers), n) for each in asked]
+    return {f"direct/{name}": terms for name, terms in figures.items()}
+
+
+def conversation_figures(played: Sequence[Played]) -> dict[str, Terms]:
+    """What conversations come to.
+
+    ``correct/first`` and ``correct/final`` are avg@N; ``correct/best`` is the answer with the highest score (the CoNL
+    paper's Pass@1), ties sharing. Flips and correlations are of agents that finished.
+    """
+    if not played:
+        return {}
+    figures: dict[str, Terms] = {
+        "correct/first": [_share(_firsts(each)) for each in played],
+        "correct/final": [_share(_finals(each)) for each in played],
+        "correct/best": [(_best(each), 1.0) for each in played],
+    }
+    for k in ladder(len(played[0].agents)):
+        for name, answers in (("first", _firsts), ("final", _finals)):
+            figures[f"pass@{k}/{name}"] = [_pass(answers(each), k) for each in played]
+            figures[f"maj@{k}/{name}"] = [_majority(answers(each), k) for each in played]
+    figures |= {
+        "flip/right_to_wrong": [_flips(each, was_right=True) for each in played],
+        "flip/wrong_to_right": [_flips(each, was_right=False) for each in played],
+        "rank_correlation": [_if_known(_truth(each, rank_correlation)) for each in played],
+        "reward_truth_gap": [_if_known(_truth(each, reward_truth_gap)) for each in played],
+        "finish_rate": [
+            (sum(answer.finished for answer in _finals(each)), len(each.agents)) for each in played
+        ],
+        "void_rate": [(float(each.void_reason is not None), 1.0) for each in played],
+        "tokens": [(each.num_tokens, 1.0) for each in played],
+        "judge_tokens": [(each.num_judge_tokens, 1.0) for each in played],
+    }
+    return figures | _equal_tokens(played)
+
+
+def _equal_tokens(played: Sequence[Played]) -> dict[str, Terms]:
+    """Direct answers in the place of the conversations, and what the conversations have over them."""
+    if not all(each.direct for each in played):
+        return {}
+    majorities = [plurality(_votes(each.direct)) for each in played]
+    figures: dict[str, Terms] = {
+        "direct_samples": [(len(each.direct), 1.0) for each in played],
+        "direct_tokens": [(sum(answer.num_tokens for answer in each.direct), 1.0) for each in played],
+        "direct_avg": [
+            (sum(answer.right for answer in each.direct) / len(each.direct), 1.0) for each in played
+        ],
+        "direct_maj": [(majority, 1.0) for majority in majorities],
+        "direct_pass": [(float(any(answer.right for answer in each.direct)), 1.0) for each in played],
+        "best_less_direct_maj": [
+            (_best(each) - majority, 1.0) for each, majority in zip(played, majorities, strict=True)
+        ],
+        "maj_less_direct_maj": [
+            (plurality(_votes(_finals(each))) - majority, 1.0)
+            for each, majority in zip(played, majorities, strict=True)
+        ],
+    }
+    return {f"equal_tokens/{name}": terms for name, terms in figures.items()}
+
+
+def _firsts(played: Played) -> list[Answer]:
+    return [agent.first for agent in played.agents]
+
+
+def _finals(played: Played) -> list[Answer]:
+    return [agent.final for agent in played.agents]
+
+
+def _votes(answers: Sequence[Answer]) -> list[Vote]:
+    return [(answer.vote, answer.right) for answer in answers]
+
+
+def _share(answers: Sequence[Answer]) -> _Term:
+    return sum(answer.right for answer in answers), len(answers)
+
+
+def _pass(answers: Sequence[Answer], k: int) -> _Term:
+    return pass_at_k(len(answers), sum(answer.right for answer in answers), k), 1.0
+
+
+def _majority(answers: Sequence[Answer], k: int) -> _Term:
+    return majority_at_k(_votes(answers), k), 1.0
+
+
+def _scored(played: Played) -> list[tuple[AgentAnswers, float]]:
+    return [(agent, agent.score) for agent in played.agents if agent.score is not None]
+
+
+def _best(played: Played) -> float:
+    """Whether the final answer with the highest score is right, ties sharing; 0 if nobody has a score."""
+    scored = _scored(played)
+    highest = max((score for _, score in scored), default=0.0)
+    chosen = [agent.final.right for agent, score in scored if score == highest]
+    return sum(chosen) / len(chosen) if chosen else 0.0
+
+
+def _flips(played: Played, *, was_right: bool) -> _Term:
+    agents = [agent for agent, _ in _scored(played) if agent.first.right is was_right]
+    return sum(agent.final.right is not was_right for agent in agents), len(agents)
+
+
+def _truth(
+    played: Played, relation: Callable[[dict[int, float], dict[int, bool]], float | None]
+) -> float | None:
+    scored = _scored(played)
+    if not scored:
+        return None
+    scores = {place: score for place, (_, score) in enumerate(scored)}
+    return relation(scores, {place: agent.final.right for place, (agent, _) in enumerate(scored)})
+
+
+def _if_known(value: float | None) -> _Term:
+    return _NOTHING if value is None else (value, 1.0)
