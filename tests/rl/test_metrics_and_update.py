@@ -134,7 +134,8 @@ class Watched(BanditTrainer):
 async def test_every_substep_gets_its_share_and_its_optimiser_step(tmp_path, num_substeps, sizes):
     client = Watched(tmp_path)
     data = [datum_with([-1.0]) for _ in range(5)]
-    metrics = await update_policy(client, data, UpdateConfig(learning_rate=0.1, num_substeps=num_substeps))
+    updated = await update_policy(client, data, UpdateConfig(learning_rate=0.1, num_substeps=num_substeps))
+    metrics = updated.metrics
     assert [len(request) for request in client.requests[::2]] == sizes
     assert client.requests[1::2] == ["step"] * len(sizes)
     assert (metrics["optim/steps"], metrics["optim/datums"], metrics["optim/grad_norm"]) == (
@@ -146,7 +147,7 @@ async def test_every_substep_gets_its_share_and_its_optimiser_step(tmp_path, num
 
 async def test_without_data_nothing_is_sent_and_the_weights_stay(tmp_path):
     client = Watched(tmp_path)
-    metrics = await update_policy(client, [], UpdateConfig(learning_rate=0.1))
+    metrics = (await update_policy(client, [], UpdateConfig(learning_rate=0.1))).metrics
     assert client.requests == []
     assert metrics == {"optim/lr": 0.1, "optim/datums": 0, "optim/steps": 0}
 

@@ -14,19 +14,24 @@ Segments that are a whole reply need none of this: their span is the action, thi
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol, cast
 
 from tinker_cookbook.renderers.base import Renderer
 
-__all__ = ["token_ranges"]
+__all__ = ["Decoder", "token_ranges", "token_texts"]
 
 _UNFINISHED = "\ufffd"
 _LONGEST_CHARACTER = 4
 """Bytes of the longest UTF-8 character: after as many tokens, a piece that still looks unfinished is just invalid."""
 
 
-class _Decoder(Protocol):
-    def decode(self, tokens: list[int]) -> str: ...
+class Decoder(Protocol):
+    """A tokenizer, as far as it is needed here."""
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of some ids."""
+        ...
 
 
 def token_ranges(
@@ -52,13 +57,26 @@ def token_ranges(
     for start, stop in ranges:
         if not 0 <= start <= stop <= len(text):
             raise ValueError(f"a range must lie in the text's {len(text)} characters; got [{start}, {stop})")
-    decoder, tokens = cast(_Decoder, renderer.tokenizer), list(tokens_T)
+    decoder, tokens = cast(Decoder, renderer.tokenizer), list(tokens_T)
     raw = decoder.decode(tokens)
     offset = _place(_body(renderer, tokens, raw), text)
     starts_T = None if offset is None else _starts(decoder, tokens, raw)
     if offset is None or starts_T is None:
         return [None] * len(ranges)
     return [_tokens_between(starts_T, offset + start, offset + stop) for start, stop in ranges]
+
+
+def token_texts(decoder: Decoder, tokens_T: Sequence[int]) -> list[str]:
+    """The text of every token; all together are the text of the ids, where its pieces add up to it.
+
+    A character that several tokens spell belongs to the last of them. Takes time linear in the number of tokens.
+    """
+    tokens = list(tokens_T)
+    raw = decoder.decode(tokens)
+    starts_T = _starts(decoder, tokens, raw)
+    if starts_T is None:
+        return [decoder.decode([token]) for token in tokens]
+    return [raw[start:stop] for start, stop in pairwise([0, *starts_T[1:], len(raw)])] if tokens else []
 
 
 def _body(renderer: Renderer, tokens: list[int], raw: str) -> str:
@@ -80,7 +98,7 @@ def _place(body: str, text: str) -> int | None:
     return place if words and place >= 0 and body.startswith(text, place) else None
 
 
-def _starts(decoder: _Decoder, tokens: list[int], raw: str) -> list[int] | None:
+def _starts(decoder: Decoder, tokens: list[int], raw: str) -> list[int] | None:
     """Place of every token's first character in ``raw``; ``None`` if the pieces do not add up to it.
 
     Each piece is read off together with the piece before it, because tokenizers write a token differently at the

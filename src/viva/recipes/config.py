@@ -71,6 +71,9 @@ class RecipeConfig:
         default=8, doc="test prompts that are also played as conversations"
     )
     save_every: int = chz.field(default=20, doc="steps between checkpoints; 0 saves at the end only")
+    tokens_every: int = chz.field(
+        default=10, doc="steps between those that keep the tokens of a conversation for viva view; 0 keeps none"
+    )
     wandb_project: str | None = None
     wandb_name: str | None = None
 

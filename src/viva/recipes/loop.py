@@ -1,11 +1,13 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
 import tinker
 from tinker_cookbook.rl.types import RLDataset
 
+from viva.credit.spans import token_texts
 from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator
 from viva.judging.policy import PolicyRef
@@ -118,6 +120,7 @@ def make_training(
             max_retries=config.max_retries,
             experts=experts or ExpertConfig(),
             samples_every=samples_every,
+            tokens_every=config.tokens_every,
             eval_every=config.eval_every,
             save_every=config.save_every,
             update=UpdateConfig(
@@ -139,6 +142,7 @@ def make_training(
         ],
         policy_refs=policy_refs,
         sinks=[*opened.sinks, *sinks],
+        token_texts=partial(token_texts, opened.renderer.tokenizer),
         stop_rule=stop_rule,
     )
 

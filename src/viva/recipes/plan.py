@@ -26,6 +26,7 @@ _FREE_OPTIONS = frozenset(
         "max_steps",
         "max_training_datapoints",
         "save_every",
+        "tokens_every",
         "wandb_name",
         "wandb_project",
     }
@@ -141,6 +142,7 @@ def _check(config: RecipeConfig) -> None:
         "max_retries": 0,
         "eval_every": 0,
         "save_every": 0,
+        "tokens_every": 0,
         "num_test_conversations": 0,
         "max_steps": 1,
     }

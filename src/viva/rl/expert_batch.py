@@ -105,6 +105,9 @@ class ExpertBatch:
     data_D: list[tinker.Datum]
     foreign_D: list[bool]
     """Datums whose logprobs belong to their sampling context, see `viva.rl.update.update_policy`."""
+    samples_N: list[ExpertSample]
+    estimates_N: list[Estimate]
+    """Of every sample; those whose advantages are all 0 have no datum."""
     metrics: dict[str, float]
     warnings: list[str]
     records: list[dict[str, Any]]
@@ -157,6 +160,8 @@ async def expert_batch(
     return ExpertBatch(
         data_D=data_D,
         foreign_D=foreign_D,
+        samples_N=expert_N,
+        estimates_N=estimates_N,
         metrics=metrics,
         warnings=warnings,
         records=[

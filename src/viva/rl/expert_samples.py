@@ -45,6 +45,10 @@ class TrainedTurn:
     """Everything that stood before the first trained token when it was sampled."""
     trained_in: Context
     """What stands before it in training, what comes from the turn itself included."""
+    turn: int
+    """Index of the turn in its seat's trajectory."""
+    first: int
+    """Place of the first trained token in the turn."""
     tokens: tuple[int, ...]
     """From the first trained token on."""
     weights: tuple[float, ...]
@@ -241,6 +245,8 @@ def _data(
             TrainedTurn(
                 sampled_in=(*observation_elements(transition.ob), *before),
                 trained_in=(*observation_elements(swapped), *tokens[:masked]),
+                turn=part.turn,
+                first=part.start + masked,
                 tokens=tuple(tokens[masked:]),
                 weights=part.weights[masked:],
             )

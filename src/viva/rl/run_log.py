@@ -1,4 +1,4 @@
-"""What a run writes while it goes: ``metrics.jsonl``, ``transcripts.jsonl`` and, if it keeps any, ``samples.jsonl``.
+"""What a run writes while it goes: ``metrics.jsonl``, ``transcripts.jsonl`` and, if it keeps any, samples and tokens.
 
 All are append-only. A checkpoint records how long they were, and a resumed run cuts them back to that, so that they
 never hold a step twice. Everything that depends on the clock has a key under ``time/``; all other metrics are equal
@@ -15,7 +15,7 @@ from viva.rl.files import read_json_lines
 
 __all__ = ["RunLog"]
 
-_FILES = ("metrics.jsonl", "transcripts.jsonl", "samples.jsonl")
+_FILES = ("metrics.jsonl", "transcripts.jsonl", "samples.jsonl", "tokens.jsonl")
 
 
 class RunLog:
@@ -50,6 +50,7 @@ class RunLog:
         metrics: Mapping[str, float],
         transcripts: Iterable[Mapping[str, Any]] = (),
         samples: Iterable[Mapping[str, Any]] = (),
+        tokens: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Append one step. Keys are sorted, so equal metrics are equal bytes.
 
@@ -58,6 +59,7 @@ class RunLog:
         """
         self._append("transcripts.jsonl", transcripts)
         self._append("samples.jsonl", samples)
+        self._append("tokens.jsonl", tokens)
         self._append("metrics.jsonl", [{"step": step, **dict(sorted(metrics.items()))}])
 
     def metrics(self) -> list[dict[str, float]]:

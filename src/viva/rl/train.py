@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.experts.strategy import is_strategy
+from viva.experts.strategy import is_strategy, strategy_of
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.judging.tournament import NoValidComparisonsError
 from viva.rl.advantages import batch_advantages
@@ -31,6 +31,7 @@ from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.run_folder import RunFolder
 from viva.rl.seeds import derive_seed
 from viva.rl.stop_rule import StopRule
+from viva.rl.token_records import TokenTexts, chosen_groups, expert_tokens, reward_tokens
 from viva.rl.update import UpdateConfig, update_policy
 
 __all__ = [
@@ -75,6 +76,8 @@ class LoopConfig:
     """How batches are estimated whose builders name search strategies (`viva.experts.strategy`)."""
     samples_every: int = 1
     """Keep the samples of such a batch every so many steps, for ``viva estimate``; 0 keeps none."""
+    tokens_every: int = 10
+    """Keep the tokens of one group of every strategy every so many steps, for ``viva view``; 0 keeps none."""
     eval_every: int = 5
     """Evaluate before the first step, every so many steps, and at the end; 0 never evaluates."""
     save_every: int = 20
@@ -94,9 +97,19 @@ class Training:
     policy_refs: Sequence[PolicyRef] = ()
     """Follow the policy: each is given every new snapshot."""
     sinks: Sequence[MetricSink] = ()
+    token_texts: TokenTexts | None = None
+    """Gives every kept token its text; without it, only ids are kept."""
     stop_rule: StopRule | None = None
     """Ends the run early, with the checkpoint that stood best."""
     interrupts: Interrupts = field(default_factory=Interrupts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What is kept of a batch beside its transcripts, as lines of their files."""
+
+    samples: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tokens: list[dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -173,30 +186,38 @@ async def _step(run: Training, step: int, console: RunConsole) -> None:
     clock.lap("rollouts")
     console.phase("updating")
     with run.interrupts.protected():
-        updated, samples = await _update(run, step, outcomes_P, console)
+        updated, kept = await _update(run, step, outcomes_P, console)
         metrics |= updated
         clock.lap("update")
         metrics |= clock.all(metrics["rollout/sampled_tokens"])
         rows = [_transcript(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
-        _log(run, step, metrics, rows, samples)
+        _log(run, step, metrics, rows, kept)
         console.step_done(step, metrics)
 
 
 async def _update(
     run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Train on a batch; metrics, and what is kept of its samples if strategies drew them."""
+) -> tuple[dict[str, float], _Kept]:
+    """Train on a batch; metrics, and what is kept of it."""
     config = run.config
+    keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
+    chosen = chosen_groups(outcomes_P, seed=config.seed, step=step) if keeps_tokens else []
     if not any(is_strategy(outcome.builder) for outcome in outcomes_P):
         advantages = batch_advantages(outcomes_P)
-        data_D, _ = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
-        return advantages.metrics | await update_policy(run.client, data_D, config.update), []
+        data_D, sources_D = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
+        updated = await update_policy(run.client, data_D, config.update)
+        tokens = reward_tokens(outcomes_P, chosen, advantages, sources_D, updated, run.token_texts)
+        return advantages.metrics | updated.metrics, _Kept(tokens=[{"step": step, **row} for row in tokens])
     batch = await expert_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
     for text in batch.warnings:
         console.message_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
     updated = await update_policy(run.client, batch.data_D, config.update, foreign_D=batch.foreign_D)
     is_kept = bool(config.samples_every) and step % config.samples_every == 0
-    return batch.metrics | updated, [{"step": step, **record} for record in batch.records if is_kept]
+    tokens = expert_tokens(outcomes_P, chosen, batch.samples_N, batch.estimates_N, updated, run.token_texts)
+    return batch.metrics | updated.metrics, _Kept(
+        samples=[{"step": step, **record} for record in batch.records if is_kept],
+        tokens=[{"step": step, **row} for row in tokens],
+    )
 
 
 async def _snapshot(run: Training) -> SamplingClient:
@@ -267,6 +288,7 @@ def _transcript(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
         "void_reason": outcome.void_reason,
         "retries": outcome.retries,
         "failures": [asdict(failure) for failure in outcome.failures],
+        "strategy": strategy_of(outcome.builder).strategy_id if is_strategy(outcome.builder) else None,
         "tags": list(outcome.builder.logging_tags()),
         "rewards": outcome.group.get_total_rewards() if outcome.group is not None else None,
         "record": record() if record is not None else None,
@@ -278,9 +300,10 @@ def _log(
     step: int,
     metrics: Mapping[str, float],
     transcripts: Sequence[Mapping[str, Any]] = (),
-    samples: Sequence[Mapping[str, Any]] = (),
+    kept: _Kept | None = None,
 ) -> None:
-    run.folder.log.write_step(step, metrics, transcripts, samples)
+    samples, tokens = ((), ()) if kept is None else (kept.samples, kept.tokens)
+    run.folder.log.write_step(step, metrics, transcripts, samples, tokens)
     for sink in run.sinks:
         sink(step, metrics)
 

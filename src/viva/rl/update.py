@@ -14,7 +14,7 @@ import tinker
 from viva.rl.clients import TrainingClient
 from viva.rl.metrics import logprob_metrics
 
-__all__ = ["UpdateConfig", "update_policy", "without_mask"]
+__all__ = ["UpdateConfig", "Updated", "update_policy", "without_mask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,16 @@ class UpdateConfig:
             weight_decay=self.weight_decay,
             grad_clip_norm=self.grad_clip_norm,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """What an update was made of, and its figures."""
+
+    data_D: Sequence[tinker.Datum]
+    logprobs_D: Sequence[tinker.TensorData]
+    """Of every target token, under the policy that the gradient was taken of."""
+    metrics: dict[str, float]
 
 
 def _minibatches(data_D: Sequence[tinker.Datum], count: int) -> list[Sequence[tinker.Datum]]:
@@ -93,8 +103,8 @@ async def update_policy(
     config: UpdateConfig,
     *,
     foreign_D: Sequence[bool] | None = None,
-) -> dict[str, float]:
-    """``forward_backward`` and ``optim_step`` for every minibatch; the metrics of the update.
+) -> Updated:
+    """``forward_backward`` and ``optim_step`` for every minibatch.
 
     All requests are submitted before the first is awaited, so that a remote engine can pipeline them; engines run
     them in that order. No data means no step: the weights stay as they are.
@@ -112,7 +122,7 @@ async def update_policy(
         "optim/steps": 0,
     }
     if not data_D:
-        return metrics
+        return Updated(data_D=(), logprobs_D=(), metrics=metrics)
     loss_fn_config = None if config.loss_fn_config is None else dict(config.loss_fn_config)
     pending: list[tuple[Awaitable[tinker.ForwardBackwardOutput], Awaitable[tinker.OptimStepResponse]]] = []
     for minibatch in _minibatches(data_D, config.num_substeps):
@@ -133,7 +143,8 @@ async def update_policy(
     }
     own = [place for place in range(len(data_D)) if foreign_D is None or not foreign_D[place]]
     drift = logprob_metrics([data_D[place] for place in own], [logprobs_D[place] for place in own])
-    return metrics | drift | _engine_metrics(outputs, responses)
+    metrics |= drift | _engine_metrics(outputs, responses)
+    return Updated(data_D=data_D, logprobs_D=logprobs_D, metrics=metrics)
 
 
 def _engine_metrics(
