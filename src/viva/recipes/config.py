@@ -72,7 +72,8 @@ class RecipeConfig:
     )
     save_every: int = chz.field(default=20, doc="steps between checkpoints; 0 saves at the end only")
     tokens_every: int = chz.field(
-        default=10, doc="steps between those that keep the tokens of a conversation for viva view; 0 keeps none"
+        default=10,
+        doc="steps between those that keep the tokens of a conversation for viva view; 0 keeps none",
     )
     wandb_project: str | None = None
     wandb_name: str | None = None

@@ -10,7 +10,7 @@ One line of ``tokens.jsonl`` is one group of a step::
         "spans": [{"start", "stop", "stream", "reward"}],
         "sampled_in", "trained_in"}]}       both contexts as text, if they differ
 
-``anchor`` and ``weights`` are null where every one of them is the sampling logprob and 1; ``training`` holds null where a
+``anchor`` and ``weights`` are null where all of them are the sampling logprobs and 1; ``training`` holds null where a
 token was not trained. Numbers are rounded to six digits. Everything is a function of the seed and the step.
 
 Legend: ``_P`` groups of a batch, ``_G`` seats of a group, ``_D`` datums, ``_T`` tokens.
