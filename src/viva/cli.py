@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Command] = {
         "train": _train,
         "report": _report,
+        "export": _export,
         "view": _view,
         "rescore": _rescore,
         "estimate": _estimate,
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     rescore.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
     rescore.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="rules to change")
+    _add_export(commands.add_parser)
     _add_estimate(commands.add_parser)
     commands.add_parser("recipes", help="list the recipes and how to run them")
     _add_protocol(commands.add_parser)
@@ -126,6 +128,19 @@ def _add_view(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     )
     view.add_argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)")
     view.add_argument("--open", action="store_true", help="open the page in the browser")
+
+
+def _add_export(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    export = add_parser(
+        "export",
+        help="weights for peft and transformers: viva export RUN to=FOLDER",
+        description="Write the trained adapter, the merged model and a model card for each. 'viva export RUN --help' "
+        "lists the options.",
+    )
+    export.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
+    export.add_argument(
+        "options", metavar="key=value", nargs=argparse.REMAINDER, help="what to write, and where"
+    )
 
 
 def _add_estimate(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -195,6 +210,21 @@ def _view(options: argparse.Namespace) -> int:
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+def _export(options: argparse.Namespace) -> int:
+    from viva.engine.threads import prepare_threads
+    from viva.recipes.config import parse_options
+    from viva.recipes.export import ExportOptions, export_run
+
+    prepare_threads()
+    chosen = parse_options(ExportOptions, options.options)
+    try:
+        written = export_run(options.run, chosen)
+    except (ValueError, OSError) as error:
+        return _mistake(str(error))
+    sys.stdout.write("".join(f"{path}\n" for path in written))
+    return 0
 
 
 def _rescore(options: argparse.Namespace) -> int:

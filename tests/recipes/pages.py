@@ -93,7 +93,6 @@ def script_the_engine(monkeypatch: pytest.MonkeyPatch, sampler: ScriptedSampling
             client=client,
             renderer=sampler.renderer,
             context_window=None,
-            sinks=(),
         )
 
     monkeypatch.setattr("viva.recipes.loop.open_run", open_run)

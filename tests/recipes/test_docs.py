@@ -150,7 +150,10 @@ def test_metrics_and_files_of_a_run_are_those_of_the_page(finished_run) -> None:
     assert "test/conversation/rollout/groups" in written
     assert {generic(key) for key in written} == documented - {"test/conversation/<metric>"}
     names = {name for table in tables(PAGE, "in `log_path`") for row in table for name in codes(row[0])}
-    assert {path.name for path in folder.iterdir()} == names - {"model", "wandb"}
+    assert {path.name for path in folder.iterdir()} == names - {
+        "model",
+        *("trackers.json", "tensorboard", "wandb", "export"),
+    }
     assert any("Prefer the odd one." in prompt for prompt in sampler.prompts)
 
 

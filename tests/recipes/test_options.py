@@ -32,8 +32,7 @@ SEED_OPTIONS = {
     "eval_every": 5,
     "save_every": 20,
     "tokens_every": 10,
-    "wandb_project": None,
-    "wandb_name": None,
+    "trackers": ["console"],
     "behavior_if_exists": "ask",
 }
 
@@ -147,9 +146,9 @@ def test_help_lists_the_options_and_ends_with_status_0(capsys):
     assert told.err == ""
 
 
-def test_wandb_without_the_package_is_told_with_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("viva.rl.wandb_sink.find_spec", lambda name: None)
-    code = main(['train_prompts=["a"]', "wandb_project=p", f"log_path={tmp_path / 'run'}"])
+def test_a_tracker_without_its_package_is_told_with_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("viva.rl.trackers.choice.find_spec", lambda name: None)
+    code = main(['train_prompts=["a"]', "trackers=console,wandb:p", f"log_path={tmp_path / 'run'}"])
     assert code == 2
     assert "pip install 'viva[wandb]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from viva.rl.clients import ServiceClient, TrainingClient
     from viva.rl.run_folder import BehaviorIfExists, RunFolder
     from viva.rl.service import EngineConfig
-    from viva.rl.train import MetricSink, Training
+    from viva.rl.trackers.choice import TrackerChoice
+    from viva.rl.trackers.open import OpenTracker
+    from viva.rl.train import Training
 
 __all__ = [
     "DEFAULT_BATCH_SIZE",
@@ -126,8 +128,8 @@ class RunOptions:
     free_options: Collection[str]
     """Names of those that a resumed run may change."""
     num_steps: int
-    wandb_project: str | None = None
-    wandb_name: str | None = None
+    trackers: tuple[TrackerChoice, ...] = ()
+    """From `viva.rl.trackers.choice.choose_trackers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,8 @@ class OpenRun:
     client: TrainingClient
     renderer: Renderer
     context_window: int | None
-    sinks: tuple[MetricSink, ...]
+    trackers: tuple[OpenTracker, ...] = ()
+    """To be closed when the run is over."""
 
 
 async def open_run(options: RunOptions) -> OpenRun:
@@ -148,10 +151,8 @@ async def open_run(options: RunOptions) -> OpenRun:
     from viva.conversation.rendering import load_renderer
     from viva.rl.run_folder import open_run_folder
     from viva.rl.service import context_window, make_service
-    from viva.rl.wandb_sink import check_wandb, open_wandb
+    from viva.rl.trackers.open import open_trackers
 
-    if options.wandb_project is not None:
-        check_wandb()
     folder = open_run_folder(
         options.log_path,
         behavior=options.behavior_if_exists,
@@ -161,26 +162,22 @@ async def open_run(options: RunOptions) -> OpenRun:
     service = make_service(options.engine, state_dir=folder.state_dir)
     client, resume_from = await _open_client(options, folder, service)
     folder.go_back_to(resume_from, num_steps=options.num_steps)
-    sinks: tuple[MetricSink, ...] = ()
-    if options.wandb_project is not None:
-        sinks = (
-            open_wandb(
-                project=options.wandb_project,
-                name=options.wandb_name,
-                config=options.record,
-                folder=folder.path,
-            ),
-        )
+    renderer = load_renderer(
+        client.get_tokenizer(), model_name=options.model, renderer_name=options.renderer_name
+    )
+    goes_on = resume_from is not None and not (
+        resume_from.final and resume_from.next_step >= options.num_steps
+    )
     return OpenRun(
         folder=folder,
         resume_from=resume_from,
         service=service,
         client=client,
-        renderer=load_renderer(
-            client.get_tokenizer(), model_name=options.model, renderer_name=options.renderer_name
-        ),
+        renderer=renderer,
         context_window=context_window(options.model) if options.engine.engine == "local" else None,
-        sinks=sinks,
+        trackers=open_trackers(
+            options.trackers, folder, resume_step=resume_from.next_step if resume_from and goes_on else None
+        ),
     )
 
 
@@ -226,11 +223,9 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
         )
         return 128 + received
     from viva.report import headline_text, write_report
-    from viva.rl.export import export_weights
-    from viva.rl.train import crossed
+    from viva.rl.export import ended_with, export_weights
 
-    checkpoints = opened.folder.checkpoints
-    checkpoint = (crossed(training) and checkpoints.best()) or checkpoints.latest()
+    checkpoint = ended_with(opened.folder, training.stop_rule)
     if checkpoint is not None:
         state_path = opened.folder.checkpoints.resolve(checkpoint)
         weights = export_weights(state_path, model=options.model, folder=opened.folder.path)

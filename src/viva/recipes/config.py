@@ -75,8 +75,10 @@ class RecipeConfig:
         default=10,
         doc="steps between those that keep the tokens of a conversation for viva view; 0 keeps none",
     )
-    wandb_project: str | None = None
-    wandb_name: str | None = None
+    trackers: list[str] = chz.field(
+        default_factory=lambda: ["console"],
+        doc="of console, tensorboard, trackio, wandb; with a project as wandb:PROJECT",
+    )
 
     engine: Literal["local", "remote"] = chz.field(
         default="local", doc="remote is Tinker, or what base_url names"

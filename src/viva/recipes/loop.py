@@ -1,6 +1,7 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -20,6 +21,7 @@ from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
 from viva.rl.probe import check_loss
 from viva.rl.seeds import derive_seed
 from viva.rl.stop_rule import StopRule
+from viva.rl.trackers.choice import CONSOLE
 from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
 from viva.rl.update import UpdateConfig
 
@@ -41,23 +43,26 @@ async def run_recipe(
     Returns:
         The process's exit code: 0 complete, 2 refused before training, 1 failed, 128 + signal interrupted and saved.
     """
-    try:
-        plan = make_plan()
-        opened = await open_run(plan.options)
-        if plan.config.engine == "remote":
-            await check_loss(opened.client, plan.config.loss_fn, plan.config.loss_fn_config)
-        training = await build_training(plan, opened)
-    # OSError: a model, file or folder that cannot be read; TinkerError: a remote engine that refuses
-    except (ValueError, OSError, tinker.TinkerError) as error:
-        complain(f"error: {error}")
-        return 2
-    _introduce(plan, training)
-    try:
-        is_complete = await train(training)
-    except (AllGroupsFailedError, EstimatorStoppedError) as error:
-        complain(f"error: {error}")
-        return 1
-    return finish_run(plan.options, opened, training, is_complete=is_complete)
+    with ExitStack() as cleanup:
+        try:
+            plan = make_plan()
+            opened = await open_run(plan.options)
+            for tracker in opened.trackers:
+                cleanup.callback(tracker.close)
+            if plan.config.engine == "remote":
+                await check_loss(opened.client, plan.config.loss_fn, plan.config.loss_fn_config)
+            training = await build_training(plan, opened)
+        # OSError: a model, file or folder that cannot be read; TinkerError: a remote engine that refuses
+        except (ValueError, OSError, tinker.TinkerError) as error:
+            complain(f"error: {error}")
+            return 2
+        _introduce(plan, training)
+        try:
+            is_complete = await train(training)
+        except (AllGroupsFailedError, EstimatorStoppedError) as error:
+            complain(f"error: {error}")
+            return 1
+        return finish_run(plan.options, opened, training, is_complete=is_complete)
 
 
 async def judged_by(
@@ -141,7 +146,8 @@ def make_training(
             *evaluators,
         ],
         policy_refs=policy_refs,
-        sinks=[*opened.sinks, *sinks],
+        sinks=[*opened.trackers, *sinks],
+        show_steps=any(choice.name == CONSOLE for choice in plan.options.trackers),
         token_texts=partial(token_texts, opened.renderer.tokenizer),
         stop_rule=stop_rule,
     )

@@ -14,6 +14,7 @@ from viva.recipes.config import RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
 from viva.rl.service import EngineConfig
+from viva.rl.trackers.choice import choose_trackers
 
 __all__ = ["BatchUnit", "Plan", "at_least", "not_negative", "plan_run", "positive"]
 
@@ -27,8 +28,7 @@ _FREE_OPTIONS = frozenset(
         "max_training_datapoints",
         "save_every",
         "tokens_every",
-        "wandb_name",
-        "wandb_project",
+        "trackers",
     }
 )
 """Options that do not change what any step computes; a resumed run may set them anew."""
@@ -83,6 +83,7 @@ def plan_run(
         ValueError: For anything the user has to mend.
     """
     _check(config)
+    trackers = choose_trackers(config.trackers)
     unit = unit or BatchUnit(samples=config.num_agents)
     at_least(config, {"max_training_datapoints": unit.samples})
     batch_size = resolve_batch_size(config.batch_size, unit.samples, unit.name)
@@ -113,8 +114,7 @@ def plan_run(
         },
         free_options=_FREE_OPTIONS,
         num_steps=len(order),
-        wandb_project=config.wandb_project,
-        wandb_name=config.wandb_name,
+        trackers=trackers,
     )
     rate = learning_rate(
         config.learning_rate,

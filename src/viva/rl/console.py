@@ -23,10 +23,18 @@ _HIDDEN_AT_ZERO = {"rollout/void"}
 class RunConsole:
     """Progress of one run. Use it as a context manager."""
 
-    def __init__(self, *, num_steps: int, first_step: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_steps: int,
+        first_step: int = 0,
+        show_steps: bool = True,
+        console: Console | None = None,
+    ) -> None:
         self.console = console if console is not None else Console(highlight=False)
         self._num_steps = num_steps
         self._first_step = first_step
+        self._show_steps = show_steps
         self._started = time.monotonic()
         self._said: set[str] = set()
         self._progress = Progress(
@@ -37,7 +45,7 @@ class RunConsole:
             TextColumn("{task.fields[left]}"),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
+            disable=not (show_steps and self.console.is_terminal),
         )
         self._task: TaskID = self._progress.add_task("steps", total=num_steps, completed=first_step, left="")
 
@@ -73,7 +81,8 @@ class RunConsole:
             for key, label, form in _SHOWN
             if key in metrics and not (key in _HIDDEN_AT_ZERO and metrics[key] == 0)
         ]
-        self.message(" | ".join([*parts, left]))
+        if self._show_steps:
+            self.message(" | ".join([*parts, left]))
         self._progress.update(self._task, completed=step + 1, left=left)
 
 

@@ -1,9 +1,15 @@
-"""What a run leaves for others: the trained adapter in PEFT format, or the whole model if all of it was trained."""
+"""What a run leaves for others: the trained adapter in PEFT format, and whole models in that of transformers."""
 
+import difflib
 import shutil
 from pathlib import Path
+from typing import Any
 
-__all__ = ["export_weights"]
+from viva.rl.checkpoints import Checkpoint
+from viva.rl.run_folder import RunFolder
+from viva.rl.stop_rule import StopRule
+
+__all__ = ["choose_checkpoint", "ended_with", "export_weights", "merge_adapter_into_model"]
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _MODEL_FILE = "model.safetensors"
@@ -41,6 +47,69 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
     AutoTokenizer.from_pretrained(model).save_pretrained(target)
     shutil.copyfile(state / _MODEL_FILE, target / _MODEL_FILE)
     return target
+
+
+def merge_adapter_into_model(state_path: str, *, model: str, precision: str, folder: Path) -> Path:
+    """Write the base model with a saved adapter merged into it: the weights that the local engine decodes with.
+
+    Where the base model's output layer shares its weights with the input embeddings and the adapter changes it, the two
+    part: the model that is written has an output layer of its own.
+
+    Args:
+        state_path: A state with an adapter, saved by the local engine.
+        model: Name or folder of the base model.
+        precision: Type of the written weights, ``float32`` or ``bfloat16``.
+        folder: The model goes to its ``model/``.
+
+    Raises:
+        ValueError: If the state is damaged, or of another model.
+    """
+    from viva.engine.model import load_base_model, resolve_device, resolve_precision
+    from viva.engine.policy import stored_builder
+    from viva.engine.states import read_state
+
+    state = read_state(state_path)
+    base = load_base_model(model, resolve_device("cpu"), resolve_precision(precision))
+    merged: Any = stored_builder(base, state.settings, state.folder)()
+    merged.config.tie_word_embeddings = (
+        merged.get_output_embeddings().weight is merged.get_input_embeddings().weight
+    )
+    target = _empty(folder / "model")
+    merged.save_pretrained(target)
+    base.tokenizer.save_pretrained(target)
+    return target
+
+
+def ended_with(run: RunFolder, stop_rule: StopRule | None) -> Checkpoint | None:
+    """The checkpoint whose weights are the run's result: the best one if the stop rule ended it, else the last."""
+    is_stopped = stop_rule is not None and stop_rule.crossed(run.log.metrics()) is not None
+    return (run.checkpoints.best() if is_stopped else None) or run.checkpoints.latest()
+
+
+def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule | None) -> Checkpoint:
+    """A checkpoint of a run.
+
+    Args:
+        run: The run.
+        name: ``last``, ``best`` or a name in ``checkpoints.jsonl``; ``None`` for what the run `ended_with`.
+        stop_rule: The run's, if it has one.
+
+    Raises:
+        ValueError: If there is no such checkpoint.
+    """
+    named = {checkpoint.name: checkpoint for checkpoint in run.checkpoints.all()}
+    last, best = run.checkpoints.latest(), run.checkpoints.best()
+    if last is None:
+        raise ValueError(f"{run.path} has no checkpoint; give the log_path of a run that has saved one")
+    if name == "best" and best is None:
+        raise ValueError(f"{run.path} has no best checkpoint: its run had no stop_at. Use checkpoint=last.")
+    chosen = {**named, "last": last, "best": best, None: ended_with(run, stop_rule)}.get(name)
+    if chosen is None:
+        allowed = ["last", "best", *named]
+        close = difflib.get_close_matches(str(name), allowed, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown checkpoint {name!r}; allowed: {', '.join(allowed)}.{hint}")
+    return chosen
 
 
 def _empty(folder: Path) -> Path:

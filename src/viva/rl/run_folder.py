@@ -2,8 +2,8 @@
 
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
 ``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl``
-(`viva.rl.token_records`), ``checkpoints.jsonl``, ``state/`` (saved by the local engine), and at
-the end ``adapter/`` and ``report.html``.
+(`viva.rl.token_records`), ``checkpoints.jsonl``, ``state/`` (saved by the local engine), and at the
+end ``adapter/`` and ``report.html``, and what trackers and ``viva export`` leave.
 """
 
 import json
@@ -33,7 +33,10 @@ _ENTRIES = (
     "adapter",
     "model",
     "report.html",
+    "tensorboard",
+    "trackers.json",
     "wandb",
+    "export",
 )
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 

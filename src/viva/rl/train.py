@@ -97,6 +97,8 @@ class Training:
     policy_refs: Sequence[PolicyRef] = ()
     """Follow the policy: each is given every new snapshot."""
     sinks: Sequence[MetricSink] = ()
+    show_steps: bool = True
+    """Whether the console has a line for every step; warnings it has in any case."""
     token_texts: TokenTexts | None = None
     """Gives every kept token its text; without it, only ids are kept."""
     stop_rule: StopRule | None = None
@@ -142,7 +144,8 @@ async def train(run: Training) -> bool:
     """
     first_step = run.resume_from.next_step if run.resume_from else 0
     next_step = first_step
-    with run.interrupts.listening(), RunConsole(num_steps=len(run.dataset), first_step=first_step) as console:
+    console = RunConsole(num_steps=len(run.dataset), first_step=first_step, show_steps=run.show_steps)
+    with run.interrupts.listening(), console:
         try:
             for step in range(first_step, len(run.dataset)):
                 if why := crossed(run):

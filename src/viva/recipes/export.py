@@ -1,0 +1,90 @@
+"""Weights out: what ``viva export`` writes of a run for ``peft`` and ``transformers``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+__all__ = ["ExportOptions", "export_run"]
+
+
+@chz.chz
+class ExportOptions:
+    """Options of ``viva export``."""
+
+    to: str | None = chz.field(default=None, doc="folder to write to; RUN/export by default")
+    checkpoint: str | None = chz.field(
+        default=None, doc="last, best or a name in checkpoints.jsonl; default: what the run ended with"
+    )
+    merge: bool = chz.field(default=True, doc="also write the base model with the adapter merged into it")
+    precision: Literal["float32", "bfloat16"] | None = chz.field(
+        default=None, doc="of the merged model; default: that of the run"
+    )
+    model_name: str | None = chz.field(default=None, doc="where the base model is now, if it has moved")
+    overwrite: bool = chz.field(default=False, doc="replace what an export left there")
+
+
+def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
+    """Write adapter, merged model and a card for each.
+
+    Args:
+        run_dir: The run's folder.
+        options: See `ExportOptions`.
+
+    Returns:
+        The folders written: ``adapter`` and ``model``, or ``model`` alone where all weights were trained.
+
+    Raises:
+        ValueError: If there is no such run or checkpoint, its state lies with a remote engine, or the folder has one.
+    """
+    from viva.recipes.common import resolve_model
+    from viva.report.model_card import ModelCard, model_card
+    from viva.report.run_files import read_run
+    from viva.rl.export import choose_checkpoint, export_weights, merge_adapter_into_model
+    from viva.rl.run_folder import RunFolder
+    from viva.rl.stop_rule import StopRule
+
+    run = read_run(run_dir)
+    if "model_name" not in run.config:
+        raise ValueError(
+            f"{run_dir} has no config.json with a model_name; give the log_path of a recipe's run"
+        )
+    folder, levels = RunFolder(run.folder), run.config.get("stop_at")
+    rule = None if levels is None else StopRule(levels=levels)
+    checkpoint = choose_checkpoint(folder, options.checkpoint, stop_rule=rule)
+    state_path = folder.checkpoints.resolve(checkpoint)
+    if "://" in state_path:
+        raise ValueError(
+            f"the state {state_path} lies with a remote engine, which keeps the weights; download it there (with "
+            "tinker_cookbook.weights for Tinker)"
+        )
+    target = run.folder / "export" if options.to is None else Path(options.to).expanduser()
+    _check_free(target, overwrite=options.overwrite)
+    name = options.model_name or str(run.config["model_name"])
+    model = resolve_model(name)
+    precision = options.precision or run.config.get("precision", "float32")
+    first = export_weights(state_path, model=model, folder=target)
+    written = [] if first is None else [first]
+    if options.merge and written and written[0].name == "adapter":
+        written.append(merge_adapter_into_model(state_path, model=model, precision=precision, folder=target))
+    for path in written:
+        is_adapter = path.name == "adapter"
+        card = ModelCard(
+            run=run,
+            num_steps=checkpoint.next_step,
+            kind="adapter" if is_adapter else "model",
+            base_model=name,
+            precision=str(run.config.get("precision", "float32")) if is_adapter else precision,
+        )
+        (path / "README.md").write_text(model_card(card), encoding="utf-8")
+    return written
+
+
+def _check_free(target: Path, *, overwrite: bool) -> None:
+    for name in ("adapter", "model"):
+        if (target / name).exists() and not overwrite:
+            raise ValueError(
+                f"{target / name} exists; give another folder (to=...), or overwrite=true to replace it"
+            )

@@ -1,0 +1,206 @@
+"""The model card of exported weights: README.md with a YAML header, the run's configuration and what was measured.
+
+The header's values are written as JSON, which is YAML, so no text of a user's can break out of it.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from viva.report.headline import ACCURACY
+from viva.report.run_files import Run
+from viva.report.series import Z95
+
+__all__ = ["Measurement", "ModelCard", "measurements", "model_card"]
+
+_RESULTS = {
+    ACCURACY: "right answers, asked directly",
+    "test/direct_finish_rate": "finished answers, asked directly",
+    "test/direct_reply_tokens": "tokens of a direct answer",
+    "test/conversation/correct/first": "right in a conversation, at first",
+    "test/conversation/correct/final": "right in a conversation, at its end",
+    "test/conversation/correct/best": "right in a conversation, the solution with the highest score",
+    "test/conversation/rank_correlation": "rank correlation of scores with being right",
+}
+"""What is told of an evaluation, where it was measured."""
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_PATHS = ("log_path", "train_prompts_path", "test_prompts_path", "judge_prompt_path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One figure before the training and of the exported weights."""
+
+    metric: str
+    label: str
+    before: float | None
+    after: float
+    before_half_width: float | None
+    """Of the 95 % interval, where the run recorded a standard error."""
+    after_half_width: float | None
+    step: int
+    """Training steps that the weights had seen when ``after`` was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What a card says."""
+
+    run: Run
+    num_steps: int
+    """Training steps of the exported weights."""
+    kind: Literal["adapter", "model"]
+    base_model: str
+    """As the option ``model_name`` gives it."""
+    precision: str
+
+
+def measurements(run: Run, num_steps: int) -> list[Measurement]:
+    """The figures of the last evaluation that is not later than the exported weights."""
+    found: list[Measurement] = []
+    for metric, label in _RESULTS.items():
+        points = [(step, value) for step, value in run.curves.get(metric, ()) if step <= num_steps]
+        if not points:
+            continue
+        errors = dict(run.curves.get(f"{metric}_stderr", ()))
+        (first, before), (last, after) = points[0], points[-1]
+        found.append(
+            Measurement(
+                metric=metric,
+                label=label,
+                before=before if first < last else None,
+                after=after,
+                # an error of 0 says only that the approximation does not hold there
+                before_half_width=Z95 * errors[first] if errors.get(first) else None,
+                after_half_width=Z95 * errors[last] if errors.get(last) else None,
+                step=last,
+            )
+        )
+    return found
+
+
+def model_card(card: ModelCard) -> str:
+    """The text of README.md."""
+    found = measurements(card.run, card.num_steps)
+    parts = [
+        _header(card, found),
+        f"# {_one_line(card.run.folder.resolve().name)}\n\n{_summary(card)}",
+        f"## Use\n\n{_usage(card)}",
+        f"## Measured\n\n{_table(card, found)}",
+        f"## Configuration\n\nOptions of the run, paths by their last part:\n\n````json\n{_configuration(card)}\n````",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(card: ModelCard, found: Sequence[Measurement]) -> str:
+    config = card.run.config
+    recipe = str(config.get("recipe", "unknown"))
+    fields: dict[str, Any] = {}
+    if _is_hub_name(card.base_model):
+        fields["base_model"] = card.base_model
+    fields["library_name"] = "peft" if card.kind == "adapter" else "transformers"
+    fields["pipeline_tag"] = "text-generation"
+    fields["tags"] = ["viva", "reinforcement-learning", recipe, *(["lora"] if card.kind == "adapter" else [])]
+    data_set = config.get("hf_dataset_name")
+    if isinstance(data_set, str) and _is_hub_name(data_set):
+        fields["datasets"] = [data_set]
+    accuracy = next((each for each in found if each.metric == ACCURACY), None)
+    if accuracy is not None:
+        fields["model-index"] = [_index(card, accuracy)]
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=True)}" for name, value in fields.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _index(card: ModelCard, accuracy: Measurement) -> dict[str, Any]:
+    name = str(card.run.config.get("hf_dataset_name") or "")
+    data_set = {"type": name if _is_hub_name(name) else "prompts", "name": "test prompts of the run"}
+    metric = {"type": "accuracy", "name": accuracy.label, "value": accuracy.after}
+    return {
+        "name": card.run.folder.resolve().name,
+        "results": [{"task": {"type": "text-generation"}, "dataset": data_set, "metrics": [metric]}],
+    }
+
+
+def _is_hub_name(name: str) -> bool:
+    return _HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()) or "run"
+
+
+def _summary(card: ModelCard) -> str:
+    what = "A LoRA adapter for" if card.kind == "adapter" else "A language model trained from"
+    recipe = card.run.config.get("recipe", "unknown")
+    return (
+        f"{what} `{_base(card)}`, trained by the recipe `{recipe}` of Viva: {card.num_steps} training steps, "
+        f"{card.precision} base weights."
+    )
+
+
+def _base(card: ModelCard) -> str:
+    """The base model's name; of a folder, its last part."""
+    return card.base_model if _is_hub_name(card.base_model) else Path(card.base_model).name
+
+
+def _usage(card: ModelCard) -> str:
+    if card.kind == "model":
+        code = (
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
+        )
+        return f"```python\n{code}\n```"
+    code = (
+        "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+        f"base = AutoModelForCausalLM.from_pretrained({json.dumps(_base(card))})\n"
+        'model = PeftModel.from_pretrained(base, ".")'
+    )
+    return (
+        f"```python\n{code}\n```\n\n"
+        "Do not merge it with `merge_and_unload` where the base model ties its output layer to its embeddings: the "
+        "adapter changes the output layer alone. `viva export` writes the merged model, with the two apart."
+    )
+
+
+def _table(card: ModelCard, found: Sequence[Measurement]) -> str:
+    if not found:
+        return "Nothing was measured on test prompts."
+    rows = ["| on the run's test prompts | before | after | steps |", "|---|---|---|---|"]
+    for each in found:
+        before = "" if each.before is None else _number(each.before, each.before_half_width)
+        rows.append(
+            f"| {each.label} | {before} | {_number(each.after, each.after_half_width)} | {each.step} |"
+        )
+    notes = [
+        "± is the 95 % interval, from the standard error over the prompts; without it, none was recorded."
+    ]
+    questions = dict(card.run.curves.get("test/direct_questions", ()))
+    if questions:
+        notes.append(f"Direct answers: {max(questions.values()):.0f} prompts.")
+    if any(each.step < card.num_steps for each in found):
+        notes.append("Figures of fewer steps than the weights have were measured earlier in the run.")
+    return "\n".join(rows) + "\n\n" + " ".join(notes)
+
+
+def _number(value: float, half_width: float | None) -> str:
+    text = f"{value:.1f}" if abs(value) > 1 else f"{value:.3f}"
+    return text if half_width is None else f"{text} ± {half_width:.3f}"
+
+
+def _configuration(card: ModelCard) -> str:
+    return json.dumps({name: _shown(name, value) for name, value in _told(card.run.config).items()}, indent=2)
+
+
+def _told(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name == "train_prompts" and isinstance(value, list):
+        return f"{len(value)} prompts"
+    is_path = name in _PATHS or (name in ("model_name", "hf_dataset_name") and not _is_hub_name(str(value)))
+    return Path(str(value)).name if is_path else value

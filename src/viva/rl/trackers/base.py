@@ -1,0 +1,44 @@
+"""What a tracker is, and what it is told about the run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["TrackedRun", "Tracker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """A run as trackers know it."""
+
+    folder: Path
+    run_id: str
+    """Made when the run began; a resumed run has the same."""
+    project: str
+    config: Mapping[str, Any]
+    """The options of ``config.json``. Nothing else about program or machine is handed on."""
+    resume_step: int | None = None
+    """The step at which a resumed run goes on; ``None`` for a run that begins."""
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.folder.resolve().name
+
+
+class Tracker(Protocol):
+    """Keeps metrics."""
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether it forgets, when it is opened for a resumed run, the steps that this run repeats."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep one step."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        ...

@@ -1,0 +1,118 @@
+"""Open a run's trackers, so that each of them gets every step once.
+
+A run that is resumed repeats the steps since its last checkpoint, with the same results. What a tracker has been given
+is kept in ``trackers.json``: it is not given the same step again, unless it takes back what is repeated; and one that
+missed steps (it was added later, or the run was killed at a bad moment) is given them from ``metrics.jsonl``.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from viva.rl.files import write_atomic
+from viva.rl.run_folder import RunFolder
+from viva.rl.trackers.base import TrackedRun, Tracker
+from viva.rl.trackers.choice import CONSOLE, TrackerChoice
+
+__all__ = ["MEMORY", "OpenTracker", "open_trackers"]
+
+MEMORY = "trackers.json"
+
+
+class _Memory:
+    """``trackers.json``: the run's id for trackers, and which step each of them is to get next."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MEMORY
+        stored: dict[str, Any] = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+        # an identity, no result: two runs of equal options must not meet in one data base
+        self.run_id: str = stored.get("run_id") or secrets.token_hex(4)
+        self._next_steps: dict[str, int] = stored.get("next_steps", {})
+
+    def next_step(self, name: str) -> int:
+        return self._next_steps.get(name, 0)
+
+    def remember(self, name: str, next_step: int) -> None:
+        self._next_steps[name] = max(next_step, self.next_step(name))
+        content = {"run_id": self.run_id, "next_steps": dict(sorted(self._next_steps.items()))}
+        write_atomic(self._path, json.dumps(content, indent=2) + "\n")
+
+
+class OpenTracker:
+    """A tracker with a memory; a `viva.rl.train.MetricSink`."""
+
+    def __init__(self, name: str, tracker: Tracker, memory: _Memory) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._memory = memory
+
+    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand on one step, if the tracker does not have it."""
+        if self._tracker.takes_back or step >= self._memory.next_step(self._name):
+            self._tracker.log(step, metrics)
+            self._memory.remember(self._name, step + 1)
+
+    def catch_up(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Hand on what was missed of the steps that are over."""
+        missed_from = self._memory.next_step(self._name)
+        for row in rows:
+            step = int(row["step"])
+            if step >= missed_from:
+                self(step, {name: value for name, value in row.items() if name != "step"})
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        self._tracker.close()
+
+
+def open_trackers(
+    choices: Sequence[TrackerChoice], folder: RunFolder, *, resume_step: int | None = None
+) -> tuple[OpenTracker, ...]:
+    """Open all trackers but the console, and let them catch up with the run's log.
+
+    Args:
+        choices: From `viva.rl.trackers.choice.choose_trackers`.
+        folder: The run's, its log cut back to where the run goes on.
+        resume_step: The step at which a resumed run goes on; ``None`` if it begins, or has nothing left to do.
+
+    Raises:
+        ValueError: If a tracker cannot start.
+    """
+    chosen = [choice for choice in choices if choice.name != CONSOLE]
+    if not chosen:
+        return ()
+    memory = _Memory(folder.path)
+    config = json.loads((folder.path / "config.json").read_text("utf-8"))
+    opened: list[OpenTracker] = []
+    with ExitStack() as cleanup:
+        for choice in chosen:
+            run = TrackedRun(
+                folder=folder.path,
+                run_id=memory.run_id,
+                project=choice.project,
+                config=config,
+                resume_step=resume_step,
+            )
+            tracker = OpenTracker(choice.name, _open(choice.name, run), memory)
+            cleanup.callback(tracker.close)
+            tracker.catch_up(folder.log.metrics())
+            opened.append(tracker)
+        cleanup.pop_all()
+    return tuple(opened)
+
+
+def _open(name: str, run: TrackedRun) -> Tracker:
+    if name == "tensorboard":
+        from viva.rl.trackers.tensorboard import TensorBoard
+
+        return TensorBoard(run)
+    if name == "trackio":
+        from viva.rl.trackers.trackio import Trackio
+
+        return Trackio(run)
+    from viva.rl.trackers.wandb import WeightsAndBiases
+
+    return WeightsAndBiases(run)

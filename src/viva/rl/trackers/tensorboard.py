@@ -1,0 +1,30 @@
+"""Metrics to event files in the run's folder: ``tensorboard --logdir LOG_PATH``."""
+
+from collections.abc import Mapping
+
+from viva.rl.trackers.base import TrackedRun
+
+__all__ = ["FOLDER", "TensorBoard"]
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Writes scalars. In a resumed run, TensorBoard hides the earlier values of the steps that are repeated."""
+
+    takes_back = True
+
+    def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+
+        self._writer = SummaryWriter(str(run.folder / FOLDER), purge_step=run.resume_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one step, and see that it is on the disk."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()

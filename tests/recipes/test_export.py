@@ -1,0 +1,210 @@
+"""What is exported loads in plain peft and plain transformers, and gives the engine's own logprobs."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import chz
+import pytest
+import tinker
+import torch
+import yaml
+from pages import codes, page, tables
+from random_models import make_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from viva.cli import main
+from viva.engine import LocalServiceClient
+from viva.recipes.export import ExportOptions, export_run
+from viva.report.model_card import measurements
+from viva.report.run_files import read_run
+from viva.rl.run_folder import open_run_folder
+
+TOKENS = [1, 5, 9, 2, 7, 7, 3, 250, 12]
+
+
+def qwen_model(folder: Path) -> Path:
+    return make_model(folder, "qwen3", names_labels=False)
+
+
+def tied_model(folder: Path) -> Path:
+    """A Llama whose output layer is its embeddings."""
+    make_model(folder, "llama", names_labels=False)
+    config = LlamaConfig.from_pretrained(folder)
+    config.tie_word_embeddings = True
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def trained_run(folder: Path, model: Path, *, rank: int = 4) -> Path:
+    """A run whose weights moved, with checkpoints after 3 and 4 steps and the engine's logprobs at each."""
+    options = {
+        "recipe": "critique_self_play",
+        "model_name": str(model),
+        "log_path": str(folder),
+        "train_prompts": ["a", "b"],
+        "test_prompts_path": "/home/me/secret-folder/test.jsonl",
+        "lora_rank": rank,
+        "seed": None,
+    }
+    run = open_run_folder(folder, behavior="raise", config=options)
+    client = LocalServiceClient(state_dir=run.state_dir).create_lora_training_client(
+        str(model), rank=rank, seed=0
+    )
+
+    async def move() -> None:
+        for step in range(5):
+            if step % 2 == 0:
+                measured = {"test/direct_accuracy": 0.1 * step, "test/direct_accuracy_stderr": 0.05}
+                run.log.write_step(step, {**measured, "test/direct_questions": 40.0})
+            if step >= 3:
+                await run.checkpoints.save(client, next_step=step, log_sizes=run.log.sizes())
+                sampler = client.save_weights_and_get_sampling_client()
+                logprobs = await sampler.compute_logprobs(tinker.ModelInput.from_ints(TOKENS))
+                (folder / f"expected-{step}.json").write_text(json.dumps(logprobs[1:]))
+            datum = tinker.Datum(
+                model_input=tinker.ModelInput.from_ints(TOKENS[:-1]),
+                loss_fn_inputs={
+                    "target_tokens": tinker.TensorData(data=TOKENS[1:], dtype="int64"),
+                    "weights": tinker.TensorData(data=[1.0] * (len(TOKENS) - 1), dtype="float32"),
+                },
+            )
+            await client.forward_backward([datum], "cross_entropy")
+            await client.optim_step(tinker.AdamParams(learning_rate=0.02))
+
+    asyncio.run(move())
+    return folder
+
+
+def logprobs_of(model) -> list[float]:
+    with torch.no_grad():
+        rows = model(torch.tensor([TOKENS])).logits[0, :-1].float().log_softmax(dim=-1)
+    return rows[range(len(TOKENS) - 1), TOKENS[1:]].tolist()
+
+
+def expected(run: Path, step: int = 4) -> list[float]:
+    return json.loads((run / f"expected-{step}.json").read_text())
+
+
+def plain(folder: Path):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+
+
+@pytest.fixture(scope="module", params=[qwen_model, tied_model])
+def trained(request, tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("export")
+    model = request.param(folder / "base-model")
+    return trained_run(folder / "run", model), model
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")
+def test_adapter_and_merged_model_give_the_engines_logprobs(trained, tmp_path) -> None:
+    from peft import PeftModel
+
+    run, model = trained
+    adapter, merged = export_run(run, ExportOptions(to=str(tmp_path)))
+    assert (adapter, merged) == (tmp_path / "adapter", tmp_path / "model")
+    base = plain(model)
+    moved = [abs(a - b) for a, b in zip(logprobs_of(base), expected(run), strict=True)]
+    assert max(moved) > 0.1
+    assert logprobs_of(PeftModel.from_pretrained(base, adapter).eval()) == pytest.approx(
+        expected(run), abs=1e-5
+    )
+    assert logprobs_of(plain(merged)) == pytest.approx(expected(run), abs=1e-5)
+    ids = [AutoTokenizer.from_pretrained(folder).encode("abc") for folder in (merged, model)]
+    assert ids[0] == ids[1]
+
+
+def test_an_earlier_checkpoint_and_another_precision_can_be_had(trained, tmp_path) -> None:
+    run, _ = trained
+    (tmp_path / "notes.txt").write_text("mine")
+    options = ExportOptions(to=str(tmp_path), checkpoint="000003", precision="bfloat16")
+    _, merged = export_run(run, options)
+    model = plain(merged)
+    assert model.dtype is torch.bfloat16
+    assert logprobs_of(model) == pytest.approx(expected(run, 3), abs=0.1)
+    with pytest.raises(
+        ValueError, match=r"adapter exists; give another folder \(to=\.\.\.\), or overwrite=true"
+    ):
+        export_run(run, options)
+    adapter = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({}, adapter)
+    export_run(run, chz.replace(options, overwrite=True, merge=False))
+    assert load_file(adapter)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_model_of_which_all_was_trained_is_exported_whole(tmp_path, capsys) -> None:
+    run = trained_run(tmp_path / "run", make_model(tmp_path / "base", "llama", names_labels=False), rank=0)
+    assert main(["export", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run / 'export' / 'model'}\n"
+    assert logprobs_of(plain(run / "export" / "model")) == pytest.approx(expected(run), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("000009", "unknown checkpoint '000009'; allowed: last, best, 000003, 000004"),
+        ("best", "Use checkpoint=last"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_refused(trained, tmp_path, capsys, name, message) -> None:
+    assert main(["export", str(trained[0]), f"to={tmp_path}", f"checkpoint={name}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_a_run_and_a_remote_state_are_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="run"):
+        export_run(tmp_path, ExportOptions())
+    (tmp_path / "config.json").write_text('{"model_name": "tiny"}')
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="has no checkpoint"):
+        export_run(tmp_path, ExportOptions())
+    row = {"name": "000001", "next_step": 1, "state_path": "tinker://a/weights/b", "log_sizes": {}}
+    (tmp_path / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match="lies with a remote engine"):
+        export_run(tmp_path, ExportOptions())
+
+
+def header(text: str) -> dict:
+    return yaml.safe_load(text.split("---\n")[1])
+
+
+def test_the_card_tells_configuration_and_results_and_no_private_path(trained, tmp_path) -> None:
+    run, _ = trained
+    adapter, merged = export_run(run, ExportOptions(to=str(tmp_path)))
+    texts = [(path / "README.md").read_text() for path in (adapter, merged)]
+    assert [header(text)["library_name"] for text in texts] == ["peft", "transformers"]
+    for text in texts:
+        assert "base_model" not in header(text)  # it is a folder, no name on the hub
+        (result,) = header(text)["model-index"][0]["results"]
+        assert result["metrics"][0]["value"] == pytest.approx(0.4)
+        assert "| right answers, asked directly | 0.000 ± 0.098 | 0.400 ± 0.098 | 4 |" in text
+        assert "4 training steps" in text
+        assert "secret-folder" not in text
+        assert str(run) not in text
+        (block,) = re.findall(r"````json\n(.*)\n````", text, re.S)
+        assert json.loads(block) == {
+            "recipe": "critique_self_play",
+            "model_name": "base-model",
+            "log_path": "run",
+            "train_prompts": "2 prompts",
+            "test_prompts_path": "test.jsonl",
+            "lora_rank": 4,
+        }
+
+
+def test_the_results_are_those_of_the_checkpoint_not_later_ones(trained) -> None:
+    accuracy = measurements(read_run(trained[0]), 3)[0]
+    assert (accuracy.step, accuracy.after) == (2, pytest.approx(0.2))
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    (table,) = tables(page("export.md"), "option")
+    assert {codes(row[0])[0]: codes(row[1])[0] for row in table} == {
+        name: str(value) for name, value in chz.asdict(ExportOptions()).items()
+    }
