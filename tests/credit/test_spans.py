@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.rendering import load_renderer, read_reply
-from viva.credit.spans import token_ranges
+from viva.credit.spans import token_ranges, token_texts
 from viva.testing import tiny_renderer
 
 BYTES = tiny_renderer("qwen3_instruct")
@@ -169,6 +169,15 @@ def test_any_ids_whatsoever_raise_nothing(ids):
     text, _ = read_reply(MERGED, [*ids])
     spans = token_ranges(MERGED, ids, text, [(0, len(text))])
     assert len(spans) == 1
+
+
+@pytest.mark.parametrize("renderer", [BYTES, MERGED, SPACED], ids=["bytes", "merged", "spaced"])
+@given(st.text(max_size=30))
+def test_the_texts_of_all_tokens_are_the_text(renderer, text):
+    tokens = encode(renderer, text)
+    texts = token_texts(renderer.tokenizer, tokens)
+    assert len(texts) == len(tokens)
+    assert "".join(texts) == renderer.tokenizer.decode(tokens)
 
 
 def test_time_grows_with_the_reply_and_not_with_its_square():

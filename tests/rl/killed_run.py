@@ -64,7 +64,12 @@ async def main(folder: Path) -> bool:
         client = load_bandit(run_folder.state_dir, run_folder.checkpoints.resolve(resume_from))
     run = Training(
         config=LoopConfig(
-            seed=1, max_tokens=8, save_every=2, eval_every=0, update=UpdateConfig(learning_rate=0.1)
+            seed=1,
+            max_tokens=8,
+            save_every=2,
+            eval_every=0,
+            tokens_every=1,
+            update=UpdateConfig(learning_rate=0.1),
         ),
         client=client,
         dataset=CountDataset(NUM_STEPS),

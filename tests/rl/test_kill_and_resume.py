@@ -32,7 +32,7 @@ def run():
 def outcome(folder: Path):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-    transcripts = (folder / "transcripts.jsonl").read_text()
+    transcripts = [(folder / name).read_text() for name in ("transcripts.jsonl", "tokens.jsonl")]
     weights = (folder / "state" / "weights" / f"{NUM_STEPS:06d}" / "state.json").read_text()
     return metrics, transcripts, weights
 

@@ -34,6 +34,10 @@ def _turn(turn: Mapping[str, Any], record: RecordedConversation | None) -> dict[
     columns: dict[str, Sequence[float | None]] = {
         name: turn.get(name) or [None] * len(ids) for name in _COLUMNS
     }
+    if turn.get("anchor") is None:
+        columns["anchor"] = columns["sampling"]
+    if turn.get("weights") is None:
+        columns["weights"] = [1.0] * len(ids)
     if any(len(values) != len(ids) for values in (pieces, *columns.values())):
         raise ValueError(
             "a turn of tokens.jsonl needs one value per token in every list; the file is damaged"

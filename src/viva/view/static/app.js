@@ -1,0 +1,111 @@
+// The frame: which view is shown, the keyboard, and what is new in the run.
+
+import { ask, go, link, place, Refused } from "./api.js";
+import { conversationView } from "./conversation.js";
+import { curvesView } from "./curves.js";
+import { h, replace } from "./dom.js";
+import { judgeView } from "./judge.js";
+import { listView } from "./list.js";
+import { optionsView } from "./options.js";
+
+const VIEWS = { curves: curvesView, conversations: listView, conversation: conversationView, judge: judgeView, options: optionsView };
+const TABS = [["curves", "Curves", "1"], ["conversations", "Conversations", "2"], ["judge", "Judge", "3"], ["options", "Options", "4"]];
+const KEYS = [
+  ["1 2 3 4", "curves, conversations, judge, options"],
+  ["j k", "next and previous: conversation in the list, or the one that is shown"],
+  ["Enter", "open the chosen conversation"],
+  ["u", "back to the list"],
+  ["[ ]", "previous and next page of the list"],
+  ["/", "search"],
+  ["t", "tokens: next stream"],
+  ["e", "unfold or fold everything that the agents saw"],
+  ["?", "this help"],
+];
+const LIVE_MS = 2000;
+
+const state = { runs: [], view: null, drawing: 0, versions: "" };
+
+function status(text) {
+  const node = document.getElementById("status");
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function showRuns() {
+  replace(document.getElementById("runs"), state.runs.map((run, index) => h("span", { class: `run run${index}` },
+    h("b", {}, run.name), ` ${run.model ? `${run.model} · ` : ""}${run.steps} steps · ${run.conversations} conversations`)));
+  const reading = state.runs.filter((run) => !run.is_complete).map((run) => `${Math.floor(100 * run.progress)} %`);
+  const damaged = state.runs.flatMap((run) => Object.entries(run.damaged).map(([file, count]) => `${count} damaged lines in ${file}`));
+  status([reading.length ? `reading conversations: ${reading.join(", ")}` : "", ...damaged].filter(Boolean).join(" · "));
+}
+
+function showTabs(current) {
+  const shown = current === "conversation" ? "conversations" : current;
+  replace(document.getElementById("views"), TABS.map(([name, title, key]) =>
+    h("a", { href: link([name]), "aria-current": name === shown ? "page" : null, title: `key ${key}` }, title)));
+}
+
+async function draw() {
+  const { parts, parameters } = place();
+  const name = Object.hasOwn(VIEWS, parts[0]) ? parts[0] : "curves";
+  const drawing = ++state.drawing;
+  const main = document.getElementById("main");
+  if (state.view && state.view.leave) state.view.leave();
+  state.view = null;
+  showTabs(name);
+  const root = h("div", { class: `view ${name}` });
+  try {
+    const view = await VIEWS[name](root, { parts: parts.slice(1), parameters, runs: state.runs });
+    if (drawing !== state.drawing) return void (view && view.leave && view.leave());
+    state.view = view || {};
+    replace(main, root);
+    document.title = `${root.dataset.title || name} · Viva`;
+    if (state.view.shown) state.view.shown();
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    if (drawing === state.drawing) replace(main, h("p", { class: "failure", role: "alert" }, error.message));
+  }
+  if (drawing === state.drawing) main.dataset.ready = parts.join("/");
+}
+
+async function look() {
+  let wait = LIVE_MS;
+  try {
+    if (!document.hidden) {
+      const answer = await ask("runs");
+      state.runs = answer.runs;
+      const versions = JSON.stringify(answer.runs.map((run) => run.version));
+      showRuns();
+      if (versions !== state.versions && state.versions && state.view && state.view.refresh) await state.view.refresh(state.runs);
+      state.versions = versions;
+      if (answer.runs.some((run) => !run.is_complete)) wait = 50;
+    }
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    status(error.message);
+  }
+  setTimeout(look, wait);
+}
+
+function help() {
+  const dialog = document.getElementById("help");
+  replace(dialog, h("h2", { id: "help-title" }, "Keys"),
+    h("dl", {}, KEYS.map(([keys, text]) => [h("dt", {}, keys.split(" ").map((key) => h("kbd", {}, key))), h("dd", {}, text)])),
+    h("button", { type: "button", onclick: () => dialog.close() }, "Close"));
+  if (!dialog.open) dialog.showModal();
+}
+
+function onKey(event) {
+  const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
+  if (event.key === "Escape" && isTyping) return event.target.blur();
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || document.getElementById("help").open) return;
+  const tab = TABS.find(([, , key]) => key === event.key);
+  if (tab) return go([tab[0]]);
+  if (event.key === "?") return help();
+  if (state.view && state.view.key && state.view.key(event)) event.preventDefault();
+}
+
+addEventListener("hashchange", draw);
+addEventListener("keydown", onKey);
+document.getElementById("views").append(...TABS.map(([name, title]) => h("a", { href: link([name]) }, title)));
+await draw();
+look();

@@ -1,0 +1,147 @@
+// The conversations of a run: filters and one page of rows, all of it in the address.
+
+import { ask, link, remember } from "./api.js";
+import { h, number, replace, table } from "./dom.js";
+
+const ANSWERS = [["", "any answers"], ["right", "all right"], ["mixed", "some right"], ["wrong", "all wrong"], ["mended", "revision mended"],
+  ["spoiled", "revision spoiled"], ["unknown", "not known"]];
+const STATES = [["", "any state"], ["sound", "sound"], ["failed", "an agent failed"], ["void", "void"], ["flips", "verdicts flip"],
+  ["cycles", "rankings cycle"], ["disagrees", "judge is wrong"]];
+const ORDERS = [["step", "first steps first"], ["-step", "last steps first"], ["reward", "lowest reward first"], ["-reward", "highest reward first"],
+  ["-spread", "widest rewards first"]];
+export const FILTERS = ["run", "step_from", "step_to", "strategy", "reward_from", "reward_to", "answers", "state", "text", "order"];
+
+export function filtersOf(parameters) {
+  return Object.fromEntries(FILTERS.filter((name) => parameters[name]).map((name) => [name, parameters[name]]));
+}
+
+export function answersText(row) {
+  return row.num_graded ? `${row.num_right}/${row.num_graded}` : "–";
+}
+
+export function stateText(row) {
+  return [row.is_void ? "void" : "", row.num_failures ? `${row.num_failures} failed` : "", row.num_mended > 0 ? `+${row.num_mended} mended` : "",
+    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", row.num_flips ? `${row.num_flips} flips` : "",
+    row.num_cycles ? `${row.num_cycles} cycles` : "", row.has_tokens ? "tokens" : ""].filter(Boolean).join(", ");
+}
+
+function choice(name, label, options, value, onchange) {
+  return h("label", {}, h("span", {}, label), h("select", { name, onchange },
+    options.map(([option, text]) => h("option", { value: option, selected: option === (value || "") }, text))));
+}
+
+function field(name, label, type, value, oninput) {
+  return h("label", {}, h("span", {}, label), h("input", { name, type, step: type === "number" ? "any" : null, value: value || "", oninput }));
+}
+
+export function filterBar(parameters, facets, runs, changed) {
+  const later = (event) => { clearTimeout(bar.timer); bar.timer = setTimeout(() => changed(event.target.name, event.target.value), 200); };
+  const now = (event) => changed(event.target.name, event.target.value);
+  const strategies = [["", "any strategy"], ...facets.strategies.map(({ name, count }) => [name, `${name || "none"} (${count})`])];
+  const bar = h("form", { class: "tools filters", role: "search", onsubmit: (event) => event.preventDefault() },
+    runs.length > 1 ? choice("run", "Run", runs.map((run, index) => [index ? String(index) : "", run.name]), parameters.run, now) : null,
+    field("text", "Question", "search", parameters.text, later),
+    field("step_from", "From step", "number", parameters.step_from, later), field("step_to", "to step", "number", parameters.step_to, later),
+    choice("strategy", "Strategy", strategies, parameters.strategy, now), choice("answers", "Answers", ANSWERS, parameters.answers, now),
+    choice("state", "State", STATES, parameters.state, now),
+    field("reward_from", "Reward from", "number", parameters.reward_from, later), field("reward_to", "to", "number", parameters.reward_to, later),
+    choice("order", "Order", ORDERS, parameters.order || "step", now));
+  return bar;
+}
+
+class List {
+  constructor(root, { parameters, runs }) {
+    Object.assign(this, { root, runs, chosen: 0 });
+    this.filters = filtersOf(parameters);
+    this.page = Number(parameters.page) || 0;
+  }
+
+  parameters() {
+    return { ...this.filters, page: this.page || "" };
+  }
+
+  async build() {
+    if (!this.runs.length) this.runs = (await ask("runs")).runs;
+    this.root.dataset.title = "conversations";
+    this.answer = await ask("conversations", this.parameters());
+    this.body = h("div", { class: "rows" });
+    this.bar = filterBar(this.filters, this.answer.facets, this.runs, (name, value) => this.changed(name, value));
+    replace(this.root, h("h2", { class: "quiet" }, "Conversations"), this.bar, this.body);
+    this.fill();
+  }
+
+  async changed(name, value) {
+    if (value) this.filters[name] = value; else delete this.filters[name];
+    this.page = 0;
+    await this.load();
+  }
+
+  async load() {
+    remember(["conversations"], this.parameters());
+    try {
+      this.answer = await ask("conversations", this.parameters());
+      this.chosen = 0;
+      this.fill();
+    } catch (error) {
+      replace(this.body, h("p", { class: "failure", role: "alert" }, error.message));
+    }
+  }
+
+  target(row) {
+    return link(["conversation", String(row.step), String(row.group)], this.filters);
+  }
+
+  fill() {
+    const { rows, total, page, size } = this.answer;
+    const pages = Math.max(1, Math.ceil(total / size));
+    const turn = (by, label) => h("button", { type: "button", disabled: page + by < 0 || page + by >= pages, onclick: () => this.turn(by) }, label);
+    const list = table("list", ["step", "group", "question", "strategy", "right", "reward", "lowest", "highest", "remarks"],
+      rows.map((row) => [row.step, row.group, h("a", { href: this.target(row) }, row.question || "(no question recorded)"), row.strategy,
+        answersText(row), number(row.reward_mean), number(row.reward_min), number(row.reward_max), stateText(row)]), "Conversations");
+    replace(this.body, h("p", { class: "pages" }, h("b", { id: "total" }, total), ` conversations · page ${page + 1} of ${pages} `,
+      turn(-1, "Previous page"), turn(1, "Next page")), rows.length ? list : h("p", { class: "muted" }, "No conversation matches."));
+    this.choose(this.chosen, false);
+  }
+
+  choose(index, isFocused = true) {
+    const links = [...this.body.querySelectorAll("tbody a")];
+    if (!links.length) return;
+    this.chosen = Math.min(links.length - 1, Math.max(0, index));
+    for (const [place, node] of links.entries()) node.closest("tr").setAttribute("aria-selected", String(place === this.chosen));
+    if (isFocused) links[this.chosen].focus();
+  }
+
+  turn(by) {
+    const pages = Math.ceil(this.answer.total / this.answer.size);
+    if (this.page + by < 0 || this.page + by >= pages) return;
+    this.page += by;
+    this.load();
+  }
+
+  async refresh(runs) {
+    this.runs = runs;
+    const chosen = this.chosen;
+    const isFocused = this.body.contains(document.activeElement) && document.activeElement.tagName === "A";
+    this.answer = await ask("conversations", this.parameters());
+    this.fill();
+    this.choose(chosen, isFocused);
+  }
+
+  key(event) {
+    const links = this.body.querySelectorAll("tbody a");
+    const isIn = this.body.contains(document.activeElement) && document.activeElement.tagName === "A";
+    if (event.key === "j") return this.choose(isIn ? this.chosen + 1 : this.chosen), true;
+    if (event.key === "k") return this.choose(this.chosen - 1), true;
+    if (event.key === "[" || event.key === "]") return this.turn(event.key === "[" ? -1 : 1), true;
+    if (event.key === "/") return this.bar.elements.text.focus(), true;
+    if (event.key === "Enter" && !isIn && document.activeElement === document.body && links[this.chosen]) return links[this.chosen].click(), true;
+    return false;
+  }
+}
+
+export async function listView(root, context) {
+  const view = new List(root, context);
+  await view.build();
+  return view;
+}
+

@@ -1,0 +1,102 @@
+// What a review was worth: V before and after with error bars, reward streams, who criticised whom, who ranks whom where.
+
+import { h, mark, number, share, signed, svg, table } from "./dom.js";
+
+const WIDTH = 460;
+const LEFT = 80;
+const ROW = 34;
+
+function bar(value, error, y, name) {
+  const x = (score) => LEFT + Math.min(1, Math.max(0, score)) * (WIDTH - LEFT - 20);
+  return [
+    error === null || error === undefined ? null : svg("line", { class: `whisker ${name}`, x1: x(value - error), x2: x(value + error), y1: y, y2: y }),
+    svg("circle", { class: `score ${name}`, cx: x(value), cy: y, r: 4.5 }),
+  ];
+}
+
+export function scores(record) {
+  const scored = record.agents.filter((agent) => agent.after !== undefined && agent.after !== null);
+  if (!scored.length) return null;
+  const height = 26 + ROW * scored.length;
+  const x = (score) => LEFT + score * (WIDTH - LEFT - 20);
+  const label = scored.map((agent) => `agent ${agent.id}: ${number(agent.before)} before, ${number(agent.after)} after`).join("; ");
+  return h("figure", { class: "scores" }, h("figcaption", {}, "V before and after review, with one standard error"),
+    svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
+      [0, 0.25, 0.5, 0.75, 1].map((score) => [svg("line", { class: "grid", x1: x(score), x2: x(score), y1: 4, y2: height - 20 }),
+        svg("text", { class: "tick", x: x(score), y: height - 6, "text-anchor": "middle" }, score)]),
+      scored.map((agent, index) => {
+        const y = 16 + ROW * index;
+        return [svg("text", { class: "tick", x: LEFT - 10, y: y + 8, "text-anchor": "end" }, `agent ${agent.id}`),
+          agent.before === null || agent.before === undefined ? null : bar(agent.before, agent.before_error, y, "before"),
+          bar(agent.after, agent.after_error, y + 10, "after")];
+      })),
+    h("p", { class: "muted" }, h("i", { class: "dot before" }), " before ", h("i", { class: "dot after" }), " after"));
+}
+
+export function streams(record) {
+  const names = [...new Set(record.agents.flatMap((agent) => Object.keys(agent.streams)))];
+  const isScored = record.agents.some((agent) => agent.after !== null && agent.after !== undefined);
+  if (!names.length && !isScored && record.agents.every((agent) => agent.reward === null)) return null;
+  const withError = (value, error) => (value === null || value === undefined ? "–" : `${value.toFixed(3)}${error === null || error === undefined ? "" : ` ± ${error.toFixed(3)}`}`);
+  return table("streams", ["agent", ...(isScored ? ["V before", "V after"] : []), "right", ...names, "reward"],
+    record.agents.map((agent) => [`agent ${agent.id}`,
+      ...(isScored ? [withError(agent.before, agent.before_error), withError(agent.after, agent.after_error)] : []),
+      h("span", {}, mark(agent.right_before), agent.right_before === null ? null : " → ", mark(agent.right)),
+      ...names.map((name) => (agent.streams[name] === null || agent.streams[name] === undefined ? "–" : agent.streams[name].toFixed(3))),
+      agent.reward === null ? "–" : signed(agent.reward, 3)]), "Rewards");
+}
+
+// Agents side by side, an arc for every critique from its author to its target.
+export function arrows(record) {
+  const said = record.turns.flatMap((turn) => (turn.critiques || []).map((critique) => ({ from: turn.agent, to: critique.target, round: turn.round })));
+  if (!said.length) return null;
+  const ids = record.agents.map((agent) => agent.id);
+  const x = (id) => 50 + ids.indexOf(id) * 90;
+  const base = 40 + 22 * ids.length;
+  const known = said.filter(({ from, to }) => ids.includes(from) && ids.includes(to));
+  const arc = ({ from, to, round }) => {
+    const shift = from < to ? -6 : 6;
+    const top = base - 26 - Math.abs(x(to) - x(from)) * 0.28 - (from < to ? 0 : 14);
+    return svg("g", { class: "arc", tabindex: "0", role: "link", "aria-label": `critique of agent ${to} by agent ${from}`,
+      onclick: () => reveal(`critique-${from}-${to}-${round}`), onkeydown: (event) => { if (event.key === "Enter") reveal(`critique-${from}-${to}-${round}`); } },
+    svg("path", { class: `c${ids.indexOf(from) % 6}`, d: `M${x(from) - shift} ${base - 14}C${x(from)} ${top} ${x(to)} ${top} ${x(to) + shift} ${base - 16}`, "marker-end": "url(#arrow)" }),
+    svg("title", {}, `agent ${from} → agent ${to}`));
+  };
+  return h("figure", { class: "arrows" }, h("figcaption", {}, "Critiques, from author to target"),
+    svg("svg", { viewBox: `0 0 ${100 + 90 * (ids.length - 1)} ${base + 20}`, role: "group", "aria-label": "critiques" },
+      svg("defs", {}, svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+        svg("path", { class: "head", d: "M0 0L8 4L0 8Z" }))),
+      known.map(arc),
+      ids.map((id) => [svg("circle", { class: "agent", cx: x(id), cy: base, r: 13 }), svg("text", { class: "name", x: x(id), y: base + 4, "text-anchor": "middle" }, id)])));
+}
+
+export function reveal(id) {
+  const node = document.getElementById(id);
+  if (!node) return;
+  node.scrollIntoView({ block: "center", inline: "center" });
+  node.classList.add("flash");
+  setTimeout(() => node.classList.remove("flash"), 1500);
+}
+
+function matrix(ranking) {
+  const cell = (above, below) => {
+    if (above === below) return h("td", { class: "none" });
+    const wins = ranking.votes.filter((vote) => !vote.tie && vote.above === above && vote.below === below).map((vote) => vote.voter);
+    const ties = ranking.votes.filter((vote) => vote.tie && [vote.above, vote.below].includes(above) && [vote.above, vote.below].includes(below)).map((vote) => `=${vote.voter}`);
+    return h("td", { class: `n${Math.min(4, wins.length)}` }, [...wins, ...ties].join(" "));
+  };
+  return table("matrix", ["", ...ranking.items], ranking.items.map((above) => [above, ...ranking.items.map((below) => cell(above, below))]), ranking.segment);
+}
+
+export function cyclesText(cycles, name = (item) => item) {
+  return cycles.length ? cycles.map((cycle) => [...cycle, cycle[0]].map(name).join(" > ")).join("; ") : "none";
+}
+
+export function rankings(record) {
+  if (!record.rankings.length) return null;
+  return h("section", { class: "rankings" }, h("h2", {}, "Who ranks whom where"),
+    h("p", { class: "muted" }, "In each cell, the agents that rank the row above the column; = those that call it a tie."),
+    h("div", { class: "matrices" }, record.rankings.map((ranking) => h("div", { "data-segment": ranking.segment }, matrix(ranking),
+      h("p", {}, "Cycles: ", h("b", { class: "cycles" }, cyclesText(ranking.cycles))),
+      h("p", {}, "Agrees with the known answers: ", h("b", { class: "agreement" }, share(ranking.agreement.right, ranking.agreement.of)))))));
+}
