@@ -7,13 +7,13 @@ from strategy_making import QUESTION, play, text_of, trained_text
 
 from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt
-from viva.experts.conversation_expert import ConversationExpertGroupBuilder, solution_tokens
+from viva.experts.conversation_expert import ConversationExpertGroupBuilder, ends_behind, solution_tokens
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
-from viva.testing import ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
+from viva.testing import Reply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 
 RENDERER = tiny_renderer(added=(" The", '."}', "Hi The"))
 BARE = text_of(build_prompt(RENDERER, direct_messages(QUESTION)).to_ints(), RENDERER)
@@ -56,19 +56,19 @@ def talk(prompt, call):
 async def test_only_the_final_solutions_of_a_round_robin_are_trained_behind_the_bare_question():
     outcome, samples, _ = await play(expert(round_robin()), talk, RENDERER)
     assert [trained_text(sample, RENDERER) for sample in samples] == [
-        [(BARE, f"The sum is 1{agent_id}.")] for agent_id in range(3)
+        [(BARE, f"The sum is 1{agent_id}.<|im_end|>")] for agent_id in range(3)
     ]
     for sample, trajectory in zip(samples, outcome.group.trajectories_G, strict=True):
         action = trajectory.transitions[1].ac
-        start = len(action.tokens) - len('"}<') - len(sample.turns_K[0].tokens)
+        start, stop = len(action.tokens) - len('The sum is 10."}<'), len(action.tokens) - len('"}<')
         found = sample.data_D[0].loss_fn_inputs
-        assert list(sample.turns_K[0].tokens) == action.tokens[start : start + len(sample.turns_K[0].tokens)]
+        assert list(sample.turns_K[0].tokens) == [*action.tokens[start:stop], action.tokens[-1]]
         trained = [
             value
             for value, mask in zip(found["logprobs"].tolist(), found["mask"].tolist(), strict=True)
             if mask
         ]
-        assert trained == action.logprobs[start : start + len(trained)]
+        assert trained == [*action.logprobs[start:stop], action.logprobs[-1]]
         sampled_in = text_of(sample.turns_K[0].sampled_in, RENDERER)
         assert sampled_in.endswith('"solution": "')
     assert [sample.reward for sample in samples] == [-1.0, 0.0, 1.0]
@@ -86,9 +86,34 @@ async def test_a_solution_that_json_had_to_escape_is_counted_and_not_trained():
         agent_id, _ = turn_of(prompt)
         return honest('He said "4".' if agent_id == 0 else f"{agent_id}.")
 
-    outcome, samples, _ = await play(expert(round_robin()), quoting, RENDERER)
+    outcome, samples, _ = await play(expert(round_robin(), leak_phrases=("SAID",)), quoting, RENDERER)
     assert [sample.seat for sample in samples] == [1, 2]
     assert [row["unlocated"] for row in outcome.group.metrics_G] == [1.0, 0.0, 0.0]
+    assert [row["leak"] for row in outcome.group.metrics_G] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "trained"),
+    [
+        ('{"solution": "4"}', "4<|im_end|>"),
+        ('```json\n{"solution": "4" }\n```', "4<|im_end|>"),
+        ('{"solution": "4", "evaluation": "good"}', "4"),  # it went on
+        ('{"solution": "4"} so', "4"),
+        ("It is 4", "It is 4<|im_end|>"),
+    ],
+)
+async def test_the_end_is_trained_where_nothing_but_the_closing_stood_before_it(reply, trained):
+    _, samples, _ = await play(expert(round_robin()), lambda prompt, call: reply, RENDERER)
+    assert [trained_text(sample, RENDERER) for sample in samples] == [[(BARE, trained)]] * 3
+    assert all(sample.turns_K[0].has_gap == (trained == "4<|im_end|>") for sample in samples)
+
+
+async def test_a_reply_that_was_cut_has_no_end_to_train():
+    def cut(prompt, call):
+        return Reply(text='{"solution": "4"}', ended=False)
+
+    _, samples, _ = await play(expert(round_robin()), cut, RENDERER)
+    assert {trained_text(sample, RENDERER)[0][1] for sample in samples} == {"4"}
 
 
 async def test_a_failed_agent_has_no_sample():
@@ -175,6 +200,15 @@ def test_solutions_are_found_on_the_sampled_ids(pieces, solution, found):
     text = "".join(pieces)
     span = solution_tokens(RENDERER, tokens, text, solution)
     assert (None if span is None else text_of(tokens[slice(*span)], RENDERER)) == found
+
+
+def test_a_solution_that_lost_its_last_word_to_the_closing_token_has_no_end():
+    (stop,) = RENDERER.get_stop_sequences()
+    text = '{"solution": "is 4."}'
+    for pieces, ends in [(["is 4.", '"}'], True), (["is 4", '."}'], False)]:
+        tokens = [*encode('{"solution": "', *pieces), stop]
+        span = solution_tokens(RENDERER, tokens, text, "is 4.")
+        assert ends_behind(RENDERER, tokens, text, "is 4.", span) == ends
 
 
 def test_the_solution_of_a_reply_that_quotes_it_before_is_the_last_one():

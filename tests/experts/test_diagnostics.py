@@ -1,5 +1,6 @@
 import math
 import re
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from making import sample_batches
 
 from viva.experts.diagnostics import (
     check_diagnostics,
+    clustered_stderr,
     diagnose,
     effective_sample_size,
     recommend,
@@ -44,6 +46,25 @@ def test_equal_weights_are_worth_all_samples_and_a_single_one_is_worth_one(weigh
 def test_weights_of_zero_and_no_weights_are_worth_nothing():
     assert effective_sample_size(np.zeros(3)) == 0
     assert effective_sample_size(np.zeros(0)) == 0
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=8))
+def test_the_standard_error_of_single_values_is_the_textbooks(values):
+    error = clustered_stderr([[value] for value in values])
+    assert error == pytest.approx(statistics.stdev(values) / math.sqrt(len(values)), abs=1e-12)
+    assert clustered_stderr([[value] * 3 for value in values]) == pytest.approx(error, abs=1e-12)
+
+
+def test_the_standard_error_is_that_of_means_of_independent_prompts():
+    rng = np.random.default_rng(0)
+    means, errors = [], []
+    for _ in range(400):
+        clusters = [prompt + rng.normal(size=4) for prompt in rng.normal(size=30)]
+        means.append(np.mean(clusters))
+        errors.append(clustered_stderr(clusters))
+    assert statistics.mean(errors) == pytest.approx(statistics.stdev(means), rel=0.1)
+    assert clustered_stderr([[1.0, 2.0]]) is None
+    assert clustered_stderr([[1.0, 2.0], []]) is None
 
 
 @given(sample_batches(), st.sampled_from(list(ESTIMATORS)))
@@ -93,6 +114,7 @@ def test_the_figures_are_those_one_computes_by_hand():
     hint = found.strategies["hint"]
     assert (hint.num_samples, hint.num_tokens) == (2, 3)
     assert hint.reward_mean == 0.5
+    assert hint.reward_mean_stderr is None  # they are all of one prompt
     assert hint.zero_advantage_share == 0
     assert hint.finish_rate == 0.5
     assert hint.clipped_share == pytest.approx(1 / 3)

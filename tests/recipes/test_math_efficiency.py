@@ -12,6 +12,7 @@ from random_models import make_model
 
 import viva.cli
 from viva.experts.strategy import strategy_of
+from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.math_efficiency.build import experts_of, make_plan
 from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward, Graded
@@ -187,14 +188,20 @@ def test_viva_train_finds_the_recipe():
 
 
 async def test_every_strategy_makes_a_group_that_is_trained_on_the_bare_question():
-    renderer = tiny_renderer()
+    renderer, policy, judges = tiny_renderer(), PolicyRef(), []
+
+    def judge():
+        judges.append(PolicySelfComparisonJudge(policy, renderer))
+        return judges[0]
+
     task = Task(
         item=PromptItem(question="What is 8 x 9?", answer="72"),
         seed=1,
         renderer=renderer,
         reward=EfficientReward(answer="72", token_budget=100),
         group_size=2,
-        policy=PolicyRef(),
+        policy=policy,
+        judge=judge,
     )
     bare = task.env().get_training_observation()
     for name, factory in find_strategies([*STRATEGIES, EXAMPLE]).items():
@@ -205,6 +212,7 @@ async def test_every_strategy_makes_a_group_that_is_trained_on_the_bare_question
         trained = sampled if transform is None else transform(sampled, 0)
         assert trained == bare, name
         assert (sampled != bare) == (name in ("prompt_augmentation", "conversation", "rationalise")), name
+    assert len(judges) == 1  # conversations alone need one
     assert task.verify("The answer is 72.") > 0.9
     assert task.verify("The answer is 27.") == 0
 
@@ -298,6 +306,7 @@ def family(metric):
     metric = re.sub(r"^experts/[^/]+/", "experts/<s>/", generic(metric))
     metric = re.sub(r"^experts/<s>/env/.*", "experts/<s>/env/<metric>", metric)
     metric = re.sub(r"^(experts/<s>/\w+_gap)_p\d\d$", r"\1_p<q>", metric)
+    metric = re.sub(r"^experts/<s>/\w+_stderr$", "experts/<s>/<figure>_stderr", metric)
     return re.sub(
         r"^env/\w+/reward/\w+$",
         "env/<tag>/reward/<figure>",
@@ -310,6 +319,7 @@ def test_the_metrics_of_a_run_are_those_of_the_page(finished):
     own = documented("math_efficiency.md")
     assert written - documented("conversation_preference_rl.md") <= own
     unseen = {"correct", "correct_tokens", "unlocated"}  # the first two by the grader that stands in here
+    unseen.add("experts/<s>/<figure>_stderr")  # which needs two problems a step
     assert own - written == unseen
 
 

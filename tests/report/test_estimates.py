@@ -1,6 +1,7 @@
 """viva estimate: what every estimator makes of the samples a run has kept."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -89,6 +90,7 @@ def test_a_large_gap_is_told_and_the_default_recommended(tmp_path):
     assert result.recommendation.estimator == "shaped"
     text = estimation_text(result)
     assert "recommended: estimator=shaped" in text
+    assert re.search(r"^iid +24 +0\.\d{3} ± 0\.\d{3} ", text, re.M)
     assert "note: strategy 'hint'" in text
 
 

@@ -189,6 +189,19 @@ async def test_temperature_is_part_of_the_sampler():
         await expert_batch(engine, [iid()], config("balance"), temperature=0.7)
 
 
+async def test_what_environments_report_comes_with_its_standard_error_over_groups():
+    rows = [[{"correct": 1.0}, {"correct": 1.0}], [{"correct": 0.0}, {"correct": 1.0}], [{}, {"leak": 1.0}]]
+    groups = [
+        outcome(Named("iid"), [drawn(BARE, [1, place])] * 2, [0.0, 1.0], metrics=row)
+        for place, row in enumerate(rows)
+    ]
+    metrics = (await expert_batch(ContextEngine(), groups, config())).metrics
+    assert metrics["experts/iid/env/correct"] == 0.75
+    # groups are 0.5 above and below in sum: sqrt(2 / 1 * (0.25 + 0.25)) / 4
+    assert metrics["experts/iid/env/correct_stderr"] == pytest.approx(0.25)
+    assert "experts/iid/env/leak_stderr" not in metrics  # one group alone has no error
+
+
 async def test_groups_of_nothing_and_failed_seats_are_counted_and_not_trained():
     void = GroupOutcome(builder=Named("hint", trained_in=BARE, weight=1.0), group=None, void_reason="x")
     played = iid((0.0, 1.0, 5.0), weight=3.0)

@@ -197,7 +197,11 @@ def chosen_completions(draw, traj):
             stop = draw(st.integers(start, len(each.ac.tokens)))
             chosen.append(
                 Completion(
-                    transition=turn, start=start, stop=stop, weight=draw(st.sampled_from([0.0, 0.5, 1.0]))
+                    transition=turn,
+                    start=start,
+                    stop=stop,
+                    with_end=stop < len(each.ac.tokens) and draw(st.booleans()),
+                    weight=draw(st.sampled_from([0.0, 0.5, 1.0])),
                 )
             )
     return chosen
@@ -212,7 +216,7 @@ def test_completions_are_trained_verbatim_and_nothing_else_is(traj, contexts_K, 
         (
             (
                 *(contexts_K[each.transition] if is_swapped else turn.ob.to_ints()),
-                *turn.ac.tokens[each.start * is_swapped : place],
+                *turn.ac.tokens[each.start * is_swapped : min(place, each.stop) if is_swapped else place],
             ),
             turn.ac.tokens[place],
             turn.ac.logprobs[place],
@@ -221,7 +225,7 @@ def test_completions_are_trained_verbatim_and_nothing_else_is(traj, contexts_K, 
         for each in chosen
         for turn in [traj.transitions[each.transition]]
         if not turn.metrics and each.weight > 0
-        for place in range(each.start, each.stop)
+        for place in [*range(each.start, each.stop), *[len(turn.ac.tokens) - 1] * each.with_end]
     ]
     rows = trained([datum for sample in samples for datum in sample.data_D])
     assert [row[:2] for row in rows] == [row[:2] for row in expected]
@@ -238,6 +242,7 @@ def test_completions_that_do_not_fit_are_refused(action):
         ([Completion(transition=1)], "at most one completion in each of its 1 turns"),
         ([Completion(transition=0), Completion(transition=0)], "at most one completion"),
         ([Completion(transition=0, stop=len(action) + 1)], "reaches beyond"),
+        ([Completion(transition=0, with_end=True)], "no stop token behind it"),
     ]:
         with pytest.raises(ValueError, match=message):
             expert_samples([outcome(Choosing(chosen, None), [traj], [0.0])])

@@ -5,8 +5,10 @@ What is trained of a final turn is the solution, found on the sampled token ids,
 - free text (critique self-play): everything after the marker ``Revise:`` or ``Defend:``, the stop token included. White
   space between marker and solution is left out where a token begins with the solution, else it comes along (many
   tokenizers join it to the first word);
-- JSON (round robin): the value of ``solution`` up to the last token that holds nothing else. The stop token was
-  sampled behind the closing brace and stays out: ending an answer is learnt from other strategies;
+- JSON (round robin): the value of ``solution`` up to the last token that holds nothing else, and the stop token, if
+  nothing but the closing of the object stands between the two. The token and its logprob are those sampled behind
+  the brace, so the chance of closing the object just there is not in it: to the estimators the end looks more
+  certain than it was, and ratios that look at it are a little too small rather than too large;
 - a reply that was not structured: all of it. Thinking always stays out: it talks about the others.
 
 A solution whose tokens spell something else (escaped in JSON, a first token that began before it) is not trained and
@@ -18,6 +20,7 @@ or from a verifier of the solution.
 Legend: ``_G`` seats of a group, ``_T`` tokens.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -37,10 +40,14 @@ from viva.conversation.records import Conversation, Solution
 from viva.conversation.rendering import build_prompt
 from viva.credit.spans import token_ranges
 from viva.credit.streams import GroupCredit
+from viva.experts.prompt_augmentation import leak
 from viva.experts.strategy import Completion
 from viva.selfplay.group import coordinator_of
 
-__all__ = ["ConversationExpertGroupBuilder", "solution_tokens"]
+__all__ = ["ConversationExpertGroupBuilder", "ends_behind", "solution_tokens"]
+
+_CLOSING = re.compile(r'"\s*\}\s*(```\s*)?')
+"""What ends an object behind the value of its last key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +74,8 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
     verify: Callable[[str], float] | None = None
     """Reward of a final solution; one that was cut at the token limit earns 0. By default, the conversation's own
     rewards count."""
+    leak_phrases: tuple[str, ...] = ()
+    """Words about the conversation that should not turn up in final solutions; their rate is the metric ``leak``."""
     strategy_id: str = "conversation"
     weight: float | None = None
     _final_G: list[_FinalTurn | None] = field(default_factory=list[_FinalTurn | None], init=False, repr=False)
@@ -127,7 +136,8 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
                 raise ValueError(
                     f"the conversation credits nothing to the final solution of seat {seat}; give a verify function"
                 )
-            paid_G.append((reward, metrics | {"unlocated": float(final.completion is None)}))
+            unlocated = {"unlocated": float(final.completion is None)}
+            paid_G.append((reward, metrics | unlocated | leak(final.solution, self.leak_phrases)))
         return paid_G
 
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
@@ -176,14 +186,13 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
         turn = turns[found[-1]]
         solution = cast(Solution, turn.response).solution
         action = trajectory.transitions[found[-1]].ac
+        finished = action.stop_reason == "stop"
         span = solution_tokens(self.renderer, action.tokens, turn.text, solution)
-        completion = None if span is None else Completion(transition=found[-1], start=span[0], stop=span[1])
-        return _FinalTurn(
-            transition=found[-1],
-            solution=solution,
-            finished=action.stop_reason == "stop",
-            completion=completion,
-        )
+        completion = None
+        if span is not None:
+            with_end = finished and ends_behind(self.renderer, action.tokens, turn.text, solution, span)
+            completion = Completion(transition=found[-1], start=span[0], stop=span[1], with_end=with_end)
+        return _FinalTurn(transition=found[-1], solution=solution, finished=finished, completion=completion)
 
 
 def solution_tokens(
@@ -215,6 +224,17 @@ def solution_tokens(
             if spelt.strip() and text[start:last].startswith(spelt):
                 return span[0], stop
     return None
+
+
+def ends_behind(
+    renderer: Renderer, tokens_T: Sequence[int], text: str, solution: str, span: tuple[int, int]
+) -> bool:
+    """Whether the span spells all of the solution, and only the object's closing and one stop token come after it."""
+    if span[1] >= len(tokens_T) or tokens_T[-1] not in renderer.get_stop_sequences():
+        return False
+    spelt = _decode(renderer, tokens_T[span[0] : span[1]])
+    rest = text[text.rfind(solution) + len(solution) :]
+    return spelt.strip() == solution.strip() and _CLOSING.fullmatch(rest) is not None
 
 
 def _decode(renderer: Renderer, tokens_T: Sequence[int]) -> str:

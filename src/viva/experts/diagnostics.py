@@ -22,6 +22,7 @@ __all__ = [
     "Recommendation",
     "StrategyDiagnostics",
     "check_diagnostics",
+    "clustered_stderr",
     "diagnose",
     "effective_sample_size",
     "recommend",
@@ -44,6 +45,8 @@ class StrategyDiagnostics:
     """n_s."""
     num_tokens: int
     reward_mean: float
+    reward_mean_stderr: float | None
+    """Standard errors are over prompts, see `clustered_stderr`."""
     zero_advantage_share: float
     finish_rate: float
     clipped_share: float
@@ -56,6 +59,7 @@ class StrategyDiagnostics:
     """Share of the heaviest sample in the strategy's summed weight."""
     total_gap_mean: float | None
     """Mean of ``log W = log p_old(y | x_train) - log q(y | x_sample)``: minus the divergence of q from the policy."""
+    total_gap_mean_stderr: float | None
     total_gap_quantiles: tuple[float, ...] | None
     """`QUANTILES` of ``log W``."""
     token_gap_mean: float | None
@@ -64,6 +68,7 @@ class StrategyDiagnostics:
     hint_reliance: float | None
     """Mean ``l_t`` over samples with positive advantage: how much less likely the policy finds a token of what it is
     about to learn once the hint is gone."""
+    hint_reliance_stderr: float | None
     self_check: float | None
     """Mean ``|l_t|`` of on-policy samples that were scored as well. It should be 0 up to rounding; else template,
     temperature or alignment are wrong."""
@@ -107,6 +112,21 @@ def effective_sample_size(weights: FloatArray) -> float:
     return float(scaled.sum() ** 2 / (scaled.size * np.square(scaled).sum()))
 
 
+def clustered_stderr(values_C: Sequence[Sequence[float] | FloatArray]) -> float | None:
+    """Standard error of the mean over all values, which are alike within a cluster (samples of one prompt).
+
+    ``sqrt(C / (C - 1) sum_c (sum_(i in c) (v_i - mean))^2) / n``: clusters are independent, what is in them need not be
+    (Liang and Zeger 1986). ``None`` with fewer than two clusters that hold anything.
+    """
+    arrays = [np.asarray(values, dtype=np.float64) for values in values_C if len(values)]
+    if len(arrays) < 2:
+        return None
+    values = np.concatenate(arrays)
+    residuals = np.array([float((each - values.mean()).sum()) for each in arrays])
+    scale = len(arrays) / (len(arrays) - 1)
+    return math.sqrt(scale * float(np.square(residuals).sum())) / values.size
+
+
 def diagnose(samples_N: Sequence[Sample], estimates_N: Sequence[Estimate]) -> Diagnostics:
     """Figures of every strategy that has samples.
 
@@ -141,6 +161,7 @@ def _diagnose_strategy(pairs: Sequence[tuple[Sample, Estimate]]) -> StrategyDiag
         num_samples=len(pairs),
         num_tokens=int(clipped.size),
         reward_mean=math.fsum(sample.reward for sample in samples_N) / len(pairs),
+        reward_mean_stderr=_stderr(samples_N, [np.array([sample.reward]) for sample in samples_N]),
         zero_advantage_share=sum(not estimate.advantages_T.any() for _, estimate in pairs) / len(pairs),
         finish_rate=sum(sample.finished for sample in samples_N) / len(pairs),
         clipped_share=float(clipped.mean()) if clipped.size else 0.0,
@@ -148,10 +169,12 @@ def _diagnose_strategy(pairs: Sequence[tuple[Sample, Estimate]]) -> StrategyDiag
         effective_sample_size=None if weights is None else effective_sample_size(weights),
         largest_weight_share=largest,
         total_gap_mean=None if totals is None else _mean(totals),
+        total_gap_mean_stderr=None if totals is None else _stderr(samples_N, totals[:, None]),
         total_gap_quantiles=None if totals is None else _quantiles(totals),
         token_gap_mean=None if tokens is None else _mean(tokens),
         token_gap_quantiles=None if tokens is None else _quantiles(tokens),
         hint_reliance=_mean(np.concatenate([context_gap(s) for s in learnt])) if learnt else None,
+        hint_reliance_stderr=_stderr(learnt, [context_gap(s) for s in learnt]),
         self_check=_mean(np.abs(np.concatenate([context_gap(s) for s in scored_twice])))
         if scored_twice
         else None,
@@ -165,6 +188,14 @@ def _weights(estimates_N: Sequence[Estimate]) -> tuple[FloatArray | None, float 
         return None, None
     sums = np.array([weights_T.sum() for weights_T in known_N])
     return np.concatenate(known_N), float(sums.max() / sums.sum()) if sums.sum() > 0 else None
+
+
+def _stderr(samples_N: Sequence[Sample], values_N: Sequence[FloatArray] | FloatArray) -> float | None:
+    """Of the mean over all values of all samples; a prompt is a cluster."""
+    clusters: dict[Hashable, list[float]] = {}
+    for sample, values in zip(samples_N, values_N, strict=True):
+        clusters.setdefault(sample.prompt, []).extend(float(value) for value in values)
+    return clustered_stderr(list(clusters.values()))
 
 
 def _mean(values: FloatArray) -> float | None:

@@ -63,6 +63,9 @@ class Completion:
     start: int = 0
     stop: int | None = None
     """``None``: to the end of the turn, its stop token included."""
+    with_end: bool = False
+    """Also the turn's last token, its stop token, though not what lies between (a closing brace): that goes with the
+    sampling context, and stays, masked, where the context is not swapped."""
     weight: float = 1.0
     """Factor on the advantage; with 0, the tokens are context only."""
     advantage: float | None = None

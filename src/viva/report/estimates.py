@@ -258,14 +258,19 @@ def _sample_lines(result: Estimation) -> list[str]:
             (
                 strategy,
                 str(figures.num_samples),
-                _number(figures.reward_mean),
+                _number(figures.reward_mean) + _half_width(figures.reward_mean_stderr, ".3f"),
                 _number(figures.finish_rate),
                 _number(figures.token_gap_mean, "+.4f"),
-                _number(figures.total_gap_mean, "+.2f"),
+                _number(figures.total_gap_mean, "+.2f") + _half_width(figures.total_gap_mean_stderr, ".2f"),
                 _number(figures.self_check, ".1e"),
             )
         )
-    return _table(rows)
+    return [*_table(rows), "±: 95 % interval over problems, whose samples are alike"]
+
+
+def _half_width(stderr: float | None, form: str) -> str:
+    """Of the normal 95 % interval."""
+    return "" if stderr is None else f" ± {format(1.96 * stderr, form)}"
 
 
 def _estimator_lines(result: Estimation) -> list[str]:

@@ -6,6 +6,7 @@ Together with `viva.experts.diagnostics` these stand under ``experts/<strategy>/
 import math
 from collections.abc import Mapping, Sequence
 
+from viva.experts.diagnostics import clustered_stderr
 from viva.experts.strategy import strategy_of
 from viva.rl.expert_samples import ExpertSample
 from viva.rl.rollouts import GroupOutcome
@@ -26,7 +27,8 @@ def strategy_metrics(
     Returns:
         Under ``experts/<strategy>/``: ``num_samples`` (n_s), ``mixture_factor``, ``masked_token_share`` (of the sampled
         tokens of seats that did not fail, those that are not trained), and ``env/<key>``, the mean of what
-        environments and builders report (``correct``, ``leak``, ...) over those that report it.
+        environments and builders report (``correct``, ``leak``, ...) over those that report it, with its standard
+        error over groups in ``env/<key>_stderr``.
     """
     metrics: dict[str, float] = {}
     for strategy in sorted({strategy_of(outcome.builder).strategy_id for outcome in outcomes_P}):
@@ -37,8 +39,12 @@ def strategy_metrics(
         if num_sampled := sum(_sampled_tokens(outcome) for outcome in own_P):
             num_trained = sum(_trained_tokens(sample) for sample in trained)
             metrics[f"experts/{strategy}/masked_token_share"] = 1 - num_trained / num_sampled
-        for key, values in sorted(_reported(own_P).items()):
-            metrics[f"experts/{strategy}/env/{key}"] = math.fsum(values) / len(values)
+        for key, values_P in sorted(_reported(own_P).items()):
+            name, values = f"experts/{strategy}/env/{key}", [each for group in values_P for each in group]
+            metrics[name] = math.fsum(values) / len(values)
+            error = clustered_stderr(values_P)
+            if error is not None:
+                metrics[f"{name}_stderr"] = error
     return metrics
 
 
@@ -57,9 +63,11 @@ def _sampled_tokens(outcome: GroupOutcome) -> int:
     )
 
 
-def _reported(outcomes_P: Sequence[GroupOutcome]) -> dict[str, list[float]]:
-    values: dict[str, list[float]] = {}
+def _reported(outcomes_P: Sequence[GroupOutcome]) -> dict[str, list[list[float]]]:
+    """By key, the values of every group that reports it."""
+    reported: dict[str, list[list[float]]] = {}
     for outcome in outcomes_P:
+        values: dict[str, list[float]] = {}
         if outcome.group is None:
             continue
         members = zip(outcome.group.trajectories_G, outcome.group.metrics_G, strict=True)
@@ -69,4 +77,6 @@ def _reported(outcomes_P: Sequence[GroupOutcome]) -> dict[str, list[float]]:
             for row in (own, *(turn.metrics for turn in trajectory.transitions)):
                 for key, value in row.items():
                     values.setdefault(key, []).append(float(value))
-    return values
+        for key, own in values.items():
+            reported.setdefault(key, []).append(own)
+    return reported

@@ -53,6 +53,8 @@ class TrainedTurn:
     """From the first trained token on."""
     weights: tuple[float, ...]
     """Of these tokens."""
+    has_gap: bool = False
+    """Whether sampled tokens before the last one are left out: `Completion.with_end`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +77,7 @@ class ExpertSample:
     @property
     def is_swapped(self) -> bool:
         """Whether any token is trained behind something else than it was sampled behind."""
-        return any(turn.sampled_in != turn.trained_in for turn in self.turns_K)
+        return any(turn.has_gap or turn.sampled_in != turn.trained_in for turn in self.turns_K)
 
 
 def context_key(context: Sequence[Element]) -> Hashable:
@@ -146,12 +148,16 @@ def expert_samples(outcomes_P: Sequence[GroupOutcome]) -> list[ExpertSample]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What to train of one turn: a weight, and where it is known an advantage, for every token from `start` on."""
+    """What to train of one turn: a weight, and where it is known an advantage, for every token from `start` on.
+
+    With `has_gap` the last of them is the turn's last token, whatever lies before it.
+    """
 
     turn: int
     start: int
     weights: tuple[float, ...]
     advantages: tuple[float, ...] | None
+    has_gap: bool = False
 
 
 def _prompt(group: TrajectoryGroup, strategy: StrategyInfo) -> Hashable:
@@ -205,14 +211,28 @@ def _chosen_parts(
         stop = length if completion.stop is None else completion.stop
         if stop > length:
             raise ValueError(f"{completion} reaches beyond the {length} tokens of its turn")
+        if completion.with_end and (stop == length or transition.ac.stop_reason != "stop"):
+            raise ValueError(f"{completion} has no stop token behind it in a turn of {length} tokens")
         is_masked = float(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY, 0.0)) >= 1.0
-        if is_masked or completion.weight == 0 or stop == completion.start:
+        is_empty = stop == completion.start and not completion.with_end
+        if is_masked or completion.weight == 0 or is_empty:
             continue
         # with the context, the tokens before the completion go as well; else they stay and are masked
         start = completion.start if is_swapped else 0
         weights = (0.0,) * (completion.start - start) + (completion.weight,) * (stop - completion.start)
+        if completion.with_end:
+            between = 0 if is_swapped else length - 1 - stop
+            weights += (0.0,) * between + (completion.weight,)
         advantages = None if completion.advantage is None else (completion.advantage,) * len(weights)
-        parts.append(_Part(turn=completion.transition, start=start, weights=weights, advantages=advantages))
+        parts.append(
+            _Part(
+                turn=completion.transition,
+                start=start,
+                weights=weights,
+                advantages=advantages,
+                has_gap=completion.with_end and is_swapped and stop < length - 1,
+            )
+        )
     return parts
 
 
@@ -249,6 +269,7 @@ def _data(
                 first=part.start + masked,
                 tokens=tuple(tokens[masked:]),
                 weights=part.weights[masked:],
+                has_gap=part.has_gap,
             )
         )
     data_D = trajectory_to_data(
@@ -260,14 +281,17 @@ def _data(
 
 
 def _cut(transition: Transition, part: _Part) -> Transition:
-    stop = part.start + len(part.weights)
+    stop = part.start + len(part.weights) - part.has_gap
     if part.start == 0 and stop == len(transition.ac.tokens):
         return transition
+    tokens, logprobs = list(transition.ac.tokens), list(transition.ac.logprobs)
+    end = [-1] if part.has_gap else []
+    places = [*range(part.start, stop), *end]
     return replace(
         transition,
         ac=TokensWithLogprobs(
-            tokens=list(transition.ac.tokens[part.start : stop]),
-            maybe_logprobs=list(transition.ac.logprobs[part.start : stop]),
+            tokens=[tokens[place] for place in places],
+            maybe_logprobs=[logprobs[place] for place in places],
             stop_reason=transition.ac.stop_reason,
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from viva.experts.estimators import Distill, Need
 from viva.experts.mixture import check_mixture
 from viva.experts.strategy import IID, ExpertGroupBuilder
+from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import make_training, run_recipe
@@ -144,6 +146,8 @@ def _options(config: Config) -> StrategyOptions:
         max_rounds=config.max_rounds,
         on_failure=config.on_failure,
         personas=config.personas,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
     )
 
 
@@ -157,6 +161,10 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
     config, policy = plan.config, PolicyRef()
     options = _options(config)
 
+    @functools.cache
+    def judge() -> PolicySelfComparisonJudge:
+        return PolicySelfComparisonJudge(policy, opened.renderer)
+
     def task(item: PromptItem, seed: int) -> Task:
         return Task(
             item=item,
@@ -167,6 +175,7 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
             ),
             group_size=config.group_size,
             policy=policy,
+            judge=judge,
             options=options,
         )
 

@@ -60,6 +60,9 @@ class StrategyOptions:
     max_rounds: int = 2
     on_failure: Literal["void", "continue"] = "void"
     personas: dict[int, str] | None = None
+    max_tokens: int = 512
+    temperature: float = 1.0
+    """Both of replies outside of turns: the feedback that the policy generates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class Task:
     group_size: int
     policy: PolicyRef
     """Always holds the newest policy, for what a strategy samples besides its turns."""
+    judge: Callable[[], PolicySelfComparisonJudge]
+    """The run's one judge, which is that policy."""
     options: StrategyOptions = field(default_factory=StrategyOptions)
 
     def env(self, *, hint: str | None = None, leak_phrases: Sequence[str] = ()) -> EfficientEnv:
@@ -124,7 +129,8 @@ def _feedback(task: Task) -> EnvGroupBuilder:
             policy=task.policy,
             renderer=task.renderer,
             seed=task.seed,
-            max_tokens=task.reward.token_budget,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
         )
     return FeedbackGroupBuilder(
         env_thunk=task.env,
@@ -141,12 +147,13 @@ def _conversation(task: Task) -> EnvGroupBuilder:
         question=task.item.question,
         renderer=task.renderer,
         verify=task.verify if task.options.conversation_reward == "verifier" else None,
+        leak_phrases=task.options.leak_phrases,
     )
 
 
 def conversation(task: Task) -> EnvGroupBuilder:
     """The conversation about a problem by itself, without what is trained of it."""
-    options, judge = task.options, PolicySelfComparisonJudge(task.policy, task.renderer)
+    options, judge = task.options, task.judge()
     if options.conversation == "critique":
         return CritiqueSelfPlayEnvGroupBuilder(
             question=task.item.question,

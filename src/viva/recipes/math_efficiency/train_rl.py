@@ -80,7 +80,8 @@ class Config(RecipeConfig):
         default=None, doc="prompt_augmentation: what the sampler is told; a text of its own by default"
     )
     leak_phrases: list[str] | None = chz.field(
-        default=None, doc="words of hint or feedback that should not turn up in answers; counted"
+        default=None,
+        doc="words of hint, feedback or conversation that should not turn up in answers; counted",
     )
     feedback: Literal["verifier", "generated"] = chz.field(
         default="verifier", doc="feedback: right or wrong, or a critique by the policy itself"
