@@ -18,7 +18,7 @@ from viva.report.run_files import read_run
 MakeRun = Callable[..., Path]
 MakeLine = Callable[..., dict[str, Any]]
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input"}
 SVG_EMPTY = {"line", "polyline", "polygon"}
 LINKING = {"src", "href", "srcset", "action", "data", "poster", "style", "background", "xlink:href"}
 

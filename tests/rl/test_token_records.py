@@ -57,13 +57,14 @@ async def test_nothing_is_kept_if_nothing_is_asked_for_and_keeping_changes_nothi
     assert one == other
 
 
-def two_turns():
-    masked = transition([1], [5, 6], logprobs=[-1.0, -2.0], metrics={"parse_error_masked": 0.0})
-    return Trajectory([masked, transition([1, 5, 6, 9], [7], logprobs=[-3.0])], tinker.ModelInput.empty())
+def two_turns(*, masked=False):
+    first = transition([1], [5, 6], logprobs=[-1.0, -2.0])
+    second = transition([1, 5, 6, 9], [7], logprobs=[-3.0], masked=masked)
+    return Trajectory([first, second], tinker.ModelInput.empty())
 
 
 def test_training_logprobs_land_on_the_tokens_they_belong_to():
-    plain = outcome(Group(), [two_turns(), two_turns()], [1.0, 0.0])
+    plain = outcome(Group(), [two_turns(), two_turns(masked=True)], [1.0, 0.0])
     advantages = batch_advantages([plain])
     data_D, sources_D = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
     lengths = [len(datum.loss_fn_inputs["mask"].data) for datum in data_D]
@@ -75,7 +76,8 @@ def test_training_logprobs_land_on_the_tokens_they_belong_to():
     assert (first["sampling"], second["sampling"]) == ([-1.0, -2.0], [-3.0])
     assert (first["pieces"], first["advantages"], first["mask"]) == (["<5>", "<6>"], [0.5, 0.5], [1, 1])
     assert first["spans"] == [{"start": 0, "stop": 2, "stream": "reward", "reward": 1.0}]
-    assert row["turns"][2]["training"] == [10.0, 11.0]
+    assert (row["turns"][2]["training"], row["turns"][2]["advantages"]) == ([10.0, 11.0], [-0.5, -0.5])
+    assert (row["turns"][3]["training"], row["turns"][3]["mask"]) == ([None], [0])
 
 
 async def test_samples_of_strategies_have_anchor_weight_and_both_contexts():

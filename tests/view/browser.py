@@ -20,7 +20,7 @@ ARGUMENTS = [
 
 VIEWPORT = {"width": 1280, "height": 900}
 
-TIMEOUT_MS = 120_000
+TIMEOUT_MS = 60_000
 """Long, because tests may share a busy machine; nothing waits longer than it has to."""
 
 

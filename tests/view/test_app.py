@@ -162,7 +162,7 @@ async def test_verdicts_flips_cycles_and_agreement_are_worked_out(make_run: Make
     async with client(make_run()) as made:
         await read_all(made)
         record = (await ask(made, "/api/conversation?step=0&group=1"))["record"]
-        assert [pair["items"] for pair in record["pairs"] if pair["flipped"]] == [[1, 2]]
+        assert [pair["items"] for pair in record["pairs"] if pair["flipped"]] == [[0, 1]]
         assert record["agreement"] == {"right": 2, "of": 4}
         (ranking,) = record["rankings"]
         assert ranking["cycles"] == [["agent 0", "agent 1", "agent 2"]]

@@ -14,7 +14,8 @@ def metrics_row(step: int, shift: float = 0.0) -> dict[str, Any]:
         "step": step,
         "test/direct_accuracy": 0.4 + 0.01 * step + shift,
         "test/direct_accuracy_stderr": 0.02,
-        "reward/mean": math.sin(step),
+        "reward/mean": math.cos(step),
+        "optim/loss": math.sin(step),
         "judge/tie_rate": 0.5 / (step + 1),
         "judge/ranking/tie_rate": 0.25,
         "judge/verdict/tie_rate": 0.125,
@@ -121,5 +122,5 @@ def tokens(step: int, group: int, **changes: Any) -> dict[str, Any]:
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append lines as training does."""
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

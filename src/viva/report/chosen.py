@@ -1,6 +1,6 @@
 """Which conversations a report shows: early, late, best, worst, changed most by revision, and one that failed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from viva.report.run_files import TranscriptEntry
@@ -16,7 +16,9 @@ class Choice:
     reason: str
 
 
-def choose(entries: Sequence[TranscriptEntry]) -> list[Choice]:
+def choose(
+    entries: Sequence[TranscriptEntry], *, with_tokens: Collection[tuple[int, int]] = frozenset()
+) -> list[Choice]:
     """A few telling conversations, each once, in the order in which they are worth reading.
 
     Where answers are known, best and worst go by the share of agents whose final solution is right; else by
@@ -25,6 +27,7 @@ def choose(entries: Sequence[TranscriptEntry]) -> list[Choice]:
 
     Args:
         entries: All transcripts of a run, in the order of (step, group).
+        with_tokens: Those, by (step, group), whose tokens were kept.
     """
     recorded = [entry for entry in entries if entry.has_record]
     sound = [entry for entry in recorded if not entry.void]
@@ -60,6 +63,9 @@ def choose(entries: Sequence[TranscriptEntry]) -> list[Choice]:
         else:
             add(_highest(sound, lambda entry: entry.reward_spread), "the judge decided most clearly")
             add(_highest(sound, lambda entry: -entry.reward_spread), "the judge saw the least difference")
+    kept = [entry for entry in sound if (entry.step, entry.group) in with_tokens]
+    if kept:
+        add(kept[-1], "the last conversation whose tokens were kept")
     failed = [entry for entry in recorded if entry.void or entry.num_failures]
     if failed:
         last = failed[-1]

@@ -11,17 +11,19 @@ from viva.report.recorded import (
     Transcript,
 )
 from viva.report.review import marks, rankings_html, scores_html, vote_text
+from viva.report.sights import sightings
 from viva.report.verdicts import verdicts_html
 
 __all__ = ["conversation_html"]
 
 
-def conversation_html(transcript: Transcript, reason: str) -> str:
+def conversation_html(transcript: Transcript, reason: str, credit: str = "") -> str:
     """A recorded conversation as an ``<article>``.
 
     Args:
         transcript: A transcript with a record.
         reason: Why it is shown; its heading.
+        credit: What else there is, as HTML: see `viva.report.credit`.
 
     Raises:
         ValueError: If the transcript has no record.
@@ -41,7 +43,7 @@ def conversation_html(transcript: Transcript, reason: str) -> str:
         f'<article class="conversation"><h3>{escape(reason.capitalize())}</h3>'
         f'<p class="muted">{escape(where)}</p>{void}'
         f'<div class="question"><p>Question</p>{text_block(record.question)}{answer}</div>'
-        f"{_rounds(record)}{scores_html(record)}{rankings_html(record)}{verdicts_html(record)}</article>"
+        f"{_rounds(record)}{scores_html(record)}{rankings_html(record)}{verdicts_html(record)}{credit}</article>"
     )
 
 
@@ -57,7 +59,7 @@ def _rounds(record: RecordedConversation) -> str:
     rows: list[str] = []
     for round_index in sorted({where[0] for where in (*turns, *failures)}):
         cells = "".join(
-            _cell(turns.get((round_index, agent), ()), failures.get((round_index, agent), ()))
+            _cell(record, turns.get((round_index, agent), ()), failures.get((round_index, agent), ()))
             for agent in agents
         )
         rows.append(f'<tr><th scope="row">{round_index + 1}</th>{cells}</tr>')
@@ -75,16 +77,18 @@ def _agent_head(record: RecordedConversation, agent: int) -> str:
     return " ".join([*parts, *filter(None, [marks(record, agent)])])
 
 
-def _cell(turns: Sequence[RecordedTurn], failures: Sequence[RecordedFailure]) -> str:
+def _cell(
+    record: RecordedConversation, turns: Sequence[RecordedTurn], failures: Sequence[RecordedFailure]
+) -> str:
     """Everything that one agent said in one round, parallel replies one below the other."""
-    parts = [_turn(turn) for turn in turns]
+    parts = [_turn(record, turn) for turn in turns]
     parts += [
         f'<div class="failure"><h4>Failed</h4>{text_block(failure.reason)}</div>' for failure in failures
     ]
     return f"<td>{''.join(parts)}</td>"
 
 
-def _turn(turn: RecordedTurn) -> str:
+def _turn(record: RecordedConversation, turn: RecordedTurn) -> str:
     response = turn.response
     status = "" if turn.status == "ok" else f'<p class="status">{escape(turn.status)}</p>'
     if response.preferences is not None:
@@ -98,12 +102,28 @@ def _turn(turn: RecordedTurn) -> str:
         said = _said(turn, response.solution)
     dropped = ", ".join(f"{escape(cause)} {data(count)}" for cause, count in response.dropped.items())
     details = "".join(
-        f"<details><summary>{title}</summary>{text_block(text)}</details>"
-        for title, text in (("What it read", turn.prompt), ("Reply as sampled", turn.text))
+        f"<details><summary>{title}</summary>{text_block(text)}{below}</details>"
+        for title, text, below in (
+            ("What it read", turn.prompt, _hidden(record, turn)),
+            ("Reply as sampled", turn.text, ""),
+        )
         if text.strip()
     )
     left_out = f'<p class="muted">left out: {dropped}</p>' if dropped else ""
     return f"{status}{said}{_asides(response)}{left_out}{details}"
+
+
+def _hidden(record: RecordedConversation, turn: RecordedTurn) -> str:
+    """What had been said before the turn and its agent did not see."""
+    hidden = [sighting for sighting in sightings(record, record.turns.index(turn)) if not sighting.is_seen]
+    if not hidden:
+        return ""
+    parts: list[str] = []
+    for sighting in hidden:
+        said = record.turns[sighting.turn]
+        where = f"{sighting.part} by agent {said.agent_id} (round {said.round_index + 1})"
+        parts.append(f"<li><s>{escape(where)}</s></li>")
+    return f'<div class="hidden">Hidden from it<ul>{"".join(parts)}</ul></div>'
 
 
 def _said(turn: RecordedTurn, text: str) -> str:

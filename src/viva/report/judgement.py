@@ -14,6 +14,7 @@ from viva.judging.consensus import majority
 __all__ = [
     "Agreement",
     "PairVerdict",
+    "agreement_of_comparisons",
     "agreement_of_votes",
     "cycles_of_ballots",
     "judge_pairs",
@@ -135,6 +136,29 @@ def agreement_of_votes(votes: Iterable[tuple[Item, Item]], is_right: Mapping[Ite
         if winner in is_right and loser in is_right and is_right[winner] != is_right[loser]
     ]
     return Agreement(num_right=sum(told), num_pairs=len(told))
+
+
+def agreement_of_comparisons(
+    said: Iterable[tuple[int | None, int, int, str]], before: Mapping[int, bool], after: Mapping[int, bool]
+) -> Agreement:
+    """Agreement of a judge's comparisons with known answers.
+
+    Args:
+        said: As `judge_pairs` takes them.
+        before: Which agents' solutions were right before revision.
+        after: And at the end.
+    """
+    num_right = num_pairs = 0
+    for agent, first, second, outcome in said:
+        if outcome not in ("A", "B"):
+            continue
+        known: dict[Item, bool] = {**after}
+        if agent is not None:
+            known = {0: before[agent], 1: after[agent]} if agent in before and agent in after else {}
+        pair = (first, second) if outcome == "A" else (second, first)
+        found = agreement_of_votes([pair], known)
+        num_right, num_pairs = num_right + found.num_right, num_pairs + found.num_pairs
+    return Agreement(num_right=num_right, num_pairs=num_pairs)
 
 
 def preferences_of(votes: Sequence[object]) -> list[tuple[Item, Item]]:

@@ -12,10 +12,12 @@ from viva import __version__
 from viva.report.chart import chart_css, draw_chart
 from viva.report.chosen import choose
 from viva.report.conversation import conversation_html
+from viva.report.credit import credit_html
 from viva.report.curves import Chart, Section, sections
 from viva.report.headline import ACCURACY, ACCURACY_STDERR, headline_html
 from viva.report.markup import data, escape, text_block
-from viva.report.run_files import Run, read_run, read_transcript
+from viva.report.run_files import Run, TranscriptEntry, read_run, read_tokens, read_transcript
+from viva.report.token_turns import token_payload
 from viva.rl.files import write_atomic
 
 __all__ = ["write_report"]
@@ -26,8 +28,8 @@ _MAX_VOID_REASONS = 10
 def write_report(run_dir: str | Path, output: str | Path | None = None) -> Path:
     """Write the report of a run, from the run's own files alone.
 
-    Reads ``metrics.jsonl``, and ``config.json`` and ``transcripts.jsonl`` where they exist. The same files
-    give the same bytes.
+    Reads ``metrics.jsonl``, and ``config.json``, ``transcripts.jsonl`` and ``tokens.jsonl`` where they exist. The same
+    files give the same bytes.
 
     Args:
         run_dir: The run's folder (its ``log_path``).
@@ -106,11 +108,20 @@ def _numbers(section: Section) -> str:
 
 def _conversations(run: Run) -> str:
     articles = "\n".join(
-        conversation_html(read_transcript(run, choice.entry.offset), choice.reason)
-        for choice in choose(run.transcripts)
+        _conversation(run, choice.entry, choice.reason)
+        for choice in choose(run.transcripts, with_tokens=frozenset(run.tokens))
     )
     parts = _void_reasons(run) + articles
     return f'<section id="conversations"><h2>Conversations</h2>{parts}</section>' if parts else ""
+
+
+def _conversation(run: Run, entry: TranscriptEntry, reason: str) -> str:
+    transcript = read_transcript(run, entry.offset)
+    row = read_tokens(run, entry.step, entry.group)
+    credit = ""
+    if row is not None:
+        credit = credit_html(token_payload(row, transcript.record), f"streams-{entry.step}-{entry.group}")
+    return conversation_html(transcript, reason, credit)
 
 
 def _void_reasons(run: Run) -> str:

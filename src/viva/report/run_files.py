@@ -1,4 +1,4 @@
-"""Reading what a run wrote: ``config.json``, ``metrics.jsonl`` and ``transcripts.jsonl``.
+"""Reading what a run wrote: ``config.json``, ``metrics.jsonl``, ``transcripts.jsonl`` and ``tokens.jsonl``.
 
 A run may have been killed while it wrote, so the last line of a JSONL file may be torn: it is left out and
 said so. A line that cannot be read anywhere else means a damaged file, and raises.
@@ -18,6 +18,7 @@ from viva.report.series import Z95, Series
 
 __all__ = [
     "METRICS_FILE",
+    "TOKENS_FILE",
     "TRANSCRIPTS_FILE",
     "Curves",
     "Run",
@@ -29,12 +30,14 @@ __all__ = [
     "read_config",
     "read_run",
     "read_series",
+    "read_tokens",
     "read_transcript",
     "transcript_of",
 ]
 
 METRICS_FILE = "metrics.jsonl"
 TRANSCRIPTS_FILE = "transcripts.jsonl"
+TOKENS_FILE = "tokens.jsonl"
 _CONFIG_FILE = "config.json"
 
 Curves = dict[str, tuple[tuple[int, float], ...]]
@@ -69,6 +72,8 @@ class Run:
     num_steps: int
     transcripts: tuple[TranscriptEntry, ...]
     """In the order of (step, group)."""
+    tokens: dict[tuple[int, int], int]
+    """Where the kept tokens of a conversation, by (step, group), start in their file, in bytes; see `read_tokens`."""
     torn: tuple[str, ...]
     """Files whose last line was torn."""
 
@@ -104,6 +109,7 @@ def read_run(run_dir: str | Path) -> Run:
         curves=curves,
         num_steps=len(values),
         transcripts=_read_entries(folder / TRANSCRIPTS_FILE, torn),
+        tokens=_read_token_places(folder / TOKENS_FILE, torn),
         torn=tuple(torn),
     )
 
@@ -134,6 +140,16 @@ def read_transcript(run: Run, offset: int) -> Transcript:
     with path.open("rb") as file:
         file.seek(offset)
         return transcript_of(str(path), parse_line(file.readline()))
+
+
+def read_tokens(run: Run, step: int, group: int) -> dict[str, Any] | None:
+    """The tokens of a conversation, a line that `viva.rl.token_records` made; ``None`` if they were not kept."""
+    offset = run.tokens.get((step, group))
+    if offset is None:
+        return None
+    with (run.folder / TOKENS_FILE).open("rb") as file:
+        file.seek(offset)
+        return parse_line(file.readline())
 
 
 def iter_transcripts(run_dir: str | Path) -> Iterator[tuple[str, Transcript]]:
@@ -170,6 +186,18 @@ def _read_entries(path: Path, torn: list[str]) -> tuple[TranscriptEntry, ...]:
         )
         entries.append(entry)
     return tuple(sorted(entries, key=lambda entry: (entry.step, entry.group)))
+
+
+def _read_token_places(path: Path, torn: list[str]) -> dict[tuple[int, int], int]:
+    places: dict[tuple[int, int], int] = {}
+    for where, offset, row in _lines(path, torn) if path.is_file() else ():
+        step, group = row.get("step"), row.get("group")
+        if not isinstance(step, int) or not isinstance(group, int):
+            raise ValueError(
+                f"{where}: not the tokens of a group: it needs whole numbers under 'step' and 'group'"
+            )
+        places[step, group] = offset
+    return places
 
 
 def transcript_of(where: str, row: dict[str, Any]) -> Transcript:

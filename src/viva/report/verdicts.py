@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from viva.report.judgement import agreement_of_comparisons, judge_pairs, pair_cycles
 from viva.report.markup import data, escape, text_block
 from viva.report.recorded import RecordedComparison, RecordedConversation
 
@@ -18,7 +19,27 @@ def verdicts_html(record: RecordedConversation) -> str:
     by_pair: dict[_Pair, list[RecordedComparison]] = {}
     for item in record.comparisons:
         by_pair.setdefault((item.agent_id, item.first, item.second), []).append(item)
-    return _between_agents(by_pair) + _of_revisions(by_pair) + _written(record.comparisons)
+    return _between_agents(by_pair) + _of_revisions(by_pair) + _sum(record) + _written(record.comparisons)
+
+
+def _sum(record: RecordedConversation) -> str:
+    """Flips, cycles, and agreement with the known answers, where there are any."""
+    if not record.comparisons:
+        return ""
+    said = [(item.agent_id, item.first, item.second, item.outcome) for item in record.comparisons]
+    pairs = judge_pairs(said)
+    both = [pair for pair in pairs if pair.in_both_orders]
+    cycles = "; ".join(
+        " &gt; ".join(_agent(int(str(item))) for item in (*cycle, cycle[0])) for cycle in pair_cycles(pairs)
+    )
+    agreement = agreement_of_comparisons(said, record.correct_initial or {}, record.correct or {})
+    parts = [
+        f"{sum(pair.is_flipped for pair in both)} of {len(both)} pairs flip with the order",
+        f"cycles: {cycles or 'none'}",
+    ]
+    if agreement.num_pairs:
+        parts.append(f"{agreement.num_right} of {agreement.num_pairs} verdicts agree with the known answers")
+    return f'<p class="muted judge">{"; ".join(parts)}.</p>'
 
 
 def _between_agents(by_pair: dict[_Pair, list[RecordedComparison]]) -> str:

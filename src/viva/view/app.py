@@ -17,13 +17,13 @@ from starlette.types import ASGIApp
 from viva import __version__
 from viva.report.markup import visible
 from viva.report.run_files import transcript_of
+from viva.report.token_turns import token_payload
 from viva.view.curves import curve_layout, curve_points
 from viva.view.entries import Entry
 from viva.view.guard import Guard
 from viva.view.payload import conversation_payload, text_at
 from viva.view.queries import MAX_PAGE_SIZE, facets, judge_totals, page_of, parse_query, select
 from viva.view.run_index import RunIndex
-from viva.view.tokens import token_payload
 
 __all__ = ["STATIC_TYPES", "make_app"]
 

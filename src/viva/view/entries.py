@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from viva.judging.ballots import Item, Preference, Vote
 from viva.report.judgement import (
+    agreement_of_comparisons,
     agreement_of_votes,
     cycles_of_ballots,
     judge_pairs,
@@ -94,7 +95,8 @@ def known_answers(before: Mapping[int, bool], after: Mapping[int, bool], segment
     if segment == "comparison":
         stages = {"initial": before, "revised": after}
         return {(stage, agent): right for stage, known in stages.items() for agent, right in known.items()}
-    return dict[Item, bool](before if _STAGES.get(segment) == "correct_initial" else after)
+    about = before if _STAGES.get(segment) == "correct_initial" else after
+    return {**about}
 
 
 def _truth(record: Mapping[str, Any], key: str) -> dict[int, bool]:
@@ -109,7 +111,8 @@ def _judged(record: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
     ]
     pairs = judge_pairs(said)
     both = [pair for pair in pairs if pair.in_both_orders]
-    agreeing, decidable = _agreement_of_judge(said, before, after)
+    agreement = agreement_of_comparisons(said, before, after)
+    agreeing, decidable = agreement.num_right, agreement.num_pairs
     num_cycles = len(pair_cycles(pairs))
     for segment, ballots in _ballots(record).items():
         num_cycles += len(cycles_of_ballots(ballots))
@@ -117,24 +120,6 @@ def _judged(record: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
         found = agreement_of_votes(preferences_of(votes), known_answers(before, after, segment))
         agreeing, decidable = agreeing + found.num_right, decidable + found.num_pairs
     return len(both), sum(pair.is_flipped for pair in both), num_cycles, agreeing, decidable
-
-
-def _agreement_of_judge(
-    said: list[tuple[int | None, int, int, str]], before: Mapping[int, bool], after: Mapping[int, bool]
-) -> tuple[int, int]:
-    agreeing = decidable = 0
-    for agent, first, second, outcome in said:
-        if outcome not in ("A", "B"):
-            continue
-        known: dict[Item, bool]
-        if agent is None:
-            known = dict[Item, bool](after)
-        else:
-            known = {0: before[agent], 1: after[agent]} if agent in before and agent in after else {}
-        pair = (first, second) if outcome == "A" else (second, first)
-        found = agreement_of_votes([pair], known)
-        agreeing, decidable = agreeing + found.num_right, decidable + found.num_pairs
-    return agreeing, decidable
 
 
 def _ballots(record: Mapping[str, Any]) -> dict[str, dict[int, list[Vote]]]:

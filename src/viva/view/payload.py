@@ -6,6 +6,7 @@ from typing import Any
 from viva.judging.ballots import Item, Preference, Vote
 from viva.report.judgement import (
     PairVerdict,
+    agreement_of_comparisons,
     agreement_of_votes,
     cycles_of_ballots,
     judge_pairs,
@@ -64,7 +65,9 @@ def _text(text: str, ref: str) -> dict[str, Any]:
 
 
 def _record(record: RecordedConversation) -> dict[str, Any]:
-    pairs = judge_pairs((item.agent_id, item.first, item.second, item.outcome) for item in record.comparisons)
+    said = [(item.agent_id, item.first, item.second, item.outcome) for item in record.comparisons]
+    pairs = judge_pairs(said)
+    agreement = agreement_of_comparisons(said, record.correct_initial or {}, record.correct or {})
     return {
         "question": _text(record.question, "record.question"),
         "answer": None if record.answer is None else _text(record.answer, "record.answer"),
@@ -83,7 +86,7 @@ def _record(record: RecordedConversation) -> dict[str, Any]:
         "comparisons": [_comparison(record, place) for place in range(len(record.comparisons))],
         "pairs": [_pair(pair) for pair in pairs],
         "cycles": [list(cycle) for cycle in pair_cycles(pairs)],
-        "agreement": _agreement(record),
+        "agreement": {"right": agreement.num_right, "of": agreement.num_pairs},
         "rankings": _rankings(record),
     }
 
@@ -177,27 +180,6 @@ def _pair(pair: PairVerdict) -> dict[str, Any]:
         "flipped": pair.is_flipped,
         "both_orders": pair.in_both_orders,
     }
-
-
-def _agreement(record: RecordedConversation) -> dict[str, int]:
-    """Of the judge's comparisons, with known answers."""
-    before, after = record.correct_initial or {}, record.correct or {}
-    num_right = num_pairs = 0
-    for item in record.comparisons:
-        if item.outcome not in ("A", "B"):
-            continue
-        if item.agent_id is None:
-            known: dict[Item, bool] = dict[Item, bool](after)
-        else:
-            known = {
-                stage: answers[item.agent_id]
-                for stage, answers in enumerate((before, after))
-                if item.agent_id in answers
-            }
-        pair = (item.first, item.second) if item.outcome == "A" else (item.second, item.first)
-        found = agreement_of_votes([pair], known)
-        num_right, num_pairs = num_right + found.num_right, num_pairs + found.num_pairs
-    return {"right": num_right, "of": num_pairs}
 
 
 def _rankings(record: RecordedConversation) -> list[dict[str, Any]]:

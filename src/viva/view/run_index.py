@@ -11,6 +11,7 @@ from typing import Any
 
 from viva.report.run_files import (
     METRICS_FILE,
+    TOKENS_FILE,
     TRANSCRIPTS_FILE,
     Curves,
     metric_series,
@@ -22,9 +23,7 @@ from viva.report.series import Series
 from viva.view.entries import Entry, entry_of
 from viva.view.lines import GrowingFile
 
-__all__ = ["TOKENS_FILE", "RunIndex"]
-
-TOKENS_FILE = "tokens.jsonl"
+__all__ = ["RunIndex"]
 
 
 class RunIndex:

@@ -22,8 +22,10 @@ const KEYS = [
   ["?", "this help"],
 ];
 const LIVE_MS = 2000;
+const READING_MS = 50; // between looks while the server still reads the files
+const REDRAW_MS = 600; // shortest time between two redrawings of what is new
 
-const state = { runs: [], view: null, drawing: 0, versions: "" };
+const state = { runs: [], view: null, drawing: 0, versions: "", redrawn: 0 };
 
 function status(text) {
   const node = document.getElementById("status");
@@ -75,9 +77,14 @@ async function look() {
       state.runs = answer.runs;
       const versions = JSON.stringify(answer.runs.map((run) => run.version));
       showRuns();
-      if (versions !== state.versions && state.versions && state.view && state.view.refresh) await state.view.refresh(state.runs);
-      state.versions = versions;
-      if (answer.runs.some((run) => !run.is_complete)) wait = 50;
+      const isComplete = answer.runs.every((run) => run.is_complete);
+      if (versions !== state.versions && (isComplete || performance.now() - state.redrawn > REDRAW_MS)) {
+        state.versions = versions;
+        if (state.view && state.view.refresh) await state.view.refresh(state.runs);
+        state.redrawn = performance.now();
+        document.body.dataset.version = versions;
+      }
+      if (!isComplete) wait = READING_MS;
     }
   } catch (error) {
     if (!(error instanceof Refused)) throw error;

@@ -58,10 +58,17 @@ class Figure {
     this.node.figure = this;
   }
 
+  // A chart that somebody reads just now stays as it is; it is drawn anew with the next news.
+  get isInUse() {
+    return this.node.contains(document.activeElement) || this.node.matches(":hover");
+  }
+
   async draw() {
+    const wasDrawn = this.isDrawn;
     this.isDrawn = true;
     const { view, entry } = this;
     await view.points.get(entry.curves.map((curve) => curve.key));
+    if (wasDrawn && this.isInUse) return;
     const lines = view.points.lines(entry.curves, view.runs);
     const drawn = chart(this.title, lines, { smoothing: view.smoothing, ...(this.size ? { size: this.size } : {}) });
     this.plot.replaceWith(drawn);
@@ -145,7 +152,7 @@ class Curves {
     const isNew = JSON.stringify(layout) !== JSON.stringify(this.layout);
     this.layout = layout;
     if (isNew) return this.fill();
-    await Promise.all(this.figures.filter((figure) => figure.isDrawn && !figure.node.contains(document.activeElement)).map((figure) => figure.draw()));
+    await Promise.all(this.figures.filter((figure) => figure.isDrawn).map((figure) => figure.draw()));
   }
 
   key(event) {

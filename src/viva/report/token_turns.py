@@ -1,4 +1,4 @@
-"""The tokens of a conversation as the page gets them, joined with the turns that they are the replies of."""
+"""The kept tokens of a conversation, made safe to show, joined with the turns that they are the replies of."""
 
 import math
 from collections.abc import Mapping, Sequence

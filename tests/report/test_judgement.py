@@ -1,0 +1,73 @@
+"""Pairs, flips, cycles and agreement of verdicts."""
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viva.judging.ballots import Preference
+from viva.report.judgement import (
+    agreement_of_comparisons,
+    agreement_of_votes,
+    cycles_of_ballots,
+    judge_pairs,
+    pair_cycles,
+)
+
+SAID = st.lists(
+    st.tuples(
+        st.none() | st.integers(0, 2),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.sampled_from(["A", "B", "Tie", "invalid"]),
+    ).filter(lambda item: item[1] != item[2]),
+    max_size=30,
+)
+
+
+@given(SAID)
+def test_every_comparison_is_in_one_pair_and_a_flip_needs_both_orders(said: list) -> None:
+    pairs = judge_pairs(said)
+    assert sum(len(pair.winners) for pair in pairs) == len(said)
+    assert len({(pair.agent_id, pair.items) for pair in pairs}) == len(pairs)
+    assert all(pair.in_both_orders for pair in pairs if pair.is_flipped)
+    assert all(pair.winner in (None, *pair.items) for pair in pairs)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "flipped", "winner"),
+    [("AA", True, None), ("AB", False, 0), ("BA", False, 1), ("BB", True, None), (("A", "Tie"), False, 0)],
+)
+def test_a_flip_is_a_winner_that_changes_with_the_order(outcomes, flipped: bool, winner: int | None) -> None:
+    (pair,) = judge_pairs([(None, 0, 1, outcomes[0]), (None, 1, 0, outcomes[1])])
+    assert (pair.is_flipped, pair.winner) == (flipped, winner)
+
+
+@given(st.permutations(range(4)))
+def test_an_order_has_no_cycle(order: list[int]) -> None:
+    said = [
+        (None, one, other, "A" if order.index(one) < order.index(other) else "B")
+        for one, other in permutations(order, 2)
+    ]
+    assert pair_cycles(judge_pairs(said)) == []
+    votes = [Preference(one, other) for place, one in enumerate(order) for other in order[place + 1 :]]
+    assert cycles_of_ballots({0: votes}) == []
+
+
+@pytest.mark.parametrize("cycle", list(permutations(range(3))))
+def test_a_cycle_is_named_in_its_own_direction(cycle: tuple[int, int, int]) -> None:
+    a, b, c = cycle
+    (found,) = pair_cycles(judge_pairs([(None, a, b, "A"), (None, b, c, "A"), (None, c, a, "A")]))
+    start = found.index(a)
+    assert (*found[start:], *found[:start]) == cycle
+    assert len(cycles_of_ballots({7: [Preference(a, b), Preference(b, c), Preference(c, a)]})) == 1
+
+
+def test_agreement_counts_preferences_between_a_right_and_a_wrong_one_only() -> None:
+    votes = [(0, 1), (1, 0), (0, 2), (2, 9)]
+    found = agreement_of_votes(votes, {0: True, 1: False, 2: True})
+    assert (found.num_right, found.num_pairs) == (1, 2)
+    said = [(None, 0, 1, "A"), (1, 0, 1, "B"), (2, 0, 1, "A"), (None, 0, 1, "Tie"), (5, 0, 1, "A")]
+    found = agreement_of_comparisons(said, {1: False, 2: False}, {0: True, 1: True, 2: True})
+    assert (found.num_right, found.num_pairs) == (1, 2)
