@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Command] = {
         "train": _train,
+        "eval": _eval,
         "report": _report,
         "export": _export,
         "view": _view,
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("recipe", metavar="RECIPE", help="a name that 'viva recipes' lists")
     train.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="options of the recipe")
+    _add_eval(commands.add_parser)
     report = commands.add_parser(
         "report",
         help="write report.html for a run",
@@ -140,6 +142,23 @@ def _add_export(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     export.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
     export.add_argument(
         "options", metavar="key=value", nargs=argparse.REMAINDER, help="what to write, and where"
+    )
+
+
+def _add_eval(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    evaluation = add_parser(
+        "eval",
+        help="measure a run or a model: viva eval RUN_OR_MODEL key=value ...",
+        description="Ask a policy directly and in conversations, and show what is right, with intervals; with "
+        "against=, compare two. 'viva eval RUN_OR_MODEL --help' lists the options.",
+    )
+    evaluation.add_argument(
+        "target",
+        metavar="RUN_OR_MODEL",
+        help="a run's folder, a hub name, the folder of a model or adapter, tiny, or a result file",
+    )
+    evaluation.add_argument(
+        "options", metavar="key=value", nargs=argparse.REMAINDER, help="what to measure, and how"
     )
 
 
@@ -224,6 +243,27 @@ def _export(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         return _mistake(str(error))
     sys.stdout.write("".join(f"{path}\n" for path in written))
+    return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from viva.engine.threads import prepare_threads
+    from viva.recipes.config import parse_options
+    from viva.recipes.evaluation.options import EvalOptions
+
+    prepare_threads()
+    chosen = parse_options(EvalOptions, options.options)
+    import asyncio
+
+    import tinker
+
+    from viva.recipes.evaluation.build import evaluate
+
+    try:
+        text = asyncio.run(evaluate(options.target, chosen))
+    except (ValueError, OSError, tinker.TinkerError) as error:
+        return _mistake(str(error))
+    sys.stdout.write(text)
     return 0
 
 

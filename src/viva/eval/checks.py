@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from viva.eval.answers import answer_key, is_correct, marked_answer
-from viva.selfplay.group import Grader
 from viva.selfplay.user_code import is_target, load_target
 
 __all__ = ["CHECKS", "AnswerCheck", "find_check"]
@@ -29,7 +28,7 @@ class AnswerCheck:
 
     name: str
     """What selects it on a command line."""
-    is_right: Grader
+    is_right: Callable[[str, str], bool]
     """From a reply and the known answer."""
     vote: Callable[[str], str | None]
     """What a reply answers; equal texts are one vote. ``None``: nothing that could be counted."""
@@ -57,7 +56,7 @@ def find_check(name: str) -> AnswerCheck:
     def is_right(text: str, answer: str) -> bool:
         told: object = function(text, answer)
         if not isinstance(told, bool | np.bool_):
-            raise TypeError(f"grader={name} must return True or False; got {told!r}")
+            raise ValueError(f"grader={name} must return True or False; got {told!r}")
         return bool(told)
 
     return AnswerCheck(name=name, is_right=is_right, vote=answer_key)

@@ -167,6 +167,8 @@ async def _answers_within(
         used = sum(answer.num_tokens for answer in answers)
         if answers and (used > budget or len(answers) >= MOST_DIRECT_ANSWERS):
             return _prefix(answers, budget)
+        if answers and not used:
+            return answers[:1]  # the question does not fit; asking again would not change that
         mean = max(used / len(answers), 1.0) if answers else float(direct.max_tokens)
         wanted = len(answers) + max(1, math.ceil((budget - used) / mean))
         answers = answers + await _ask(

@@ -106,6 +106,6 @@ class Evaluation:
     asked: tuple[Asked, ...] = ()
     played: dict[str, tuple[Played, ...]]
     """By kind of conversation."""
-    metrics: dict[str, float]
-    """The metrics that the training loop reports under ``test/``, of the same samples."""
+    metrics: dict[str, dict[str, float]]
+    """By kind, the metrics that the training loop reports under ``test/``, of the same samples."""
     figures: dict[str, Figure]

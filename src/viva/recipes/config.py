@@ -88,23 +88,27 @@ class RecipeConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
 
     @property
+    def hub(self) -> HubSource | None:
+        """The data set among the sources, if one is named."""
+        if self.hf_dataset_name is None:
+            return None
+        return HubSource(
+            name=self.hf_dataset_name,
+            config=self.hf_dataset_name_config,
+            prompt_column=self.hf_prompt_column,
+            answer_column=self.hf_answer_column,
+            train_split=self.hf_train_split,
+            test_split=self.hf_test_split,
+        )
+
+    @property
     def sources(self) -> PromptSources:
         """Where the prompts come from."""
-        hub = None
-        if self.hf_dataset_name is not None:
-            hub = HubSource(
-                name=self.hf_dataset_name,
-                config=self.hf_dataset_name_config,
-                prompt_column=self.hf_prompt_column,
-                answer_column=self.hf_answer_column,
-                train_split=self.hf_train_split,
-                test_split=self.hf_test_split,
-            )
         return PromptSources(
             train_prompts=self.train_prompts,
             train_prompts_path=self.train_prompts_path,
             test_prompts_path=self.test_prompts_path,
-            hub=hub,
+            hub=self.hub,
             max_train_samples=self.max_train_samples,
             max_test_samples=self.max_test_samples,
         )

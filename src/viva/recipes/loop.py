@@ -9,7 +9,7 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.credit.spans import token_texts
-from viva.eval.conversations import ConversationEvaluator
+from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator
 from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
@@ -19,7 +19,6 @@ from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
 from viva.rl.probe import check_loss
-from viva.rl.seeds import derive_seed
 from viva.rl.stop_rule import StopRule
 from viva.rl.trackers.choice import CONSOLE
 from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
@@ -181,8 +180,7 @@ def _conversation_evaluators(
     return [
         ConversationEvaluator(
             make_builders=lambda: [
-                make_builder(item, derive_seed(config.seed, "test group", index))
-                for index, item in enumerate(spoken)
+                make_builder(item, group_seed(config.seed, index)) for index, item in enumerate(spoken)
             ],
             seed=config.seed,
             max_tokens=config.max_tokens,

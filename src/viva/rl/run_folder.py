@@ -2,8 +2,8 @@
 
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
 ``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl``
-(`viva.rl.token_records`), ``checkpoints.jsonl``, ``state/`` (saved by the local engine), and at the
-end ``adapter/`` and ``report.html``, and what trackers and ``viva export`` leave.
+(`viva.rl.token_records`), ``checkpoints.jsonl``, ``state/`` (saved by the local engine), at the
+end ``adapter/`` and ``report.html``, and what trackers, ``viva export`` and ``viva eval`` leave.
 """
 
 import json
@@ -37,6 +37,7 @@ _ENTRIES = (
     "trackers.json",
     "wandb",
     "export",
+    "eval",
 )
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 

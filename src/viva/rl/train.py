@@ -42,6 +42,7 @@ __all__ = [
     "Training",
     "crossed",
     "train",
+    "transcript_row",
 ]
 
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -193,7 +194,7 @@ async def _step(run: Training, step: int, console: RunConsole) -> None:
         metrics |= updated
         clock.lap("update")
         metrics |= clock.all(metrics["rollout/sampled_tokens"])
-        rows = [_transcript(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
+        rows = [transcript_row(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
         _log(run, step, metrics, rows, kept)
         console.step_done(step, metrics)
 
@@ -282,7 +283,8 @@ def _report_void(step: int, outcomes_P: Sequence[GroupOutcome], console: RunCons
         )
 
 
-def _transcript(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
+def transcript_row(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
+    """One line of ``transcripts.jsonl``."""
     record: Callable[[], Any] | None = getattr(outcome.builder, "record", None)
     return {
         "step": step,

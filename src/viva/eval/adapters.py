@@ -1,0 +1,72 @@
+"""Adapters in PEFT's format, as runs export them, made readable for the engine."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+from viva.engine.checkpoint import write_checkpoint
+from viva.engine.lora import ALPHA, AdapterSettings
+
+__all__ = ["is_adapter", "staged_adapter"]
+
+_CONFIG = "adapter_config.json"
+_TENSORS = "adapter_model.safetensors"
+_MERGE = (
+    "merge it into its model (peft: merge_and_unload, save_pretrained) and give the merged folder instead"
+)
+
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "lora_alpha": (ALPHA,),
+    "bias": ("none", None),
+    "use_rslora": (False, None),
+    "use_dora": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "modules_to_save": ([], None),
+    "fan_in_fan_out": (False, None),
+}
+"""Settings of adapters that the engine can merge."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter in PEFT's format."""
+    return (folder / _CONFIG).is_file() and (folder / _TENSORS).is_file()
+
+
+def staged_adapter(folder: Path, target: Path, base_model: str | None = None) -> Path:
+    """Copy an adapter into a checkpoint of the engine's, to be sampled from.
+
+    Args:
+        folder: The adapter.
+        target: The checkpoint to write.
+        base_model: Its model, if that is not where the adapter says.
+
+    Raises:
+        ValueError: If it is of a form that the engine cannot merge, or its model is not known.
+    """
+    config = cast("dict[str, Any]", json.loads((folder / _CONFIG).read_text(encoding="utf-8")))
+    for name, allowed in _PLAIN.items():
+        if config.get(name) not in allowed:
+            raise ValueError(
+                f"the adapter {folder} has {name}={config.get(name)!r}; the engine reads {allowed[0]!r} only: {_MERGE}"
+            )
+    model = base_model or config.get("base_model_name_or_path")
+    if not model:
+        raise ValueError(f"the adapter {folder} does not name its base model; give model_name=...")
+    settings = AdapterSettings(rank=int(config["r"]), seed=0)
+    description = {
+        "base_model": str(model),
+        "adapter": settings.to_json(),
+        "alpha": ALPHA,
+        "num_steps": 0,
+        "user_metadata": {},
+    }
+    write_checkpoint(
+        target,
+        description,
+        lambda to: cast(None, shutil.copyfile(folder / _TENSORS, to / _TENSORS)),
+        overwrite=False,
+    )
+    return target

@@ -1,0 +1,270 @@
+"""From a plan to results: engine, samples, figures, files, and what the user reads."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.rl.types import EnvGroupBuilder
+
+from viva.eval.bootstrap import compare, summarise
+from viva.eval.direct import DirectSampler
+from viva.eval.figures import figures_of
+from viva.eval.measure import Conversations, ask_all, match_tokens, play_all
+from viva.eval.records import Asked, Difference, Evaluation, Played
+from viva.eval.stored import read_evaluation, write_comparison, write_evaluation, write_transcripts
+from viva.eval.table import comparison_text, evaluation_text
+from viva.judging.policy import PolicyRef, SamplingClient
+from viva.recipes.common import say
+from viva.recipes.conversation_preference_rl import build as conversation_recipe
+from viva.recipes.conversation_preference_rl.train import Config as ConversationConfig
+from viva.recipes.critique_self_play import build as critique_recipe
+from viva.recipes.critique_self_play.train import Config as CritiqueConfig
+from viva.recipes.evaluation.options import EvalOptions
+from viva.recipes.evaluation.plan import EvalPlan, engine_of, make_plan
+from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
+from viva.rl.clients import ServiceClient, settled
+from viva.rl.prompts import PromptItem
+from viva.rl.seeds import derive_seed
+from viva.rl.service import EngineConfig
+from viva.rl.train import transcript_row
+from viva.selfplay.group import Grader
+
+__all__ = ["evaluate"]
+
+_FOLDER = Path("runs/eval")
+"""Results of targets that are no runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    evaluation: Evaluation
+    path: Path
+    """Of the result file."""
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Transcripts."""
+
+
+async def evaluate(name: str, options: EvalOptions) -> str:
+    """Evaluate what a name means, and compare it if that is asked for; write the files.
+
+    Args:
+        name: A run folder, model, adapter, saved weights, or the file of an earlier evaluation.
+        options: See `EvalOptions`.
+
+    Returns:
+        The tables, for the terminal.
+
+    Raises:
+        ValueError: For anything the user has to mend; nothing was sampled then.
+    """
+    other = options.against
+    if other is None and options.against_checkpoint is not None:
+        other = name
+    if _is_file(name):
+        return _compare_files(name, other, options)
+    target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
+    plan = make_plan(target, options)
+    stored = read_evaluation(Path(other)) if other is not None and _is_file(other) else None
+    if stored is not None:
+        _check_comparable(plan.record, plan.digest, stored)
+    against = None
+    if other is not None and stored is None:
+        against = find_target(other, checkpoint=options.against_checkpoint, model_name=options.model_name)
+    _introduce(plan)
+    services: dict[EngineConfig, ServiceClient] = {}
+    first = await _evaluate(plan, target, services)
+    if options.output is not None:
+        first = replace(first, path=Path(options.output).expanduser())
+    text = _finish(first)
+    if against is not None:
+        second = await _evaluate(plan, against, services)
+        text += f"\n{_finish(second)}"
+        stored, other = second.evaluation, str(second.path)
+    if stored is not None and other is not None:
+        text += f"\n{_compare(first.evaluation, stored, plan, first.path, Path(other))}"
+    return text
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".json") and Path(name).expanduser().is_file()
+
+
+def _introduce(plan: EvalPlan) -> None:
+    parts = [f"{len(plan.items)} problems"]
+    if plan.num_unanswered:
+        parts.append(f"{plan.num_unanswered} without a known answer left out")
+    for kind, config in plan.conversations.items():
+        parts.append(f"{len(plan.talked_about)} of them in {kind} of {config.num_agents} agents")
+    say("; ".join(parts))
+
+
+async def _evaluate(plan: EvalPlan, target: Target, services: dict[EngineConfig, ServiceClient]) -> _Result:
+    engine = engine_of(target, plan.options)
+    opened = await open_policy(
+        target,
+        engine,
+        renderer_name=plan.options.renderer_name or target.config.get("renderer_name"),
+        service=services.get(engine),
+    )
+    services[engine] = opened.service
+    direct = _direct(plan, opened)
+    asked: tuple[Asked, ...] = ()
+    played: dict[str, tuple[Played, ...]] = {}
+    metrics: dict[str, dict[str, float]] = {}
+    rows: list[dict[str, Any]] = []
+    if "direct" in plan.kinds:
+        asked, metrics["direct"] = await ask_all(opened.client, direct, plan.items, plan.options.num_samples)
+    for kind, config in plan.conversations.items():
+        talks = await _conversations(plan, config, opened)
+        found, outcomes, metrics[kind] = await play_all(opened.client, talks, plan.talked_about, plan.check)
+        step = target.next_step or 0
+        rows += [transcript_row(step, index, outcome) for index, outcome in enumerate(outcomes)]
+        if plan.options.equal_tokens:
+            found = await match_tokens(opened.client, direct, found, asked)
+        played[kind] = found
+    evaluation = Evaluation(
+        target=target.summary | {"model": opened.model},
+        options=plan.record,
+        prompts_digest=plan.digest,
+        asked=asked,
+        played=played,
+        metrics=metrics,
+        figures={},
+    )
+    figures = summarise(figures_of(evaluation), resamples=plan.options.resamples, seed=_draws(plan.record))
+    return _Result(evaluation=replace(evaluation, figures=figures), path=_path(plan, target), rows=rows)
+
+
+def _draws(record: dict[str, Any]) -> int:
+    """Seed of the bootstrap: the same draws for every policy that is asked the same."""
+    return derive_seed(int(record["seed"]), "bootstrap")
+
+
+def _direct(plan: EvalPlan, opened: OpenPolicy) -> DirectSampler:
+    shared = plan.shared
+    return DirectSampler(
+        renderer=opened.renderer,
+        seed=shared.seed,
+        max_tokens=shared.max_tokens,
+        temperature=plan.record["eval_temperature"],
+        context_window=opened.context_window,
+        grader=plan.check.is_right,
+        vote=plan.check.vote,
+    )
+
+
+async def _conversations(
+    plan: EvalPlan, config: ConversationConfig | CritiqueConfig, opened: OpenPolicy
+) -> Conversations:
+    judge: SamplingClient | None = None
+    if config.judge_policy == "initial":
+        judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
+
+    def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
+        if isinstance(config, ConversationConfig):
+            factory = conversation_recipe.conversation_factory(
+                config,
+                opened.renderer,
+                judged_by,
+                system_prompt=conversation_recipe.judge_prompt(config),
+                grader=grader,
+            )
+        else:
+            factory = critique_recipe.conversation_factory(config, opened.renderer, judged_by, grader=grader)
+        return factory(item, seed)
+
+    return Conversations(
+        num_agents=config.num_agents,
+        make_builder=make_builder,
+        seed=config.seed,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        context_window=opened.context_window,
+        policy_timeout_s=config.policy_timeout_s,
+        max_retries=config.max_retries,
+        judge=judge,
+    )
+
+
+def _path(plan: EvalPlan, target: Target) -> Path:
+    """A name that says which weights, and differs where they are evaluated differently."""
+    options = plan.options
+    digest = blake2b(
+        json.dumps([plan.record, plan.digest, options.precision, options.renderer_name]).encode(),
+        digest_size=4,
+    ).hexdigest()
+    if target.folder is not None:
+        return target.folder / "eval" / f"{target.checkpoint}-{digest}.json"
+    stem = "".join(letter if letter.isalnum() else "-" for letter in target.name).strip("-")
+    return _FOLDER / f"{stem[-60:]}-{digest}.json"
+
+
+def _finish(result: _Result) -> str:
+    """Write the files; the table."""
+    write_evaluation(result.path, result.evaluation)
+    if result.rows:
+        write_transcripts(result.path.with_suffix(".transcripts.jsonl"), result.rows)
+    return f"{evaluation_text(result.evaluation)}{result.path}\n"
+
+
+def _compare(evaluation: Evaluation, against: Evaluation, plan: EvalPlan, path: Path, other: Path) -> str:
+    differences = _differences(evaluation, against, plan.options.resamples)
+    target = path.with_name(f"{path.stem}-against-{other.stem}.json")
+    write_comparison(target, evaluation, against, differences)
+    return f"{comparison_text(evaluation, against, differences)}{target}\n"
+
+
+def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
+    """Show an earlier evaluation, or compare two; nothing is sampled."""
+    evaluation = read_evaluation(Path(name).expanduser())
+    if other is None:
+        return evaluation_text(evaluation)
+    if not _is_file(other):
+        raise ValueError(
+            f"{name} is the file of an earlier evaluation and can be compared with another such file only; "
+            f"got against={other}"
+        )
+    against = read_evaluation(Path(other).expanduser())
+    _check_comparable(evaluation.options, evaluation.prompts_digest, against)
+    differences = _differences(evaluation, against, options.resamples)
+    if options.output is not None:
+        write_comparison(Path(options.output).expanduser(), evaluation, against, differences)
+    return comparison_text(evaluation, against, differences)
+
+
+def _differences(evaluation: Evaluation, against: Evaluation, resamples: int) -> dict[str, Difference]:
+    return compare(
+        figures_of(evaluation), figures_of(against), resamples=resamples, seed=_draws(evaluation.options)
+    )
+
+
+def _check_comparable(record: dict[str, Any], digest: str, stored: Evaluation) -> None:
+    """Refuse a stored evaluation of other problems, or by other options, than those to be compared with it.
+
+    Raises:
+        ValueError: See above.
+    """
+    if stored.prompts_digest != digest:
+        raise ValueError(
+            f"the stored evaluation of {stored.target['name']} is of other problems; evaluate it anew"
+        )
+    now, then = (_plain(each) for each in (record, stored.options))
+    names = _differing(now, then)
+    if names:
+        raise ValueError(
+            f"the stored evaluation of {stored.target['name']} was made with other options: "
+            f"{', '.join(f'{name} was {then.get(name)!r} and is {now.get(name)!r}' for name in names)}"
+        )
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """As JSON reads it back; how often is drawn for intervals decides nothing."""
+    content: dict[str, Any] = json.loads(json.dumps(record))
+    return {name: value for name, value in content.items() if name != "resamples"}
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> Sequence[str]:
+    return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]

@@ -1,0 +1,191 @@
+"""From options to a plan: all that can be wrong is told before a model is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import chz
+
+from viva.conversation.prompts import persona
+from viva.eval.checks import AnswerCheck, find_check
+from viva.recipes.config import RecipeConfig
+from viva.recipes.conversation_preference_rl.build import judge_prompt
+from viva.recipes.conversation_preference_rl.train import Config as ConversationConfig
+from viva.recipes.critique_self_play.build import needs_judge
+from viva.recipes.critique_self_play.train import Config as CritiqueConfig
+from viva.recipes.data import load_test_prompts
+from viva.recipes.evaluation.options import EvalOptions, check_options, recipe_options, stored_options
+from viva.recipes.evaluation.target import Target
+from viva.recipes.math_efficiency.train_rl import Config as MathConfig
+from viva.recipes.plan import at_least
+from viva.rl.prompts import PromptItem, prompts_digest
+from viva.rl.service import EngineConfig
+from viva.selfplay.critique_protocol import critique_protocol
+from viva.tiny import model_path
+
+__all__ = ["EvalPlan", "engine_of", "make_plan"]
+
+_RECIPES: dict[str, type[RecipeConfig]] = {
+    "conversation_preference_rl": ConversationConfig,
+    "critique_self_play": CritiqueConfig,
+    "math_efficiency": MathConfig,
+}
+_CONVERSATIONS: dict[str, type[ConversationConfig] | type[CritiqueConfig]] = {
+    "conversation": ConversationConfig,
+    "critique": CritiqueConfig,
+}
+_TRAINED = {"conversation_preference_rl": "conversation", "critique_self_play": "critique"}
+"""Kind of conversation by recipe."""
+_BUILT_IN_PROBLEMS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPlan:
+    """What is asked, how often, and how it is graded; the same for all policies that are compared."""
+
+    options: EvalOptions
+    kinds: tuple[str, ...]
+    shared: RecipeConfig
+    """Options of direct answers, seeds and data."""
+    conversations: dict[str, ConversationConfig | CritiqueConfig]
+    """Options of every kind of conversation."""
+    items: tuple[PromptItem, ...]
+    """Problems with known answers."""
+    num_unanswered: int
+    """Problems that were left out for want of an answer."""
+    check: AnswerCheck
+
+    @property
+    def talked_about(self) -> tuple[PromptItem, ...]:
+        """Problems that are played as conversations."""
+        return self.items[: self.shared.num_test_conversations]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """All that decides what is sampled and how it is graded, ready for JSON."""
+        shared = self.shared
+        record: dict[str, Any] = {
+            "kinds": list(self.kinds),
+            "num_samples": self.options.num_samples,
+            "equal_tokens": self.options.equal_tokens,
+            "grader": self.check.name,
+            "seed": shared.seed,
+            "max_tokens": shared.max_tokens,
+            "eval_temperature": _direct_temperature(shared),
+            "resamples": self.options.resamples,
+        }
+        for kind, config in self.conversations.items():
+            own = sorted(set(chz.chz_fields(type(config))) - set(chz.chz_fields(RecipeConfig)))
+            names = [*own, "num_agents", "personas", "on_failure", "temperature", "max_retries"]
+            record[kind] = {name: getattr(config, name) for name in names if name not in _UNUSED}
+            record[kind]["problems"] = len(self.talked_about)
+            if isinstance(config, ConversationConfig):
+                record[kind]["judge_prompt"] = judge_prompt(config)
+        return record
+
+    @property
+    def digest(self) -> str:
+        """Of the problems."""
+        return prompts_digest(self.items)
+
+
+_UNUSED = frozenset({"stop_at", "reward_weights", "judge_prompt_path"})
+"""Options of the recipes that have no part in what is said or scored."""
+
+
+def _direct_temperature(config: RecipeConfig) -> float:
+    return config.temperature if config.eval_temperature is None else config.eval_temperature
+
+
+def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
+    """Check all options and load the problems.
+
+    Args:
+        target: The policy; if it is a run, its options are the defaults.
+        options: What was given.
+
+    Raises:
+        ValueError: For anything the user has to mend.
+    """
+    check_options(options)
+    recipe = str(target.config.get("recipe"))
+    shared = recipe_options(stored_options(_RECIPES.get(recipe, RecipeConfig), target.config), options)
+    kinds = tuple(dict.fromkeys(options.kinds or _default_kinds(recipe, shared)))
+    conversations = {
+        kind: recipe_options(stored_options(_CONVERSATIONS[kind], target.config), options)
+        for kind in kinds
+        if kind != "direct"
+    }
+    for config in conversations.values():
+        _check_conversation(config)
+    check = find_check(options.grader)
+    everything = _problems(shared, target, options)
+    items = tuple(item for item in everything if item.answer is not None)
+    if not items:
+        raise ValueError(
+            f"there is no problem with a known answer among {len(everything)}; give a test set with some"
+        )
+    for item in items:
+        if why := check.refuses(item.answer or ""):
+            raise ValueError(why)
+    return EvalPlan(
+        options=options,
+        kinds=kinds,
+        shared=shared,
+        conversations=conversations,
+        items=items,
+        num_unanswered=len(everything) - len(items),
+        check=check,
+    )
+
+
+def _default_kinds(recipe: str, shared: RecipeConfig) -> list[str]:
+    talks = recipe in _TRAINED and shared.num_test_conversations > 0
+    return ["direct", _TRAINED[recipe]] if talks else ["direct"]
+
+
+def _check_conversation(config: ConversationConfig | CritiqueConfig) -> None:
+    at_least(config, {"num_agents": 2, "num_test_conversations": 1})
+    persona(0, config.personas)
+    if isinstance(config, ConversationConfig):
+        at_least(config, {"max_rounds": 1})
+        judge_prompt(config)
+    else:
+        critique_protocol(config.num_agents, personas=config.personas, comparisons=not needs_judge(config))
+
+
+def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> list[PromptItem]:
+    if shared.test_prompts_path is not None or shared.hub is not None:
+        return load_test_prompts(shared.test_prompts_path, shared.hub, shared.max_test_samples)
+    if target.model == str(model_path()):
+        from viva.tiny.tasks import problems
+
+        count = options.max_test_samples or _BUILT_IN_PROBLEMS
+        return [
+            PromptItem(question=problem.question, answer=str(problem.answer))
+            for problem in problems("test", count, seed=0)
+        ]
+    raise ValueError(
+        "there is no test set: give test_prompts_path=... (JSONL with query and answer), or hf_dataset_name=... with "
+        "hf_prompt_column and hf_answer_column"
+    )
+
+
+def engine_of(target: Target, options: EvalOptions) -> EngineConfig:
+    """Where a policy computes: as given, else as its run did, else locally.
+
+    A ``base_url`` alone means the remote engine.
+
+    Raises:
+        ValueError: If the choices contradict each other.
+    """
+    stored: Mapping[str, Any] = target.config
+    engine = options.engine or (
+        "remote" if options.base_url or "://" in target.name else stored.get("engine", "local")
+    )
+    return EngineConfig(
+        engine=engine,
+        base_url=options.base_url or (stored.get("base_url") if engine == "remote" else None),
+        device=options.device or stored.get("device"),
+        precision=options.precision or stored.get("precision", "float32"),
+    )

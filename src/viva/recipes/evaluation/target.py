@@ -1,0 +1,173 @@
+"""What ``RUN_OR_MODEL`` names: a run's checkpoint, a model, an adapter, or weights that lie with a remote engine."""
+
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.renderers.base import Renderer
+
+from viva.conversation.rendering import load_renderer
+from viva.engine.checkpoint import MANIFEST
+from viva.eval.adapters import is_adapter, staged_adapter
+from viva.judging.policy import SamplingClient
+from viva.recipes.common import resolve_model
+from viva.report.run_files import read_config
+from viva.rl.clients import ServiceClient, settled
+from viva.rl.export import choose_checkpoint
+from viva.rl.run_folder import RunFolder
+from viva.rl.service import EngineConfig, context_window, make_service
+from viva.rl.stop_rule import StopRule
+
+__all__ = ["OpenPolicy", "Target", "find_target", "open_policy"]
+
+_BASE = "base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A policy that can be evaluated."""
+
+    name: str
+    """As it was given."""
+    kind: str
+    """``run``, ``model``, ``adapter`` or ``weights``."""
+    model: str | None
+    """What the engine loads; ``None``: the weights say so themselves."""
+    weights: str | None = None
+    """Saved weights, as the engine takes them; ``None``: the model as it is."""
+    checkpoint: str | None = None
+    """Of a run."""
+    next_step: int | None = None
+    """Steps that the checkpoint was trained for."""
+    folder: Path | None = None
+    """Of a run."""
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Of a run: its options."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the result file says of it."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "model": self.model,
+            "checkpoint": self.checkpoint,
+            "next_step": self.next_step,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPolicy:
+    """A policy on an engine."""
+
+    client: SamplingClient
+    service: ServiceClient
+    model: str
+    renderer: Renderer
+    context_window: int | None
+
+
+def find_target(name: str, *, checkpoint: str | None = None, model_name: str | None = None) -> Target:
+    """What a name means: a run folder, else saved or exported weights, else a model.
+
+    Args:
+        name: From the command line.
+        checkpoint: Which one of a run.
+        model_name: Base model of weights that do not say it, or where it is now.
+
+    Raises:
+        ValueError: If there is no such thing, or no such checkpoint.
+    """
+    path = Path(name).expanduser()
+    if "://" not in name and _is_run(path):
+        return _find_checkpoint(name, path, checkpoint, model_name)
+    if checkpoint is not None:
+        raise ValueError(f"checkpoint={checkpoint} needs the folder of a run; {name} is none")
+    model = None if model_name is None else resolve_model(model_name)
+    if "://" in name or (path / MANIFEST).is_file():
+        return Target(name=name, kind="weights", model=model, weights=name if "://" in name else str(path))
+    if is_adapter(path):
+        return Target(name=name, kind="adapter", model=model, weights=str(path))
+    return Target(name=name, kind="model", model=resolve_model(name))
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("checkpoints.jsonl", "metrics.jsonl")) or (
+        "recipe" in read_config(path)
+    )
+
+
+def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: str | None) -> Target:
+    config = read_config(folder)
+    model = model_name or config.get("model_name")
+    target = Target(
+        name=name,
+        kind="run",
+        model=None if model is None else resolve_model(str(model)),
+        folder=folder,
+        config=config,
+    )
+    if wanted == _BASE:
+        if model is None:
+            raise ValueError(
+                f"{folder} does not say which model it trained; checkpoint=base needs its config.json"
+            )
+        return replace(target, checkpoint=_BASE, next_step=0)
+    run, levels = RunFolder(folder), config.get("stop_at")
+    if wanted is not None and wanted.isdecimal():
+        wanted = wanted.zfill(6)
+    found = choose_checkpoint(run, wanted, stop_rule=None if levels is None else StopRule(levels=levels))
+    return replace(
+        target, weights=run.checkpoints.resolve(found), checkpoint=found.name, next_step=found.next_step
+    )
+
+
+async def open_policy(
+    target: Target, engine: EngineConfig, *, renderer_name: str | None, service: ServiceClient | None = None
+) -> OpenPolicy:
+    """Load a policy for sampling.
+
+    Args:
+        target: From `find_target`.
+        engine: Where it computes.
+        renderer_name: Chat format; recognised by default.
+        service: Of the same engine, to share a base model that is loaded already.
+
+    Raises:
+        ValueError: If the weights cannot be read or do not fit the model.
+    """
+    if service is None:
+        # nothing is saved there: sampling clients are read-only
+        service = make_service(engine, state_dir=Path(tempfile.gettempdir()))
+    client: Any = await _client(target, engine, service)
+    model = target.model or await _base_model(client)
+    return OpenPolicy(
+        client=client,
+        service=service,
+        model=model,
+        renderer=load_renderer(client.get_tokenizer(), model_name=model, renderer_name=renderer_name),
+        context_window=context_window(model) if engine.engine == "local" else None,
+    )
+
+
+async def _client(target: Target, engine: EngineConfig, service: ServiceClient) -> Any:
+    if target.weights is None:
+        return await settled(service.create_sampling_client(base_model=target.model))
+    if target.kind == "adapter":
+        if engine.engine == "remote":
+            raise ValueError(f"the adapter {target.name} is a local folder; engine=remote cannot read it")
+        with tempfile.TemporaryDirectory(prefix="viva-eval-") as folder:
+            staged = staged_adapter(Path(target.weights), Path(folder) / "adapter", target.model)
+            return await settled(service.create_sampling_client(model_path=str(staged)))
+    if "://" in target.weights and "sampler_weights" not in target.weights:
+        # remote engines sample from weights saved for that only; a saved state has to be loaded first
+        training = await settled(service.create_training_client_from_state_with_optimizer(target.weights))
+        return await settled(training.save_weights_and_get_sampling_client())
+    if engine.engine == "remote":
+        return await settled(service.create_sampling_client(model_path=target.weights))
+    return await settled(service.create_sampling_client(model_path=target.weights, base_model=target.model))
+
+
+async def _base_model(client: Any) -> str:
+    return str(await client.get_base_model_async())

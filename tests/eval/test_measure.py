@@ -1,0 +1,214 @@
+"""Asking and playing on a scripted engine: what is counted, what is wrong, and what equal tokens mean."""
+
+import re
+
+import pytest
+
+from viva.eval.checks import CHECKS, AnswerCheck
+from viva.eval.direct import DirectEvaluator, DirectSampler
+from viva.eval.measure import Conversations, ask_all, match_tokens, play_all
+from viva.eval.metering import MeteredClient
+from viva.eval.records import WRONG
+from viva.judging.comparison import VERDICT_PREFIX
+from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.policy import accepts
+from viva.rl.prompts import PromptItem
+from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.testing import (
+    Reply,
+    ScriptedSamplingClient,
+    crashing,
+    honest,
+    malformed,
+    tiny_renderer,
+    turn_of,
+)
+
+RENDERER = tiny_renderer()
+ITEMS = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(3)]
+RIGHT, WRONG_TEXT = "The answer is {}.", "The answer is 999."
+
+
+def truth(prompt):
+    return str(int(re.search(r"What is (\d+) \+ 1", prompt)[1]) + 1)
+
+
+def client(turns=None, direct=RIGHT):
+    """Agents say what `turns` gives for (agent, round), asked directly they say `direct`; the judge knows the truth."""
+
+    def script(prompt, call):
+        right = truth(prompt)
+        if "This is round" in prompt:
+            reply = turns[turn_of(prompt)]
+            return (
+                reply()
+                if callable(reply)
+                else reply
+                if isinstance(reply, Reply)
+                else honest(reply.format(right))
+            )
+        return "A" if prompt.endswith(VERDICT_PREFIX) else direct.format(right)
+
+    def judge(prompt):
+        if not prompt.endswith(VERDICT_PREFIX):
+            return {}
+        shown = dict(re.findall(r"^Solution ([AB]):\n>(.*)$", prompt, re.M))
+        good = [f"answer is {truth(prompt)}." in shown[letter] for letter in "AB"]
+        return {"T": 1.0} if good[0] == good[1] else {"A": 1.0} if good[0] else {"B": 1.0}
+
+    return ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=judge)
+
+
+def conversations(**options):
+    def make_builder(item, seed, policy, grader):
+        return MultiAgentConversationEnvGroupBuilder(
+            question=item.question,
+            answer=item.answer,
+            num_agents=2,
+            max_rounds=2,
+            renderer=RENDERER,
+            judge=PolicySelfComparisonJudge(policy, RENDERER),
+            seed=seed,
+            grader=grader,
+            on_failure=options.pop("on_failure", "void"),
+        )
+
+    return Conversations(
+        **({"num_agents": 2, "make_builder": make_builder, "seed": 0, "max_tokens": 400} | options)
+    )
+
+
+def direct(**options):
+    return DirectSampler(**({"renderer": RENDERER, "seed": 0, "max_tokens": 40} | options))
+
+
+STORY = {(0, 0): RIGHT, (0, 1): WRONG_TEXT, (1, 0): WRONG_TEXT, (1, 1): RIGHT}
+
+
+async def test_first_and_final_answers_scores_and_tokens_are_those_of_the_conversation():
+    sampler = client(STORY)
+    played, outcomes, metrics = await play_all(sampler, conversations(), ITEMS, CHECKS["math"])
+    for each, item, outcome in zip(played, ITEMS, outcomes, strict=True):
+        assert (each.question, each.answer, each.void_reason) == (item.question, item.answer, None)
+        assert [(agent.first.right, agent.final.right) for agent in each.agents] == [
+            (True, False),
+            (False, True),
+        ]
+        assert [agent.score for agent in each.agents] == [-1.0, 1.0]
+        assert [agent.final.vote for agent in each.agents] == ["999", item.answer]
+        assert each.num_judge_tokens == 2  # one token for each order of the pair
+        replies = [turn.ac.tokens for traj in outcome.group.trajectories_G for turn in traj.transitions]
+        assert each.num_tokens == sum(map(len, replies)) + 2
+        assert sum(a.first.num_tokens + a.final.num_tokens for a in each.agents) == each.num_tokens - 2
+    assert metrics["test/conversation/correct/first"] == metrics["test/conversation/correct/final"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "reply", [Reply(text=honest("The answer is 1.").text, ended=False), Reply(text="The answer is 1.")]
+)
+async def test_a_final_answer_that_is_cut_off_or_not_in_the_asked_form_is_wrong(reply):
+    played, _, metrics = await play_all(
+        client(STORY | {(1, 1): reply}), conversations(), ITEMS[:1], CHECKS["math"]
+    )
+    assert played[0].agents[1].final.right is False
+    assert played[0].agents[1].final.vote is None
+    assert metrics["test/conversation/correct/final"] == 0.5  # the loop's metric says what was said
+
+
+async def test_a_reply_that_is_cut_within_its_form_is_wrong():
+    played, _, _ = await play_all(
+        client(STORY | {(1, 1): malformed("The answer is 1.")}), conversations(), ITEMS[:1], CHECKS["math"]
+    )
+    assert not played[0].agents[1].final.right
+
+
+async def test_a_void_conversation_is_wrong_for_everybody_and_its_tokens_count():
+    sampler = client(STORY | {(1, 1): crashing})
+    played, _, metrics = await play_all(sampler, conversations(), ITEMS[:1], CHECKS["math"])
+    (each,) = played
+    assert "out of memory" in each.void_reason
+    assert [(agent.first, agent.final, agent.score) for agent in each.agents] == [(WRONG, WRONG, None)] * 2
+    assert each.num_tokens > 0
+    assert metrics["test/conversation/rollout/void"] == 1
+
+
+async def test_agents_go_on_without_one_that_failed_and_it_is_wrong():
+    def make_builder(item, seed, policy, grader):
+        return MultiAgentConversationEnvGroupBuilder(
+            question=item.question,
+            answer=item.answer,
+            num_agents=3,
+            max_rounds=1,
+            renderer=RENDERER,
+            judge=PolicySelfComparisonJudge(policy, RENDERER),
+            grader=grader,
+            on_failure="continue",
+        )
+
+    turns = {(0, 0): RIGHT, (1, 0): crashing, (2, 0): WRONG_TEXT}
+    played, _, _ = await play_all(
+        client(turns), conversations(num_agents=3, make_builder=make_builder), ITEMS[:1], CHECKS["math"]
+    )
+    assert [agent.final.right for agent in played[0].agents] == [True, False, False]
+    assert [agent.score for agent in played[0].agents] == [1.0, None, -1.0]
+
+
+async def test_what_a_users_grader_raises_ends_the_evaluation():
+    def broken(text, answer):
+        raise ZeroDivisionError("no such thing")
+
+    check = AnswerCheck(name="broken", is_right=broken, vote=lambda text: None)
+    with pytest.raises(ZeroDivisionError, match="no such thing"):
+        await play_all(client(STORY), conversations(), ITEMS[:1], check)
+
+
+async def test_direct_answers_keep_the_seeds_of_the_training_loop():
+    sampler = client()
+    metrics = await DirectEvaluator(items=ITEMS, renderer=RENDERER, seed=0, max_tokens=40)(sampler, 7)
+    asked, found = await ask_all(sampler, direct(), ITEMS, 3)
+    seeds = sampler.seeds
+    assert found == metrics
+    assert found["test/direct_accuracy"] == 1.0
+    assert [seeds[3 + 3 * place] for place in range(3)] == seeds[:3]
+    assert len(set(seeds[3:])) == 9
+    assert [len(each.answers) for each in asked] == [3, 3, 3]
+
+
+async def test_as_many_direct_answers_as_fit_into_the_tokens_of_the_conversation():
+    sampler = client(STORY)
+    played, _, _ = await play_all(sampler, conversations(), ITEMS, CHECKS["math"])
+    asked, _ = await ask_all(sampler, direct(), ITEMS, 2)
+    calls = len(sampler.prompts)
+    matched = await match_tokens(sampler, direct(), played, asked)
+    for each, before, first in zip(matched, played, asked, strict=True):
+        length = first.answers[0].num_tokens
+        assert len(each.direct) == before.num_tokens // length
+        assert each.direct[:2] == first.answers
+        assert each.agents == before.agents
+    drawn = sum(len(each.direct) - 2 for each in matched)
+    assert drawn <= len(sampler.prompts) - calls <= drawn + 2 * len(ITEMS)
+    assert await match_tokens(client(STORY), direct(), played) == matched
+
+
+async def test_a_conversation_without_tokens_is_compared_with_one_direct_answer():
+    sampler = client(dict.fromkeys(STORY, crashing))
+    played, _, _ = await play_all(sampler, conversations(), ITEMS[:1], CHECKS["math"])
+    assert played[0].num_tokens == 0
+    (matched,) = await match_tokens(sampler, direct(), played)
+    assert [answer.right for answer in matched.direct] == [True]
+
+
+async def test_a_question_that_does_not_fit_costs_nothing_and_ends_the_search():
+    sampler = client(STORY)
+    played, _, _ = await play_all(sampler, conversations(), ITEMS[:1], CHECKS["math"])
+    (matched,) = await match_tokens(sampler, direct(context_window=5), played)
+    assert matched.direct == (WRONG,)
+
+
+def test_a_metered_client_offers_what_the_client_offers():
+    class Old:
+        def sample(self, prompt, num_samples, sampling_params):
+            raise NotImplementedError
+
+    assert accepts(MeteredClient(client()), "topk_sample_logprobs")
+    assert not accepts(MeteredClient(Old()), "topk_sample_logprobs")

@@ -1,0 +1,266 @@
+"""viva eval from the command line, on a model it has never seen: every kind of target, and what is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from random_models import make_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import viva.cli
+from viva.eval.stored import read_evaluation
+from viva.recipes.critique_self_play.train import main as train_critique
+from viva.report.run_files import iter_transcripts
+from viva.testing import ScriptedSamplingClient, tiny_renderer
+
+OPTIONS = {
+    "num_agents": 3,
+    "batch_size": 3,
+    "max_tokens": 6,
+    "lora_rank": 4,
+    "max_steps": 2,
+    "learning_rate": 1e-2,
+    "eval_every": 2,
+    "save_every": 1,
+    "num_test_conversations": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random model whose judge hesitates between A and B."""
+    folder = make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        rows = model.lm_head.weight
+        a, b = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["A", "B"])
+        rows[a] = rows[b] + 10 * rows[1]
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "problems.jsonl"
+    path.write_text("".join(f'{{"query": "{n} + 1?", "answer": {n + 1}}}\n' for n in range(4)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(model, problems, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    given = {"model_name": model, "train_prompts_path": problems, "test_prompts_path": problems}
+    options = OPTIONS | given | {"log_path": folder}
+    assert train_critique([f"{name}={value}" for name, value in options.items()]) == 0
+    return folder
+
+
+def evaluate(capsys, target, **options):
+    """The printed tables, and the result files they name."""
+    arguments = [f"{name}={value}" for name, value in ({"resamples": 100} | options).items()]
+    status = viva.cli.main(["eval", str(target), *arguments])
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    files = [Path(line) for line in told.out.splitlines() if line.endswith(".json")]
+    return told.out, files
+
+
+def last_metrics(run):
+    return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_run_is_evaluated_to_the_very_metrics_it_logged(run, capsys):
+    out, (path,) = evaluate(capsys, run)
+    found = read_evaluation(path)
+    assert path.parent == run / "eval"
+    assert path.name.startswith("000002-")
+    logged = {key: value for key, value in last_metrics(run).items() if key.startswith("test/")}
+    assert found.metrics["direct"] | found.metrics["critique"] == logged
+    assert found.figures["direct/avg@1"].value == logged["test/direct_accuracy"]
+    assert "critique/correct/best" in out
+    assert "critique/equal_tokens/direct_maj" in out
+    assert found.target | {"name": "", "model": ""} == {
+        **{"name": "", "kind": "run", "model": ""},
+        **{"checkpoint": "000002", "next_step": 2},
+    }
+    again = path.read_bytes()
+    assert evaluate(capsys, run)[1] == [path]
+    assert path.read_bytes() == again
+
+
+def test_its_conversations_are_left_in_the_form_of_a_runs_transcripts(run, capsys, tmp_path):
+    _, (path,) = evaluate(capsys, run, kinds='["critique"]', equal_tokens=False)
+    copy = tmp_path / "transcripts.jsonl"
+    copy.write_bytes(path.with_suffix(".transcripts.jsonl").read_bytes())
+    transcripts = [transcript for _, transcript in iter_transcripts(tmp_path)]
+    assert [(each.step, each.group, each.void) for each in transcripts] == [(2, 0, False), (2, 1, False)]
+    found = read_evaluation(path)
+    assert [each.record.question for each in transcripts] == [
+        each.question for each in found.played["critique"]
+    ]
+    # every sampled token is counted: 15 replies, and two label probabilities for every revision that changed
+    for each, transcript in zip(found.played["critique"], transcripts, strict=True):
+        assert each.num_judge_tokens == len(transcript.record.comparisons)
+        assert 15 <= each.num_tokens - each.num_judge_tokens <= 15 * OPTIONS["max_tokens"]
+
+
+def test_the_exported_adapter_answers_as_the_checkpoint_does(run, problems, capsys, tmp_path):
+    options = {"kinds": '["direct"]', "num_samples": 2, "test_prompts_path": problems, "max_tokens": 6}
+    _, (saved,) = evaluate(capsys, run, **options, output=tmp_path / "run.json")
+    _, (adapter,) = evaluate(capsys, run / "adapter", **options, output=tmp_path / "adapter.json")
+    _, (state,) = evaluate(
+        capsys, run / "state" / "weights" / "000002", **options, output=tmp_path / "state.json"
+    )
+    answers = [read_evaluation(path).asked for path in (saved, adapter, state)]
+    assert answers[0] == answers[1] == answers[2]
+    assert [read_evaluation(path).target["kind"] for path in (saved, adapter, state)] == [
+        "run",
+        "adapter",
+        "weights",
+    ]
+
+
+def test_the_untrained_checkpoint_is_the_model_itself(run, model, problems, capsys, tmp_path):
+    options = {"kinds": '["direct"]', "test_prompts_path": problems, "max_tokens": 6}
+    _, (base,) = evaluate(capsys, run, **options, checkpoint="base", output=tmp_path / "base.json")
+    _, (bare,) = evaluate(capsys, model, **options, output=tmp_path / "model.json")
+    assert read_evaluation(base).asked == read_evaluation(bare).asked
+    assert read_evaluation(base).target["next_step"] == 0
+
+
+def test_two_checkpoints_are_compared_on_the_same_problems_and_again_from_their_files(run, capsys):
+    out, (first, second, compared) = evaluate(
+        capsys, run, against_checkpoint="1", num_samples=2, kinds='["direct","critique"]'
+    )
+    assert (first.name[:6], second.name[:6]) == ("000002", "000001")
+    assert "differences are first less second, on the same problems" in out
+    written = json.loads(compared.read_text())
+    assert written["format"] == "viva comparison 1"
+    assert (written["first"]["next_step"], written["second"]["next_step"]) == (2, 1)
+    figures = [read_evaluation(path).figures["direct/reply_tokens"].value for path in (first, second)]
+    difference = written["figures"]["direct/reply_tokens"]
+    assert [difference["value"], difference["against"]] == figures
+    assert difference["difference"] == pytest.approx(figures[0] - figures[1])
+    again, _ = evaluate(capsys, first, against=second)
+    assert again in out
+
+
+def test_another_kind_of_conversation_than_the_trained_one(run, capsys):
+    out, (path,) = evaluate(
+        capsys, run, kinds='["conversation"]', max_rounds=1, num_agents=2, num_test_conversations=1
+    )
+    (played,) = read_evaluation(path).played["conversation"]
+    assert len(played.agents) == 2
+    assert "conversation/correct/best" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": "best"}, "no best checkpoint"),
+        ({"checkpoint": "77"}, "unknown checkpoint '000077'"),
+        ({"kinds": '["critic"]'}, "kinds must be of direct, conversation, critique; got 'critic'"),
+        ({"grader": "maths"}, "grader must be one of math, exact, choice"),
+        ({"grader": "choice"}, "grader=choice needs known answers that begin with a letter"),
+        ({"num_samples": 0}, "num_samples must be 1 or more; got 0"),
+        ({"temperature": -1}, "temperature must be 0 or more; got -1"),
+        ({"num_agents": 1}, "num_agents must be 2 or more; got 1"),
+        ({"test_prompts_path": "gone.jsonl"}, "gone.jsonl cannot be read"),
+        ({"against": "./gone"}, "model_name=./gone is not a folder"),
+    ],
+)
+def test_a_mistake_is_told_before_a_model_is_loaded(run, options, message, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "viva.recipes.evaluation.target.make_service", lambda *_, **__: pytest.fail("the engine was opened")
+    )
+    assert viva.cli.main(["eval", str(run), *(f"{name}={value}" for name, value in options.items())]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_needs_a_test_set_and_no_checkpoint(model, capsys):
+    assert viva.cli.main(["eval", str(model)]) == 2
+    assert "there is no test set" in capsys.readouterr().err
+    assert viva.cli.main(["eval", str(model), "checkpoint=last"]) == 2
+    assert "checkpoint=last needs the folder of a run" in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_form_says_how_to_merge_it(run, problems, capsys, tmp_path):
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_bytes((run / "adapter" / name).read_bytes())
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 16}))
+    assert viva.cli.main(["eval", str(tmp_path), f"test_prompts_path={problems}"]) == 2
+    assert "has lora_alpha=16; the engine reads 32 only: merge it" in capsys.readouterr().err
+
+
+def test_stored_results_of_other_problems_or_options_are_not_compared(run, problems, capsys, tmp_path):
+    options = {"kinds": '["direct"]'}
+    _, (one,) = evaluate(capsys, run, **options, output=tmp_path / "one.json")
+    _, (other,) = evaluate(capsys, run, **options, num_samples=2, output=tmp_path / "other.json")
+    assert viva.cli.main(["eval", str(one), f"against={other}"]) == 2
+    assert "made with other options: num_samples was 2 and is 1" in capsys.readouterr().err
+    _, (fewer,) = evaluate(capsys, run, **options, max_test_samples=2, output=tmp_path / "fewer.json")
+    assert viva.cli.main(["eval", str(one), f"against={fewer}"]) == 2
+    assert "is of other problems" in capsys.readouterr().err
+    assert viva.cli.main(["eval", str(one), f"against={run}"]) == 2
+    assert "can be compared with another such file only" in capsys.readouterr().err
+
+
+def test_the_built_in_policy_has_problems_of_its_own(monkeypatch, tmp_path, capsys):
+    renderer = tiny_renderer()
+    client = ScriptedSamplingClient(renderer=renderer, script=lambda prompt, call: "The answer is 7.")
+    client.get_tokenizer = lambda: renderer.tokenizer
+
+    class Service:
+        def create_sampling_client(self, model_path=None, base_model=None):
+            return client
+
+    monkeypatch.setattr("viva.recipes.evaluation.target.make_service", lambda *_, **__: Service())
+    monkeypatch.chdir(tmp_path)
+    out, (path,) = evaluate(capsys, "tiny", max_test_samples=5, num_samples=4)
+    assert path.parent == Path("runs/eval")
+    assert "tiny, 5 problems asked directly 4 times" in out
+    found = read_evaluation(path)
+    assert found.figures["direct/pass@4"].value == found.figures["direct/avg@4"].value
+    assert found.options["kinds"] == ["direct"]
+
+
+def test_a_remote_engine_is_asked_for_the_named_model(monkeypatch, problems, tmp_path, capsys):
+    asked = []
+    renderer = tiny_renderer()
+    client = ScriptedSamplingClient(renderer=renderer, script=lambda prompt, call: "1")
+    client.get_tokenizer = lambda: renderer.tokenizer
+
+    async def get_base_model_async():
+        return "some/model"
+
+    client.get_base_model_async = get_base_model_async
+
+    class Service:
+        def __init__(self, base_url):
+            asked.append(base_url)
+
+        def create_sampling_client(self, model_path=None, base_model=None):
+            asked.append((model_path, base_model))
+            return client
+
+    monkeypatch.setattr("tinker.ServiceClient", Service)
+    options = {
+        "test_prompts_path": problems,
+        "base_url": "http://localhost:8000",
+        "output": tmp_path / "x.json",
+    }
+    evaluate(capsys, "some/model", **options)
+    evaluate(capsys, "tinker://run/sampler_weights/final", **options)
+    assert asked == [
+        *("http://localhost:8000", (None, "some/model")),
+        *("http://localhost:8000", ("tinker://run/sampler_weights/final", None)),
+    ]
+
+
+def test_help_lists_the_options(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        viva.cli.main(["eval", "tiny", "--help"])
+    told = capsys.readouterr().out
+    assert all(name in told for name in ("checkpoint", "against", "num_samples", "grader", "equal_tokens"))
