@@ -39,7 +39,7 @@ def _sum(record: RecordedConversation) -> str:
     ]
     if agreement.num_pairs:
         parts.append(f"{agreement.num_right} of {agreement.num_pairs} verdicts agree with the known answers")
-    return f'<p class="muted judge">{"; ".join(parts)}.</p>'
+    return f'<p class="muted">{"; ".join(parts)}.</p>'
 
 
 def _between_agents(by_pair: dict[_Pair, list[RecordedComparison]]) -> str:

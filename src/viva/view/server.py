@@ -32,7 +32,8 @@ def serve(
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"viva view needs {' and '.join(missing)}; install them: pip install 'viva[view]'")
+        it = "it" if len(missing) == 1 else "them"
+        raise ValueError(f"viva view needs {' and '.join(missing)}; install {it}: pip install 'viva[view]'")
     import uvicorn
 
     from viva.view.app import make_app

@@ -19,10 +19,12 @@ export function answersText(row) {
   return row.num_graded ? `${row.num_right}/${row.num_graded}` : "–";
 }
 
+const counted = (count, noun) => (count ? `${count} ${noun}${count > 1 ? "s" : ""}` : "");
+
 export function stateText(row) {
-  return [row.is_void ? "void" : "", row.num_failures ? `${row.num_failures} failed` : "", row.num_mended > 0 ? `+${row.num_mended} mended` : "",
-    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", row.num_flips ? `${row.num_flips} flips` : "",
-    row.num_cycles ? `${row.num_cycles} cycles` : "", row.has_tokens ? "tokens" : ""].filter(Boolean).join(", ");
+  return [row.is_void ? "void" : "", row.num_failures ? `${row.num_failures} failed` : "", row.num_mended > 0 ? `${row.num_mended} mended` : "",
+    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", counted(row.num_flips, "flip"), counted(row.num_cycles, "cycle"),
+    row.has_tokens ? "tokens" : ""].filter(Boolean).join(", ");
 }
 
 function choice(name, label, options, value, onchange) {

@@ -1,0 +1,66 @@
+"""The command: what it refuses, and that it starts light and on this machine alone."""
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browser import served
+
+from viva.cli import main
+from viva.view.server import serve
+
+MakeRun = Callable[..., Path]
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else known(name))
+    assert main(["view", str(make_run())]) == 2
+    assert "viva view needs uvicorn; install it: pip install 'viva[view]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["a", "b", "c"], "one run or two; got 3"),
+        (["nothing"], "is not a folder"),
+        (["a", "--port", "70000"], "65535"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told(make_run: MakeRun) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} cannot be used"):
+            serve([make_run()], port=port, say=lambda _: None)
+
+
+def test_the_address_is_on_the_loopback_interface_and_has_a_token(make_run: MakeRun) -> None:
+    with served(make_run()) as address:
+        assert address.startswith("http://127.0.0.1:")
+        assert len(address.partition("?token=")[2]) >= 30
+
+
+def test_the_server_loads_no_heavy_package() -> None:
+    code = "import json, sys, viva.view.app, viva.view.server; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy"}
+    assert not heavy & set(json.loads(done.stdout))

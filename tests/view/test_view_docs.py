@@ -1,0 +1,36 @@
+"""docs/view.md says what the page does."""
+
+import re
+from pathlib import Path
+
+from viva.report.markup import MAX_TEXT_CHARS
+from viva.view.curves import curve_layout
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = " ".join((ROOT / "docs" / "view.md").read_text(encoding="utf-8").split())
+STATIC = ROOT / "src" / "viva" / "view" / "static"
+
+
+def test_every_key_of_the_help_is_on_the_page() -> None:
+    script = (STATIC / "app.js").read_text(encoding="utf-8")
+    keys = script[script.index("const KEYS") : script.index("];", script.index("const KEYS"))]
+    for row in re.findall(r'^  \["([^"]+)"', keys, re.MULTILINE):
+        for key in row.split():
+            assert f"`{key}`" in PAGE, key
+
+
+def test_groups_limits_and_defaults_are_those_of_the_code() -> None:
+    keys = ["test/x", "reward/x", "judge/x", "experts/iid/x", "time/x"]
+    groups = ", ".join(group["name"] for group in curve_layout(keys))
+    assert f"in groups: {groups}." in PAGE
+    assert f"more than {MAX_TEXT_CHARS:,} characters" in PAGE
+    loop = (ROOT / "src" / "viva" / "rl" / "train.py").read_text(encoding="utf-8")
+    assert re.search(r"tokens_every: int = (\d+)", loop).group(1) == re.search(
+        r"`tokens_every` \((\d+);", PAGE
+    ).group(1)
+
+
+def test_every_file_that_a_run_appends_to_is_on_the_page_or_is_for_other_commands() -> None:
+    log = (ROOT / "src" / "viva" / "rl" / "run_log.py").read_text(encoding="utf-8")
+    files = set(re.findall(r'"(\w+\.jsonl)"', log[log.index("_FILES") :].partition("\n")[0]))
+    assert {name for name in files if f"`{name}`" not in PAGE} == {"samples.jsonl"}
