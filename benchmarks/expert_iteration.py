@@ -41,7 +41,7 @@ ARMS = (
 STYLE = "Well,"
 NUM_SCORED = 100
 """Test problems behind which the probability of the style is looked up."""
-ESTIMATOR_OPTIONS = {"seq_is": '{"force": true}', "distill": '{"teacher": "prompt_augmentation"}'}
+ESTIMATOR_OPTIONS = {"seq_is": '{"force": True}', "distill": '{"teacher": "prompt_augmentation"}'}
 STRATEGIES = {  # with samples per strategy and problem, and problems per step: about as many tokens each
     "iid": ("iid", 8, 16),
     "hint": ("iid,prompt_augmentation", 4, 16),
