@@ -67,7 +67,7 @@ async def evaluate(name: str, options: EvalOptions) -> str:
         return _compare_files(name, other, options)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
     plan = make_plan(target, options)
-    stored = read_evaluation(Path(other)) if other is not None and _is_file(other) else None
+    stored = _stored(other) if other is not None and _is_file(other) else None
     if stored is not None:
         _check_comparable(plan.record, plan.digest, stored)
     against = None
@@ -90,6 +90,10 @@ async def evaluate(name: str, options: EvalOptions) -> str:
 
 def _is_file(name: str) -> bool:
     return name.endswith(".json") and Path(name).expanduser().is_file()
+
+
+def _stored(name: str) -> Evaluation:
+    return read_evaluation(Path(name).expanduser())
 
 
 def _introduce(plan: EvalPlan) -> None:
@@ -219,7 +223,7 @@ def _compare(evaluation: Evaluation, against: Evaluation, plan: EvalPlan, path: 
 
 def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
     """Show an earlier evaluation, or compare two; nothing is sampled."""
-    evaluation = read_evaluation(Path(name).expanduser())
+    evaluation = _stored(name)
     if other is None:
         return evaluation_text(evaluation)
     if not _is_file(other):
@@ -227,7 +231,7 @@ def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
             f"{name} is the file of an earlier evaluation and can be compared with another such file only; "
             f"got against={other}"
         )
-    against = read_evaluation(Path(other).expanduser())
+    against = _stored(other)
     _check_comparable(evaluation.options, evaluation.prompts_digest, against)
     differences = _differences(evaluation, against, options.resamples)
     if options.output is not None:
