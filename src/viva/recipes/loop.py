@@ -3,12 +3,12 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import tinker
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.credit.spans import token_texts
+from viva.credit.spans import Decoder, token_texts
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator
 from viva.judging.policy import PolicyRef
@@ -147,7 +147,7 @@ def make_training(
         policy_refs=policy_refs,
         sinks=[*opened.trackers, *sinks],
         show_steps=any(choice.name == CONSOLE for choice in plan.options.trackers),
-        token_texts=partial(token_texts, opened.renderer.tokenizer),
+        token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
         stop_rule=stop_rule,
     )
 
