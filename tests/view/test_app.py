@@ -124,6 +124,15 @@ async def test_runs_tell_what_they_are_and_curves_come_in_groups(make_run: MakeR
         assert both[0]["test/direct_accuracy"]["band"][0] == pytest.approx(1.96 * 0.02, rel=1e-3)
 
 
+async def test_runs_of_one_name_are_told_apart_by_the_folders_above(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    (tmp_path / "seed-1").mkdir()
+    one, other = make_run("run"), make_run("seed-1/run")
+    async with client(one, other) as made:
+        assert [run["name"] for run in await read_all(made)] == [f"{tmp_path.name}/run", "seed-1/run"]
+
+
 async def test_conversations_are_filtered_and_paged_and_know_their_neighbours(make_run: MakeRun) -> None:
     async with client(make_run()) as made:
         await read_all(made)
@@ -225,3 +234,32 @@ async def test_hostile_text_arrives_as_text_with_its_control_characters_shown(ma
         )
         await read_all(made)
         assert (await made.get("/api/conversation?step=0&group=1")).status_code in (400, 404)
+
+
+async def test_results_of_viva_eval_are_listed_and_other_files_are_not(make_run: MakeRun) -> None:
+    folder = make_run()
+    (folder / "eval").mkdir()
+    target = {"name": HOSTILE, "kind": "run", "checkpoint": "000017"}
+    figure = {"value": 0.5, "low": 0.4, "high": None, "num_problems": 100}
+    result = {"format": "viva evaluation 1", "target": target, "figures": {"avg@1": figure}}
+    difference = {"value": 0.5, "against": 0.25, "difference": 0.25, "low": 0.125, "high": 0.375}
+    compared = {
+        "format": "viva comparison 1",
+        "first": target,
+        "second": target,
+        "figures": {"avg@1": difference},
+    }
+    for name, content in (
+        ("000017-a", result),
+        ("000017-b", compared),
+        ("other", {"format": "else"}),
+        ("list", []),
+    ):
+        (folder / "eval" / f"{name}.json").write_text(json.dumps(content))
+    async with client(folder, make_run("run-b")) as made:
+        first, second = await ask(made, "/api/evaluations")
+    assert [each["kind"] for each in first["results"]] == ["evaluation", "comparison"]
+    assert first["results"][0]["figures"] == {"avg@1": figure}
+    assert first["results"][1]["figures"] == {"avg@1": difference}
+    assert "\u202e" not in first["results"][0]["about"]
+    assert second["results"] == []

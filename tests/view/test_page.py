@@ -81,6 +81,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         file.write(broken + b"\n")
     write_lines(runs[0] / "tokens.jsonl", [tokens(30, 0, strategy=HOSTILE) | {"turns": [hostile_tokens()]}])
     write_lines(runs[0] / "metrics.jsonl", [{"step": 30, f"{HOSTILE}/<b>": 1.0}])
+    figures = {
+        "avg@4": {"value": 0.5, "low": 0.4, "high": 0.6, "num_problems": 100},
+        HOSTILE: {"value": None},
+    }
+    result = {
+        "format": "viva evaluation 1",
+        "target": {"name": "run-a", "checkpoint": "000030"},
+        "figures": figures,
+    }
+    (runs[0] / "eval").mkdir()
+    (runs[0] / "eval" / "000030-a.json").write_text(json.dumps(result))
     with served(*runs) as address, chromium(folder / "profile") as page:
         yield Site(page, address, runs)
         assert page.mistakes == []
@@ -353,6 +364,13 @@ def test_everything_can_be_done_by_keyboard_alone(site: Site) -> None:
     page.wait_for_selector("#judge-flips")
     page.keyboard.press("1")
     page.wait_for_selector(".groups")
+
+
+def test_evaluations_show_figures_with_their_intervals(site: Site) -> None:
+    page = site.show("evaluations")
+    assert site.texts(".evaluation h3") == ["run-a 000030"]
+    cells = page.locator(".figures tbody tr").first.locator("td").all_inner_texts()
+    assert cells == ["0.5", "0.4", "0.6", "100"]
 
 
 def test_differences_of_options_are_marked(site: Site) -> None:

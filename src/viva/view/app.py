@@ -20,6 +20,7 @@ from viva.report.run_files import transcript_of
 from viva.report.token_turns import token_payload
 from viva.view.curves import curve_layout, curve_points
 from viva.view.entries import Entry
+from viva.view.evaluations import read_evaluations
 from viva.view.guard import Guard
 from viva.view.payload import conversation_payload, text_at
 from viva.view.queries import MAX_PAGE_SIZE, facets, judge_totals, page_of, parse_query, select
@@ -108,6 +109,7 @@ class _Api:
             self.conversation,
             self.text,
             self.judge,
+            self.evaluations,
         )
         return {method.__name__: self._locked(method) for method in methods}
 
@@ -122,7 +124,10 @@ class _Api:
         """All runs, after a look at what is new in their files."""
         return {
             "viva": __version__,
-            "runs": [_run(run, is_complete=run.refresh()) for run in self._runs],
+            "runs": [
+                _run(run, name, is_complete=run.refresh())
+                for run, name in zip(self._runs, _names(self._runs), strict=True)
+            ],
         }
 
     def curves(self, _: Request) -> Any:
@@ -194,6 +199,13 @@ class _Api:
             "rows": [_row(run, entry) for entry in page_of(telling, page, _PAGE_SIZE)],
         }
 
+    def evaluations(self, _: Request) -> Any:
+        """What ``viva eval`` wrote into the runs' folders."""
+        return [
+            {"name": name, "results": read_evaluations(run.folder)}
+            for run, name in zip(self._runs, _names(self._runs), strict=True)
+        ]
+
     def _run(self, request: Request) -> RunIndex:
         index = _whole(request, "run", 0)
         if not 0 <= index < len(self._runs):
@@ -212,10 +224,20 @@ def _row(run: RunIndex, entry: Entry) -> dict[str, Any]:
     return asdict(entry) | {"has_tokens": run.has_tokens(entry.step, entry.group)}
 
 
-def _run(run: RunIndex, *, is_complete: bool) -> dict[str, Any]:
+def _names(runs: Sequence[RunIndex]) -> list[str]:
+    """Names of the folders, with as many of those above them as it takes to tell the runs apart."""
+    parts = [run.folder.resolve().parts for run in runs]
+    longest = max(map(len, parts))
+    count = 1
+    while count < longest and len({own[-count:] for own in parts}) < len(parts):
+        count += 1
+    return [visible("/".join(own[-count:])) for own in parts]
+
+
+def _run(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
     model = run.config.get("model_name")
     return {
-        "name": visible(run.folder.resolve().name),
+        "name": name,
         "model": visible(model) if isinstance(model, str) else "",
         "version": run.version,
         "steps": run.num_steps,

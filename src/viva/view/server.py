@@ -1,5 +1,6 @@
 """``viva view``: serve the page on this machine alone until the user stops it."""
 
+import contextlib
 import importlib.util
 import secrets
 import socket
@@ -55,7 +56,8 @@ def serve(
             proxy_headers=False,
             server_header=False,
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        with contextlib.suppress(KeyboardInterrupt):  # how a user ends it is no error
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:

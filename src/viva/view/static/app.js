@@ -4,14 +4,17 @@ import { ask, go, link, place, Refused } from "./api.js";
 import { conversationView } from "./conversation.js";
 import { curvesView } from "./curves.js";
 import { h, replace } from "./dom.js";
+import { evaluationsView } from "./evaluations.js";
 import { judgeView } from "./judge.js";
 import { listView } from "./list.js";
 import { optionsView } from "./options.js";
 
-const VIEWS = { curves: curvesView, conversations: listView, conversation: conversationView, judge: judgeView, options: optionsView };
-const TABS = [["curves", "Curves", "1"], ["conversations", "Conversations", "2"], ["judge", "Judge", "3"], ["options", "Options", "4"]];
+const VIEWS = { curves: curvesView, conversations: listView, conversation: conversationView, judge: judgeView, evaluations: evaluationsView,
+  options: optionsView };
+const TABS = [["curves", "Curves", "1"], ["conversations", "Conversations", "2"], ["judge", "Judge", "3"], ["evaluations", "Evaluations", "4"],
+  ["options", "Options", "5"]];
 const KEYS = [
-  ["1 2 3 4", "curves, conversations, judge, options"],
+  ["1 2 3 4 5", "curves, conversations, judge, evaluations, options"],
   ["j k", "next and previous: conversation in the list, or the one that is shown"],
   ["Enter", "open the chosen conversation"],
   ["u", "back to the list"],

@@ -40,7 +40,7 @@ function range(values) {
 function scales(lines, size) {
   const [x0, x1] = range(lines.flatMap((line) => [line.steps[0], line.steps.at(-1)]));
   const [y0, y1] = range(lines.flatMap((line) => line.shown.concat(
-    line.band ? line.shown.flatMap((value, index) => [value - line.band[index], value + line.band[index]]) : [])));
+    line.band ? line.values.flatMap((value, index) => [value - line.band[index], value + line.band[index]]) : [])));
   const { left, right, top, bottom } = WIDE;
   return {
     x: (value) => left + (value - x0) / (x1 - x0) * (size[0] - left - right),
@@ -57,9 +57,10 @@ function path(line, values, scale) {
   return values.map((value, index) => `${index ? "L" : "M"}${at(scale.x(line.steps[index]), scale.y(value))}`).join("");
 }
 
+// The interval of what was measured, also where a smoothed line is drawn.
 function band(line, scale) {
-  const upper = line.shown.map((value, index) => at(scale.x(line.steps[index]), scale.y(value + line.band[index])));
-  const lower = line.shown.map((value, index) => at(scale.x(line.steps[index]), scale.y(value - line.band[index])));
+  const upper = line.values.map((value, index) => at(scale.x(line.steps[index]), scale.y(value + line.band[index])));
+  const lower = line.values.map((value, index) => at(scale.x(line.steps[index]), scale.y(value - line.band[index])));
   return `M${upper.join("L")}L${lower.reverse().join("L")}Z`;
 }
 
@@ -103,9 +104,9 @@ export function chart(title, lines, { size = [420, 190], smoothing = 0 } = {}) {
     replace(values, h("span", { class: "step" }, `step ${step}`), drawn.map((line) => {
       const own = line.steps[nearest(line.steps, step)] === step ? nearest(line.steps, step) : -1;
       const width = own >= 0 && line.band && line.band[own] ? ` ± ${number(line.band[own])}` : "";
-      const raw = own >= 0 && smoothing ? ` (${number(line.values[own])})` : "";
+      const beside = own >= 0 && smoothing ? ` (${number(line.values[own])}${width})` : width;
       return h("span", { class: `legend c${line.colour} run${line.run}` }, h("i", {}),
-        `${line.name} `, h("b", {}, own >= 0 ? number(line.shown[own]) : "–"), width, raw);
+        `${line.name} `, h("b", {}, own >= 0 ? number(line.shown[own]) : "–"), beside);
     }));
   }
 
