@@ -30,8 +30,8 @@ NAMES = {
     "robust-shuffled": "the same, shuffled rewards",
 }
 OPTIONS = {
-    "conversation": {"max_steps": "26", "eval_every": "13", "num_test_conversations": "24"},
-    "critique": {"max_steps": "17", "batch_size": "32", "eval_every": "9", "num_test_conversations": "24"},
+    "conversation": {"max_steps": "20", "eval_every": "10", "num_test_conversations": "24"},
+    "critique": {"max_steps": "16", "batch_size": "32", "eval_every": "8", "num_test_conversations": "24"},
 }
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 FIGURES = {

@@ -21,6 +21,7 @@ from viva.selfplay.critique_prompts import (
     ranking_instruction,
     revision_instruction,
     shown,
+    shown_solution,
 )
 from viva.selfplay.critique_protocol import compared_items, critique_protocol
 from viva.testing import Reply, Script, ScriptedPolicy, crashing, tiny_renderer
@@ -118,7 +119,7 @@ def test_the_prompts_are_those_that_the_built_in_policy_is_raised_on() -> None:
             if segment == "critique"
             else ranking_instruction(author, own, votes_on_own=False)
         )
-        blocks = [shown(f"Solution {letter}", text) for letter, text in shown_as.items()]
+        blocks = [shown_solution(letter, text) for letter, text in shown_as.items()]
         assert protocol.messages(prompt) == critique_messages("2 + 2?", blocks, closing)
 
 

@@ -58,8 +58,10 @@ def judge_messages(question: str, solution_a: str, solution_b: str, system_promp
         Message(
             role="user",
             content=(
-                f"Problem:\n{quote(question)}\nSolution A:\n{quote(solution_a)}\n"
-                f"Solution B:\n{quote(solution_b)}\nWhich solution is better? Reply with the JSON object."
+                f"Problem:\n{quote(question)}\n"
+                f"Solution A:\n{quote(solution_a)}\nEnd of solution A.\n"
+                f"Solution B:\n{quote(solution_b)}\nEnd of solution B.\n"
+                "Which solution is better? Reply with the JSON object."
             ),
         ),
     ]

@@ -24,6 +24,7 @@ __all__ = [
     "ranking_instruction",
     "revision_instruction",
     "shown",
+    "shown_solution",
 ]
 
 CRITIQUE_SYSTEM_PROMPT = """\
@@ -46,6 +47,11 @@ CRITIQUE_PERSONAS: dict[int, str] = {
 def shown(title: str, text: str) -> str:
     """One titled, quoted block of a prompt."""
     return f"{title}:\n{quote(text)}\n"
+
+
+def shown_solution(letter: str, text: str) -> str:
+    """One solution under its letter. The letter comes again at the end: there a reader knows the whole solution."""
+    return f"{shown(f'Solution {letter}', text)}End of solution {letter}.\n"
 
 
 def critique_messages(question: str, blocks: Sequence[str], closing: str) -> list[Message]:
@@ -75,8 +81,8 @@ def ranking_instruction(persona: str, own: str | None, *, votes_on_own: bool) ->
     """Rounds 1 and 3: rank. ``own`` is the alias of the agent's own solution, if it is shown."""
     which = "all solutions" if votes_on_own or own is None else "the other solutions"
     return (
-        f"{_author(persona, own)} Check and rank {which}. End with one line: the word Ranking, a colon, then the "
-        "letters, best first, with > between them and = between equals."
+        f"{_author(persona, own)} Check and rank {which}. End with one line: the word Ranking, a colon, then "
+        "every pair of letters with >, < or = between them, and commas between the pairs."
     )
 
 

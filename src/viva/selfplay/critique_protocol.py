@@ -30,6 +30,7 @@ from viva.selfplay.critique_prompts import (
     ranking_instruction,
     revision_instruction,
     shown,
+    shown_solution,
 )
 
 __all__ = ["compared_items", "critique_protocol"]
@@ -175,7 +176,7 @@ def _solutions(turns: Sequence[Turn]) -> dict[Item, str]:
 def _show_all(turns: Sequence[Turn], view: View) -> str:
     texts = {turn.agent_id: turn.response.solution for turn in turns if isinstance(turn.response, Solution)}
     return "".join(
-        shown(f"Solution {letter}", texts[agent_id])
+        shown_solution(letter, texts[agent_id])
         for letter, agent_id in view.letters.items()
         if agent_id in texts
     )
@@ -184,9 +185,7 @@ def _show_all(turns: Sequence[Turn], view: View) -> str:
 def _show_compared(turns: Sequence[Turn], view: View) -> str:
     texts = _solutions(turns)
     return "".join(
-        shown(f"Solution {letter}", texts[item])
-        for letter, item in compared_items(view).items()
-        if item in texts
+        shown_solution(letter, texts[item]) for letter, item in compared_items(view).items() if item in texts
     )
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from tinker_cookbook.renderers.base import Message
 
-from viva.tiny.tasks import Problem, Step, worked_solution, wrong_solution
+from viva.tiny.tasks import Problem, worked_solution, wrong_solution
 
-__all__ = ["Attempt", "Example", "make_attempt", "missing_step"]
+__all__ = ["Attempt", "Example", "critic_attempt", "make_attempt"]
 
 _SURE_OF_PLAIN_STEPS = 0.6
 _SURE_OF_HARD_STEPS = 0.36
+_SURE_AS_CRITIC = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,6 @@ def make_attempt(problem: Problem, rng: random.Random, *, sure: float | None = N
     return Attempt(wrong_solution(problem, rng), False)
 
 
-def missing_step(problem: Problem, solution: str) -> Step:
-    """The first right step that a wrong solution does not contain."""
-    for step in problem.steps:
-        if f"{step.left}{step.operator}{step.right}={step.result}." not in solution:
-            return step
-    raise ValueError(f"the solution contains every right step: {solution!r}")
+def critic_attempt(problem: Problem, rng: random.Random) -> Attempt:
+    """The attempt of one who looks at others' solutions: more careful than with its own."""
+    return make_attempt(problem, rng, sure=_SURE_AS_CRITIC)

@@ -5,7 +5,7 @@ import random
 from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.prompts import direct_messages
-from viva.tiny.attempts import Example, make_attempt
+from viva.tiny.attempts import Example, critic_attempt, make_attempt
 from viva.tiny.review_text import remark
 from viva.tiny.tasks import sample_problem
 
@@ -45,7 +45,8 @@ def feedback_example(rng: random.Random) -> Example:
     if rng.random() < 0.5:
         feedback = RIGHT_FEEDBACK if first.right else WRONG_FEEDBACK
     else:
-        feedback = "".join(text for text, _ in remark(problem, first, rng)).strip()
+        own_way = critic_attempt(problem, rng)
+        feedback = "".join(text for text, _ in remark(own_way, first)).strip()
     says_right = "right" in feedback
     second = first if says_right else make_attempt(problem, rng, sure=_SURE_AFTER_FEEDBACK)
     if first.right and not says_right:

@@ -16,10 +16,12 @@ __all__ = [
     "Problem",
     "Split",
     "Step",
+    "answer_of",
     "problems",
     "sample_problem",
     "sample_step",
     "worked_solution",
+    "working_of",
     "wrong_solution",
 ]
 
@@ -29,6 +31,7 @@ Operator = Literal["+", "-", "x"]
 _OPERATORS: dict[str, Operator] = {"add": "+", "sub": "-", "mul": "x"}
 
 _TEST_SHARE = 0.1
+_CONCLUSION = " The answer is "
 
 _NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jan", "Kim", "Leo")
 _ITEMS = ("apples", "books", "coins", "dolls", "eggs", "forks", "pens", "stamps", "shells", "cards")
@@ -164,7 +167,17 @@ def _distinct(rng: random.Random, split: Split, count: int) -> Iterator[Problem]
 
 def _text(lines: list[tuple[Step, int]]) -> str:
     working = " ".join(f"{step.left}{step.operator}{step.right}={result}." for step, result in lines)
-    return f"{working} The answer is {lines[-1][1]}."
+    return f"{working}{_CONCLUSION}{lines[-1][1]}."
+
+
+def working_of(solution: str) -> str:
+    """The lines of working of a solution of ours."""
+    return solution.partition(_CONCLUSION)[0]
+
+
+def answer_of(solution: str) -> str:
+    """The answer that a solution of ours ends with."""
+    return solution.partition(_CONCLUSION)[2].removesuffix(".")
 
 
 def worked_solution(problem: Problem) -> str:
@@ -172,16 +185,46 @@ def worked_solution(problem: Problem) -> str:
     return _text([(step, step.result) for step in problem.steps])
 
 
+def _with_other_operator(step: Step) -> Step:
+    """The step with another operation, carried out without a slip."""
+    other: Operator = "-" if step.operator == "+" and step.left > step.right else "+"
+    if step.operator == "+" and other == "+":
+        return Step(left=step.left, operator="x", right=step.right)
+    return Step(left=step.left, operator=other, right=step.right)
+
+
 def wrong_solution(problem: Problem, rng: random.Random) -> str:
-    """A solution with one typical slip; its answer is always wrong."""
+    """A solution with one typical fault; its answer is always wrong.
+
+    A slip in a step, a forgotten second step, another operation than the one that is asked for, or (where one step
+    is enough) a second step that nobody asked for.
+    """
     steps = problem.steps
+    fault = rng.choice(("slip", "slip", "slip", "operation", "number"))
+    first = steps[0]
     if len(steps) == 1:
-        return _text([(steps[0], steps[0].slip)])
-    first, second = steps
-    fault = rng.choice(("first", "second", "forgotten"))
-    if fault == "forgotten":
+        if fault == "operation":
+            return _different(problem, [_with_other_operator(first)])
+        if fault == "number":
+            return _different(problem, [first, Step(left=first.result, operator="-", right=first.right)])
+        return _text([(first, first.slip)])
+    second = steps[1]
+    if fault == "operation":
+        changed = _with_other_operator(first)
+        return _different(
+            problem, [changed, Step(left=changed.result, operator=second.operator, right=second.right)]
+        )
+    if fault == "number":
         return _text([(first, first.result)])
-    if fault == "second":
+    if rng.random() < 0.5:
         return _text([(first, first.result), (second, second.slip)])
     carried = Step(left=first.slip, operator=second.operator, right=second.right)
     return _text([(first, first.slip), (carried, max(carried.result, 0))])
+
+
+def _different(problem: Problem, steps: list[Step]) -> str:
+    """The working of these steps if it gives a wrong answer that is a number one can have, else a slip."""
+    if 0 <= steps[-1].result != problem.answer:
+        return _text([(step, step.result) for step in steps])
+    *before, last = problem.steps
+    return _text([(step, step.result) for step in before] + [(last, last.slip)])

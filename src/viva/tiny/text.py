@@ -20,22 +20,24 @@ from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
 from viva.tiny.attempts import Attempt, Example, make_attempt
 from viva.tiny.expert_text import careful_example, feedback_example
 from viva.tiny.review_text import (
-    comparison_drill_example,
     critique_example,
+    lookup_example,
+    order_example,
     proposal_example,
     ranking_example,
-    reasoned_critique_example,
-    reasoned_ranking_example,
-    reasoned_revision_example,
+    remark,
     revision_example,
 )
-from viva.tiny.tasks import Problem, sample_problem, sample_step, worked_solution, wrong_solution
+from viva.tiny.tasks import Problem, answer_of, sample_problem, sample_step, worked_solution, wrong_solution
 
 __all__ = [
     "COMPARISONS",
+    "JUDGEMENTS",
     "LESSONS",
     "MIXTURE",
-    "REVIEWS",
+    "ORDERS",
+    "agreement_example",
+    "audit_example",
     "check_example",
     "conversation_example",
     "direct_example",
@@ -45,8 +47,15 @@ __all__ = [
 ]
 
 _TRUE_OPINION = 0.8
-_TRUE_VERDICT = 0.8
+_TRUE_VERDICT = 0.9
+_OVERLOOKED = 2
+"""Difference of two answers up to which the judge does not tell them apart."""
 _VERDICT_WEIGHT = 8.0
+
+
+def _seen(solution: str, other: str) -> bool:
+    """Whether the judge tells two answers apart."""
+    return abs(int(answer_of(solution)) - int(answer_of(other))) > _OVERLOOKED
 
 
 def drill_example(rng: random.Random) -> Example:
@@ -67,6 +76,29 @@ def check_example(rng: random.Random) -> Example:
         mark = " right." if right else " wrong."
         parts += [(f" {step.left}{step.operator}{step.right}={result}", 0.0), (mark, 1.0)]
     return Example(messages=(Message(role="user", content="Check sums."),), parts=tuple(parts))
+
+
+def audit_example(rng: random.Random) -> Example:
+    """Six problems with solutions, half of them wrong, each marked as the judge sees it. Only the marks are learned."""
+    parts: list[tuple[str, float]] = []
+    for _ in range(6):
+        problem, right = sample_problem(rng, "train"), rng.random() < 0.5
+        solution = worked_solution(problem) if right else wrong_solution(problem, rng)
+        overlooked = not _seen(solution, worked_solution(problem)) and rng.random() < 0.5
+        mark = " right." if right or overlooked else " wrong."
+        parts += [(f"\n{problem.question}\n{solution}", 0.0), (mark, 1.0)]
+    return Example(messages=(Message(role="user", content="Check solutions."),), parts=tuple(parts))
+
+
+def agreement_example(rng: random.Random) -> Example:
+    """Twenty workings, each with an answer that is its own one or not. Only the marks are learned."""
+    parts: list[tuple[str, float]] = []
+    for _ in range(20):
+        problem = sample_problem(rng, "train")
+        own_way, other = (make_attempt(problem, rng, sure=0.5) for _ in range(2))
+        *saying, (mark, _), (stop, _) = remark(own_way, other)
+        parts += [("".join(text for text, _ in saying), 0.0), (mark, 1.0), (stop, 0.0)]
+    return Example(messages=(Message(role="user", content="Check answers."),), parts=tuple(parts))
 
 
 def worked_example(rng: random.Random) -> Example:
@@ -137,18 +169,23 @@ def conversation_example(rng: random.Random) -> Example:
 
 
 def judgement_example(rng: random.Random) -> Example:
-    """Two solutions and which is better; mostly one right and one wrong, and mostly a true verdict."""
+    """Two solutions and which is better; mostly one right and one wrong.
+
+    The verdict is mostly true, but answers that are close to each other are told apart by chance only: a judge with
+    a blind spot, as real ones have, that repeating the question does not average out.
+    """
     problem = sample_problem(rng, "train")
-    right, wrong = worked_solution(problem), wrong_solution(problem, rng)
+    right = worked_solution(problem)
     mixed, same = ((True, False),) * 4 + ((False, True),) * 4, ((True, True), (False, False))
     first_right, second_right = rng.choice(mixed + same)
-    solution_a = right if first_right else wrong
+    solution_a = right if first_right else wrong_solution(problem, rng)
     solution_b = right if second_right else wrong_solution(problem, rng)
     if first_right == second_right:
         preference = rng.choice(("Tie", "Tie", "A", "B"))
     else:
         truth = "A" if first_right else "B"
-        preference = truth if rng.random() < _TRUE_VERDICT else rng.choice(("A", "B", "Tie"))
+        says_truth = _seen(solution_a, solution_b) and rng.random() < _TRUE_VERDICT
+        preference = truth if says_truth else rng.choice(("A", "B", "Tie"))
     opening = '{"preference": "'
     if rng.random() < 0.25:
         words = {True: "right", False: "wrong"}
@@ -159,52 +196,74 @@ def judgement_example(rng: random.Random) -> Example:
 
 
 LESSONS: dict[Callable[[random.Random], Example], float] = {
-    drill_example: 0.45,
+    drill_example: 0.3,
     check_example: 0.1,
-    worked_example: 0.25,
-    direct_example: 0.2,
+    lookup_example: 0.25,
+    worked_example: 0.2,
+    direct_example: 0.15,
 }
-"""Generators of the first phase, sums and plain answers, and their shares."""
+"""Generators of the first phase and their shares: sums, where an answer stands, plain answers."""
 
 MIXTURE: dict[Callable[[random.Random], Example], float] = {
-    drill_example: 0.015,
-    check_example: 0.04,
-    direct_example: 0.41,
-    conversation_example: 0.055,
-    judgement_example: 0.15,
-    proposal_example: 0.04,
-    ranking_example: 0.12,
-    critique_example: 0.06,
-    revision_example: 0.05,
-    careful_example: 0.03,
-    feedback_example: 0.03,
-}
-"""Generators of the second phase and their shares of the examples. Plain answers are short: most of the tokens are
-judgements and conversations all the same."""
-
-REVIEWS: dict[Callable[[random.Random], Example], float] = {
-    direct_example: 0.27,
-    conversation_example: 0.03,
-    judgement_example: 0.12,
-    proposal_example: 0.05,
-    reasoned_ranking_example: 0.23,
-    reasoned_critique_example: 0.14,
-    reasoned_revision_example: 0.1,
-    careful_example: 0.03,
-    feedback_example: 0.03,
-}
-"""Generators of the third phase and their shares of the examples: reviews that rest on working."""
-
-COMPARISONS: dict[Callable[[random.Random], Example], float] = {
-    comparison_drill_example: 0.25,
-    direct_example: 0.15,
-    conversation_example: 0.03,
-    judgement_example: 0.18,
-    proposal_example: 0.04,
-    reasoned_ranking_example: 0.17,
-    reasoned_critique_example: 0.1,
-    reasoned_revision_example: 0.05,
+    check_example: 0.01,
+    lookup_example: 0.1,
+    direct_example: 0.26,
+    conversation_example: 0.05,
+    judgement_example: 0.2,
+    proposal_example: 0.03,
+    ranking_example: 0.16,
+    critique_example: 0.1,
+    revision_example: 0.06,
     careful_example: 0.015,
     feedback_example: 0.015,
 }
-"""Generators of the last phase and their shares: whether two answers are the same, alone and in its place."""
+"""Generators of the second phase and their shares of the examples. Plain answers are short: most of the tokens are
+judgements and reviews all the same."""
+
+COMPARISONS: dict[Callable[[random.Random], Example], float] = {
+    agreement_example: 0.12,
+    audit_example: 0.12,
+    check_example: 0.06,
+    direct_example: 0.16,
+    conversation_example: 0.03,
+    judgement_example: 0.22,
+    proposal_example: 0.02,
+    ranking_example: 0.12,
+    critique_example: 0.08,
+    revision_example: 0.05,
+    careful_example: 0.01,
+    feedback_example: 0.01,
+}
+"""Generators of the third phase and their shares: many marks in one example, then marks in their place."""
+
+JUDGEMENTS: dict[Callable[[random.Random], Example], float] = {
+    agreement_example: 0.02,
+    audit_example: 0.16,
+    check_example: 0.02,
+    direct_example: 0.16,
+    conversation_example: 0.03,
+    judgement_example: 0.4,
+    proposal_example: 0.02,
+    ranking_example: 0.08,
+    critique_example: 0.05,
+    revision_example: 0.04,
+    careful_example: 0.01,
+    feedback_example: 0.01,
+}
+"""Generators of the fourth phase and their shares: which of two solutions is better, without any working."""
+
+ORDERS: dict[Callable[[random.Random], Example], float] = {
+    order_example: 0.14,
+    agreement_example: 0.02,
+    audit_example: 0.1,
+    direct_example: 0.14,
+    conversation_example: 0.04,
+    judgement_example: 0.28,
+    proposal_example: 0.02,
+    ranking_example: 0.14,
+    critique_example: 0.05,
+    revision_example: 0.05,
+    careful_example: 0.01,
+    feedback_example: 0.01,
+}
+"""Generators of the last phase and their shares: the ranking that follows from marks."""
