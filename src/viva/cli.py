@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "eval": _eval,
         "report": _report,
         "export": _export,
+        "cost": _cost,
         "view": _view,
         "rescore": _rescore,
         "estimate": _estimate,
@@ -112,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     rescore.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
     rescore.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="rules to change")
     _add_export(commands.add_parser)
+    _add_cost(commands.add_parser)
     _add_estimate(commands.add_parser)
     commands.add_parser("recipes", help="list the recipes and how to run them")
     _add_protocol(commands.add_parser)
@@ -143,6 +145,16 @@ def _add_export(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     export.add_argument(
         "options", metavar="key=value", nargs=argparse.REMAINDER, help="what to write, and where"
     )
+
+
+def _add_cost(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    cost = add_parser(
+        "cost",
+        help="tokens and hours of a configuration: viva cost recipe=RECIPE key=value ...",
+        description="Count what a step of a recipe samples, scores and trains, and what that means for models and "
+        "accelerators. Options are the recipe's own and those that 'viva cost recipe=RECIPE --help' lists.",
+    )
+    cost.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="recipe and options")
 
 
 def _add_eval(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -243,6 +255,19 @@ def _export(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         return _mistake(str(error))
     sys.stdout.write("".join(f"{path}\n" for path in written))
+    return 0
+
+
+def _cost(options: argparse.Namespace) -> int:
+    from viva.recipes.cost import parse_cost, recipe_cost
+    from viva.recipes.cost_table import cost_text
+
+    try:
+        chosen, config = parse_cost(options.options)
+        text = cost_text(recipe_cost(config, chosen.text), chosen)
+    except ValueError as error:
+        return _mistake(str(error))
+    sys.stdout.write(text)
     return 0
 
 

@@ -1,0 +1,315 @@
+"""``viva cost``: what a step of a recipe costs, from its options alone; no model is loaded and nothing is sampled."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from viva.recipes.common import resolve_batch_size
+from viva.recipes.config import parse_options
+from viva.scaling.calls import Call, Counter, Markers, Template, TrainedReply
+from viva.scaling.conversations import Lengths, conversation_calls, judge_calls, solution_key
+from viva.scaling.counts import Counts, count_step
+from viva.scaling.hardware import Assumptions
+from viva.scaling.problems import Scoring, Strategy, problem_calls
+
+if TYPE_CHECKING:
+    from viva.recipes.conversation_preference_rl.train import Config as PreferenceConfig
+    from viva.recipes.critique_self_play.train import Config as CritiqueConfig
+    from viva.recipes.math_efficiency.train_rl import Config as MathConfig
+
+__all__ = ["CostOptions", "RecipeCost", "Text", "parse_cost", "recipe_cost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """How the package's text and the agents' words are counted."""
+
+    lengths: Lengths
+    count: Counter
+    template: Template = field(default_factory=Template)
+
+
+@chz.chz
+class CostOptions:
+    """Options of ``viva cost``; all others are the recipe's own."""
+
+    recipe: str = chz.field(doc="a name that 'viva recipes' lists")
+    model: list[str] = chz.field(default_factory=lambda: ["8b", "70b"], doc="8b, 70b, or model folders")
+    accelerators: list[int] = chz.field(default_factory=lambda: [8, 64, 512], doc="numbers of them")
+    steps: int = chz.field(default=100, doc="training steps that the hours are for")
+
+    prompt_tokens: float = chz.field(default=150.0, doc="of a problem")
+    solution_tokens: float = chz.field(default=400.0, doc="of a solution")
+    remark_tokens: float = chz.field(default=60.0, doc="of a reflection, an evaluation or one critique")
+    ranking_tokens: float = chz.field(default=150.0, doc="of a ranking with its reasons")
+    verdict_tokens: float = chz.field(default=64.0, doc="of a verdict that the judge writes")
+    chars_per_token: float = chz.field(default=4.0, doc="in the package's own prompts")
+
+    peak_tflops: float = chz.field(default=989.0, doc="of one accelerator, in bfloat16")
+    memory_gb: float = chz.field(default=80.0, doc="of one accelerator")
+    bandwidth_tb: float = chz.field(default=3.35, doc="TB/s of one accelerator's memory")
+    mfu_prefill: float = chz.field(default=0.5, doc="share of the peak that prompts reach")
+    mfu_train: float = chz.field(default=0.35, doc="share of the peak that training reaches")
+    bandwidth_share: float = chz.field(default=0.6, doc="share of the bandwidth that decoding reaches")
+
+    @property
+    def text(self) -> Text:
+        """How long everything is."""
+        lengths = Lengths(
+            prompt=self.prompt_tokens,
+            solution=self.solution_tokens,
+            remark=self.remark_tokens,
+            ranking=self.ranking_tokens,
+            verdict=self.verdict_tokens,
+        )
+        return Text(lengths=lengths, count=lambda text: len(text) / self.chars_per_token)
+
+    @property
+    def assumptions(self) -> Assumptions:
+        """About the accelerators."""
+        return Assumptions(
+            peak_tflops=self.peak_tflops,
+            memory_gb=self.memory_gb,
+            bandwidth_tb=self.bandwidth_tb,
+            mfu_prefill=self.mfu_prefill,
+            mfu_train=self.mfu_train,
+            bandwidth_share=self.bandwidth_share,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeCost:
+    """One configuration, counted."""
+
+    summary: str
+    calls: tuple[Call, ...]
+    """Of one group."""
+    counts: Counts
+    is_lora: bool
+
+
+def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
+    """Options of ``viva cost``, and the configuration of the recipe, which all other options go to.
+
+    Raises:
+        SystemExit: See `viva.recipes.config.parse_options`.
+        ValueError: If there is no such recipe, or a number makes no sense.
+    """
+    own_names = {*chz.asdict(CostOptions(recipe="")), "help"}
+    is_own = [text.partition("=")[0].lstrip("-") in own_names for text in argv]
+    own = [text for text, yes in zip(argv, is_own, strict=True) if yes]
+    options = parse_options(CostOptions, own)
+    recipe = options.recipe.replace("-", "_")
+    if recipe not in _RECIPES:
+        raise ValueError(
+            f"the cost of the recipe {options.recipe!r} is not known; known are {', '.join(_RECIPES)}"
+        )
+    lengths = ("prompt_tokens", "solution_tokens", "remark_tokens", "ranking_tokens", "verdict_tokens")
+    for name in (*lengths, "chars_per_token", "steps"):
+        if not getattr(options, name) > 0:
+            raise ValueError(f"{name} must be above 0; got {getattr(options, name)}")
+    theirs = [text for text, yes in zip(argv, is_own, strict=True) if not yes]
+    return options, parse_options(_config_class(recipe), theirs)
+
+
+def recipe_cost(config: Any, text: Text) -> RecipeCost:
+    """Count one step of a configuration.
+
+    Args:
+        config: A recipe's ``Config``.
+        text: How long everything is.
+
+    Raises:
+        ValueError: If the configuration could not be run, or has a strategy of the user's own.
+    """
+    recipe = next((name for name in _RECIPES if type(config).__module__.split(".")[-2] == name), None)
+    if recipe is None:
+        raise ValueError(
+            f"the cost of {type(config).__module__} is not known; known are {', '.join(_RECIPES)}"
+        )
+    return _RECIPES[recipe][1](config, text)
+
+
+def _config_class(recipe: str) -> type[Any]:
+    return importlib.import_module(f"viva.recipes.{recipe}.{_RECIPES[recipe][0]}").Config
+
+
+def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
+    from viva.conversation.round_robin import round_robin_protocol
+    from viva.judging.comparison import VERDICT_PREFIX
+    from viva.recipes.conversation_preference_rl.build import judge_prompt
+
+    protocol = round_robin_protocol(config.max_rounds, order=config.order, personas=config.personas)
+    calls = _conversation(protocol, config.num_agents, how)
+    matches = _tournament(config.num_agents, config.max_rounds, config.tournament_pattern)
+    prefill = VERDICT_PREFIX if config.judge_mode == "logprob" else None
+    calls += _judge(matches, judge_prompt(config), prefill, how, calls)
+    groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
+    summary = (
+        f"{groups} conversations of {config.num_agents} agents x {config.max_rounds} rounds ({config.order})"
+    )
+    return _result(f"conversation_preference_rl: {summary}", calls, groups, config.lora_rank)
+
+
+def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
+    from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX
+    from viva.recipes.critique_self_play.build import rules_of
+    from viva.selfplay.critique_protocol import critique_protocol
+
+    is_joint = rules_of(config).fit == "joint"
+    protocol = critique_protocol(
+        config.num_agents,
+        personas=config.personas,
+        votes_on_own=config.votes_on_own,
+        comparisons=is_joint and config.revision_votes == "agents",
+    )
+    calls = _conversation(protocol, config.num_agents, how)
+    if is_joint and config.revision_votes == "judge":
+        calls += _judge(_duels(config.num_agents), JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, how, calls)
+    groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
+    summary = f"{groups} conversations of {config.num_agents} agents, {config.preset} rewards"
+    return _result(f"critique_self_play: {summary}", calls, groups, config.lora_rank)
+
+
+def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
+    from viva.experts.estimators import Need
+    from viva.recipes.math_efficiency.build import experts_of
+
+    experts = experts_of(config)
+    needs = experts.make().needs
+    scoring = Scoring(swapped=Need.OLD_LOGPROBS in needs, contexts=Need.CONTEXT_LOGPROBS in needs)
+    strategies = [_strategy(name, config, how) for name in config.strategies]
+    problems = [strategies] if config.assignment == "all" else [[strategy] for strategy in strategies]
+    calls = [
+        call
+        for index, together in enumerate(problems)
+        for call in problem_calls(
+            together,
+            scoring,
+            lengths=how.lengths,
+            count=how.count,
+            template=how.template,
+            problem=("problem", index),
+        )
+    ]
+    samples = sum(
+        config.num_agents if name == "conversation" else config.group_size for name in config.strategies
+    )
+    units = resolve_batch_size(config.batch_size, samples, "the samples of all strategies") // samples
+    on_policy: list[TrainedReply] = [
+        call.trained for call in calls if call.trained is not None and call.trained.context == call.prompt
+    ]
+    checked = (on_policy * units)[: experts.num_checked]
+    names = ", ".join(config.strategies)
+    summary = f"{units * len(problems)} problems, {names}, estimator {config.estimator}"
+    return _result(f"math_efficiency: {summary}", calls, units, config.lora_rank, checked)
+
+
+def _strategy(name: str, config: MathConfig, how: Text) -> Strategy:
+    from viva.experts.feedback import WRONG_FEEDBACK
+    from viva.recipes.math_efficiency.strategies import DEFAULT_HINT
+
+    calls = _talk(config, how) if name == "conversation" else []
+    return Strategy(
+        name=name,
+        group_size=config.group_size,
+        hint=DEFAULT_HINT if config.hint is None else config.hint,
+        said=WRONG_FEEDBACK if config.feedback == "verifier" else "",
+        train_behind=config.train_behind,
+        num_kept=1 if name == "best_of" and config.keep == "best" else None,
+        conversation=tuple(calls),
+    )
+
+
+def _talk(config: MathConfig, how: Text) -> list[Call]:
+    from viva.conversation.round_robin import round_robin_protocol
+    from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX
+    from viva.selfplay.critique_protocol import critique_protocol
+
+    if config.conversation == "critique":
+        protocol = critique_protocol(config.num_agents, personas=config.personas)
+        matches = _duels(config.num_agents)
+    else:
+        protocol = round_robin_protocol(config.max_rounds, personas=config.personas)
+        matches = _tournament(config.num_agents, config.max_rounds, "all_pairs_both_ways")
+    calls = _conversation(protocol, config.num_agents, how)
+    return calls + _judge(matches, JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, how, calls)
+
+
+def _tournament(num_agents: int, max_rounds: int, pattern: str) -> list[tuple[Hashable, Hashable]]:
+    from viva.judging.tournament import TournamentPattern, pairs
+
+    last = max_rounds - 1
+    return [
+        (solution_key(first, last), solution_key(second, last))
+        for first, second in pairs(range(num_agents), TournamentPattern(pattern))
+    ]
+
+
+def _duels(num_agents: int) -> list[tuple[Hashable, Hashable]]:
+    """Every agent's revised solution against its proposal, in both orders."""
+    own = [(solution_key(agent_id, 0), solution_key(agent_id, 2)) for agent_id in range(num_agents)]
+    return [match for first, second in own for match in ((first, second), (second, first))]
+
+
+def _conversation(protocol: Any, num_agents: int, how: Text) -> list[Call]:
+    return conversation_calls(
+        protocol,
+        num_agents,
+        lengths=how.lengths,
+        count=how.count,
+        template=how.template,
+        markers=Markers(),
+    )
+
+
+def _judge(
+    matches: Sequence[tuple[Any, Any]],
+    system_prompt: str,
+    prefill: str | None,
+    how: Text,
+    after: Sequence[Call],
+) -> list[Call]:
+    from viva.judging.comparison import judge_messages
+
+    def messages(question: str, first: str, second: str) -> list[tuple[str, str]]:
+        asked = judge_messages(question, first, second, system_prompt)
+        return [(str(message["role"]), str(message["content"])) for message in asked]
+
+    return judge_calls(
+        matches,
+        messages=messages,
+        prefill=prefill,
+        lengths=how.lengths,
+        count=how.count,
+        template=how.template,
+        wave=max(call.wave for call in after) + 1,
+    )
+
+
+def _result(
+    summary: str,
+    calls: Sequence[Call],
+    groups: int,
+    lora_rank: int,
+    checked: Sequence[TrainedReply] = (),
+) -> RecipeCost:
+    return RecipeCost(
+        summary=summary,
+        calls=tuple(calls),
+        counts=count_step(calls, groups, checked=checked),
+        is_lora=lora_rank > 0,
+    )
+
+
+_RECIPES: dict[str, tuple[str, Callable[[Any, Text], RecipeCost]]] = {
+    "conversation_preference_rl": ("train", _preference_cost),
+    "critique_self_play": ("train", _critique_cost),
+    "math_efficiency": ("train_rl", _math_cost),
+}
+"""Module of the recipe's ``Config``, and what counts it."""

@@ -1,0 +1,319 @@
+"""What `viva cost` counts is what a run samples, scores and trains; its page says what it prints."""
+
+import asyncio
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chz
+import pages
+import pytest
+from pages import blocks, codes, page, script_the_engine, tables
+from tinker_cookbook.renderers.base import Message
+
+from viva.cli import main
+from viva.conversation.rendering import build_prompt
+from viva.judging.comparison import VERDICT_PREFIX
+from viva.recipes.conversation_preference_rl import build as preference
+from viva.recipes.conversation_preference_rl.train import Config as PreferenceConfig
+from viva.recipes.cost import CostOptions, Text, parse_cost, recipe_cost
+from viva.recipes.critique_self_play import build as critique
+from viva.recipes.critique_self_play.train import Config as CritiqueConfig
+from viva.recipes.math_efficiency import build as math
+from viva.recipes.math_efficiency.train_rl import Config as MathConfig
+from viva.scaling.calls import Template
+from viva.scaling.conversations import Lengths
+from viva.scaling.tree import Block, tree_cost
+from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
+
+RENDERER = tiny_renderer()
+QUESTIONS = ("How many is this?", "How many is that?")
+LENGTHS = Lengths(prompt=len(QUESTIONS[0]), solution=30.0, remark=11.0, ranking=23.0)
+
+
+def template() -> Template:
+    """Tokens that the renderer of the tests adds."""
+
+    def length(*roles: str) -> int:
+        return build_prompt(RENDERER, [Message(role=role, content="") for role in roles]).length
+
+    (mark,) = RENDERER.tokenizer.encode("Q", add_special_tokens=False)
+    marked = build_prompt(RENDERER, [Message(role="user", content="Q")]).to_ints()
+    reply = len(marked) - 1 - marked.index(mark)
+    user = length("user") - reply
+    return Template(
+        system=length("system", "user") - user - reply,
+        user=user,
+        assistant=length("user", "assistant", "user") - 2 * user - reply,
+        reply=reply,
+    )
+
+
+EXACT = Text(lengths=LENGTHS, count=len, template=template())
+"""The tokenizer of the tests has a token for each character of the prompts."""
+
+
+class Recorder(pages.Trainer):
+    """Keeps what it is given to train."""
+
+    trained: list[tuple[int, ...]]
+
+    def forward_backward(self, data, loss_fn, loss_fn_config=None):
+        type(self).trained += [tuple(datum.model_input.to_ints()) for datum in data]
+        return super().forward_backward(data, loss_fn, loss_fn_config)
+
+    def forward(self, data, loss_fn, loss_fn_config=None):
+        return super().forward_backward(data, loss_fn, loss_fn_config)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, float]]:
+    """Runs one step with a scripted engine; its metrics, and under ``judge`` and ``trained`` what was counted."""
+
+    def run(
+        config: Any, module: Any, script: Callable[[str, int], Any], next_token: Any = None
+    ) -> dict[str, Any]:
+        sampler = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=next_token)
+        Recorder.trained = []
+        monkeypatch.setattr(pages, "Trainer", Recorder)
+        script_the_engine(monkeypatch, sampler)
+        folder = tmp_path / "run"
+        path = tmp_path / "prompts.jsonl"
+        path.write_text(
+            "".join(json.dumps({"query": question, "answer": "1"}) + "\n" for question in QUESTIONS)
+        )
+        options = {
+            "model_name": "some/model",
+            "train_prompts_path": str(path),
+            "learning_rate": 1e-4,
+            "eval_every": 0,
+            "max_steps": 1,
+            "log_path": str(folder),
+        }
+        assert asyncio.run(module.run(chz.replace(config, **options))) == 0
+        (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        judged = [prompt for prompt in sampler.prompts if prompt.endswith(VERDICT_PREFIX)]
+        num_replies = len(sampler.prompts) - len(judged)
+        return {
+            **row,
+            "prompt_tokens": row["rollout/prompt_tokens_per_turn"] * num_replies,
+            "replies": num_replies,
+            "judge_prompts": sum(tokens_of(prompt) for prompt in judged),
+            "verdicts": len(judged),
+            "trained": list(Recorder.trained),
+        }
+
+    return run
+
+
+def tokens_of(prompt: str) -> int:
+    """Of a decoded prompt: control tokens are one each."""
+    return len(re.sub(r"<\|[a-z_]+\|>", "#", prompt))
+
+
+def agrees(found: dict[str, Any], config: Any) -> None:
+    counts = recipe_cost(config, EXACT).counts
+    assert (found["replies"], found["verdicts"]) == (counts.num_calls, counts.num_judge_calls)
+    assert found["rollout/sampled_tokens"] == counts.sampled
+    assert found["prompt_tokens"] == pytest.approx(counts.prompts.rows.tokens, rel=1e-12)
+    assert found["judge_prompts"] == counts.judge_prompts.rows.tokens
+
+
+def agrees_on_training(found: dict[str, Any], config: Any, *, groups: int) -> None:
+    counts = recipe_cost(config, EXACT).counts
+    assert found["optim/tokens"] == counts.trained.rows.tokens
+    assert found["optim/datums"] == counts.num_datums
+    each = len(found["trained"]) // groups
+    shared = sum(
+        tree_cost(
+            [
+                tuple(Block(key=token, tokens=1) for token in tokens)
+                for tokens in found["trained"][start : start + each]
+            ]
+        ).tokens
+        for start in range(0, len(found["trained"]), each)
+    )
+    # words may begin alike, which the count by words does not see
+    assert 0.95 * counts.trained.tree.tokens <= shared <= counts.trained.tree.tokens
+
+
+def larger_wins(prompt: str) -> dict[str, float]:
+    first, second = re.findall(r"Solution [AB]:\n> (\d)", prompt)
+    return {"A": 0.8, "B": 0.1, "T": 0.1} if first > second else {"A": 0.1, "B": 0.8, "T": 0.1}
+
+
+def talk(prompt: str, call: int):
+    if prompt.endswith(VERDICT_PREFIX):
+        return ""
+    return honest(f"{turn_of(prompt)[0]}".ljust(30, "s"), reflection="r" * 11, evaluation="e" * 11)
+
+
+@pytest.mark.parametrize(
+    ("order", "pattern"), [("sequential", "all_pairs_both_ways"), ("simultaneous", "all_pairs_one_way")]
+)
+def test_conversation_preference_rl_is_counted_exactly(measured, order, pattern) -> None:
+    config = PreferenceConfig(
+        num_agents=4, max_rounds=3, batch_size=8, order=order, tournament_pattern=pattern
+    )
+    found = measured(config, preference, talk, larger_wins)
+    agrees(found, config)
+    agrees_on_training(found, config, groups=2)
+
+
+def review(prompt: str, call: int) -> str:
+    if prompt.endswith(VERDICT_PREFIX):
+        return ""
+    asked = prompt[prompt.rfind("You are ") :]
+    if "Criticise" in asked:
+        letters = sorted(
+            set(re.findall(r"^Solution ([A-Z]):$", prompt, re.M))
+            - set(re.findall("Solution (.) is yours", asked))
+        )
+        return "\n".join(f"Critique of {letter}: {'c' * 11}" for letter in letters)
+    if "Revise or defend" in asked:
+        return f"Revise: {'v' * 30}"
+    if "Write your full solution" in asked:
+        return "p" * 30
+    return "r" * 23
+
+
+@pytest.mark.parametrize("votes", ["judge", "agents"])
+def test_critique_self_play_is_counted_exactly(measured, votes) -> None:
+    config = CritiqueConfig(num_agents=3, batch_size=6, revision_votes=votes)
+    found = measured(config, critique, review, lambda prompt: {"A": 0.2, "B": 0.7, "T": 0.1})
+    agrees(found, config)
+    # rankings that cannot be read earn nothing, and nothing of them is trained
+    assert found.get("optim/tokens", 0) <= recipe_cost(config, EXACT).counts.trained.rows.tokens
+
+
+def solve(prompt: str, call: int) -> str:
+    """Every reply is another one, and every second one right."""
+    number = f"{call:03d}"[::-1]  # so that they differ from the first letters on
+    return f"{number}: ".ljust(14, "s") + f"the answer is {call % 2}."
+
+
+@pytest.mark.parametrize(
+    ("estimator", "more"), [("importance_sampling", ["feedback"]), ("shaped", ["feedback"]), ("balance", [])]
+)
+def test_math_efficiency_is_counted_exactly(measured, estimator, more) -> None:
+    config = MathConfig(
+        strategies=["iid", "prompt_augmentation", *more],
+        group_size=4,
+        batch_size=2 * 4 * (2 + len(more)),
+        max_training_datapoints=24,
+        estimator=estimator,
+        hf_answer_column=None,
+        max_tokens=64,
+    )
+    found = measured(config, math, solve)
+    counts = recipe_cost(config, EXACT).counts
+    assert (found["replies"], found["rollout/sampled_tokens"]) == (counts.num_calls, counts.sampled)
+    assert found["experts/scored_tokens"] == counts.scored.rows.tokens
+    if not more:  # what is said about a first attempt depends on it
+        assert found["prompt_tokens"] == pytest.approx(counts.prompts.rows.tokens, rel=1e-12)
+    if estimator == "importance_sampling":
+        agrees_on_training(found, config, groups=2)
+
+
+# closed forms
+
+
+NOTHING = Text(
+    lengths=LENGTHS, count=lambda text: 0.0, template=Template(system=0, user=0, assistant=0, reply=0)
+)
+
+
+@pytest.mark.parametrize("agents", [2, 3, 7])
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_the_pages_formulas_are_those_of_the_counts(agents: int, rounds: int) -> None:
+    """With prompts of the package that take no tokens: what grows with agents and rounds."""
+    question, solution, remark, ranking = 17, 30, 11, 23
+    reply = solution + 2 * remark
+    turns = agents * rounds
+    config = PreferenceConfig(num_agents=agents, max_rounds=rounds, batch_size=agents)
+    counts = recipe_cost(config, NOTHING).counts
+    assert counts.sampled == turns * (reply + 1)
+    assert counts.prompts.rows.tokens == turns * question + reply * turns * (turns - 1) / 2
+    assert counts.prompts.tree.tokens == question + reply * (turns - 1)
+    assert counts.judge_prompts.rows.tokens == agents * (agents - 1) * (question + 2 * solution)
+    assert counts.judge_prompts.tree.tokens == question + agents * agents * solution
+    assert counts.trained.rows.tokens == counts.prompts.rows.tokens + turns * reply
+    assert counts.trained.tree.tokens == counts.prompts.tree.tokens + turns * reply
+    at_once = recipe_cost(chz.replace(config, order="simultaneous"), NOTHING).counts
+    assert at_once.prompts.rows.tokens == turns * question + reply * agents**2 * rounds * (rounds - 1) / 2
+    reviewed = recipe_cost(CritiqueConfig(num_agents=agents, batch_size=agents), NOTHING).counts
+    others = agents - 1
+    assert reviewed.sampled == agents * (2 * solution + 2 * ranking + others * remark + 5)
+    assert reviewed.prompts.rows.tokens == agents * (
+        5 * question + (3 * agents + 1) * solution + others * remark
+    )
+    assert reviewed.num_judge_calls == 2 * agents
+
+
+# the command and its page
+
+
+PAGE = page("scaling.md")
+
+
+def printed(capsys, command: str) -> str:
+    assert command.startswith("viva ")
+    assert main(shlex.split(command)[1:]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_table_of_the_page_is_what_the_command_prints(capsys) -> None:
+    shown = blocks(PAGE, "console")
+    assert len(shown) >= 3
+    for block in shown:
+        command, _, text = block.removeprefix("$ ").partition("\n")
+        assert printed(capsys, command) == text
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    rows = [row for table in tables(PAGE, "option") for row in table]
+    documented = {codes(row[0])[0]: (codes(row[1]) or row[1:])[0] for row in rows}
+    assert documented.pop("recipe") == "needed"
+    options = chz.asdict(CostOptions(recipe="r"))
+    assert documented == {name: str(value) for name, value in options.items() if name != "recipe"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["recipe=nothing"], "the cost of the recipe 'nothing' is not known"),
+        (
+            ["recipe=math_efficiency", 'strategies=["mine.py:f"]'],
+            "the cost of the strategy 'mine.py:f' is not known",
+        ),
+        (["recipe=critique_self_play", "model=9b"], "neither 8b nor 70b nor a folder"),
+        (["recipe=critique_self_play", "mfu_train=2"], "mfu_train must be above 0 and at most 1"),
+        (["recipe=critique_self_play", "steps=0"], "steps must be above 0"),
+        (["recipe=critique_self_play", "batch_size=6"], "batch_size must be divisible by num_agents"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(capsys, arguments, message) -> None:
+    assert main(["cost", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_recipe_and_command_find_their_place() -> None:
+    options, config = parse_cost(
+        ["recipe=critique-self-play", "num_agents=6", "--prompt_tokens=99", "model=8b"]
+    )
+    assert (options.prompt_tokens, options.model) == (99.0, ["8b"])
+    assert isinstance(config, CritiqueConfig)
+    assert config.num_agents == 6
+
+
+def test_an_option_of_neither_is_refused(capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["cost", "recipe=critique_self_play", "num_agent=6"])
+    assert "num_agent" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_says_so(capsys) -> None:
+    assert "does not fit" in printed(capsys, "viva cost recipe=critique_self_play model=70b accelerators=1")
