@@ -181,5 +181,5 @@ def test_micro_batches_hold_every_example_once_within_the_budget(
     batches = micro_batches(examples, budget)
     assert sorted(index for batch in batches for index in batch) == list(range(len(kinds)))
     for batch in batches:
-        assert len({kinds[index][1:] for index in batch}) == 1
+        assert len({kinds[index][1] for index in batch}) == 1
         assert len(batch) == 1 or len(batch) * max(kinds[index][0] for index in batch) <= budget

@@ -1,7 +1,6 @@
 """Training data as the losses need it: checked, flattened, and grouped into micro-batches.
 
-Shapes: ``N`` tokens of one datum (inputs and targets correspond one to one), ``K`` candidates per target, ``M``
-targets of a micro-batch.
+Shapes: ``N`` tokens of one datum (inputs and targets correspond one to one), ``K`` candidates per target.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,22 +86,21 @@ def _make_example(
 def micro_batches(examples: Sequence[Example], max_tokens: int) -> list[list[int]]:
     """Indices of examples computed together: of similar length, within a budget of padded tokens.
 
-    Targets of one micro-batch have one shape ``[N]`` or one ``K``, and examples without any gradient are apart. The
-    longest come first, so that what does not fit in memory fails at once.
+    Examples without any gradient are apart. The longest come first, so that what does not fit in memory fails at once.
     """
 
-    def kind(example: Example) -> tuple[bool, tuple[int, ...]]:
-        return not example.active.any(), example.targets.shape[1:]
+    def idle(example: Example) -> bool:
+        return not example.active.any()
 
     order = sorted(
-        range(len(examples)), key=lambda index: (kind(examples[index]), -len(examples[index].tokens))
+        range(len(examples)), key=lambda index: (idle(examples[index]), -len(examples[index].tokens))
     )
     batches: list[list[int]] = []
     for index in order:
         head = examples[batches[-1][0]] if batches else None
         if (
             head is not None
-            and kind(head) == kind(examples[index])
+            and idle(head) == idle(examples[index])
             and (len(batches[-1]) + 1) * len(head.tokens) <= max_tokens
         ):
             batches[-1].append(index)

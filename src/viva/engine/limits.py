@@ -14,7 +14,7 @@ class EngineLimits:
     prefill_tokens: int = 4096
     """Padded prompt tokens in one prefill batch (a longer prompt is a batch of its own)."""
     training_tokens: int = 4096
-    """Padded tokens in one training micro-batch (a longer sequence is a micro-batch of its own)."""
+    """Tokens in one training micro-batch, padding included (a longer sequence is a micro-batch of its own)."""
     logits: int = 2**25
     """Logits held at once while training, prompt scoring or sampling."""
     prefix_cache_bytes: int = 2**28

@@ -6,18 +6,23 @@ LoRA, sampling merges the LoRA into fresh tensors of another copy.
 
 import copy
 import os
+import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
+from viva.engine.tree_attention import TREE_ATTENTION, TreeStep, register_tree_attention
+from viva.engine.trees import pack_tree
 
 __all__ = [
     "BaseModel",
+    "attention_by",
     "head_logits",
     "load_base_model",
     "resolve_device",
@@ -28,6 +33,8 @@ __all__ = [
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _PROBE_LONG, _PROBE_SHORT = 5, 2
+_TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers in which a token sees the tokens on its path in a tree and nothing else of the packed row."""
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Relative to the largest logit."""
 
@@ -46,6 +53,8 @@ class BaseModel:
     context_length: int
     vocab_size: int
     """Size of the output layer."""
+    takes_trees: bool = False
+    """Whether training may compute what sequences share once, as a prefix tree."""
     token_texts: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, filled as stop strings are looked for."""
 
@@ -112,9 +121,17 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         vocab_size=int(module.get_output_embeddings().weight.shape[0]),
     )
     register_ragged_attention()
+    register_tree_attention()
     _check_positions(base)
     _check_decoding(base, device)
-    return base
+    reason = _why_no_trees(base, device)
+    if reason is not None:
+        warnings.warn(
+            f"Training of {type(module).__name__} ({name!r}) computes every datum by itself, also what several of them "
+            f"share, which is slower: {reason}.",
+            stacklevel=2,
+        )
+    return replace(base, takes_trees=reason is None)
 
 
 def structure_copy(module: Any, replace: Mapping[int, torch.Tensor] | None = None) -> Any:
@@ -141,6 +158,17 @@ def head_logits(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     logits = module.get_output_embeddings()(hidden).float()
     cap = getattr(module.config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+@contextmanager
+def attention_by(module: Any, name: str) -> Generator[None, None, None]:
+    """Let a model attend through the function of this name for a while."""
+    before = module.config._attn_implementation
+    module.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        module.config._attn_implementation = before
 
 
 @contextmanager
@@ -213,3 +241,31 @@ def _check_decoding(base: BaseModel, device: torch.device) -> None:
             f"The engine's decoding of {kind} is off by {error:.3g} from the model's own logits, so this architecture "
             "is not supported. Supported are Llama, Qwen2/3, Mistral, Gemma and others that compute logits alike."
         )
+
+
+def _why_no_trees(base: BaseModel, device: torch.device) -> str | None:
+    """Compare a small prefix tree with the model's own forward pass; the reason if training cannot use trees."""
+    kinds = set(getattr(base.module.config, "layer_types", None) or ()) - _TREE_LAYERS
+    if kinds:
+        return f"it has layers of type {sorted(kinds)[0]!r}"
+    text = np.arange(1, 2 * _PROBE_LONG) % base.vocab_size
+    branch = np.concatenate([text[:_PROBE_LONG], text[:_PROBE_SHORT]])
+    sequences = sorted([text, branch], key=lambda tokens: tokens.tolist())
+    tree = pack_tree(sequences, call_entries=0)
+    module = structure_copy(base.module)
+    with torch.inference_mode():
+        expected = [
+            base.module(input_ids=torch.from_numpy(tokens)[None].to(device), use_cache=False).logits[0, -1]
+            for tokens in sequences
+        ]
+        try:
+            with attention_by(module, TREE_ATTENTION):
+                hidden = TreeStep(tree, device).forward(module)[0]
+        except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+            return str(error)
+        actual = head_logits(base.module, hidden[[int(path[-1]) for path in tree.paths]])
+    wanted = torch.stack(expected).float()
+    error = (actual - wanted).abs().max().item()
+    if not error <= _PROBE_TOLERANCE[base.module.dtype] * wanted.abs().max().item():
+        return f"its logits in a prefix tree are off by {error:.3g}"
+    return None

@@ -2,10 +2,11 @@
 
 Everything here runs at once in the caller's thread; the training client queues calls of it.
 
-Shapes: ``B`` sequences padded to ``T`` tokens, ``M`` positions that carry a target.
+Shapes: ``B`` rows padded to ``T`` tokens.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ import torch
 from torch import nn
 
 from viva.engine.adam import AdamW
-from viva.engine.batches import Example, micro_batches
+from viva.engine.batches import Example
 from viva.engine.checkpoint import read_tensors, write_tensors
 from viva.engine.limits import EngineLimits
-from viva.engine.logprobs import target_logprobs
 from viva.engine.lora import ALPHA, AdapterSettings, adapter_tensors, add_adapter, merge_adapter
 from viva.engine.losses import Loss
-from viva.engine.model import BaseModel, structure_copy
+from viva.engine.model import BaseModel, attention_by, structure_copy
+from viva.engine.objective import Targets, gather_targets
+from viva.engine.packing import Batch, CostModel, plan_batches
+from viva.engine.tree_attention import TREE_ATTENTION, TreeStep
 
 __all__ = ["LossResult", "ModuleBuilder", "Policy", "stored_builder"]
 
@@ -32,8 +35,17 @@ _WEIGHTS_FILE = "model.safetensors"
 ModuleBuilder = Callable[[], Any]
 """Builds a decode copy of the model with the weights of one moment."""
 
-LossResult = tuple[list[np.ndarray], list[np.ndarray]]
-"""Logprobs and losses of the targets, one pair of arrays per example."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossResult:
+    """What a pass over examples found."""
+
+    logprobs: list[np.ndarray]
+    """Of the targets, one array per example."""
+    losses: list[np.ndarray]
+    """Of the targets, one array per example."""
+    num_computed: int
+    """Tokens that went through the model, padding included."""
 
 
 class Policy:
@@ -53,6 +65,7 @@ class Policy:
             copies = {id(p): nn.Parameter(p.detach().float().clone()) for p in base.module.parameters()}
             self._module = structure_copy(base.module, copies)
             self._parameters = dict(self._module.named_parameters())
+        self._costs = CostModel.of(base.module)
         self.optimizer = AdamW(self._parameters)
         self._failure: str | None = None
 
@@ -68,12 +81,16 @@ class Policy:
         """
         logprobs: list[np.ndarray] = [np.empty(0)] * len(examples)
         losses: list[np.ndarray] = [np.empty(0)] * len(examples)
+        num_computed = 0
         try:
-            for indices in micro_batches(examples, self._limits.training_tokens):
-                batch = [examples[index] for index in indices]
-                results = self._run_batch(batch, loss, config, backward=backward)
-                for index, (row_logprobs, row_losses) in zip(indices, results, strict=True):
-                    logprobs[index], losses[index] = row_logprobs, row_losses
+            for batch in plan_batches(
+                examples, self._costs, self._limits.training_tokens, trees=self.base.takes_trees
+            ):
+                targets = gather_targets(batch, examples, self.base.vocab_size)
+                results = self._run_batch(batch, targets, loss, config, backward=backward)
+                for index, *found in zip(batch.indices, *map(targets.split, results), strict=True):
+                    logprobs[index], losses[index] = found
+                num_computed += batch.tokens.size
                 yield
         except (
             BaseException
@@ -81,7 +98,7 @@ class Policy:
             if backward:
                 self._drop_gradients(f"{type(error).__name__}: {error}")
             raise
-        return logprobs, losses
+        return LossResult(logprobs=logprobs, losses=losses, num_computed=num_computed)
 
     def step(self, params: tinker.AdamParams) -> dict[str, float]:
         """Update the weights from the accumulated gradient and clear it.
@@ -156,69 +173,20 @@ class Policy:
         self._clear_gradients()
 
     def _run_batch(
-        self, batch: Sequence[Example], loss: Loss, config: Mapping[str, float], *, backward: bool
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        device = next(iter(self._parameters.values())).device
-        lengths = [len(example.tokens) for example in batch]
-        tokens = np.zeros((len(batch), max(lengths)), dtype=np.int64)
-        for line, example in zip(tokens, batch, strict=True):
-            line[: len(example.tokens)] = example.tokens
-        real = np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]
-        active = np.concatenate([example.active for example in batch])
-        with torch.set_grad_enabled(backward and bool(active.any())):
-            # padding is on the right, where causal attention does not look
-            hidden = self._module.get_decoder()(
-                input_ids=torch.from_numpy(tokens).to(device), use_cache=False
-            ).last_hidden_state[torch.from_numpy(real).to(device)]
-            logprobs, losses = self._losses(hidden, batch, active, loss, config)
-            total = losses.sum()
-            if not torch.isfinite(total):
-                raise FloatingPointError(
-                    f"The loss is {total.item()}. Look for extreme logprobs or advantages in the data."
-                )
-            if total.requires_grad:
-                total.backward()
-        shapes = [example.targets.shape for example in batch]
-        sizes = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
-        flat = [np.split(t.detach().float().cpu().numpy().reshape(-1), sizes) for t in (logprobs, losses)]
-        return [(a.reshape(s), b.reshape(s)) for a, b, s in zip(*flat, shapes, strict=True)]
+        self, batch: Batch, targets: Targets, loss: Loss, config: Mapping[str, float], *, backward: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        with torch.set_grad_enabled(backward and bool(targets.active.any())):
+            hidden = self._hidden(batch).flatten(0, 1)
+            return targets.evaluate(self._module, hidden, loss, config, self._limits.logits)
 
-    def _losses(
-        self,
-        hidden: torch.Tensor,
-        batch: Sequence[Example],
-        active: np.ndarray,
-        loss: Loss,
-        config: Mapping[str, float],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprobs and losses of all targets, ``[M]`` or ``[M, K]``; only those of active targets have a graph."""
-        targets = torch.from_numpy(np.concatenate([example.targets for example in batch])).to(hidden.device)
-        chosen = torch.from_numpy(active).to(hidden.device)
-        positions = chosen if chosen.ndim == 1 else chosen.any(dim=1)
-        logprobs = torch.zeros(targets.shape, device=hidden.device)
-        if bool((~positions).any()):
-            with torch.no_grad():
-                logprobs[~positions] = target_logprobs(
-                    self._module, hidden[~positions], targets[~positions], self._limits.logits
-                )
-        losses = torch.zeros(targets.shape, device=hidden.device)
-        if bool(positions.any()):
-            trained = target_logprobs(
-                self._module, hidden[positions], targets[positions], self._limits.logits
-            )
-            logprobs[positions] = trained.detach()
-            inputs = {
-                key: torch.from_numpy(np.concatenate([example.inputs[key] for example in batch])).to(
-                    hidden.device
-                )
-                for key in loss.inputs
-            }
-            where = chosen[positions]
-            per_token = loss.per_token(
-                trained[where], {key: value[positions][where] for key, value in inputs.items()}, config
-            )
-            losses = losses.masked_scatter(chosen, per_token)
-        return logprobs, losses
+    def _hidden(self, batch: Batch) -> torch.Tensor:
+        """Hidden states after the final norm, ``[B, T, H]``."""
+        device = next(iter(self._parameters.values())).device
+        if batch.tree is None:
+            tokens = torch.from_numpy(batch.tokens).to(device)
+            return self._module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        with attention_by(self._module, TREE_ATTENTION):
+            return TreeStep(batch.tree, device).forward(self._module)
 
     def _weights(self) -> dict[str, torch.Tensor]:
         """Copies of the trained weights."""

@@ -1,5 +1,6 @@
 """``tinker.TrainingClient``, in this process."""
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +79,9 @@ class LocalTrainingClient:
             loss_fn_config: ``clip_low_threshold`` and ``clip_high_threshold`` (ratios), or ``beta``.
 
         Returns:
-            Per datum ``logprobs`` of the targets and ``elementwise_loss``; the metric ``loss:sum``. An error while
-            computing drops the accumulated gradient and fails the next `optim_step`, which then changes nothing.
+            Per datum ``logprobs`` of the targets and ``elementwise_loss``; the metrics ``loss:sum`` and
+            ``tree_token_ratio``, tokens computed (padding included) by tokens given. An error while computing drops
+            the accumulated gradient and fails the next `optim_step`, which then changes nothing.
 
         Raises:
             ValueError: Data or settings that this loss does not take.
@@ -314,16 +316,16 @@ class LocalTrainingClient:
         examples = self._examples(data, loss, loss_fn)
 
         def operation() -> Operation:
-            return _output((yield from self._policy.run(examples, loss, config, backward=backward)))
+            return _output(examples, (yield from self._policy.run(examples, loss, config, backward=backward)))
 
         return self._core.operations.submit(operation())
 
     def _custom(
         self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
     ) -> Operation:
-        logprobs, _ = yield from self._policy.run(examples, loss, {}, backward=False)
+        seen = yield from self._policy.run(examples, loss, {}, backward=False)
         with torch.inference_mode(False), torch.enable_grad():
-            leaves = [torch.from_numpy(values).requires_grad_(True) for values in logprobs]
+            leaves = [torch.from_numpy(values).requires_grad_(True) for values in seen.logprobs]
             value, metrics = loss_fn(data, leaves)
             value.backward()
         weighted: list[Example] = []
@@ -333,7 +335,7 @@ class LocalTrainingClient:
             # cross entropy of weight -g has gradient g
             inputs = {"weights": -leaf.grad.numpy()}
             weighted.append(replace(example, inputs=inputs, active=loss.active(inputs)))
-        result = _output((yield from self._policy.run(weighted, loss, {}, backward=True)))
+        result = _output(examples, (yield from self._policy.run(weighted, loss, {}, backward=True)))
         surrogate = result.metrics["loss:sum"]
         result.metrics.update(metrics)
         result.metrics.update({"loss:sum": float(value.detach().sum()), "surrogate_loss:sum": surrogate})
@@ -360,13 +362,16 @@ class LocalTrainingClient:
         )
 
 
-def _output(result: LossResult) -> tinker.ForwardBackwardOutput:
-    logprobs, losses = result
+def _output(examples: Sequence[Example], result: LossResult) -> tinker.ForwardBackwardOutput:
     outputs = [
         {"logprobs": tinker.TensorData.from_numpy(a), "elementwise_loss": tinker.TensorData.from_numpy(b)}
-        for a, b in zip(logprobs, losses, strict=True)
+        for a, b in zip(result.logprobs, result.losses, strict=True)
     ]
-    total = float(sum(np.sum(values, dtype=np.float64) for values in losses))
+    # an exact sum, so that the order of the data does not show
+    total = math.fsum(float(np.sum(values, dtype=np.float64)) for values in result.losses)
+    num_given = sum(len(example.tokens) for example in examples)
     return tinker.ForwardBackwardOutput(
-        loss_fn_output_type="TorchLossReturn", loss_fn_outputs=outputs, metrics={"loss:sum": total}
+        loss_fn_output_type="TorchLossReturn",
+        loss_fn_outputs=outputs,
+        metrics={"loss:sum": total, "tree_token_ratio": result.num_computed / num_given},
     )

@@ -1,0 +1,172 @@
+"""Which examples are computed together, and how: as a prefix tree or as padded rows.
+
+The order of the examples decides nothing: they are put into an order of their own first, by their contents.
+
+Shapes: ``B`` rows padded to ``T`` tokens (one row of ``T`` packed tokens for a tree), ``N`` tokens of an example.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from viva.engine.batches import Example, micro_batches
+from viva.engine.trees import PackedTree, pack_tree, shared_lengths
+
+__all__ = ["Batch", "CostModel", "plan_batches"]
+
+_ROW_ENTRY, _TREE_ENTRY = 1.0, 2.0
+"""Cost of an attention entry in multiplications, relative to its products alone: a library's kernel is faster."""
+_CALL = {"cpu": 2e6, "cuda": 1e9}
+"""What a cell costs in each layer beside its products, in multiplications."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """What a forward pass costs, in multiplications."""
+
+    token: float
+    """A token in all linear layers, the output layer included."""
+    entry: float
+    """A query and a key that may see one another, in all layers and heads."""
+    call: float
+    """A product of attention, in all layers, beside its entries."""
+
+    @classmethod
+    def of(cls, module: Any) -> "CostModel":
+        """The costs of a causal language model on the device it is on. Experts count as if all were used."""
+        config = module.config
+        heads = int(config.num_attention_heads)
+        size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        layers = int(config.num_hidden_layers)
+        output = module.get_output_embeddings().weight
+        matrices = {id(p): p.numel() for p in module.get_decoder().layers.parameters() if p.ndim > 1}
+        return cls(
+            token=float(sum(matrices.values()) + output.numel()),
+            entry=2.0 * layers * heads * size,
+            call=layers * _CALL.get(output.device.type, _CALL["cuda"]),
+        )
+
+    @property
+    def call_entries(self) -> float:
+        """What a product of a tree's attention costs beside its entries, in entries."""
+        return self.call / (_TREE_ENTRY * self.entry)
+
+    def tree(self, tree: PackedTree) -> float:
+        """Cost of a packed tree."""
+        entries = sum(cell.num_entries for cell in tree.cells)
+        return (
+            self.token * len(tree.tokens) + _TREE_ENTRY * self.entry * entries + self.call * len(tree.cells)
+        )
+
+    def rows(self, num_rows: int, length: int) -> float:
+        """Cost of rows padded to a length."""
+        entries = num_rows * length * (length + 1) / 2
+        return self.token * num_rows * length + _ROW_ENTRY * self.entry * entries + self.call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Examples computed together."""
+
+    indices: tuple[int, ...]
+    """Which, in an order that depends on their contents alone."""
+    tokens: np.ndarray
+    """``[B, T]`` int64, padded on the right, where causal attention does not look."""
+    places: tuple[np.ndarray, ...]
+    """Per example ``[N]`` places of its tokens in the flattened ``B * T``."""
+    tree: PackedTree | None
+    """How the one row attends, or ``None`` for ordinary rows."""
+
+
+def plan_batches(
+    examples: Sequence[Example], costs: CostModel, max_tokens: int, *, trees: bool
+) -> list[Batch]:
+    """Batches within a budget of tokens, padding included, that hold every example once.
+
+    Examples without any gradient are apart. The others' neighbours in ascending order become trees, which need no
+    padding; one beyond the budget is cut into several, each with the shared beginning again. What is cheaper as padded
+    rows becomes padded rows. The longest come first, so that what does not fit in memory fails at once.
+
+    Args:
+        examples: Checked data.
+        costs: Of the model.
+        max_tokens: The budget. A longer example is a batch of its own.
+        trees: Whether the model takes trees.
+    """
+    order = sorted(range(len(examples)), key=lambda index: _content(examples[index]))
+    batches: list[Batch] = []
+    alone = [] if trees else order
+    for run in _runs(examples, order, max_tokens) if trees else []:
+        tree = _tree_batch(examples, run, costs, max_tokens)
+        if tree is None:
+            alone += run
+        else:
+            batches.append(tree)
+    rows = [examples[index] for index in alone]
+    batches += [
+        _row_batch(examples, [alone[place] for place in places]) for places in micro_batches(rows, max_tokens)
+    ]
+    return sorted(
+        batches, key=lambda batch: (not examples[batch.indices[0]].active.any(), -batch.tokens.size)
+    )
+
+
+def _content(example: Example) -> tuple[object, ...]:
+    """Sorts examples without a gradient last, then by tokens in ascending order, then by all else."""
+    # big-endian bytes of non-negative integers are in the order of the integers
+    rest = [example.targets, *(example.inputs[key] for key in sorted(example.inputs))]
+    return (
+        not example.active.any(),
+        example.tokens.astype(">i8").tobytes(),
+        example.targets.shape,
+        b"".join(array.tobytes() for array in rest),
+    )
+
+
+def _runs(examples: Sequence[Example], order: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut the sorted examples so that each part, as a tree, fits the budget and is of one kind."""
+    shared = shared_lengths([examples[index].tokens for index in order])
+    runs: list[list[int]] = []
+    size = 0
+    for place, index in enumerate(order):
+        example = examples[index]
+        num_new = len(example.tokens) - shared[place]
+        if (
+            runs
+            and size + num_new <= max_tokens
+            and example.active.any() == examples[runs[-1][0]].active.any()
+        ):
+            runs[-1].append(index)
+            size += num_new
+        else:
+            runs.append([index])
+            size = len(example.tokens)
+    return runs
+
+
+def _tree_batch(
+    examples: Sequence[Example], run: Sequence[int], costs: CostModel, max_tokens: int
+) -> Batch | None:
+    """The run as one tree, or ``None`` if padded rows are cheaper."""
+    rows = [examples[index] for index in run]
+    if len(rows) == 1:
+        return None
+    tree = pack_tree([row.tokens for row in rows], costs.call_entries)
+    apart = sum(
+        costs.rows(len(batch), max(len(rows[place].tokens) for place in batch))
+        for batch in micro_batches(rows, max_tokens)
+    )
+    if costs.tree(tree) >= apart:
+        return None
+    return Batch(indices=tuple(run), tokens=tree.tokens[None], places=tree.paths, tree=tree)
+
+
+def _row_batch(examples: Sequence[Example], indices: Sequence[int]) -> Batch:
+    rows = [examples[index].tokens for index in indices]
+    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for line, row in zip(tokens, rows, strict=True):
+        line[: len(row)] = row
+    places = tuple(number * tokens.shape[1] + np.arange(len(row)) for number, row in enumerate(rows))
+    return Batch(indices=tuple(indices), tokens=tokens, places=places, tree=None)

@@ -1,0 +1,88 @@
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viva.engine.batches import Example
+from viva.engine.packing import Batch, CostModel, plan_batches
+
+DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, call=0.0)
+DEAR_CALLS = CostModel(token=1.0, entry=1.0, call=1e12)
+
+contents = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 2), min_size=1, max_size=10), st.booleans(), st.sampled_from([(), (2,)])
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def example(tokens: Sequence[int], active: bool = True, candidates: tuple[int, ...] = ()) -> Example:
+    shape = (len(tokens), *candidates)
+    return Example(
+        tokens=np.array(tokens, dtype=np.int64),
+        targets=np.zeros(shape, dtype=np.int64),
+        inputs={"weights": np.full(shape, active, dtype=np.float32)},
+        active=np.full(shape, active),
+    )
+
+
+def look(batches: Sequence[Batch], examples: Sequence[Example]) -> list[tuple[object, ...]]:
+    """The batches without the numbers that examples have in the caller's list."""
+    return [
+        (
+            batch.tokens.tolist(),
+            [place.tolist() for place in batch.places],
+            [examples[index].active.tolist() for index in batch.indices],
+        )
+        for batch in batches
+    ]
+
+
+@given(contents, st.integers(1, 40), st.sampled_from([DEAR_TOKENS, DEAR_CALLS]), st.booleans())
+def test_batches_hold_every_example_once_at_its_places_within_the_budget(
+    given_contents: list[tuple[list[int], bool, tuple[int, ...]]], budget: int, costs: CostModel, trees: bool
+) -> None:
+    examples = [example(*content) for content in given_contents]
+    batches = plan_batches(examples, costs, budget, trees=trees)
+    assert sorted(index for batch in batches for index in batch.indices) == list(range(len(examples)))
+    for batch in batches:
+        assert len({bool(examples[index].active.any()) for index in batch.indices}) == 1
+        assert batch.tokens.size <= budget or len(batch.indices) == 1
+        assert trees or batch.tree is None
+        for index, places in zip(batch.indices, batch.places, strict=True):
+            assert batch.tokens.reshape(-1)[places].tolist() == examples[index].tokens.tolist()
+
+
+@given(contents, st.randoms(use_true_random=False), st.integers(1, 40))
+def test_the_order_of_the_examples_changes_no_batch(
+    given_contents: list[tuple[list[int], bool, tuple[int, ...]]], random: Random, budget: int
+) -> None:
+    examples = [example(*content) for content in given_contents]
+    shuffled = list(examples)
+    random.shuffle(shuffled)
+    plans = [look(plan_batches(each, DEAR_TOKENS, budget, trees=True), each) for each in (examples, shuffled)]
+    assert plans[0] == plans[1]
+
+
+def test_a_shared_beginning_is_computed_once_and_again_in_every_part_of_a_tree_that_was_cut() -> None:
+    examples = [example([0] * 20 + [number] * 5) for number in range(1, 7)]
+    (whole,) = plan_batches(examples, DEAR_TOKENS, 1000, trees=True)
+    assert whole.tree is not None
+    assert whole.tokens.shape == (1, 20 + 6 * 5)
+    halves = plan_batches(examples, DEAR_TOKENS, 35, trees=True)
+    assert [batch.tokens.shape for batch in halves] == [(1, 35), (1, 35)]
+
+
+def test_the_cheaper_of_tree_and_rows_is_chosen() -> None:
+    alike = [example([0] * 20 + [number] * 5) for number in range(1, 7)]
+    unlike = [example([number] * 25) for number in range(6)]
+    ragged = [example([number] * (5 + 20 * (number == 0))) for number in range(6)]
+    assert plan_batches(alike, DEAR_CALLS, 1000, trees=True)[0].tree is None
+    assert plan_batches(unlike, DEAR_TOKENS, 1000, trees=True)[0].tree is None
+    # without sharing there is still no padding in a tree
+    assert plan_batches(ragged, DEAR_TOKENS, 1000, trees=True)[0].tokens.size == 50
+    assert plan_batches(alike[:1], DEAR_TOKENS, 1000, trees=True)[0].tree is None
