@@ -192,7 +192,7 @@ def test_a_missing_learning_rate_is_told_before_a_model_is_loaded(monkeypatch, t
 
 def test_the_learning_rate_is_the_users_or_the_built_in_policys_own(tmp_path):
     assert learning_rate(0.5, "tiny", is_lora=True) == 0.5
-    assert learning_rate(None, "tiny", is_lora=True) == 5e-4
+    assert learning_rate(None, "tiny", is_lora=True) == 1.5e-3
 
 
 def test_help_and_option_errors_do_not_load_torch():

@@ -16,10 +16,11 @@ async def test_the_built_in_policy_starts_mediocre_and_speaks_the_protocol() -> 
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     shares = await benchmark.measure(300)
-    assert 0.3 <= shares["direct accuracy"] <= 0.65
-    assert 0.6 <= shares["judge right, one order"] <= 0.9
+    assert 0.3 <= shares["direct accuracy"] <= 0.62
+    assert 0.65 <= shares["judge right, one order"] <= 0.85
     assert shares["replies parsed, round robin"] > 0.95
     assert shares["replies parsed, critique"] > 0.95
+    assert shares["votes true, verdict"] > 0.7
     assert shares["right after critique"] > shares["right before critique"]
 
 

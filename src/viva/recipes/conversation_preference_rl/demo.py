@@ -27,7 +27,6 @@ def demo_options(folder: Path, *, seed: int = 0) -> dict[str, str]:
         "batch_size": "48",
         "max_steps": "17",
         "max_tokens": "72",
-        "learning_rate": "5e-4",
         "lora_rank": "16",
         "eval_every": "10",
     }

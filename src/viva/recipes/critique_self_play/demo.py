@@ -26,7 +26,6 @@ def demo_options(folder: Path, *, seed: int = 0) -> dict[str, str]:
         "batch_size": "48",
         "max_steps": "17",
         "max_tokens": "80",
-        "learning_rate": "5e-4",
         "lora_rank": "16",
         "eval_every": "10",
     }
