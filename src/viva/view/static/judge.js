@@ -12,7 +12,7 @@ function rate(steps, part, whole, name) {
 
 class Judge {
   constructor(root, { parameters, runs }) {
-    Object.assign(this, { root, runs, page: Number(parameters.page) || 0 });
+    Object.assign(this, { root, runs, page: Number(parameters.page) || 0, loading: 0 });
     this.filters = filtersOf(parameters);
   }
 
@@ -38,8 +38,10 @@ class Judge {
 
   async load() {
     remember(["judge"], this.parameters());
+    const loading = ++this.loading;
     try {
-      this.fill(await ask("judge", this.parameters()));
+      const answer = await ask("judge", this.parameters());
+      if (loading === this.loading) this.fill(answer);
     } catch (error) {
       replace(this.body, h("p", { class: "failure", role: "alert" }, error.message));
     }

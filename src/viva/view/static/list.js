@@ -37,7 +37,11 @@ function field(name, label, type, value, oninput) {
 }
 
 export function filterBar(parameters, facets, runs, changed) {
-  const later = (event) => { clearTimeout(bar.timer); bar.timer = setTimeout(() => changed(event.target.name, event.target.value), 200); };
+  const timers = new Map(); // by field: what is typed into one must not drop what was typed into another
+  const later = ({ target: { name, value } }) => {
+    clearTimeout(timers.get(name));
+    timers.set(name, setTimeout(() => changed(name, value), 200));
+  };
   const now = (event) => changed(event.target.name, event.target.value);
   const strategies = [["", "any strategy"], ...facets.strategies.map(({ name, count }) => [name, `${name || "none"} (${count})`])];
   const bar = h("form", { class: "tools filters", role: "search", onsubmit: (event) => event.preventDefault() },
@@ -53,7 +57,7 @@ export function filterBar(parameters, facets, runs, changed) {
 
 class List {
   constructor(root, { parameters, runs }) {
-    Object.assign(this, { root, runs, chosen: 0 });
+    Object.assign(this, { root, runs, chosen: 0, loading: 0 });
     this.filters = filtersOf(parameters);
     this.page = Number(parameters.page) || 0;
   }
@@ -80,8 +84,11 @@ class List {
 
   async load() {
     remember(["conversations"], this.parameters());
+    const loading = ++this.loading;
     try {
-      this.answer = await ask("conversations", this.parameters());
+      const answer = await ask("conversations", this.parameters());
+      if (loading !== this.loading) return; // a later question is under way
+      this.answer = answer;
       this.chosen = 0;
       this.fill();
     } catch (error) {
@@ -124,7 +131,10 @@ class List {
     this.runs = runs;
     const chosen = this.chosen;
     const isFocused = this.body.contains(document.activeElement) && document.activeElement.tagName === "A";
-    this.answer = await ask("conversations", this.parameters());
+    const loading = this.loading;
+    const answer = await ask("conversations", this.parameters());
+    if (loading !== this.loading) return;
+    this.answer = answer;
     this.fill();
     this.choose(chosen, isFocused);
   }
