@@ -86,6 +86,7 @@ def test_the_run_folder_is_complete(jsonl_run):
         "metrics.jsonl",
         "report.html",
         "state",
+        "tokens.jsonl",
         "transcripts.jsonl",
     }
     config = json.loads((jsonl_run / "config.json").read_text())
@@ -94,6 +95,20 @@ def test_the_run_folder_is_complete(jsonl_run):
     transcripts = [json.loads(line) for line in (jsonl_run / "transcripts.jsonl").read_text().splitlines()]
     assert len(transcripts) == 2 * NUM_STEPS
     assert len(transcripts[0]["record"]["turns"]) == 4
+
+
+def test_kept_tokens_spell_the_replies_and_the_trainer_agrees_with_the_sampler(jsonl_run):
+    kept = json.loads((jsonl_run / "tokens.jsonl").read_text().splitlines()[0])
+    transcripts = [json.loads(line) for line in (jsonl_run / "transcripts.jsonl").read_text().splitlines()]
+    row = next(row for row in transcripts if (row["step"], row["group"]) == (kept["step"], kept["group"]))
+    replies = {(turn["agent_id"], turn["round_index"]): turn["text"] for turn in row["record"]["turns"]}
+    assert len(kept["turns"]) == len(replies)
+    for turn in kept["turns"]:
+        said, spelled = replies[turn["seat"], turn["turn"]], "".join(turn["pieces"])
+        # random bytes are no text; their ASCII letters are the same however the rest is shown
+        assert "".join(filter(str.isascii, said)).strip() in "".join(filter(str.isascii, spelled))
+        pairs = zip(turn["training"], turn["sampling"], strict=True)
+        assert all(new is None or new == pytest.approx(old, abs=1e-3) for new, old in pairs)
 
 
 def test_the_adapter_loads_with_plain_peft_and_changes_the_model(jsonl_run, models):
