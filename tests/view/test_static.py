@@ -11,7 +11,7 @@ STATIC = Path(viva.view.__file__).parent / "static"
 SCRIPTS = sorted(STATIC.glob("*.js"))
 
 TO_CODE = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|DOMParser|javascript:"
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\s*\(|new Function|srcdoc|DOMParser|javascript:"
     r"|createContextualFragment|setTimeout\(\s*['\"`]"
 )
 
