@@ -80,7 +80,7 @@ class Keeper:
         self.started.append(options)
         rows = self.logged.setdefault(options.get("id") or options["name"], [])
 
-        def finish(quiet=None):
+        def finish():
             self.finished += 1
 
         return SimpleNamespace(log=lambda metrics, step: rows.append((step, metrics)), finish=finish)
@@ -245,13 +245,15 @@ for tracker in trackers:
 def run_twice(folder: Path, tracker: str, **environment: str) -> None:
     """Steps 0 to 3, then, resumed, 2 to 5, each in a process of its own, as these packages leave threads behind."""
     for first, last in ((0, 4), (2, 6)):
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(folder), tracker, str(first), str(last)],
             env={**os.environ, **environment},
-            check=True,
+            check=False,
             capture_output=True,
+            text=True,
             timeout=300,
         )
+        assert done.returncode == 0, done.stderr
 
 
 @needs("wandb")

@@ -26,6 +26,7 @@ class WeightsAndBiases:
             console="off",
             disable_code=True,
             disable_git=True,
+            host="undisclosed",
             save_code=False,
             x_disable_meta=True,
             x_disable_stats=True,
@@ -52,4 +53,4 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         """Send what is pending and end the W&B run."""
-        self._run.finish(quiet=True)
+        self._run.finish()
