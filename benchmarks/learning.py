@@ -24,10 +24,10 @@ from viva.engine.threads import prepare_threads
 ARMS = ("conversation", "conversation-shuffled", "paper", "robust", "robust-shuffled")
 NAMES = {
     "conversation": "conversation preference RL",
-    "conversation-shuffled": "the same, shuffled rewards",
+    "conversation-shuffled": "preference RL, shuffled rewards",
     "paper": "critique self-play, paper",
     "robust": "critique self-play, robust",
-    "robust-shuffled": "the same, shuffled rewards",
+    "robust-shuffled": "robust, shuffled rewards",
 }
 OPTIONS = {
     "conversation": {"max_steps": "20", "eval_every": "10", "num_test_conversations": "24"},
