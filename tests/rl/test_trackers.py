@@ -124,9 +124,9 @@ def test_a_resumed_run_repeats_no_step(tmp_path, kept) -> None:
     folder, choices = a_run(tmp_path), [TrackerChoice(name="console"), TrackerChoice(name=name, project="p")]
     log(folder, open_trackers(choices, folder), range(2))
     sizes = folder.log.sizes()
-    log(folder, open_trackers(choices, folder, resume_step=2), range(2, 5))
+    log(folder, open_trackers(choices, folder, next_step=2), range(2, 5))
     folder.log.cut_back(sizes)  # the run was killed here, and goes on from its checkpoint after two steps
-    trackers = open_trackers(choices, folder, resume_step=2)
+    trackers = open_trackers(choices, folder, next_step=2)
     log(folder, trackers, range(2, 7))
     close(trackers)
     assert steps_of(keeper) == [0, 1, 2, 3, 4, 5, 6]
@@ -138,9 +138,9 @@ def test_a_tracker_that_joins_late_or_missed_steps_catches_up(tmp_path, kept) ->
     name, keeper = kept
     folder = a_run(tmp_path)
     log(folder, [], range(3))
-    log(folder, open_trackers([TrackerChoice(name=name)], folder, resume_step=3), [3])
+    log(folder, open_trackers([TrackerChoice(name=name)], folder, next_step=3), [3])
     folder.log.write_step(4, {"reward/mean": 2.0})  # killed before the tracker got it
-    log(folder, open_trackers([TrackerChoice(name=name)], folder, resume_step=5), [5])
+    log(folder, open_trackers([TrackerChoice(name=name)], folder, next_step=5), [5])
     assert steps_of(keeper) == [0, 1, 2, 3, 4, 5]
 
 
@@ -151,6 +151,14 @@ def test_a_run_that_replaces_another_in_its_folder_is_another_run(tmp_path, kept
         log(folder, open_trackers([TrackerChoice(name=name)], folder), range(2))
     assert len(keeper.logged) == 2
     assert all([step for step, _ in rows] == [0, 1] for rows in keeper.logged.values())
+
+
+def test_a_run_that_died_before_its_first_step_goes_on_under_its_id(tmp_path, kept) -> None:
+    name, keeper = kept
+    for _ in range(2):
+        open_trackers([TrackerChoice(name=name)], a_run(tmp_path))
+    assert len(keeper.started) == 2
+    assert len(keeper.logged) == 1
 
 
 def test_nothing_but_the_options_is_handed_on(tmp_path, kept) -> None:
@@ -210,7 +218,7 @@ def test_tensorboard_shows_every_step_once(tmp_path) -> None:
     sizes = folder.log.sizes()
     log(folder, trackers, range(2, 5))
     folder.log.cut_back(sizes)
-    trackers = open_trackers(choices, folder, resume_step=2)
+    trackers = open_trackers(choices, folder, next_step=2)
     log(folder, trackers, range(2, 6))
     close(trackers)
     seen = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -218,6 +226,27 @@ def test_tensorboard_shows_every_step_once(tmp_path) -> None:
     assert [(event.step, event.value) for event in seen.Scalars("reward/mean")] == [
         (step, step / 2) for step in range(6)
     ]
+
+
+@pytest.fixture
+def writer(monkeypatch) -> list[int | None]:
+    """Stands for the package tensorboard: from which step on each writer hides what is there."""
+    purged: list[int | None] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str, purge_step: int | None) -> None:
+            purged.append(purge_step)
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    return purged
+
+
+def test_tensorboard_hides_what_is_repeated_also_of_a_run_without_a_checkpoint(tmp_path, writer) -> None:
+    for next_step in (0, 2, None):
+        open_trackers([TrackerChoice(name="tensorboard")], a_run(tmp_path), next_step=next_step)
+    assert writer == [0, 2, None]
 
 
 PROGRAM = """
@@ -232,7 +261,7 @@ first, last = int(sys.argv[3]), int(sys.argv[4])
 folder.log.cut_back({})
 for step in range(first):
     folder.log.write_step(step, {"reward/mean": step / 2})
-trackers = open_trackers(choose_trackers([sys.argv[2]]), folder, resume_step=first or None)
+trackers = open_trackers(choose_trackers([sys.argv[2]]), folder, next_step=first)
 for step in range(first, last):
     folder.log.write_step(step, {"reward/mean": step / 2})
     for tracker in trackers:

@@ -165,9 +165,8 @@ async def open_run(options: RunOptions) -> OpenRun:
     renderer = load_renderer(
         client.get_tokenizer(), model_name=options.model, renderer_name=options.renderer_name
     )
-    goes_on = resume_from is not None and not (
-        resume_from.final and resume_from.next_step >= options.num_steps
-    )
+    next_step = resume_from.next_step if resume_from else 0
+    is_complete = resume_from is not None and resume_from.final and next_step >= options.num_steps
     return OpenRun(
         folder=folder,
         resume_from=resume_from,
@@ -175,9 +174,7 @@ async def open_run(options: RunOptions) -> OpenRun:
         client=client,
         renderer=renderer,
         context_window=context_window(options.model) if options.engine.engine == "local" else None,
-        trackers=open_trackers(
-            options.trackers, folder, resume_step=resume_from.next_step if resume_from and goes_on else None
-        ),
+        trackers=open_trackers(options.trackers, folder, next_step=None if is_complete else next_step),
     )
 
 

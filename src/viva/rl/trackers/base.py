@@ -18,8 +18,8 @@ class TrackedRun:
     project: str
     config: Mapping[str, Any]
     """The options of ``config.json``. Nothing else about program or machine is handed on."""
-    resume_step: int | None = None
-    """The step at which a resumed run goes on; ``None`` for a run that begins."""
+    next_step: int | None = 0
+    """The step at which the run goes on, or begins; ``None`` if it has nothing left to do."""
 
     @property
     def name(self) -> str:

@@ -31,12 +31,17 @@ class _Memory:
         # an identity, no result: two runs of equal options must not meet in one data base
         self.run_id: str = stored.get("run_id") or secrets.token_hex(4)
         self._next_steps: dict[str, int] = stored.get("next_steps", {})
+        # before a tracker sees the id: a run that dies before its first step goes on under the same one
+        self._write()
 
     def next_step(self, name: str) -> int:
         return self._next_steps.get(name, 0)
 
     def remember(self, name: str, next_step: int) -> None:
         self._next_steps[name] = max(next_step, self.next_step(name))
+        self._write()
+
+    def _write(self) -> None:
         content = {"run_id": self.run_id, "next_steps": dict(sorted(self._next_steps.items()))}
         write_atomic(self._path, json.dumps(content, indent=2) + "\n")
 
@@ -69,14 +74,14 @@ class OpenTracker:
 
 
 def open_trackers(
-    choices: Sequence[TrackerChoice], folder: RunFolder, *, resume_step: int | None = None
+    choices: Sequence[TrackerChoice], folder: RunFolder, *, next_step: int | None = 0
 ) -> tuple[OpenTracker, ...]:
     """Open all trackers but the console, and let them catch up with the run's log.
 
     Args:
         choices: From `viva.rl.trackers.choice.choose_trackers`.
         folder: The run's, its log cut back to where the run goes on.
-        resume_step: The step at which a resumed run goes on; ``None`` if it begins, or has nothing left to do.
+        next_step: The step at which the run goes on, or begins; ``None`` if it has nothing left to do.
 
     Raises:
         ValueError: If a tracker cannot start.
@@ -94,7 +99,7 @@ def open_trackers(
                 run_id=memory.run_id,
                 project=choice.project,
                 config=config,
-                resume_step=resume_step,
+                next_step=next_step,
             )
             tracker = OpenTracker(choice.name, _open(choice.name, run), memory)
             cleanup.callback(tracker.close)

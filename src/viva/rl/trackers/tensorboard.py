@@ -10,14 +10,15 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes scalars. In a resumed run, TensorBoard hides the earlier values of the steps that are repeated."""
+    """Writes scalars. TensorBoard hides the earlier values of the steps that a resumed run repeats."""
 
     takes_back = True
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
 
-        self._writer = SummaryWriter(str(run.folder / FOLDER), purge_step=run.resume_step)
+        # also from step 0: a run that died before its first checkpoint has left steps that are repeated
+        self._writer = SummaryWriter(str(run.folder / FOLDER), purge_step=run.next_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one step, and see that it is on the disk."""
