@@ -162,7 +162,7 @@ def test_a_joint_fit_of_a_run_without_comparisons_is_refused_and_a_separate_one_
 ) -> None:
     folder = make_review_run("paper")
     with pytest.raises(
-        ValueError, match=r"transcripts\.jsonl:3: fit=joint needs comparisons .* Add fit=separate"
+        ValueError, match=r"transcripts\.jsonl:\d+: fit=joint needs comparisons .* Add fit=separate"
     ):
         rescore(folder, RescoreOptions(preset="robust"))
     result = rescore(folder, RescoreOptions(preset="robust", fit="separate"))
