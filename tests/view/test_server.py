@@ -12,7 +12,7 @@ import pytest
 from browser import served
 
 from viva.cli import main
-from viva.view.server import serve
+from viva.view.server import listen, serve
 
 MakeRun = Callable[..., Path]
 
@@ -51,6 +51,17 @@ def test_a_port_that_is_taken_is_told(make_run: MakeRun) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} cannot be used"):
             serve([make_run()], port=port, say=lambda _: None)
+
+
+def test_a_port_can_be_served_again_at_once_and_takes_a_browser_before_the_server_runs() -> None:
+    with listen(0) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as browser:
+            accepted, _ = listener.accept()
+            accepted.close()  # the side that closes first keeps the port waiting
+            assert browser.recv(1) == b""
+    with listen(port) as listener:
+        assert listener.getsockname()[1] == port
 
 
 def test_the_address_is_on_the_loopback_interface_and_has_a_token(make_run: MakeRun) -> None:

@@ -2,13 +2,14 @@
 
 import contextlib
 import importlib.util
+import os
 import secrets
 import socket
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["serve"]
+__all__ = ["listen", "serve"]
 
 _NEEDED = ("starlette", "uvicorn")
 
@@ -39,7 +40,7 @@ def serve(
 
     from viva.view.app import make_app
 
-    listener = _listen(port)
+    listener = listen(port)
     with listener:
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(24)
@@ -60,12 +61,20 @@ def serve(
             uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
+    """A listening socket on the loopback interface alone.
+
+    Raises:
+        ValueError: If there is no such port, or it is taken.
+    """
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be between 0 and 65535; got {port}")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
+        if os.name == "posix":  # else a port that was served a minute ago is refused
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
+        listener.listen()  # a browser that is opened before the server runs waits instead of being refused
     except OSError as error:
         listener.close()
         raise ValueError(
