@@ -147,6 +147,7 @@ async def test_conversations_are_filtered_and_paged_and_know_their_neighbours(ma
             "/api/conversations?answers=nope",
             "/api/conversation?step=-1&group=0",
             "/api/conversations?page=x",
+            f"/api/conversations?step_from={'9' * 400}",
         ):
             answer = await made.get(wrong)
             assert (answer.status_code, "must be" in answer.json()["error"]) == (400, True)

@@ -131,6 +131,10 @@ BAD_LINES: list[Any] = [
     "{}",
     '{"step": 1}',
     '{"step": 0, "group": 0, "record": {"rewards": [1]}}',
+    '{"step": 0, "group": 9, "rewards": [NaN]}',
+    '{"step": 0, "group": 9, "record": {"rewards": {"0": 1e999}}}',
+    f'{{"step": 0, "group": 9, "rewards": [{"9" * 400}]}}',
+    '{"step": 1e999, "group": 9}',
 ]
 
 

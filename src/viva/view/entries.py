@@ -1,5 +1,6 @@
 """What the list of conversations knows of each: a small value instead of the whole text."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -60,12 +61,14 @@ def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
     """The entry of a transcript's line, as `viva.report.run_files.parse_line` read it.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: If it is no transcript.
+        ValueError, TypeError, KeyError, AttributeError, OverflowError: If it is no transcript.
     """
     record: Mapping[str, Any] = row.get("record") or {}
     rewards = [float(value) for value in (record.get("rewards") or {}).values()]
     if not record:
         rewards = [float(value) for value in row.get("rewards") or [] if value is not None]
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"rewards are finite numbers; got {rewards}")
     before, after = _truth(record, "correct_initial"), _truth(record, "correct")
     num_pairs, num_flips, num_cycles, num_agreeing, num_decidable = _judged(record)
     return Entry(

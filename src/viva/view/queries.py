@@ -95,9 +95,10 @@ def _number(values: Mapping[str, str], name: str, kind: Callable[[str], Any]) ->
         return None
     try:
         number = kind(values[name])
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+        is_finite = math.isfinite(number)
+    except (ValueError, OverflowError):
+        number, is_finite = None, False
+    if not is_finite:
         raise ValueError(f"{name} must be a number; got {values[name][:60]!r}")
     return number
 

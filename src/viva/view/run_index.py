@@ -72,7 +72,7 @@ class RunIndex:
             for offset, line in file.new_lines():
                 try:
                     add(offset, parse_line(line))
-                except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+                except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError):
                     self.damaged[file.path.name] = self.damaged.get(file.path.name, 0) + 1
                 if time.monotonic() > deadline:
                     return False
