@@ -123,16 +123,10 @@ class StyleEvaluator:
 
 
 def options_of(arm: str, folder: Path, seed: int, num_problems: int) -> dict[str, str]:
-    """The recipe's options for an arm; writes the problems into `folder`.
-
-    Raises:
-        ValueError: If there is no such arm.
-    """
+    """The recipe's options for an arm; writes the problems into `folder`."""
     from viva.recipes.demo import problem_options, write_problems
     from viva.tiny.expert_text import CAREFUL, STYLED
 
-    if arm not in ARMS:
-        raise ValueError(f"there is no arm {arm!r}; allowed: {', '.join(ARMS)}")
     kind, _, estimator = arm.partition("-")
     strategies, group_size, problems_per_step = STRATEGIES[kind]
     samples = sum(NUM_AGENTS if name == "conversation" else group_size for name in strategies.split(","))
@@ -297,6 +291,21 @@ def read(path: Path, settings: Mapping[str, str]) -> list[dict]:
     return [run for run in map(json.loads, lines) if run["settings"] == dict(settings)]
 
 
+def check(arms: Sequence[str], seeds: Sequence[int]) -> None:
+    """Refuse, before anything is trained, what would fail after hours.
+
+    Raises:
+        ValueError: If there is no such arm, or there are more seeds than `T_95` knows.
+    """
+    for arm in arms:
+        if arm not in ARMS:
+            raise ValueError(f"there is no arm {arm!r}; allowed: {', '.join(ARMS)}")
+    if len(seeds) > len(T_95) + 1:
+        raise ValueError(
+            f"{len(seeds)} seeds are more than the table of Student's t has; give at most {len(T_95) + 1}"
+        )
+
+
 def main(argv: Sequence[str]) -> None:
     prepare_threads()
     given = dict(argument.split("=", 1) for argument in argv)
@@ -305,6 +314,7 @@ def main(argv: Sequence[str]) -> None:
     part, num_parts = (int(number) for number in given.pop("part", "0/1").split("/"))
     path = Path(given.pop("results", "runs/expert_iteration/results.jsonl"))
     settings = {"tokens": "60000", "problems": "500"} | given
+    check(arms, seeds)
     wanted = [(arm, seed) for seed in seeds for arm in arms]
     done = {(run["arm"], run["seed"]) for run in read(path, settings)}
     path.parent.mkdir(parents=True, exist_ok=True)
