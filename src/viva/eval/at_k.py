@@ -82,18 +82,21 @@ def _chance_to_win(count: int, others: list[int], silent: int, k: int) -> Fracti
 
 def _choices(others: list[int], silent: int, most: int, size: int) -> list[int]:
     """Ways to choose `size` answers of which none is given more than `most` times, by how many are given so often."""
-    # table[s][t]: ways to choose s so far with t answers at the limit
-    table = [[comb(silent, chosen)] + [0] * len(others) for chosen in range(size + 1)]
-    for count in others:
-        longer = [[0] * (len(others) + 1) for _ in range(size + 1)]
-        for chosen, row in enumerate(table):
-            for drawn in range(min(count, most, size - chosen) + 1):
-                ways, tied = comb(count, drawn), int(drawn == most)
-                target = longer[chosen + drawn]
-                for ties in range(len(others) + 1 - tied):
-                    target[ties + tied] += row[ties] * ways
-        table = longer
-    return table[size]
+    able = [count for count in others if count >= most]  # the others cannot get there: they are chosen freely
+    free = silent + sum(others) - sum(able)
+    ways: Counter[tuple[int, int]] = Counter(
+        {(0, 0): 1}
+    )  # by how many are chosen, and how many are at the limit
+    for count in able:
+        longer: Counter[tuple[int, int]] = Counter()
+        for (chosen, tied), number in ways.items():
+            for drawn in range(min(most, size - chosen) + 1):
+                longer[chosen + drawn, tied + (drawn == most)] += number * comb(count, drawn)
+        ways = longer
+    by_ties = [0] * (len(able) + 1)
+    for (chosen, tied), number in ways.items():
+        by_ties[tied] += number * comb(free, size - chosen)
+    return by_ties
 
 
 def _check(num_answers: int, k: int) -> None:
