@@ -292,6 +292,8 @@ def test_every_option_is_documented_with_its_default() -> None:
         (["recipe=critique_self_play", "model=9b"], "neither 8b nor 70b nor a folder"),
         (["recipe=critique_self_play", "mfu_train=2"], "mfu_train must be above 0 and at most 1"),
         (["recipe=critique_self_play", "steps=0"], "steps must be above 0"),
+        (["recipe=critique_self_play", "prompt_tokens=inf"], "prompt_tokens must be above 0 and finite"),
+        (["recipe=critique_self_play", "accelerators=8,-8"], "accelerators must be numbers of 1 or more"),
         (["recipe=critique_self_play", "batch_size=6"], "batch_size must be divisible by num_agents"),
     ],
 )

@@ -131,7 +131,10 @@ def test_a_model_that_does_not_fit_has_no_time() -> None:
     assert Assumptions().split(larger) == 64
 
 
-@pytest.mark.parametrize("change", [{"mfu_train": 1.2}, {"peak_tflops": 0.0}, {"bandwidth_share": 0.0}])
+@pytest.mark.parametrize(
+    "change",
+    [{"mfu_train": 1.2}, {"peak_tflops": 0.0}, {"memory_gb": float("inf")}, {"bandwidth_share": 0.0}],
+)
 def test_assumptions_that_make_no_sense_are_refused(change) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         Assumptions(**change)

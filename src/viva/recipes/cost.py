@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import chz
@@ -111,8 +112,12 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
         )
     lengths = ("prompt_tokens", "solution_tokens", "remark_tokens", "ranking_tokens", "verdict_tokens")
     for name in (*lengths, "chars_per_token", "steps"):
-        if not getattr(options, name) > 0:
-            raise ValueError(f"{name} must be above 0; got {getattr(options, name)}")
+        if not 0 < getattr(options, name) < inf:
+            raise ValueError(f"{name} must be above 0 and finite; got {getattr(options, name)}")
+    if not options.model:
+        raise ValueError("model must name at least one model, like 8b; got []")
+    if not options.accelerators or min(options.accelerators) < 1:
+        raise ValueError(f"accelerators must be numbers of 1 or more; got {options.accelerators}")
     theirs = [text for text, yes in zip(argv, is_own, strict=True) if not yes]
     return options, parse_options(_config_class(recipe), theirs)
 

@@ -39,11 +39,11 @@ class Assumptions:
         """Check.
 
         Raises:
-            ValueError: If a number is not positive, or a share above 1.
+            ValueError: If a number is not positive and finite, or a share above 1.
         """
         for name in ("peak_tflops", "memory_gb", "bandwidth_tb"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
         for name in ("mfu_prefill", "mfu_train", "bandwidth_share", "memory_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1; got {getattr(self, name)}")
