@@ -143,6 +143,9 @@ def test_a_model_of_which_all_was_trained_is_exported_whole(tmp_path, capsys) ->
     assert main(["export", str(run)]) == 0
     assert capsys.readouterr().out == f"{run / 'export' / 'model'}\n"
     assert logprobs_of(plain(run / "export" / "model")) == pytest.approx(expected(run), abs=1e-5)
+    with pytest.raises(ValueError, match=r"all weights \(lora_rank=0\).*Leave precision out"):
+        export_run(run, ExportOptions(to=str(tmp_path / "other"), precision="bfloat16"))
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(
@@ -201,6 +204,13 @@ def test_the_card_tells_configuration_and_results_and_no_private_path(trained, t
 def test_the_results_are_those_of_the_checkpoint_not_later_ones(trained) -> None:
     accuracy = measurements(read_run(trained[0]), 3)[0]
     assert (accuracy.step, accuracy.after) == (2, pytest.approx(0.2))
+
+
+def test_what_was_first_measured_after_steps_is_not_told_as_before_the_training(tmp_path) -> None:
+    rows = [{"step": step, "test/direct_accuracy": 0.1 * step} for step in (2, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (accuracy,) = measurements(read_run(tmp_path), 4)
+    assert (accuracy.before, accuracy.after) == (None, pytest.approx(0.4))
 
 
 def test_every_option_is_documented_with_its_default() -> None:

@@ -37,7 +37,8 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
         The folders written: ``adapter`` and ``model``, or ``model`` alone where all weights were trained.
 
     Raises:
-        ValueError: If there is no such run or checkpoint, its state lies with a remote engine, or the folder has one.
+        ValueError: If there is no such run or checkpoint, its state lies with a remote engine, the folder has one, or a
+            precision is given where nothing is merged because all weights were trained.
     """
     from viva.recipes.common import resolve_model
     from viva.report.model_card import ModelCard, model_card
@@ -50,6 +51,12 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     if "model_name" not in run.config:
         raise ValueError(
             f"{run_dir} has no config.json with a model_name; give the log_path of a recipe's run"
+        )
+    is_whole = run.config.get("lora_rank") == 0
+    if is_whole and options.precision is not None:
+        raise ValueError(
+            f"precision={options.precision} is that of a merged model, but {run_dir} trained all weights "
+            "(lora_rank=0): they are written as they were trained, in float32. Leave precision out."
         )
     folder, levels = RunFolder(run.folder), run.config.get("stop_at")
     rule = None if levels is None else StopRule(levels=levels)
@@ -64,7 +71,8 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     _check_free(target, overwrite=options.overwrite)
     name = options.model_name or str(run.config["model_name"])
     model = resolve_model(name)
-    precision = options.precision or run.config.get("precision", "float32")
+    trained_on = str(run.config.get("precision", "float32"))
+    precision = "float32" if is_whole else options.precision or trained_on
     first = export_weights(state_path, model=model, folder=target)
     written = [] if first is None else [first]
     if options.merge and written and written[0].name == "adapter":
@@ -76,7 +84,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
             num_steps=checkpoint.next_step,
             kind="adapter" if is_adapter else "model",
             base_model=name,
-            precision=str(run.config.get("precision", "float32")) if is_adapter else precision,
+            precision=trained_on if is_adapter else precision,
         )
         (path / "README.md").write_text(model_card(card), encoding="utf-8")
     return written

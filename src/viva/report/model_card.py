@@ -68,14 +68,16 @@ def measurements(run: Run, num_steps: int) -> list[Measurement]:
             continue
         errors = dict(run.curves.get(f"{metric}_stderr", ()))
         (first, before), (last, after) = points[0], points[-1]
+        # a run that was resumed with evaluation switched on has none of its beginning
+        is_before = first == 0 < last
         found.append(
             Measurement(
                 metric=metric,
                 label=label,
-                before=before if first < last else None,
+                before=before if is_before else None,
                 after=after,
                 # an error of 0 says only that the approximation does not hold there
-                before_half_width=Z95 * errors[first] if errors.get(first) else None,
+                before_half_width=Z95 * errors[first] if is_before and errors.get(first) else None,
                 after_half_width=Z95 * errors[last] if errors.get(last) else None,
                 step=last,
             )
