@@ -43,7 +43,7 @@ def ends(monkeypatch):
 
     async def end(*, make_plan=None, open_run=None, train=None, received=None):
         async def opened(options):
-            return (open_run or (lambda _: SimpleNamespace()))(options)
+            return (open_run or (lambda _: SimpleNamespace(trackers=())))(options)
 
         async def built(plan, opened):
             return TRAINING
