@@ -144,6 +144,16 @@ def test_two_checkpoints_are_compared_on_the_same_problems_and_again_from_their_
     assert difference["difference"] == pytest.approx(figures[0] - figures[1])
     again, _ = evaluate(capsys, first, against=second)
     assert again in out
+    assert viva.cli.main(["eval", str(first), "against_checkpoint=base", "num_samples=4"]) == 2
+    assert "can be given; got against_checkpoint, num_samples" in capsys.readouterr().err
+    assert viva.cli.main(["eval", str(first), "output=x.json"]) == 2
+    assert "can be given; got output" in capsys.readouterr().err
+    elsewhere = second.parents[1] / "elsewhere" / second.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(second.read_bytes())
+    options = {"num_samples": 2, "kinds": '["direct","critique"]'}
+    *_, other = evaluate(capsys, run, against=elsewhere, **options)[1]
+    assert (other != compared, other.parent) == (True, compared.parent)
 
 
 def test_another_kind_of_conversation_than_the_trained_one(run, capsys):

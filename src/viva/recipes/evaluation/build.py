@@ -7,6 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.eval.bootstrap import compare, summarise
@@ -216,13 +217,26 @@ def _finish(result: _Result) -> str:
 
 def _compare(evaluation: Evaluation, against: Evaluation, plan: EvalPlan, path: Path, other: Path) -> str:
     differences = _differences(evaluation, against, plan.options.resamples)
-    target = path.with_name(f"{path.stem}-against-{other.stem}.json")
+    place = blake2b(
+        str(other.resolve()).encode(), digest_size=4
+    ).hexdigest()  # runs have files of equal names
+    target = path.with_name(f"{path.stem}-against-{other.stem}-{place}.json")
     write_comparison(target, evaluation, against, differences)
     return f"{comparison_text(evaluation, against, differences)}{target}\n"
 
 
 def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
     """Show an earlier evaluation, or compare two; nothing is sampled."""
+    ignored = [
+        key
+        for key, value in chz.asdict(options).items()
+        if key not in ("against", "output", "resamples") and value != getattr(EvalOptions(), key)
+    ]
+    if ignored or (other is None and options.output is not None):
+        raise ValueError(
+            f"{name} is the file of an earlier evaluation, of which nothing is sampled again: only against=FILE, and "
+            f"with it output=... and resamples=..., can be given; got {', '.join(ignored) or 'output'}"
+        )
     evaluation = _stored(name)
     if other is None:
         return evaluation_text(evaluation)
