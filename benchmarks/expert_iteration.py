@@ -54,7 +54,7 @@ STRATEGIES = {  # with samples per strategy and problem, and problems per step: 
 NUM_AGENTS = 3
 OPTIONS = {
     "max_tokens": "72",
-    "learning_rate": "5e-4",
+    "learning_rate": "1.5e-3",
     "lora_rank": "16",
     "max_steps": "1000",
     "eval_every": "1000",
