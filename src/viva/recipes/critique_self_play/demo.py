@@ -24,10 +24,10 @@ def demo_options(folder: Path, *, seed: int = 0) -> dict[str, str]:
     return problem_options(folder, seed=seed) | {
         "num_agents": "4",
         "batch_size": "48",
-        "max_steps": "17",
+        "max_steps": "25",
         "max_tokens": "80",
         "lora_rank": "16",
-        "eval_every": "10",
+        "eval_every": "13",
     }
 
 
