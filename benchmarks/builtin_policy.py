@@ -19,7 +19,7 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.conversation.rendering import load_renderer
     from viva.engine import LocalServiceClient
     from viva.eval.answers import is_correct
-    from viva.eval.direct import DirectEvaluator
+    from viva.eval.direct import DirectEvaluator, DirectSampler
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
     from viva.judging.tournament import TournamentPattern
@@ -36,7 +36,9 @@ async def measure(num_problems: int) -> dict[str, float]:
     sampler = LocalServiceClient().create_sampling_client(base_model=str(model_path()))
     renderer = load_renderer(sampler.get_tokenizer(), model_name=str(model_path()))
     items = [PromptItem(question=problem.question, answer=str(problem.answer)) for problem in held_out]
-    direct = await DirectEvaluator(items=items, renderer=renderer, seed=0, max_tokens=72)(sampler, 0)
+    direct = await DirectEvaluator(
+        items=items, direct=DirectSampler(renderer=renderer, seed=0, max_tokens=72)
+    )(sampler, 0)
 
     judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=sampler), renderer)
     rng = random.Random(0)

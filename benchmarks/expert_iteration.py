@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from _intervals import T_95, interval
+
 from viva.engine.threads import prepare_threads
 
 ESTIMATORS = (
@@ -63,7 +65,6 @@ OPTIONS = {
     "save_every": "0",
     "samples_every": "0",
 }
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class StyleCounter:
 class StyleEvaluator:
     """Direct accuracy, and the style: how often replies begin with it, and its mean log-probability there."""
 
-    direct: object
+    evaluator: object
     counter: StyleCounter = field(default_factory=StyleCounter)
 
     async def __call__(self, sampler, step: int) -> dict[str, float]:
@@ -107,17 +108,18 @@ class StyleEvaluator:
         from viva.conversation.rendering import build_prompt
 
         self.counter.count = 0
-        metrics = dict(await replace(self.direct, grader=self.counter)(sampler, step))
-        renderer = self.direct.renderer
+        direct = replace(self.evaluator.direct, grader=self.counter)
+        metrics = dict(await replace(self.evaluator, direct=direct)(sampler, step))
+        renderer = direct.renderer
         style = renderer.tokenizer.encode(STYLE, add_special_tokens=False)
         prompts = [
             build_prompt(renderer, direct_messages(item.question)).to_ints() + style
-            for item in self.direct.items[:NUM_SCORED]
+            for item in self.evaluator.items[:NUM_SCORED]
         ]
         logprobs = await asyncio.gather(
             *(sampler.compute_logprobs(tinker.ModelInput.from_ints(prompt)) for prompt in prompts)
         )
-        metrics["test/style_rate"] = self.counter.count / len(self.direct.items)
+        metrics["test/style_rate"] = self.counter.count / len(self.evaluator.items)
         metrics["test/style_logprob"] = statistics.mean(sum(values[-len(style) :]) for values in logprobs)
         return metrics
 
@@ -196,15 +198,6 @@ def run_once(arm: str, seed: int, folder: Path, settings: Mapping[str, str]) -> 
             for name in ("evaluation", "rollouts", "update")
         },
     }
-
-
-def interval(values: Sequence[float], *, scale: float = 1.0, digits: int = 1) -> str:
-    """Mean with its 95 % interval over seeds."""
-    mean = scale * statistics.mean(values)
-    if len(values) < 2:
-        return f"{mean:+.{digits}f}"
-    half = scale * T_95[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
 
 
 ACCURACY = "test/direct_accuracy"
@@ -295,7 +288,7 @@ def check(arms: Sequence[str], seeds: Sequence[int]) -> None:
     """Refuse, before anything is trained, what would fail after hours.
 
     Raises:
-        ValueError: If there is no such arm, or there are more seeds than `T_95` knows.
+        ValueError: If there is no such arm, or there are more seeds than `_intervals.T_95` knows.
     """
     for arm in arms:
         if arm not in ARMS:

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from _intervals import half_width, interval
+
 from viva.engine.threads import prepare_threads
 
 ARMS = ("conversation", "conversation-shuffled", "paper", "robust", "robust-shuffled")
@@ -33,7 +35,6 @@ OPTIONS = {
     "conversation": {"max_steps": "20", "eval_every": "10", "num_test_conversations": "24"},
     "critique": {"max_steps": "16", "batch_size": "32", "eval_every": "8", "num_test_conversations": "24"},
 }
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 FIGURES = {
     "test/direct_accuracy": "direct accuracy",
     "test/conversation/correct/final": "conversation accuracy",
@@ -135,20 +136,6 @@ def tokens_before(rows: Sequence[dict], step: int) -> float:
     return sum(row.get("rollout/sampled_tokens", 0) for row in rows if row["step"] < step) / 1000
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean over seeds (Student's t)."""
-    return T_95[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
-
-
-def interval(values: Sequence[float], scale: float, digits: int) -> str:
-    """Mean of changes with its 95 % interval."""
-    mean = scale * statistics.mean(values)
-    if len(values) < 2:
-        return f"{mean:+.{digits}f}"
-    half = scale * half_width(values)
-    return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
-
-
 def plot(results: Sequence[dict], output: Path) -> None:
     """Mean accuracy of each arm at each evaluation, with its interval."""
     from viva.report import Series, plot_svg
@@ -174,8 +161,8 @@ def change(runs: Sequence[dict], key: str) -> str:
     before, after = (statistics.mean(column) for column in zip(*pairs, strict=True))
     gains = [after - before for before, after in pairs]
     if key == "test/conversation/rank_correlation":
-        return f"{before:.2f} -> {after:.2f}, {interval(gains, 1, 2)}"
-    return f"{100 * before:.1f} -> {100 * after:.1f} %, {interval(gains, 100, 1)}"
+        return f"{before:.2f} -> {after:.2f}, {interval(gains, digits=2)}"
+    return f"{100 * before:.1f} -> {100 * after:.1f} %, {interval(gains, scale=100)}"
 
 
 def table(results: Sequence[dict]) -> str:

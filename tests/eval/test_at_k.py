@@ -1,7 +1,7 @@
 """pass@k and maj@k against the means over all choices of k answers, one by one."""
 
+import math
 import random
-import time
 from collections import Counter
 from itertools import combinations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from viva.eval import at_k
 from viva.eval.at_k import ladder, majority_at_k, pass_at_k, plurality
 
 VOTES = st.lists(
@@ -96,11 +97,12 @@ def test_answers_that_say_nothing_cast_no_vote_but_count():
     assert majority_at_k([(None, False), ("72", True)], 1) == 0.5
 
 
-def test_many_answers_are_counted_quickly():
+def test_many_answers_are_counted_with_little_work(monkeypatch):
     votes = [("right", True)] * 60 + [(str(number % 80), False) for number in range(196)]
-    start = time.process_time()
+    calls = []
+    monkeypatch.setattr(at_k, "comb", lambda n, k: calls.append(n) or math.comb(n, k))
     assert 0.99 < majority_at_k(votes, 128) <= 1.0
-    assert time.process_time() - start < 2.0
+    assert len(calls) < 500_000
 
 
 def test_the_ladder_ends_with_all_answers():

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.rendering import load_renderer
 from viva.eval.conversations import ConversationEvaluator
-from viva.eval.direct import DirectEvaluator
+from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.rl.prompts import PromptItem
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -49,7 +49,9 @@ class Sampler:
 
 def evaluator(renderer, **options):
     items = [PromptItem(question=f"What is {n} and 1?", answer=str(n + 1)) for n in range(4)]
-    return DirectEvaluator(**({"items": items, "renderer": renderer, "seed": 3, "max_tokens": 20} | options))
+    items = options.pop("items", items)
+    direct = DirectSampler(**({"renderer": renderer, "seed": 3, "max_tokens": 20} | options))
+    return DirectEvaluator(items=items, direct=direct)
 
 
 async def test_accuracy_counts_right_answers_over_all_questions(renderer):

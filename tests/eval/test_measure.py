@@ -164,7 +164,9 @@ async def test_what_a_users_grader_raises_ends_the_evaluation():
 
 async def test_direct_answers_keep_the_seeds_of_the_training_loop():
     sampler = client()
-    metrics = await DirectEvaluator(items=ITEMS, renderer=RENDERER, seed=0, max_tokens=40)(sampler, 7)
+    metrics = await DirectEvaluator(
+        items=ITEMS, direct=DirectSampler(renderer=RENDERER, seed=0, max_tokens=40)
+    )(sampler, 7)
     asked, found = await ask_all(sampler, direct(), ITEMS, 3)
     seeds = sampler.seeds
     assert found == metrics

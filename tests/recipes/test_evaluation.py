@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import viva.cli
 from viva.eval.stored import read_evaluation
+from viva.recipes.config import RecipeConfig
 from viva.recipes.critique_self_play.train import main as train_critique
+from viva.recipes.evaluation.options import EvalOptions, recipe_options
 from viva.report.run_files import iter_transcripts
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 
@@ -202,6 +204,36 @@ def test_an_adapter_of_another_form_says_how_to_merge_it(run, problems, capsys, 
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 16}))
     assert viva.cli.main(["eval", str(tmp_path), f"test_prompts_path={problems}"]) == 2
     assert "has lora_alpha=16; the engine reads 32 only: merge it" in capsys.readouterr().err
+
+
+def test_a_second_policy_that_cannot_be_opened_is_told_before_anything_is_sampled(
+    run, problems, capsys, tmp_path, monkeypatch
+):
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_bytes((run / "adapter" / name).read_bytes())
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 16}))
+    monkeypatch.setattr("viva.recipes.evaluation.build.ask_all", None)  # calling it would be another error
+    assert viva.cli.main(["eval", str(run), f"against={tmp_path}", f"test_prompts_path={problems}"]) == 2
+    assert "has lora_alpha=16" in capsys.readouterr().err
+
+
+def test_another_data_set_is_not_read_by_the_runs_columns():
+    config = RecipeConfig(
+        log_path="", hf_dataset_name="a", hf_dataset_name_config="main", hf_prompt_column="problem"
+    )
+    same = recipe_options(config, EvalOptions(hf_dataset_name="a", hf_answer_column="final"))
+    assert (same.hf_dataset_name_config, same.hf_prompt_column, same.hf_answer_column) == (
+        "main",
+        "problem",
+        "final",
+    )
+    other = recipe_options(config, EvalOptions(hf_dataset_name="b", hf_answer_column="final"))
+    assert (other.hf_dataset_name_config, other.hf_prompt_column, other.hf_answer_column) == (
+        None,
+        "query",
+        "final",
+    )
 
 
 def test_stored_results_of_other_problems_or_options_are_not_compared(run, problems, capsys, tmp_path):

@@ -62,8 +62,25 @@ def test_parameters_and_flops_of_a_models_folder_are_those_of_the_model(tmp_path
 def test_what_is_no_such_model_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="neither 8b nor 70b nor a folder"):
         read_shape("9b")
-    (tmp_path / "config.json").write_text('{"hidden_size": 8, "num_attention_heads": 1}')
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 1}'
+    )
     with pytest.raises(ValueError, match="has no num_hidden_layers"):
+        read_shape(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "qwen3_moe"}', '{"model_type": "gpt_neox"}', "{}", "[1]"])
+def test_a_model_with_other_matrices_is_refused_not_miscounted(tmp_path, text) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(
+        ValueError, match=r"config\.json has model_type .* counted are llama, mistral, qwen2, qwen3"
+    ):
+        read_shape(str(tmp_path))
+
+
+def test_a_torn_configuration_is_named(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "lla')
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         read_shape(str(tmp_path))
 
 

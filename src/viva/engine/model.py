@@ -37,6 +37,8 @@ _TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers in which a token sees the tokens on its path in a tree and nothing else of the packed row."""
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Relative to the largest logit."""
+_PROBE_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError)
+"""What an architecture that calls or stores its attention in another way may raise from within."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,20 +225,19 @@ def _check_decoding(base: BaseModel, device: torch.device) -> None:
     module = base.decode_copy()
     with torch.inference_mode():
         try:
-            expected = base.module(input_ids=text[None], use_cache=False).logits[0].float()
+            expected = base.module(input_ids=text[None], use_cache=False).logits[0]
             cache = RaggedCache(rows=2)
             cache.forward(module, text[None, :_PROBE_LONG].repeat(2, 1), start=0, past=[0, 0])
             last = text[[_PROBE_LONG, _PROBE_SHORT]][:, None]
             hidden = cache.forward(module, last, start=0, past=[_PROBE_LONG, _PROBE_SHORT])
-        except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+        except _PROBE_ERRORS as error:
             raise ValueError(
                 f"The engine cannot decode {kind}: {error}. Supported are decoder models whose layers are full or "
                 "sliding-window attention, such as Llama, Qwen2/3, Mistral and Gemma."
             ) from error
         actual = head_logits(base.module, hidden[:, 0])
-    wanted = expected[[_PROBE_LONG, _PROBE_SHORT]]
-    error = (actual - wanted).abs().max().item()
-    if not error <= _PROBE_TOLERANCE[base.module.dtype] * wanted.abs().max().item():
+    error = _deviation(actual, expected[[_PROBE_LONG, _PROBE_SHORT]], base.module.dtype)
+    if error is not None:
         raise ValueError(
             f"The engine's decoding of {kind} is off by {error:.3g} from the model's own logits, so this architecture "
             "is not supported. Supported are Llama, Qwen2/3, Mistral, Gemma and others that compute logits alike."
@@ -261,11 +262,15 @@ def _why_no_trees(base: BaseModel, device: torch.device) -> str | None:
         try:
             with attention_by(module, TREE_ATTENTION):
                 hidden = TreeStep(tree, device).forward(module)[0]
-        except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+        except _PROBE_ERRORS as error:
             return str(error)
         actual = head_logits(base.module, hidden[[int(path[-1]) for path in tree.paths]])
-    wanted = torch.stack(expected).float()
-    error = (actual - wanted).abs().max().item()
-    if not error <= _PROBE_TOLERANCE[base.module.dtype] * wanted.abs().max().item():
-        return f"its logits in a prefix tree are off by {error:.3g}"
-    return None
+    error = _deviation(actual, torch.stack(expected), base.module.dtype)
+    return None if error is None else f"its logits in a prefix tree are off by {error:.3g}"
+
+
+def _deviation(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> float | None:
+    """Largest difference of logits if it is more than rounding of a model's `dtype`, or not a number; else ``None``."""
+    error = (actual - expected.float()).abs().max().item()
+    is_rounding = error <= _PROBE_TOLERANCE[dtype] * expected.abs().max().item()
+    return None if is_rounding else error

@@ -3,7 +3,6 @@
 This is what training is for: what the policy could only answer after a conversation, it should answer at once.
 """
 
-import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt, read_reply
+from viva.conversation.together import together
 from viva.eval.answers import answer_key, is_correct
 from viva.eval.records import WRONG, Answer
 from viva.judging.policy import SamplingClient
@@ -79,12 +79,7 @@ class DirectEvaluator:
     """
 
     items: Sequence[PromptItem]
-    renderer: Renderer
-    seed: int
-    max_tokens: int
-    temperature: float = 1.0
-    context_window: int | None = None
-    grader: Callable[[str, str], bool] = is_correct
+    direct: DirectSampler
 
     def __post_init__(self) -> None:
         """Reject a test set that cannot be graded."""
@@ -93,18 +88,8 @@ class DirectEvaluator:
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Ask all questions at once; metrics ``test/direct_*``."""
         del step  # seeds are the same at every step
-        direct = DirectSampler(
-            renderer=self.renderer,
-            seed=self.seed,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            context_window=self.context_window,
-            grader=self.grader,
-        )
         return direct_metrics(
-            await asyncio.gather(
-                *(direct.answer(sampler, index, item) for index, item in enumerate(self.items))
-            )
+            await together(self.direct.answer(sampler, index, item) for index, item in enumerate(self.items))
         )
 
 

@@ -10,7 +10,7 @@ from tinker_cookbook.rl.types import RLDataset
 
 from viva.credit.spans import Decoder, token_texts
 from viva.eval.conversations import ConversationEvaluator, group_seed
-from viva.eval.direct import DirectEvaluator
+from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
 from viva.recipes.config import RecipeConfig
@@ -161,11 +161,13 @@ def _direct_evaluators(plan: Plan[ConfigT], opened: OpenRun) -> list[Evaluator]:
     return [
         DirectEvaluator(
             items=graded,
-            renderer=opened.renderer,
-            seed=config.seed,
-            max_tokens=config.max_tokens,
-            temperature=temperature,
-            context_window=opened.context_window,
+            direct=DirectSampler(
+                renderer=opened.renderer,
+                seed=config.seed,
+                max_tokens=config.max_tokens,
+                temperature=temperature,
+                context_window=opened.context_window,
+            ),
         )
     ]
 

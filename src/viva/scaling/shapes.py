@@ -100,6 +100,9 @@ PRESETS = {
 }
 """The shapes of Llama 3.1 8B and 70B."""
 
+_COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Values of ``model_type`` whose matrices are those of `ModelShape`."""
+
 
 def read_shape(name: str) -> ModelShape:
     """A preset, or the shape in a model folder's ``config.json``.
@@ -112,7 +115,18 @@ def read_shape(name: str) -> ModelShape:
     path = Path(name).expanduser() / "config.json"
     if not path.is_file():
         raise ValueError(f"model={name} is neither {' nor '.join(PRESETS)} nor a folder with a config.json")
-    config = cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    try:
+        content: object = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; give the folder of an intact model") from error
+    config = cast(Mapping[str, Any], content if isinstance(content, dict) else {})
+    kind = config.get("model_type")
+    if kind not in _COUNTED:
+        # experts, ungated layers and other attention have other sizes: a wrong count would look like a right one
+        raise ValueError(
+            f"{path} has model_type {kind!r}, which is not counted; counted are {', '.join(sorted(_COUNTED))}. Give "
+            f"model={' or model='.join(PRESETS)} or a folder of such a model"
+        )
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         return ModelShape(
@@ -125,9 +139,7 @@ def read_shape(name: str) -> ModelShape:
             ffn=int(config["intermediate_size"]),
             vocab=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
-            qk_norm=str(config.get("model_type", "")).startswith("qwen3"),
+            qk_norm=kind == "qwen3",
         )
     except KeyError as error:
-        raise ValueError(
-            f"{path} has no {error.args[0]}; only decoders like Llama's can be counted"
-        ) from error
+        raise ValueError(f"{path} has no {error.args[0]}; give the folder of an intact model") from error

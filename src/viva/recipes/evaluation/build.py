@@ -76,12 +76,15 @@ async def evaluate(name: str, options: EvalOptions) -> str:
         against = find_target(other, checkpoint=options.against_checkpoint, model_name=options.model_name)
     _introduce(plan)
     services: dict[EngineConfig, ServiceClient] = {}
-    first = await _evaluate(plan, target, services)
+    policies = [
+        await _open(plan, each, services) for each in (target, against) if each is not None
+    ]  # all of them, before the first reply is sampled
+    first = await _evaluate(plan, target, policies[0])
     if options.output is not None:
         first = replace(first, path=Path(options.output).expanduser())
     text = _finish(first)
     if against is not None:
-        second = await _evaluate(plan, against, services)
+        second = await _evaluate(plan, against, policies[1])
         text += f"\n{_finish(second)}"
         stored, other = second.evaluation, str(second.path)
     if stored is not None and other is not None:
@@ -106,7 +109,7 @@ def _introduce(plan: EvalPlan) -> None:
     say("; ".join(parts))
 
 
-async def _evaluate(plan: EvalPlan, target: Target, services: dict[EngineConfig, ServiceClient]) -> _Result:
+async def _open(plan: EvalPlan, target: Target, services: dict[EngineConfig, ServiceClient]) -> OpenPolicy:
     engine = engine_of(target, plan.options)
     opened = await open_policy(
         target,
@@ -115,6 +118,10 @@ async def _evaluate(plan: EvalPlan, target: Target, services: dict[EngineConfig,
         service=services.get(engine),
     )
     services[engine] = opened.service
+    return opened
+
+
+async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
     direct = _direct(plan, opened)
     asked: tuple[Asked, ...] = ()
     played: dict[str, tuple[Played, ...]] = {}
@@ -197,14 +204,16 @@ async def _conversations(
 def _path(plan: EvalPlan, target: Target) -> Path:
     """A name that says which weights, and differs where they are evaluated differently."""
     options = plan.options
-    digest = blake2b(
-        json.dumps([plan.record, plan.digest, options.precision, options.renderer_name]).encode(),
-        digest_size=4,
-    ).hexdigest()
+    how = [plan.record, plan.digest, options.precision, options.renderer_name]
     if target.folder is not None:
-        return target.folder / "eval" / f"{target.checkpoint}-{digest}.json"
+        return target.folder / "eval" / f"{target.checkpoint}-{_digest(*how)}.json"
     stem = "".join(letter if letter.isalnum() else "-" for letter in target.name).strip("-")
-    return _FOLDER / f"{stem[-60:]}-{digest}.json"
+    # a stem is shortened and simplified, so the digest tells targets apart
+    return _FOLDER / f"{stem[-60:]}-{_digest(*how, target.name, target.model)}.json"
+
+
+def _digest(*content: object) -> str:
+    return blake2b(json.dumps(content).encode(), digest_size=4).hexdigest()
 
 
 def _finish(result: _Result) -> str:
@@ -217,9 +226,7 @@ def _finish(result: _Result) -> str:
 
 def _compare(evaluation: Evaluation, against: Evaluation, plan: EvalPlan, path: Path, other: Path) -> str:
     differences = _differences(evaluation, against, plan.options.resamples)
-    place = blake2b(
-        str(other.resolve()).encode(), digest_size=4
-    ).hexdigest()  # runs have files of equal names
+    place = _digest(str(other.resolve()))  # runs have files of equal names
     target = path.with_name(f"{path.stem}-against-{other.stem}-{place}.json")
     write_comparison(target, evaluation, against, differences)
     return f"{comparison_text(evaluation, against, differences)}{target}\n"

@@ -82,6 +82,9 @@ _SHARED = frozenset(
 )
 """Options that stand for a recipe's of the same name."""
 
+_READING = ("hf_dataset_name_config", "hf_prompt_column", "hf_answer_column", "hf_test_split")
+_DEFAULTS = RecipeConfig(log_path="")
+
 
 def check_options(options: EvalOptions) -> None:
     """Reject what is out of range.
@@ -139,6 +142,9 @@ def recipe_options(config: ConfigT, options: EvalOptions) -> ConfigT:
     }
     if "test_prompts_path" in given and "hf_dataset_name" not in given:
         given["hf_dataset_name"] = None  # another test set, not one more
-    if "hf_dataset_name" in given and "test_prompts_path" not in given:
-        given["test_prompts_path"] = None
+    if "hf_dataset_name" in given:
+        given = {"test_prompts_path": None} | given
+    if given.get("hf_dataset_name", config.hf_dataset_name) != config.hf_dataset_name:
+        # how to read the run's own data set says nothing about another one
+        given = {name: getattr(_DEFAULTS, name) for name in _READING} | given
     return chz.replace(config, **given)
