@@ -24,6 +24,7 @@ from viva.view.evaluations import read_evaluations
 from viva.view.guard import Guard
 from viva.view.payload import conversation_payload, text_at
 from viva.view.queries import MAX_PAGE_SIZE, facets, judge_totals, page_of, parse_query, select
+from viva.view.reading import Reading
 from viva.view.run_index import RunIndex
 
 __all__ = ["STATIC_TYPES", "make_app"]
@@ -93,16 +94,16 @@ def _answering(handler: Callable[[Request], Any]) -> Callable[[Request], Respons
 
 
 class _Api:
-    """What the page can ask. Requests are answered one at a time."""
+    """What the page can ask. Requests are answered one at a time, between slices of the reading of files."""
 
     def __init__(self, runs: Sequence[RunIndex]) -> None:
         self._runs = runs
         self._lock = threading.Lock()
+        self._reading = Reading(runs, self._lock)
 
     def handlers(self) -> dict[str, Callable[[Request], Any]]:
         """By the last part of their addresses."""
         methods = (
-            self.runs,
             self.curves,
             self.series,
             self.conversations,
@@ -111,7 +112,7 @@ class _Api:
             self.judge,
             self.evaluations,
         )
-        return {method.__name__: self._locked(method) for method in methods}
+        return {"runs": self.runs} | {method.__name__: self._locked(method) for method in methods}
 
     def _locked(self, method: Callable[[Request], Any]) -> Callable[[Request], Any]:
         def answer(request: Request) -> Any:
@@ -122,13 +123,13 @@ class _Api:
 
     def runs(self, _: Request) -> Any:
         """All runs, after a look at what is new in their files."""
-        return {
-            "viva": __version__,
-            "runs": [
-                _run(run, name, is_complete=run.refresh())
+        self._reading.go_on()
+        with self._lock:
+            runs = [
+                _run(run, name, is_complete=self._reading.is_complete(run))
                 for run, name in zip(self._runs, _names(self._runs), strict=True)
-            ],
-        }
+            ]
+        return {"viva": __version__, "runs": runs}
 
     def curves(self, _: Request) -> Any:
         """Names of all curves, in groups."""

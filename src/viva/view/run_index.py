@@ -52,7 +52,7 @@ class RunIndex:
         self._transcripts_file = GrowingFile(folder / TRANSCRIPTS_FILE)
         self._tokens_file = GrowingFile(folder / TOKENS_FILE)
 
-    def refresh(self, budget_s: float = 0.3) -> bool:
+    def refresh(self, budget_s: float) -> bool:
         """Read what is new, metrics first, and stop when the time is up.
 
         Returns:

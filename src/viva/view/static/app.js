@@ -25,7 +25,7 @@ const KEYS = [
   ["?", "this help"],
 ];
 const LIVE_MS = 2000;
-const READING_MS = 50; // between looks while the server still reads the files
+const READING_MS = 200; // between looks while the server still reads the files
 const REDRAW_MS = 600; // shortest time between two redrawings of what is new
 
 const state = { runs: [], view: null, drawing: 0, versions: "", redrawn: 0 };
