@@ -3,9 +3,10 @@
     python benchmarks/estimators.py [seeds=8] [batches=16] [page=docs/estimators.md]
 
 Every arm is computed by `viva.experts` itself on a policy whose completions can be enumerated (_tabular.py). For each
-arm and context gap: the expected cosine between a batch's gradient and the true one (simulated batches), and from exact
-expectations at the population's baseline the cosine, the length relative to the true gradient, and the share of the
-squared length on style tokens (which no reward looks at, so that the true share is 0).
+arm and context gap: the expected cosine between a batch's gradient and the true one (simulated batches), their spread
+around their mean relative to its length, and from exact expectations at the population's baseline the cosine, the
+length relative to the true gradient, and the share of the squared length on style tokens (which no reward looks at, so
+that the true share is 0).
 """
 
 import functools
@@ -135,7 +136,7 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def measure(arm: Arm, problem: Problem, seed: int, batches: int) -> dict[str, float]:
-    """The four figures of one arm on one problem."""
+    """The figures of one arm on one problem."""
     scores_Y_T_D, truth = problem.policy.scores_Y_T_D, problem.true_gradient
     pools = problem.samples
     mean = sum(
@@ -144,7 +145,7 @@ def measure(arm: Arm, problem: Problem, seed: int, batches: int) -> dict[str, fl
     ) / len(arm.strategies)
     rng = np.random.default_rng(seed)
     share = BATCH // len(arm.strategies)
-    cosines = []
+    gradients = []
     for _ in range(batches):
         drawn = [
             rng.choice(len(problem.rewards_Y), size=share, p=problem.drawn_from(s)) for s in arm.strategies
@@ -153,10 +154,12 @@ def measure(arm: Arm, problem: Problem, seed: int, batches: int) -> dict[str, fl
             pools[s][index] for s, indices in zip(arm.strategies, drawn, strict=True) for index in indices
         ]
         factors = factors_of(arm, samples)
-        cosines.append(cosine(np.einsum("nt,ntd->td", factors, scores_Y_T_D[np.concatenate(drawn)]), truth))
+        gradients.append(np.einsum("nt,ntd->td", factors, scores_Y_T_D[np.concatenate(drawn)]) / BATCH)
+    spread = np.square(np.array(gradients) - np.mean(gradients, axis=0)).sum() / max(batches - 1, 1)
     squared = np.square(mean).sum()
     return {
-        "batch cosine": float(np.mean(cosines)),
+        "batch cosine": float(np.mean([cosine(gradient, truth) for gradient in gradients])),
+        "noise": float(np.sqrt(spread / squared)) if squared > 0 else 0.0,
         "mean cosine": cosine(mean, truth),
         "length": float(np.linalg.norm(mean) / np.linalg.norm(truth)),
         "artefact": float(np.square(mean[problem.num_content :]).sum() / squared) if squared > 0 else 0.0,
@@ -201,7 +204,7 @@ DESIGNS = (
         strategies=("iid", "hint"),
         style=True,
         num_right=4,
-        tables=(("batch cosine",), ("mean cosine", "length", "artefact")),
+        tables=(("batch cosine",), ("noise",), ("mean cosine", "length", "artefact")),
     ),
     Design(
         name="medium mixture",
