@@ -1,15 +1,12 @@
 import asyncio
-import io
 import json
 
 import pytest
 import tinker
 from bandit_engine import BanditSampler, Done
-from rich.console import Console
 from tinker_cookbook import hyperparam_utils
 
 from viva.rl.completer import Policy, PromptTooLongError, SeededCompleter
-from viva.rl.console import RunConsole
 from viva.rl.learning_rate import LARGEST_RATE, default_learning_rate
 from viva.rl.seeds import derive_seed
 from viva.rl.service import EngineConfig, context_window, make_service
@@ -180,30 +177,3 @@ def test_the_context_window_is_read_from_a_local_model(tmp_path):
     assert context_window(str(tmp_path)) == 640
     (tmp_path / "config.json").write_text("{}")
     assert context_window(str(tmp_path)) is None
-
-
-def test_the_console_writes_one_plain_line_per_step_where_there_is_no_terminal():
-    text = io.StringIO()
-    with RunConsole(num_steps=3, console=Console(file=text, width=200)) as console:
-        console.phase("sampling")
-        console.step_done(0, {"reward/std": 0.5, "rollout/void": 0, "time/tokens_per_second": 1234.5})
-        console.step_done(1, {"rollout/void": 2, "test/direct_accuracy": 0.256})
-        console.message("a [markup] stays text")
-        for text_of_topic in ("first", "second"):
-            console.message_once("topic", text_of_topic)
-    lines = text.getvalue().splitlines()
-    assert lines[0].startswith("step 1/3 | reward std 0.50 | tok/s 1,234 | ")
-    assert lines[1].startswith("step 2/3 | held-out accuracy 25.6% | void 2 | ")
-    assert lines[1].endswith(" left")
-    assert lines[2:] == ["a [markup] stays text", "first"]
-
-
-def test_the_console_shows_progress_on_a_terminal():
-    text = io.StringIO()
-    with RunConsole(
-        num_steps=2, first_step=1, console=Console(file=text, force_terminal=True, width=100)
-    ) as console:
-        console.phase("sampling 3 of 4")
-        console.step_done(1, {})
-    assert "sampling 3 of 4" in text.getvalue()
-    assert "2/2" in text.getvalue()

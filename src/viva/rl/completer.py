@@ -1,6 +1,7 @@
 """The policy as environments see it: one completer per seat, each call with its own derived seed."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import tinker
@@ -28,6 +29,8 @@ class SeededCompleter(TokenCompleter):
     """Tokens the model can hold; replies are cut so that prompt and reply fit."""
     timeout_s: float | None = None
     """Longest time one call may take. Results then depend on the clock, so it is off by default."""
+    on_reply: Callable[[int], None] | None = None
+    """Is told how many tokens each reply has."""
     num_calls: int = field(default=0, init=False)
 
     async def __call__(
@@ -53,6 +56,8 @@ class SeededCompleter(TokenCompleter):
             raise ValueError(
                 "the sampler returned no logprobs; training needs the logprobs of what was sampled"
             )
+        if self.on_reply is not None:
+            self.on_reply(len(sequence.tokens))
         return TokensWithLogprobs(
             tokens=sequence.tokens, maybe_logprobs=sequence.logprobs, stop_reason=sequence.stop_reason
         )
@@ -82,6 +87,7 @@ class Policy:
     temperature: float = 1.0
     context_window: int | None = None
     timeout_s: float | None = None
+    on_reply: Callable[[int], None] | None = None
 
     def seat(self, *, group: int, attempt: int, seat: int) -> SeededCompleter:
         """The completer of one seat in one attempt at one group."""
@@ -92,4 +98,5 @@ class Policy:
             temperature=self.temperature,
             context_window=self.context_window,
             timeout_s=self.timeout_s,
+            on_reply=self.on_reply,
         )

@@ -1,27 +1,69 @@
-"""What the user sees while a run goes: a calm progress line on a terminal, one plain line per step elsewhere."""
+"""What the user sees while a run goes: one display that stays in its place on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
-__all__ = ["RunConsole"]
+from viva.rl.progress import StepProgress
+
+__all__ = ["RunConsole", "sparkline"]
+
+_BAR_WIDTH = 24
+_REFRESHES_PER_SECOND = 4
+_TREND_STEPS = 30
+_TREND_WIDTH = 70
+"""Characters of a terminal that has room for trends beside the values."""
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A metric that has a place in the display."""
+
+    key: str
+    label: str
+    form: str
+    is_hidden_at_zero: bool = False
+
 
 _SHOWN = (
-    ("test/direct_accuracy", "held-out accuracy", "{:.1%}"),
-    ("reward/std", "reward std", "{:.2f}"),
-    ("judge/tie_rate", "ties", "{:.0%}"),
-    ("parse/ok", "parsed", "{:.0%}"),
-    ("rollout/void", "void", "{:.0f}"),
-    ("optim/kl_sample_train_v1", "kl", "{:.1e}"),
-    ("time/tokens_per_second", "tok/s", "{:,.0f}"),
+    _Shown("test/direct_accuracy", "held-out accuracy", "{:.1%}"),
+    _Shown("test/conversation/correct/final", "held-out conversations", "{:.1%}"),
+    _Shown("reward/std", "reward std", "{:.2f}"),
+    _Shown("judge/tie_rate", "ties", "{:.0%}"),
+    _Shown("parse/ok", "parsed", "{:.0%}"),
+    _Shown("rollout/void", "void", "{:.0f}", is_hidden_at_zero=True),
+    _Shown("optim/kl_sample_train_v1", "kl", "{:.1e}"),
+    _Shown("time/tokens_per_second", "tok/s", "{:,.0f}"),
 )
-_HIDDEN_AT_ZERO = {"rollout/void"}
+_SAMPLED = "rollout/sampled_tokens"
+
+
+@dataclass(slots=True)
+class _Trend:
+    """The first value of a metric, and the last ones."""
+
+    first: float
+    last: deque[float] = field(default_factory=lambda: deque[float](maxlen=_TREND_STEPS))
 
 
 class RunConsole:
-    """Progress of one run. Use it as a context manager."""
+    """Progress of one run. Use it as a context manager.
+
+    Args:
+        num_steps: Of the whole run.
+        first_step: Where it begins or goes on.
+        show_steps: Whether there are steps to see; messages and warnings there are in any case.
+        history: Metrics of the steps before.
+        console: Where to write.
+        clock: Seconds.
+    """
 
     def __init__(
         self,
@@ -29,61 +71,141 @@ class RunConsole:
         num_steps: int,
         first_step: int = 0,
         show_steps: bool = True,
+        history: Iterable[Mapping[str, float]] = (),
         console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console = console if console is not None else Console(highlight=False)
         self._num_steps = num_steps
         self._first_step = first_step
+        self._next_step = first_step
         self._show_steps = show_steps
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = self._step_began = clock()
+        self._phase: str | None = "starting"
+        self._progress: StepProgress | None = None
+        self._sampled: float | None = None
+        self._trends: dict[str, _Trend] = {}
         self._said: set[str] = set()
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=self.console,
-            transient=True,
-            disable=not (show_steps and self.console.is_terminal),
-        )
-        self._task: TaskID = self._progress.add_task("steps", total=num_steps, completed=first_step, left="")
+        self._live: Live | None = None
+        if show_steps and self.console.is_interactive:
+            self._live = Live(
+                console=self.console,
+                get_renderable=self.display,
+                refresh_per_second=_REFRESHES_PER_SECOND,
+            )
+        for metrics in history:
+            self.measured(metrics)
 
     def __enter__(self) -> "RunConsole":
-        self._progress.start()
+        if self._live is not None:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._phase = self._progress = None
+        if self._live is not None:
+            self._live.stop()
 
     def message(self, text: str) -> None:
         """One line of text."""
         self.console.print(text, soft_wrap=True, markup=False)
 
-    def message_once(self, topic: str, text: str) -> None:
-        """One line of text, unless there was one on this topic."""
+    def warn_once(self, topic: str, text: str) -> None:
+        """One line that says what is wrong and what to do, unless there was one on this topic."""
         if topic not in self._said:
             self._said.add(topic)
-            self.message(text)
+            self.message(f"warning: {text}")
 
     def phase(self, text: str) -> None:
         """What the run is doing right now; shown on terminals only."""
-        self._progress.update(self._task, description=text)
+        self._phase, self._progress = text, None
+
+    def sampling(self, num_groups: int) -> StepProgress:
+        """The phase in which a step's conversations are held; they are counted with what this returns."""
+        self.phase("sampling")
+        self._progress = StepProgress(num_groups=num_groups, expected_tokens=self._sampled, clock=self._clock)
+        return self._progress
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report a finished step with the time that is left at the pace so far."""
-        done = step + 1 - self._first_step
-        seconds = (time.monotonic() - self._started) / done * (self._num_steps - step - 1)
-        left = f"{_duration(seconds)} left"
-        parts = [f"step {step + 1}/{self._num_steps}"]
-        parts += [
-            f"{label} {form.format(metrics[key])}"
-            for key, label, form in _SHOWN
-            if key in metrics and not (key in _HIDDEN_AT_ZERO and metrics[key] == 0)
-        ]
-        if self._show_steps:
-            self.message(" | ".join([*parts, left]))
-        self._progress.update(self._task, completed=step + 1, left=left)
+        self._next_step, self._step_began = step + 1, self._clock()
+        self.measured(metrics)
+        if self._show_steps and self._live is None:
+            parts = [f"step {step + 1}/{self._num_steps}"]
+            parts += [
+                f"{shown.label} {shown.form.format(metrics[shown.key])}"
+                for shown in _SHOWN
+                if shown.key in metrics and not (shown.is_hidden_at_zero and metrics[shown.key] == 0)
+            ]
+            self.message(" | ".join([*parts, self._time_left()]))
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """Keep what was measured for the display."""
+        self._sampled = metrics.get(_SAMPLED, self._sampled)
+        for shown in _SHOWN:
+            if shown.key in metrics:
+                trend = self._trends.setdefault(shown.key, _Trend(metrics[shown.key]))
+                trend.last.append(metrics[shown.key])
+
+    def display(self) -> RenderableType:
+        """What stands on the terminal: the run, the step, and the numbers that matter."""
+        bars = Table.grid(padding=(0, 1))
+        bars.add_row(
+            f"step {min(self._next_step + 1, self._num_steps)}/{self._num_steps}",
+            ProgressBar(total=max(self._num_steps, 1), completed=self._next_step, width=_BAR_WIDTH),
+            self._time_left(),
+        )
+        if self._phase is not None and self._progress is not None:
+            bars.add_row(
+                self._phase,
+                ProgressBar(total=1.0, completed=self._progress.share, width=_BAR_WIDTH),
+                _step_text(self._progress),
+            )
+        elif self._phase is not None:
+            bars.add_row(self._phase)
+        return Group(bars, self._figures())
+
+    def _figures(self) -> Table:
+        figures = Table.grid(padding=(0, 2))
+        for column in ("left", "right", "left", "left"):
+            figures.add_column(justify=column, no_wrap=True)
+        for shown in _SHOWN:
+            trend = self._trends.get(shown.key)
+            if trend is None or (shown.is_hidden_at_zero and not any(trend.last)):
+                continue
+            row = [shown.label, shown.form.format(trend.last[-1])]
+            if self.console.width >= _TREND_WIDTH and len(trend.last) > 1:
+                spark = sparkline(trend.last) if self.console.encoding.startswith("utf") else ""
+                row += [spark, f"from {shown.form.format(trend.first)}"]
+            figures.add_row(*row)
+        return figures
+
+    def _time_left(self) -> str:
+        done, left = self._next_step - self._first_step, self._num_steps - self._next_step
+        if not done:
+            return ""
+        pace = (self._step_began - self._started) / done
+        return f"{_duration(max(0.0, pace * left - (self._clock() - self._step_began)))} left"
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Values as a row of blocks, from the lowest to the highest; a flat row if they are equal."""
+    known = list(values)
+    low, high = min(known), max(known)
+    if low == high:
+        return _SPARKS[len(_SPARKS) // 2] * len(known)
+    scale = (len(_SPARKS) - 1) / (high - low)
+    return "".join(_SPARKS[round((value - low) * scale)] for value in known)
+
+
+def _step_text(progress: StepProgress) -> str:
+    parts = [f"{progress.num_done} of {progress.num_groups} conversations"]
+    if progress.num_tokens:
+        parts.append(f"{progress.tokens_per_second:,.0f} tok/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{_duration(progress.seconds_left)} left")
+    return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:

@@ -145,7 +145,12 @@ async def train(run: Training) -> bool:
     """
     first_step = run.resume_from.next_step if run.resume_from else 0
     next_step = first_step
-    console = RunConsole(num_steps=len(run.dataset), first_step=first_step, show_steps=run.show_steps)
+    console = RunConsole(
+        num_steps=len(run.dataset),
+        first_step=first_step,
+        show_steps=run.show_steps,
+        history=run.folder.log.metrics(),
+    )
     with run.interrupts.listening(), console:
         try:
             for step in range(first_step, len(run.dataset)):
@@ -214,7 +219,7 @@ async def _update(
         return advantages.metrics | updated.metrics, _Kept(tokens=[{"step": step, **row} for row in tokens])
     batch = await expert_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
     for text in batch.warnings:
-        console.message_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
+        console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
     updated = await update_policy(run.client, batch.data_D, config.update, foreign_D=batch.foreign_D)
     is_kept = bool(config.samples_every) and step % config.samples_every == 0
     tokens = expert_tokens(outcomes_P, chosen, batch.samples_N, batch.estimates_N, updated, run.token_texts)
@@ -242,6 +247,8 @@ async def _rollouts(
     run: Training, step: int, sampler: SamplingClient, console: RunConsole
 ) -> list[GroupOutcome]:
     config = run.config
+    builders_P = run.dataset.get_batch(step)
+    progress = console.sampling(len(builders_P))
     policy = Policy(
         sampler=sampler,
         seed=derive_seed(config.seed, "rollouts", step),
@@ -249,36 +256,37 @@ async def _rollouts(
         temperature=config.temperature,
         context_window=config.context_window,
         timeout_s=config.policy_timeout_s,
+        on_reply=progress.on_reply,
     )
-    builders_P = run.dataset.get_batch(step)
-    ended = 0
-
-    def on_group(outcome: GroupOutcome) -> None:
-        nonlocal ended
-        ended += 1
-        console.phase(f"step {step + 1}: {ended} of {len(builders_P)} groups")
-
-    outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
-    _report_void(step, outcomes_P, console)
+    outcomes_P = await run_groups(
+        builders_P, policy, max_retries=config.max_retries, on_group=progress.on_group
+    )
+    _report_void(run, step, outcomes_P, console)
     return outcomes_P
 
 
-def _report_void(step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
+def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
     """Tell about void groups; refuse to go on if nothing could be played.
 
     Verdicts that cannot be read say something about the policy, not about the machinery: a step that has only those is
     counted, and nothing is trained.
     """
     void = [outcome for outcome in outcomes_P if outcome.group is None]
-    reasons = Counter(str(outcome.void_reason) for outcome in void)
-    for reason, count in sorted(reasons.items()):
-        console.message(f"step {step + 1}: {count} of {len(outcomes_P)} groups void: {reason}")
+    kinds = Counter(outcome.failures[-1].error_type for outcome in void)
+    reasons = {outcome.failures[-1].error_type: str(outcome.void_reason) for outcome in reversed(void)}
+    for kind, count in sorted(kinds.items()):
+        console.warn_once(
+            kind,
+            f"step {step + 1}: {count} of {len(outcomes_P)} groups void, which train nothing: {reasons[kind]} "
+            f"(said once; rollout/void counts them; 'viva view {run.folder.path}' shows them, state void). Where it "
+            "does not last, a higher max_retries plays them again; else mend the cause and resume.",
+        )
     unreadable = NoValidComparisonsError.__name__
     if len(void) == len(outcomes_P) and all(
         outcome.failures[-1].error_type != unreadable for outcome in void
     ):
         raise AllGroupsFailedError(
-            f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(reasons)[:3])}. "
+            f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(set(reasons.values()))[:3])}. "
             "The state before that step is saved; mend the cause and resume."
         )
 
@@ -340,5 +348,6 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
         metrics = await _evaluate(run, await _snapshot(run), next_step)
         clock.lap("evaluation")
         _log(run, next_step, metrics | clock.all(0))
+        console.measured(metrics)
     with run.interrupts.protected():
         await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, final=True)
