@@ -4,6 +4,8 @@
 #   make demo    critique self-play on the built-in policy; prints held-out accuracy before and after
 #   make demo-conversation    the same with conversation preference RL
 #   make test    all tests
+#   make test-oldest    the tests that touch the SDK, with the oldest one
+#   make test-remote    the recipes on a SkyRL server of their own (needs Python 3.12)
 #   make lint    ruff (check and format) and pyright
 #   make bench   every script in benchmarks/ (files that begin with "_" are helpers of the scripts)
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
@@ -17,7 +19,7 @@ ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 # A training process that spins while it waits slows every other process (and itself) ten times or more.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo demo-conversation test lint bench setup
+.PHONY: demo demo-conversation test test-oldest test-remote lint bench setup
 .DEFAULT_GOAL := test
 
 demo: setup
@@ -29,6 +31,17 @@ demo-conversation: setup
 test: setup
 	$(PY) -m pytest
 
+# With every SDK these tests meet its types and futures: the engine, rollouts and updates, the judge, samplers, the doctor.
+# The others see only what those return.
+OLDEST := $(addprefix tests/,engine rl judging eval doctor remote test_testing.py recipes/test_losses.py \
+	recipes/test_loop_on_the_local_engine.py recipes/test_conversation_preference_rl.py)
+
+test-oldest: .venv-tinker-0.22.3/.viva-is-set-up
+	.venv-tinker-0.22.3/bin/python -m pytest $(wildcard $(OLDEST))
+
+test-remote: .venv-tinker-0.22.7/.viva-is-set-up .venv-skyrl/.viva-is-set-up
+	VIVA_SKYRL=.venv-skyrl .venv-tinker-0.22.7/bin/python -m pytest tests/remote
+
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -38,6 +51,18 @@ bench: setup
 	set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(PY) "$$script"; done
 
 setup: $(STAMP)
+
+# An environment with one version of the SDK, and the oldest of what comes with it.
+.venv-tinker-%/.viva-is-set-up: pyproject.toml constraints-oldest.txt | setup
+	$(PY) -m venv .venv-tinker-$*
+	.venv-tinker-$*/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-tinker-$*/bin/python -m pip install --quiet -c constraints-oldest.txt torch
+	.venv-tinker-$*/bin/python -m pip install --quiet -c constraints-oldest.txt -e . tinker==$* choix hypothesis pytest pytest-asyncio
+	@touch $@
+
+.venv-skyrl/.viva-is-set-up: scripts/make_skyrl_env.sh constraints-skyrl.txt
+	scripts/make_skyrl_env.sh .venv-skyrl
+	@touch $@
 
 # torch goes first and alone: its pinned version has a small build for CPUs where pip is pointed at one
 # (see CONTRIBUTING.md), and nothing that comes later may replace it by another.
