@@ -130,7 +130,8 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     if reason is not None:
         warnings.warn(
             f"Training of {type(module).__name__} ({name!r}) computes every datum by itself, also what several of them "
-            f"share, which is slower: {reason}.",
+            f"share, which is slower: {reason}. Nothing has to be done, results are the same; which "
+            "models share is told in docs/engine.md.",
             stacklevel=2,
         )
     return replace(base, takes_trees=reason is None)

@@ -15,7 +15,7 @@ from viva.rl.progress import StepProgress
 __all__ = ["RunConsole", "sparkline"]
 
 _BAR_WIDTH = 24
-_REFRESHES_PER_SECOND = 4
+_REFRESHES_PER_SECOND = 2
 _TREND_STEPS = 30
 _TREND_WIDTH = 70
 """Characters of a terminal that has room for trends beside the values."""

@@ -185,7 +185,7 @@ def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: Exp
         if figures.self_check is not None and figures.self_check > config.max_self_check:
             texts.append(
                 f"strategy {name!r}: sampler and trainer differ by {figures.self_check:.3g} nats per token on the same "
-                "context; chat template, temperature or engine do not match"
+                "context; make renderer_name, temperature and the engine the same for sampling and training"
             )
     return texts
 
