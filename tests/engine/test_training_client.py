@@ -85,8 +85,6 @@ def test_what_is_sampled_has_the_logprobs_that_training_sees(
         np.testing.assert_allclose(sequence.logprobs, seen[len(TEXTS[0]) - 1 :], atol=1e-4)
         scored = np.array(sampler.compute_logprobs(ints(whole)).result()[1:])
         np.testing.assert_allclose(scored, seen, atol=1e-4)
-        if rank == 0:
-            assert np.array_equal(scored.astype(np.float32), seen)
 
 
 def test_gradients_are_those_of_a_plain_backward_pass(

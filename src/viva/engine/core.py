@@ -13,6 +13,7 @@ import torch
 from viva.engine.decoder import Decoder
 from viva.engine.futures import LocalFuture
 from viva.engine.limits import EngineLimits
+from viva.engine.linear import pack_linears
 from viva.engine.model import BaseModel, load_base_model
 from viva.engine.policy import ModuleBuilder
 from viva.engine.pump import Pump
@@ -145,6 +146,6 @@ class Core:
         if version not in self._merged:
             while len(self._merged) >= self.limits.merged_models:
                 self._merged.popitem(last=False)
-            self._merged[version] = build()
+            self._merged[version] = pack_linears(build())
         self._merged.move_to_end(version)
         return self._merged[version]

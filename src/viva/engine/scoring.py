@@ -92,7 +92,7 @@ def score_prompt(
     topk_ids = np.zeros((num_tokens, scoring.topk), dtype=np.int64)
     topk_values = np.full((num_tokens, scoring.topk), -np.inf, dtype=np.float32)
     chosen = None if scoring.targets is None else np.zeros(scoring.targets.shape, dtype=np.float32)
-    vocab_size = module.get_output_embeddings().weight.shape[0]
+    vocab_size = module.get_output_embeddings().out_features
     size = max(1, max_logits // vocab_size)
     for start in range(0, len(hidden), size):
         logits = head_logits(module, hidden[start : start + size])

@@ -1,0 +1,95 @@
+"""Processor time of one decode step, and of the prefill before it, on the local engine.
+
+    python benchmarks/decode.py [steps=24] [precision=float32] [rows=1,12,32] [prompts=128,768]
+
+A random Llama of 42 million weights (8 layers, 512 wide, 32,000 tokens, tied) with a merged LoRA 16, one thread.
+``group`` is one prompt with all rows as its samples, ``distinct`` is a prompt for every row. Medians over the steps;
+processor time, so that other work on the machine counts little.
+"""
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any
+
+from viva.engine.threads import prepare_threads
+
+VOCAB = 32_000
+
+
+def save_model(folder: str) -> None:
+    """A random model, and a tokenizer because the engine wants one."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({"0": 0, "1": 1}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0").save_pretrained(folder)
+
+
+def measure(client: Any, rows: int, prompt: int, steps: int, shared: bool) -> tuple[float, float]:
+    """Seconds of the prefill, and the median of a decode step."""
+    import tinker
+
+    numbers = random.Random(rows * prompt)
+    settings = tinker.SamplingParams(max_tokens=steps + 1, stop=[], seed=0)
+    futures = []
+    for _ in range(1 if shared else rows):
+        tokens = [numbers.randrange(VOCAB) for _ in range(prompt)]
+        futures.append(client.sample(tinker.ModelInput.from_ints(tokens), rows if shared else 1, settings))
+    decoder = client._decoder.result()
+    seconds: list[float] = []
+    while decoder.has_work():
+        start = time.process_time()
+        decoder.run_unit()
+        seconds.append(time.process_time() - start)
+    for future in futures:
+        future.result()
+    return sum(seconds[:-steps]), statistics.median(seconds[-steps:])
+
+
+def main() -> None:
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    steps = int(given.get("steps", "24"))
+    prepare_threads()
+    import torch
+
+    from viva.engine import LocalServiceClient
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(folder)
+        service = LocalServiceClient(device="cpu", precision=given.get("precision", "float32"))
+        trainer = service.create_lora_training_client(folder, rank=16, seed=0)
+        print("| rows | prompt | prompts | prefill, ms | decode step, ms | tokens per second |")
+        print("|---|---|---|---|---|---|")
+        for prompt in map(int, given.get("prompts", "128,768").split(",")):
+            for rows in map(int, given.get("rows", "1,12,32").split(",")):
+                for shared in (True, False) if rows > 1 else (True,):
+                    client = trainer.save_weights_and_get_sampling_client()
+                    prefill, step = measure(client, rows, prompt, steps, shared)
+                    kind = "group" if shared else "distinct"
+                    print(
+                        f"| {rows} | {prompt} | {kind} | {prefill * 1e3:.0f} | {step * 1e3:.1f} | {rows / step:.0f} |",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
