@@ -33,9 +33,10 @@ ALLOWED["tiny"] = frozenset({"conversation", "judging", "selfplay"})
 ALLOWED["report"] = frozenset({*CHAIN, "engine"})
 ALLOWED["view"] = frozenset({*CHAIN, "report"})
 ALLOWED["eval"] = frozenset({*CHAIN, "engine"})
+ALLOWED["doctor"] = frozenset({*CHAIN, "engine"})
 ALLOWED["scaling"] = frozenset({"conversation"})
-ALLOWED["recipes"] = frozenset({*CHAIN, "engine", "eval", "report", "scaling", "tiny"})
-ALLOWED["cli"] = frozenset({*CHAIN, "engine", "eval", "report", "tiny", "recipes", "view"})
+ALLOWED["recipes"] = frozenset({*CHAIN, "doctor", "engine", "eval", "report", "scaling", "tiny"})
+ALLOWED["cli"] = frozenset({*CHAIN, "doctor", "engine", "eval", "report", "tiny", "recipes", "view"})
 
 BROAD_EXCEPTS = frozenset({"viva/engine/pump.py", "viva/rl/rollouts.py"})
 """Files with the one named boundary of their room that may keep any exception: as data, or for its future."""

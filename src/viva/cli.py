@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "report": _report,
         "export": _export,
         "cost": _cost,
+        "doctor": _doctor,
         "view": _view,
         "rescore": _rescore,
         "estimate": _estimate,
@@ -114,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     rescore.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="rules to change")
     _add_export(commands.add_parser)
     _add_cost(commands.add_parser)
+    _add_doctor(commands.add_parser)
     _add_estimate(commands.add_parser)
     commands.add_parser("recipes", help="list the recipes and how to run them")
     _add_protocol(commands.add_parser)
@@ -155,6 +157,18 @@ def _add_cost(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "accelerators. Options are the recipe's own and those that 'viva cost recipe=RECIPE --help' lists.",
     )
     cost.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="recipe and options")
+
+
+def _add_doctor(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    doctor = add_parser(
+        "doctor",
+        help="what an engine really does: viva doctor base_url=... model_name=...",
+        description="Put questions with known answers to an engine and show which it answers rightly, and what that "
+        "allows. 'viva doctor engine=local --help' lists the options.",
+    )
+    doctor.add_argument(
+        "options", metavar="key=value", nargs=argparse.REMAINDER, help="which engine and model"
+    )
 
 
 def _add_eval(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -269,6 +283,24 @@ def _cost(options: argparse.Namespace) -> int:
         return _mistake(str(error))
     sys.stdout.write(text)
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from viva.engine.threads import prepare_threads
+    from viva.recipes.config import parse_options
+    from viva.recipes.doctor import DoctorOptions, examine_engine
+
+    prepare_threads()
+    chosen = parse_options(DoctorOptions, options.options)
+    import asyncio
+
+    import tinker
+
+    try:
+        is_sound = asyncio.run(examine_engine(chosen, _say))
+    except (ValueError, OSError, tinker.TinkerError) as error:
+        return _mistake(str(error))
+    return 0 if is_sound else 1
 
 
 def _eval(options: argparse.Namespace) -> int:

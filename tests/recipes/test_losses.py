@@ -1,6 +1,4 @@
-"""Every loss the options name trains on the local engine; engines that do not know a loss are refused."""
-
-from types import SimpleNamespace
+"""Every loss the options name is what the local engine computes, with the run's settings; DRO leaves context alone."""
 
 import numpy as np
 import pytest
@@ -9,9 +7,9 @@ from random_models import make_model
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
+from viva.doctor.examination import check_engine
 from viva.engine import LocalServiceClient
 from viva.rl.data_processing import trajectory_to_data
-from viva.rl.probe import check_loss
 from viva.rl.update import UpdateConfig, update_policy
 
 CONFIGS = {"ppo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}, "cispo": {}, "dro": {"beta": 0.3}}
@@ -26,45 +24,8 @@ def client(tmp_path_factory):
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", *CONFIGS])
 @pytest.mark.parametrize("given", [True, False])
 async def test_the_local_engine_computes_what_it_is_asked_for(client, loss_fn, given):
-    await check_loss(client, loss_fn, CONFIGS.get(loss_fn) if given else None)
-
-
-class Other:
-    """An engine that treats every loss like one of them, or raises, or keeps its value to itself."""
-
-    def __init__(self, client, loss_fn=None, error=None, tells=True):
-        self.client, self.loss_fn, self.error, self.tells = client, loss_fn, error, tells
-
-    async def forward(self, data, loss_fn, loss_fn_config=None):
-        if self.error is not None and loss_fn != "importance_sampling":
-            raise self.error
-        output = await self.client.forward(data, self.loss_fn or loss_fn, None)
-        metrics = output.metrics if self.tells else {}
-        return SimpleNamespace(loss_fn_outputs=output.loss_fn_outputs, metrics=metrics)
-
-
-@pytest.mark.parametrize("loss_fn", list(CONFIGS))
-async def test_an_engine_that_ignores_the_loss_is_refused(client, loss_fn):
-    with pytest.raises(
-        ValueError, match=f"asked for loss_fn={loss_fn} and answered .* computes something else"
-    ):
-        await check_loss(Other(client, "importance_sampling"), loss_fn)
-
-
-async def test_an_engine_that_ignores_the_config_is_refused(client):
-    with pytest.raises(ValueError, match="computes something else"):
-        await check_loss(Other(client), "ppo", CONFIGS["ppo"])
-
-
-async def test_an_engine_that_refuses_or_keeps_silent_is_refused(client):
-    with pytest.raises(ValueError, match="the engine refuses loss_fn=ppo: unknown loss"):
-        await check_loss(Other(client, error=ValueError("unknown loss")), "ppo")
-    with pytest.raises(ValueError, match="answered None"):
-        await check_loss(Other(client, tells=False), "ppo")
-    with pytest.raises(
-        ValueError, match="loss_fn must be one of cross_entropy, importance_sampling, cispo, dro, ppo"
-    ):
-        await check_loss(client, "gspo")
+    config = CONFIGS.get(loss_fn) if given else None
+    await check_engine(LocalServiceClient(), client, loss_fn=loss_fn, loss_fn_config=config)
 
 
 class Watched:

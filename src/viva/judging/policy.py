@@ -53,9 +53,13 @@ def accepts(client: SamplingClient, option: str) -> bool:
 
 
 async def sample(
-    client: SamplingClient, prompt: tinker.ModelInput, params: tinker.SamplingParams, **options: Any
+    client: SamplingClient,
+    prompt: tinker.ModelInput,
+    params: tinker.SamplingParams,
+    num_samples: int = 1,
+    **options: Any,
 ) -> tinker.SampleResponse:
-    """One completion of a prompt, from a client of any version.
+    """Completions of a prompt, from a client of any version.
 
     Newer clients return a future that is awaited, older ones a ``concurrent.futures.Future``.
 
@@ -63,9 +67,12 @@ async def sample(
         client: Where to sample.
         prompt: The prompt's tokens.
         params: Sampling parameters.
+        num_samples: Completions.
         **options: Further options of the client's ``sample``, such as ``topk_sample_logprobs``.
     """
-    pending: Any = cast(Any, client).sample(prompt=prompt, num_samples=1, sampling_params=params, **options)
+    pending: Any = cast(Any, client).sample(
+        prompt=prompt, num_samples=num_samples, sampling_params=params, **options
+    )
     if inspect.isawaitable(pending):
         return await cast(Awaitable[tinker.SampleResponse], pending)
     return await asyncio.wrap_future(cast(Future[tinker.SampleResponse], pending))

@@ -9,6 +9,7 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.credit.spans import Decoder, token_texts
+from viva.doctor.examination import check_engine
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.judging.policy import PolicyRef
@@ -18,7 +19,6 @@ from viva.recipes.plan import Plan
 from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
-from viva.rl.probe import check_loss
 from viva.rl.stop_rule import StopRule
 from viva.rl.trackers.choice import CONSOLE
 from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
@@ -49,7 +49,13 @@ async def run_recipe(
             for tracker in opened.trackers:
                 cleanup.callback(tracker.close)
             if plan.config.engine == "remote":
-                await check_loss(opened.client, plan.config.loss_fn, plan.config.loss_fn_config)
+                await check_engine(
+                    opened.service,
+                    opened.client,
+                    loss_fn=plan.config.loss_fn,
+                    loss_fn_config=plan.config.loss_fn_config,
+                    temperature=plan.config.temperature,
+                )
             training = await build_training(plan, opened)
         # OSError: a model, file or folder that cannot be read; TinkerError: a remote engine that refuses
         except (ValueError, OSError, tinker.TinkerError) as error:

@@ -154,7 +154,7 @@ def _check(config: RecipeConfig) -> None:
 
 
 def _check_loss_config(config: RecipeConfig) -> None:
-    """The embedded engine's definition holds for remote ones too: `viva.rl.probe` compares them with it."""
+    """The embedded engine's definition holds for remote ones too: `viva.doctor` compares them with it."""
     from viva.engine.losses import find_loss
 
     find_loss(config.loss_fn).settings(config.loss_fn, config.loss_fn_config)

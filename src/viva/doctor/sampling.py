@@ -1,0 +1,228 @@
+"""Does sampling do what was asked, and does it know what the trainer knows?
+
+Legend: ``_T`` tokens of a sequence.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import tinker
+
+from viva.doctor.bench import Array, Bench, policy_datum
+from viva.doctor.finding import WrongAnswerError
+from viva.doctor.probe import Probe
+from viva.doctor.training import calibrate, quietest
+from viva.judging.policy import accepts, sample
+
+__all__ = ["SAMPLING"]
+
+_TOP_K = 5
+_NUM_SAMPLES = 4
+_UNREADABLE = "\ufffd"
+
+
+def _logprobs(sequence: tinker.SampledSequence) -> Array:
+    if sequence.logprobs is None:
+        raise WrongAnswerError("samples come without logprobs")
+    return np.asarray(sequence.logprobs, dtype=np.float64)
+
+
+async def _samples(bench: Bench) -> str:
+    sequences = await bench.draw(_NUM_SAMPLES, max_tokens=6, stop=[])
+    if len(sequences) != _NUM_SAMPLES:
+        raise WrongAnswerError(f"asked for {_NUM_SAMPLES} samples, got {len(sequences)}")
+    for sequence in sequences:
+        count, reason = len(sequence.tokens), sequence.stop_reason
+        if len(_logprobs(sequence)) != count:
+            raise WrongAnswerError(f"{count} tokens were sampled with {len(_logprobs(sequence))} logprobs")
+        if not 0 < count <= 6 or (count < 6 and reason != "stop"):
+            raise WrongAnswerError(f"with max_tokens=6 a sample has {count} tokens and stop_reason={reason}")
+    return f"{_NUM_SAMPLES} samples of at most 6 tokens with their logprobs"
+
+
+async def _agreement(bench: Bench) -> str:
+    sequences = await bench.draw(_NUM_SAMPLES)
+    told = [_logprobs(sequence) for sequence in sequences]
+    trained = await bench.score_completions(*(sequence.tokens for sequence in sequences))
+    gap = float(np.abs(np.concatenate(told) - np.concatenate(trained)).mean())
+    if not gap <= bench.tolerance:
+        raise WrongAnswerError(
+            f"the sampler's logprobs of its own tokens differ from the trainer's by {gap:.2g} on average"
+        )
+    return f"logprobs differ by {gap:.2g} on average"
+
+
+async def _snapshots(bench: Bench) -> str:
+    await calibrate(bench)
+    old = await bench.sampler()
+    before_T, (p_T,) = await _prompt_logprobs(bench, old), await bench.score(bench.tokens)
+    place = quietest(p_T)
+    advantages_T = np.zeros_like(p_T)
+    advantages_T[place] = -1.0
+    for _ in range(3):
+        await bench.step([policy_datum(bench.tokens, p_T, advantages_T)], "importance_sampling")
+    (trained_T,) = await bench.score(bench.tokens)
+    same_T, new_T = await _prompt_logprobs(bench, old), await _prompt_logprobs(bench, await bench.sampler())
+    step = float(trained_T[place] - p_T[place])
+    if abs(same_T[place] - before_T[place]) > abs(step) / 3:
+        raise WrongAnswerError("a step of the trainer changes a sampler that was made before it")
+    if abs(new_T[place] - trained_T[place]) > abs(step) / 3:
+        raise WrongAnswerError(
+            f"three steps changed a logprob by {step:+.2g}, for a new sampler by "
+            f"{new_T[place] - before_T[place]:+.2g}: samplers do not follow the trainer"
+        )
+    return f"three steps change a logprob by {step:+.2g}; new samplers follow, old ones stay"
+
+
+async def _prompt_logprobs(bench: Bench, client: Any) -> Array:
+    params = tinker.SamplingParams(max_tokens=1, seed=1)
+    response = await sample(client, bench.prompt, params, include_prompt_logprobs=True)
+    told = response.prompt_logprobs
+    if told is None or len(told) != len(bench.tokens):
+        raise WrongAnswerError(f"a prompt of {len(bench.tokens)} tokens has logprobs {told}")
+    return np.array([np.nan if value is None else value for value in told[1:]])
+
+
+async def _prompts(bench: Bench) -> str:
+    told_T = await _prompt_logprobs(bench, await bench.sampler())
+    (trained_T,) = await bench.score(bench.tokens)
+    gap = float(np.abs(told_T - trained_T).mean())
+    if not gap <= bench.tolerance:
+        raise WrongAnswerError(f"logprobs of the prompt differ from the trainer's by {gap:.2g} on average")
+    return f"they differ from the trainer's by {gap:.2g} on average"
+
+
+async def _check_row(bench: Bench, row: Sequence[tuple[int, float]] | None) -> str:
+    """The most probable tokens after the prompt."""
+    if not row or len({token for token, _ in row}) != _TOP_K:
+        raise WrongAnswerError(f"asked for {_TOP_K} different tokens, got {row}")
+    told = np.array([logprob for _, logprob in row])
+    trained = np.concatenate(await bench.score_completions(*([token] for token, _ in row)))
+    gap = float(np.abs(np.sort(told) - np.sort(trained)).mean())
+    if not gap <= bench.tolerance or np.exp(told).sum() > 1 + bench.tolerance:
+        raise WrongAnswerError(
+            f"logprobs {np.round(told, 3).tolist()} are {np.round(trained, 3).tolist()} for the trainer"
+        )
+    return f"they differ from the trainer's by {gap:.2g} on average"
+
+
+async def _topk_samples(bench: Bench) -> str:
+    client = await bench.sampler()
+    if not accepts(client, "topk_sample_logprobs"):
+        raise ValueError(f"tinker {tinker.__version__} cannot ask for them")
+    params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
+    response = await sample(client, bench.prompt, params, topk_sample_logprobs=_TOP_K)
+    rows = cast(Any, response.sequences[0]).topk_logprobs
+    return await _check_row(bench, rows[0] if rows else None)
+
+
+async def _topk_prompts(bench: Bench) -> str:
+    params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
+    # what could stand in the place of a token that is added to the prompt
+    longer = bench.prompt.append_int(bench.tokens[0])
+    response = await sample(
+        await bench.sampler(), longer, params, include_prompt_logprobs=True, topk_prompt_logprobs=_TOP_K
+    )
+    rows = response.topk_prompt_logprobs
+    return await _check_row(bench, rows[-1] if rows else None)
+
+
+async def _seeds(bench: Bench) -> str:
+    drawn = [
+        [list(sequence.tokens) for sequence in await bench.draw(_NUM_SAMPLES, seed=seed)]
+        for seed in (1, 1, 2)
+    ]
+    if drawn[0] != drawn[1]:
+        raise WrongAnswerError("the same seed gives other samples")
+    if drawn[0] == drawn[2]:
+        raise WrongAnswerError("another seed gives the same samples")
+    if all(tokens == drawn[0][0] for tokens in drawn[0] + drawn[2]):
+        raise WrongAnswerError("the samples of one request are all the same")
+    return "the same seed gives the same samples, another one others"
+
+
+async def _greedy(bench: Bench) -> str:
+    first, second = [(await bench.draw(temperature=0.0, max_tokens=4, seed=seed))[0] for seed in (1, 2)]
+    if list(first.tokens) != list(second.tokens):
+        raise WrongAnswerError("temperature 0 gives different samples")
+    others = await bench.draw(8, max_tokens=1)
+    candidates = [[first.tokens[0]], *([sequence.tokens[0]] for sequence in others)]
+    best, *rest = (float(scored[0]) for scored in await bench.score_completions(*candidates))
+    if best < max(rest) - bench.tolerance:
+        raise WrongAnswerError(
+            f"temperature 0 gives a token of logprob {best:.3f} where {max(rest):.3f} can be had"
+        )
+    return "temperature 0 gives the most probable token"
+
+
+async def _temperature(bench: Bench) -> str:
+    temperature = 2.0
+    sequences = await bench.draw(16, max_tokens=1, temperature=temperature)
+    told = {sequence.tokens[0]: float(_logprobs(sequence)[0]) for sequence in sequences}
+    if len(told) < 2:
+        raise WrongAnswerError(f"16 samples at temperature {temperature} are all the same token")
+    trained = np.concatenate(await bench.score_completions(*([token] for token in told)))
+    # the normalising constant falls out of differences
+    seen, plain = (values - values.mean() for values in (np.array(list(told.values())), trained))
+    gap, untempered = (float(np.abs(seen - expected).mean()) for expected in (plain / temperature, plain))
+    if gap > bench.tolerance or gap > untempered:
+        raise WrongAnswerError(
+            f"at temperature {temperature} the logprobs are not those of the distribution drawn from: off by {gap:.2g} "
+            f"on average; from those at temperature 1 by {untempered:.2g}"
+        )
+    return f"logprobs are those of the tempered distribution, to {gap:.2g}"
+
+
+async def _stop_tokens(bench: Bench) -> str:
+    base = list((await bench.draw(temperature=0.0, stop=[]))[0].tokens)
+    place = max(index for index, token in enumerate(base) if token not in base[:index])
+    (stopped,) = await bench.draw(temperature=0.0, stop=[base[place]])
+    if list(stopped.tokens) != base[: place + 1] or stopped.stop_reason != "stop":
+        raise WrongAnswerError(
+            f"the model says {base}; with stop=[{base[place]}] it says {list(stopped.tokens)} "
+            f"with stop_reason={stopped.stop_reason}"
+        )
+    return f"a sample ends with its stop token, here after {place + 1} tokens"
+
+
+async def _stop_strings(bench: Bench) -> str:
+    settings, base = await _readable(bench)
+    texts = [str(bench.tokenizer.decode(base[: count + 1])) for count in range(len(base))]
+    pieces = [str(bench.tokenizer.decode([token])) for token in base]
+    stop = next(piece for piece in reversed(pieces) if piece and _UNREADABLE not in piece)
+    place = next(index for index, text in enumerate(texts) if stop in text)
+    (stopped,) = await bench.draw(**settings, stop=[stop])
+    if list(stopped.tokens) != base[: place + 1] or stopped.stop_reason != "stop":
+        raise WrongAnswerError(
+            f"the model says {texts[-1]!r}; with stop=[{stop!r}] it says "
+            f"{bench.tokenizer.decode(list(stopped.tokens))!r} with stop_reason={stopped.stop_reason}"
+        )
+    return f"a sample ends with the token that completes {stop!r}"
+
+
+async def _readable(bench: Bench) -> tuple[dict[str, Any], list[int]]:
+    """Settings with which the model says the same again, and some of it is text."""
+    for seed in range(9):
+        settings: dict[str, Any] = {"temperature": 0.0 if seed == 0 else 1.0, "seed": seed}
+        tokens = list((await bench.draw(**settings, stop=[]))[0].tokens)
+        pieces = [str(bench.tokenizer.decode([token])) for token in tokens]
+        if any(piece and _UNREADABLE not in piece for piece in pieces):
+            return settings, tokens
+    raise ValueError("the model says nothing that is text, so there is nothing to stop at")
+
+
+SAMPLING: tuple[Probe, ...] = (
+    Probe(name="samples", ask=_samples),
+    Probe(name="sampler and trainer agree", ask=_agreement),
+    Probe(name="snapshots", ask=_snapshots),
+    Probe(name="prompt logprobs", ask=_prompts),
+    Probe(name="top-k of samples", ask=_topk_samples),
+    Probe(name="top-k of prompts", ask=_topk_prompts),
+    Probe(name="seeds", ask=_seeds),
+    Probe(name="greedy samples", ask=_greedy),
+    Probe(name="temperature in logprobs", ask=_temperature),
+    Probe(name="stop tokens", ask=_stop_tokens),
+    Probe(name="stop strings", ask=_stop_strings),
+)
+"""In the order in which they are asked."""

@@ -1,0 +1,80 @@
+"""``viva doctor``: an engine's answers to all probes, and what they allow, as text."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from viva.doctor.bench import Bench
+from viva.doctor.examination import PROBES, examine
+from viva.doctor.features import FEATURES, barred
+from viva.doctor.finding import Finding
+from viva.recipes.common import resolve_model
+from viva.rl.clients import settled
+from viva.rl.service import EngineConfig, make_service
+
+__all__ = ["DoctorOptions", "examine_engine"]
+
+
+@chz.chz
+class DoctorOptions:
+    """Options of ``viva doctor``."""
+
+    model_name: str = chz.field(default="tiny", doc="hub name, model folder, or tiny (the built-in policy)")
+    engine: Literal["local", "remote"] | None = chz.field(
+        default=None,
+        doc="remote is Tinker, or what base_url names; default: remote with a base_url, else local",
+    )
+    base_url: str | None = None
+    device: str | None = chz.field(default=None, doc="cpu or cuda; a GPU if there is one")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    lora_rank: int = chz.field(default=8, doc="rank of the adapter that is trained; 0 trains all weights")
+    tolerance: float = chz.field(
+        default=0.1, doc="mean difference of logprobs that rounding may make; 0.001 suits float32"
+    )
+    timeout_s: float = chz.field(default=600.0, doc="longest time for one question")
+
+
+async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> bool:
+    """Put every question to an engine, with an adapter of its own that is trained a few steps.
+
+    Args:
+        options: Which engine and model.
+        say: Is given every line as soon as it is known.
+
+    Returns:
+        Whether every answer was yes.
+
+    Raises:
+        ValueError: An option that makes no sense, or a model that cannot be opened. A remote engine's own errors pass
+            through.
+    """
+    if not (options.tolerance > 0 and options.timeout_s > 0):
+        raise ValueError(
+            f"tolerance and timeout_s must be positive; got {options.tolerance} and {options.timeout_s}"
+        )
+    if options.lora_rank < 0:
+        raise ValueError(f"lora_rank must be 0 or more; got {options.lora_rank}")
+    engine = EngineConfig(
+        engine=options.engine or ("remote" if options.base_url else "local"),
+        base_url=options.base_url,
+        device=options.device,
+        precision=options.precision,
+    )
+    findings: list[Finding] = []
+    with tempfile.TemporaryDirectory() as states:
+        service = make_service(engine, state_dir=Path(states))
+        model = resolve_model(options.model_name)
+        client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
+        bench = Bench(service=service, client=client, tolerance=options.tolerance)
+        width = max(len(probe.name) for probe in PROBES)
+        async for finding in examine(bench, timeout_s=options.timeout_s):
+            say(f"{finding.name:{width}}  {finding.answer:5}  {finding.detail}")
+            findings.append(finding)
+    say("\nWhat this allows:")
+    for feature in FEATURES:
+        missing = barred(feature, findings)
+        say(f"{feature.name:{width}}  " + (f"no     {'; '.join(missing)}" if missing else "yes"))
+    return all(finding.answer == "yes" for finding in findings)

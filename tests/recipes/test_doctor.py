@@ -1,0 +1,72 @@
+"""`viva doctor` and its page."""
+
+import re
+
+import chz
+import pytest
+from pages import codes, page, tables
+from random_models import make_model
+
+import viva.cli
+from viva.doctor.examination import PROBES
+from viva.doctor.features import FEATURES
+from viva.doctor.losses import FORMULAS
+from viva.recipes.doctor import DoctorOptions
+
+PAGE = page("doctor.md")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"), "qwen3", names_labels=False)
+
+
+def test_the_local_engine_does_everything(model, capsys) -> None:
+    assert viva.cli.main(["doctor", f"model_name={model}", "tolerance=0.001", "lora_rank=4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [re.split(r"\s{2,}", line) for line in lines]
+    assert [row[:2] for row in found[: len(PROBES)]] == [[probe.name, "yes"] for probe in PROBES]
+    assert found[len(PROBES) + 2 :] == [[feature.name, "yes"] for feature in FEATURES]
+
+
+def test_what_is_not_done_is_told_and_the_exit_code_says_so(model, capsys, monkeypatch) -> None:
+    from viva.engine import LocalTrainingClient
+
+    real = LocalTrainingClient.forward
+
+    def forward(self, data, loss_fn, loss_fn_config=None):
+        return real(self, data, "importance_sampling" if loss_fn == "dro" else loss_fn, None)
+
+    monkeypatch.setattr(LocalTrainingClient, "forward", forward)
+    monkeypatch.delattr(LocalTrainingClient, "save_state")
+    assert viva.cli.main(["doctor", f"model_name={model}", "tolerance=0.001", "lora_rank=4"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^value of dro +wrong +asked for loss_fn=dro, the engine answered", out, re.M)
+    assert re.search(r"^value of ppo +wrong +asked for loss_fn=ppo with \{'clip_low", out, re.M)
+    assert re.search(r"^checkpoints +no +AttributeError", out, re.M)
+    assert re.search(r"^loss_fn=dro +no +value of dro: wrong$", out, re.M)
+    assert re.search(r"^checkpoints, behavior_if_exists=resume +no +checkpoints: no$", out, re.M)
+    assert re.search(r"^all recipes +yes$", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("tolerance=0", "tolerance and timeout_s must be positive"),
+        ("lora_rank=-1", "lora_rank must be 0 or more; got -1"),
+        ("model_name=/no/such", "is not a folder"),
+    ],
+)
+def test_mistakes_are_refused(option, complaint, capsys) -> None:
+    assert viva.cli.main(["doctor", option]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_every_option_and_probe_is_documented() -> None:
+    rows = [row for table in tables(PAGE, "option") for row in table]
+    assert {codes(row[0])[0]: codes(row[1])[0] for row in rows} == {
+        name: str(value) for name, value in chz.asdict(DoctorOptions()).items()
+    }
+    named = [name for table in tables(PAGE, "probe") for row in table for name in codes(row[0])]
+    losses = {name.replace("<loss>", loss) for name in named for loss in FORMULAS if "<loss>" in name}
+    assert losses | {name for name in named if "<loss>" not in name} == {probe.name for probe in PROBES}
