@@ -7,7 +7,7 @@
 #   make test-oldest    the tests that touch the SDK, with the oldest one
 #   make test-remote    the recipes on a SkyRL server of their own (needs Python 3.12)
 #   make lint    ruff (check and format) and pyright
-#   make bench   every script in benchmarks/ (files that begin with "_" are helpers of the scripts)
+#   make bench   speed against other packages; writes docs/performance.md (BENCH="rows=long repeats=3" chooses)
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
 
 VENV := .venv
@@ -47,8 +47,11 @@ lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
 
+# A peer that cannot be set up is reported in the page; the other rows still run.
 bench: setup
-	set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(PY) "$$script"; done
+	-$(MAKE) .venv-peers/.viva-is-set-up
+	-$(MAKE) .venv-skyrl/.viva-is-set-up
+	$(PY) benchmarks/performance/run.py $(BENCH)
 
 setup: $(STAMP)
 
@@ -62,6 +65,13 @@ setup: $(STAMP)
 
 .venv-skyrl/.viva-is-set-up: scripts/make_skyrl_env.sh constraints-skyrl.txt
 	scripts/make_skyrl_env.sh .venv-skyrl
+	@touch $@
+
+.venv-peers/.viva-is-set-up: benchmarks/performance/requirements-peers.txt | setup
+	$(PY) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-peers/bin/python -m pip install --quiet $(TORCH)
+	.venv-peers/bin/python -m pip install --quiet -r benchmarks/performance/requirements-peers.txt
 	@touch $@
 
 # torch goes first and alone: its pinned version has a small build for CPUs where pip is pointed at one

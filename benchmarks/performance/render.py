@@ -1,0 +1,153 @@
+"""From recorded measurements to ``docs/performance.md``."""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rows import ROWS, Figure, Ratio, Row
+
+__all__ = ["lines_of", "newest", "render"]
+
+Record = Mapping[str, Any]
+Line = tuple[str, str, str, str, str]
+"""What, measured, spread, aim, whether it is reached."""
+
+HEAD = """\
+# Performance
+
+Measured by `make bench` (`python benchmarks/performance/run.py rows=...` for single rows), written by its renderer;
+do not edit. Every ratio is taken within one run: the sides are processes that take turns on the same machine, after
+a step each to warm up (compilation included). A ratio is the median of the repeats' own ratios, the range goes from
+the least to the greatest of them. Above 1 means that the first one named costs more. The model is a random Llama of
+42 M parameters unless another size is named, with LoRA 16; prompts are random too. Peers run in environments of their
+own. What falls short stays in the table.
+"""
+
+
+def newest(text: str) -> dict[str, Record]:
+    """The last record of each row, in the order of the table.
+
+    Args:
+        text: JSON lines.
+    """
+    records = {record["row"]: record for record in map(json.loads, text.splitlines())}
+    return {name: records[name] for name in ROWS if name in records}
+
+
+def render(records: Mapping[str, Record]) -> str:
+    """The whole page."""
+    parts = [HEAD, *map(_machine_lines, _machines(records.values()))]
+    for name, record in records.items():
+        parts.append(_section(name, ROWS[name], record))
+    missing = [name for name in ROWS if name not in records]
+    if missing:
+        parts.append(f"Not measured yet: {', '.join(missing)}.\n")
+    return "\n".join(parts)
+
+
+def _section(name: str, row: Row, record: Record) -> str:
+    table = [f"| {' | '.join(line)} |" for line in lines_of(row, record)]
+    costs = [f"- {label}: {_cost(row, side)}" for label, side in record["sides"].items()]
+    notes = [f"- {note}" for note in row.notes]
+    title = row.work if row.model == "42m" else f"{row.work}, model of {row.model.upper()}"
+    return "\n".join(
+        [
+            f"## {title[0].upper()}{title[1:]}",
+            "",
+            "| | measured | range | aim | reached |",
+            "|---|---|---|---|---|",
+            *table,
+            "",
+            *costs,
+            *notes,
+            "",
+            f"`rows={name}`, {record['repeats']} repeats, machine {record['machine_id']}",
+            "",
+        ]
+    )
+
+
+def lines_of(row: Row, record: Record) -> list[Line]:
+    """The table of one row."""
+    sides = record["sides"]
+    return [
+        *(_line(f"{each.over} / {each.under}", each, _ratios(each, sides), "x") for each in row.ratios),
+        *(
+            _line(_title(row, each), each, [values[each.name] for values in _values(sides, each.side)], "")
+            for each in row.figures
+        ),
+    ]
+
+
+def _title(row: Row, figure: Figure) -> str:
+    return (
+        f"{figure.side}: {figure.title}"
+        if len(row.sides) > 1 and figure.side not in figure.title
+        else figure.title
+    )
+
+
+def _values(sides: Mapping[str, Any], label: str) -> Sequence[Mapping[str, float]]:
+    return sides.get(label, {}).get("values", [])
+
+
+def _ratios(ratio: Ratio, sides: Mapping[str, Any]) -> list[float]:
+    pairs = zip(_values(sides, ratio.over), _values(sides, ratio.under), strict=False)
+    return [over["cost"] / under["cost"] for over, under in pairs]
+
+
+def _line(title: str, spec: Ratio | Figure, found: Sequence[float], unit: str) -> Line:
+    bound = "at most" if spec.at_most else "at least"
+    aim = "" if spec.aim is None else f"{bound} {spec.aim:g}{unit}"
+    if not found:
+        return (title, "not measured", "", aim, "no" if aim else "")
+    value = max(found) if isinstance(spec, Figure) and spec.largest else statistics.median(found)
+    reached = spec.aim is None or (value <= spec.aim if spec.at_most else value >= spec.aim)
+    verdict = "" if spec.aim is None else "yes" if reached else "**no**"
+    return (title, f"{number(value)}{unit}", f"{number(min(found))} to {number(max(found))}", aim, verdict)
+
+
+def _cost(row: Row, side: Mapping[str, Any]) -> str:
+    if "error" in side:
+        return f"could not be measured: {side['error']}"
+    values = side["values"]
+    if not values or "cost" not in values[0]:
+        return "see the table"
+    parts = [f"{number(statistics.median(each['cost'] for each in values))} {row.unit}"]
+    for name in ("rollouts", "update"):
+        if name in values[0]:
+            parts.append(f"{name} {number(statistics.median(each[name] for each in values))} s")
+    return ", ".join(parts)
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+
+
+def _machines(records: Iterable[Record]) -> list[tuple[str, Any, dict[str, str]]]:
+    """Machines by their id, with the versions of all sides that were measured on them."""
+    machines: dict[str, tuple[Any, dict[str, str]]] = {}
+    for record in records:
+        _, versions = machines.setdefault(record["machine_id"], (record["machine"], {}))
+        for label, side in record["sides"].items():
+            names = " ".join(f"{name} {version}" for name, version in side.get("versions", {}).items())
+            if names:
+                versions.setdefault(names, label)
+    return [(name, *rest) for name, rest in sorted(machines.items())]
+
+
+def _machine_lines(entry: tuple[str, Any, dict[str, str]]) -> str:
+    name, machine, versions = entry
+    flags = ", ".join(machine["flags"]) or "no vector extensions of note"
+    lines = [
+        f"Machine {name}: {machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, {flags}, "
+        f"{machine['memory_gb']} GB, {machine['system']}, Python {machine['python']}. No GPU was used. Versions:",
+        "",
+        *(f"- {names}" for names in versions),
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,310 @@
+"""The rows of the table: who does which work, and what is aimed at."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ROWS", "Figure", "Ratio", "Row", "Side"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One way to do the work, in a process of its own."""
+
+    script: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: str = "viva"
+    """Whose interpreter runs it: ``viva``, ``peers`` (TRL, transformers) or ``skyrl``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """Cost of one side by that of another, both of the same repeat."""
+
+    over: str
+    under: str
+    aim: float | None = None
+    at_most: bool = False
+    """Whether the aim is an upper bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure of one side by itself."""
+
+    side: str
+    name: str
+    title: str
+    aim: float | None = None
+    at_most: bool = False
+    largest: bool = False
+    """Whether the largest of the repeats counts, not their median."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Sides that take turns."""
+
+    work: str
+    unit: str = "s"
+    """Of the sides' ``cost``."""
+    sides: Mapping[str, Side]
+    ratios: tuple[Ratio, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    model: str = "42m"
+    notes: tuple[str, ...] = ()
+
+
+F32, BF16 = {"precision": "float32"}, {"precision": "bfloat16"}
+OURS, OURS_BF16 = "viva, float32", "viva, bfloat16"
+TRL, TRL_BF16, SKYRL = "TRL, float32", "TRL, bfloat16", "SkyRL JAX, float32"
+ALONE, BUSY = "alone", "beside a busy process"
+
+Aims = tuple[float | None, float | None]
+NONE: Aims = (None, None)
+
+
+def group_step(
+    shape: str,
+    work: str,
+    *,
+    aims: Aims = NONE,
+    aims_bf16: Aims = NONE,
+    micro_batch: int = 12,
+    model: str = "42m",
+) -> Row:
+    """A full policy-gradient step against TRL and SkyRL; aims are against these two."""
+    common = {"shape": shape}
+    training = {"micro_batch": micro_batch}
+    return Row(
+        work=work,
+        model=model,
+        sides={
+            OURS: Side(script="side_viva.py", settings={"work": "step"} | common | F32),
+            OURS_BF16: Side(script="side_viva.py", settings={"work": "step"} | common | BF16),
+            TRL: Side(script="side_trl.py", settings=common | training | F32, environment="peers"),
+            TRL_BF16: Side(script="side_trl.py", settings=common | training | BF16, environment="peers"),
+            SKYRL: Side(script="side_skyrl.py", settings=common | training, environment="skyrl"),
+        },
+        ratios=(
+            Ratio(over=TRL, under=OURS, aim=aims[0]),
+            Ratio(over=SKYRL, under=OURS, aim=aims[1]),
+            Ratio(over=TRL, under=OURS_BF16, aim=aims_bf16[0]),
+            Ratio(over=TRL_BF16, under=OURS_BF16),
+            Ratio(over=SKYRL, under=OURS_BF16, aim=aims_bf16[1]),
+        ),
+        notes=(
+            "SkyRL's backend runs in process: no server, no database, no checkpoint between update and sampling.",
+            "TRL trains without gradient checkpointing (its default), which would be slower.",
+        ),
+    )
+
+
+def _ragged() -> Row:
+    work = {
+        "work": "ragged",
+        "prompts": [random.Random(index).randrange(32, 161) for index in range(32)],
+        "group": 8,
+        "max_tokens": 256,
+        "stop_every": 64,
+    }
+    static, continuous = "transformers generate", "transformers generate_batch"
+    return Row(
+        work="rollouts with ragged lengths, 32 prompts x 8",
+        unit="ms by token",
+        sides={
+            OURS: Side(script="side_viva.py", settings=work | F32),
+            OURS_BF16: Side(script="side_viva.py", settings=work | BF16),
+            static: Side(
+                script="side_transformers.py",
+                settings=work | F32 | {"continuous": False},
+                environment="peers",
+            ),
+            continuous: Side(
+                script="side_transformers.py", settings=work | F32 | {"continuous": True}, environment="peers"
+            ),
+        },
+        ratios=(
+            Ratio(over=static, under=OURS, aim=3),
+            Ratio(over=continuous, under=OURS, aim=5),
+            Ratio(over=static, under=OURS_BF16),
+            Ratio(over=continuous, under=OURS_BF16),
+        ),
+        notes=(
+            "Prompts have 32 to 160 tokens, replies 64 on average and 256 at most.",
+            "The adapter is left out on the peers' side.",
+        ),
+    )
+
+
+def _conversation(agents: int, rounds: int) -> Row:
+    def side(conversations: int, precision: Mapping[str, str], *, plain: bool = False) -> Side:
+        settings = {"agents": agents, "rounds": rounds, "max_tokens": 64, "verdict": 64}
+        return Side(
+            script="side_conversation.py",
+            settings=settings | {"plain": plain, "conversations": conversations} | precision,
+        )
+
+    several, one, several_bf16 = "viva, 4 at once", "viva, 1 alone", "viva, 4 at once, bfloat16"
+    return Row(
+        work=f"full conversation step: {agents} agents x {rounds} rounds, {agents * (agents - 1)} judge calls, update",
+        unit="s by conversation",
+        sides={
+            several: side(4, F32),
+            one: side(1, F32),
+            several_bf16: side(4, BF16),
+            "plainly": side(1, F32, plain=True),
+        },
+        ratios=(
+            Ratio(over="plainly", under=several, aim=15),
+            Ratio(over="plainly", under=one),
+            Ratio(over="plainly", under=several_bf16),
+        ),
+        notes=(
+            "Plainly: one reply after another, each from its whole prompt; generated verdicts of 64 tokens; padded "
+            "rows, all logits. Conversations follow one another, so one of them is timed.",
+        ),
+    )
+
+
+def _judge() -> Row:
+    work = {"work": "judge", "transcript": 768, "suffix": 24, "pairs": 12, "verdict": 64}
+    warm, cold, verdicts = (
+        "viva, transcript sampled from before",
+        "viva, transcript new",
+        "generated verdicts",
+    )
+    return Row(
+        work="12 judge pairs behind a transcript of 768 tokens",
+        sides={
+            warm: Side(script="side_viva.py", settings=work | F32 | {"warm": True}),
+            cold: Side(script="side_viva.py", settings=work | F32 | {"warm": False}),
+            verdicts: Side(script="side_transformers.py", settings=work | F32, environment="peers"),
+        },
+        ratios=(Ratio(over=verdicts, under=warm, aim=25), Ratio(over=verdicts, under=cold)),
+        notes=("A generated verdict has 64 tokens; all twelve are one batch.",),
+    )
+
+
+def _limit() -> Row:
+    def figures(side: str) -> tuple[Figure, ...]:
+        def of(name: str, title: str, aim: float | None = None) -> Figure:
+            return Figure(side=side, name=name, title=title, aim=aim)
+
+        return (
+            of("training_distinct", "training, 12 distinct rows: % of the limit", 60),
+            of("training_long", "training, 768/48/12: % of the limit", 60),
+            of("prefill", "prefill, 12 distinct prompts of 768: % of the limit", 60),
+            of("decode_1", "decode, 1 row: % of the limit", 50),
+            of("decode_12", "decode, 12 rows: % of the limit", 50),
+            of("decode_32", "decode, 32 rows: % of the limit", 50),
+            of("gflops", "the machine: products, GFLOP/s"),
+            of("gb_per_s", "the machine: reading, GB/s"),
+        )
+
+    sides = {
+        OURS: Side(script="side_limit.py", settings=F32),
+        OURS_BF16: Side(script="side_limit.py", settings=BF16),
+    }
+    return Row(
+        work="distance to the limit",
+        sides=sides,
+        figures=(*figures(OURS), *figures(OURS_BF16)),
+        notes=(
+            "The limit of training and prefill: the products of the frozen weights alone, measured at the same shapes; "
+            "of decode: reading weights, keys and values once, or the products, whichever takes longer.",
+        ),
+    )
+
+
+def _orchestration() -> Row:
+    def side(conversations: int) -> Side:
+        settings = {"conversations": conversations, "agents": 3, "rounds": 4}
+        return Side(script="side_orchestration.py", settings=settings)
+
+    small, large = "1,000 at once", "10,000 at once"
+    return Row(
+        work="orchestration alone: scripted policy, 3 agents x 4 rounds, 6 verdicts",
+        unit="processor ms by turn",
+        sides={small: side(1000), large: side(10_000)},
+        figures=(
+            Figure(
+                side=small,
+                name="cost",
+                title="1,000 conversations: processor ms by turn",
+                aim=0.5,
+                at_most=True,
+            ),
+            Figure(side=large, name="cost", title="10,000 conversations: processor ms by turn"),
+            Figure(side=small, name="kb", title="1,000 conversations: KB by conversation", largest=True),
+            Figure(side=large, name="kb", title="10,000 conversations: KB by conversation", largest=True),
+        ),
+        ratios=(Ratio(over=large, under=small, aim=1.2, at_most=True),),
+        notes=("Linear growth is a ratio of 1. A turn's cost has its share of the verdicts in it.",),
+    )
+
+
+def _busy() -> Row:
+    work = {"work": "step", "shape": "balanced"} | F32
+    return Row(
+        work="128/128/12 step beside a process that multiplies matrices on as many threads",
+        sides={
+            ALONE: Side(script="side_viva.py", settings=work),
+            BUSY: Side(script="side_viva.py", settings=work | {"busy": True}),
+        },
+        ratios=(Ratio(over=BUSY, under=ALONE, aim=2.2, at_most=True),),
+    )
+
+
+def _view() -> Row:
+    side, titles = (
+        "viva view",
+        ("cold: first paint", "cold: first chart", "warm: first paint", "warm: one conversation"),
+    )
+    return Row(
+        work="viva view of a run of 10,000 conversations",
+        sides={side: Side(script="side_view.py", settings={"conversations": 10_000})},
+        figures=(
+            *(Figure(side=side, name=title, title=f"{title}, s") for title in titles),
+            Figure(side=side, name="server memory, MB", title="server memory, MB"),
+        ),
+    )
+
+
+_STEPS = {
+    "long": "768/48/12, long prefix",
+    "balanced": "128/128/12, balanced",
+    "distinct": "12 x 128/128/1, no sharing",
+}
+_LONG_ROWS = 4
+"""Rows that peers train at once where they are long: all twelve together are slower."""
+
+ROWS: dict[str, Row] = {
+    "long": group_step(
+        "long", f"GRPO step {_STEPS['long']}", aims=(14, 10), aims_bf16=(20, 15), micro_batch=_LONG_ROWS
+    ),
+    "balanced": group_step("balanced", f"GRPO step {_STEPS['balanced']}", aims=(3, 1.7), aims_bf16=(5, 2.7)),
+    "distinct": group_step(
+        "distinct", f"GRPO step {_STEPS['distinct']}", aims=(2.8, 1.5), aims_bf16=(3.5, 2)
+    ),
+    "ragged": _ragged(),
+    "conversation": _conversation(4, 4),
+    "conversation-3x5": _conversation(3, 5),
+    "judge": _judge(),
+    "limit": _limit(),
+    "orchestration": _orchestration(),
+    "busy": _busy(),
+    "view": _view(),
+    **{
+        f"{shape}-{model}": group_step(
+            shape,
+            f"GRPO step {work}",
+            model=model,
+            micro_batch=_LONG_ROWS if shape == "long" else 12,
+        )
+        for model in ("1m", "85m")
+        for shape, work in _STEPS.items()
+    },
+}
+"""By the name that ``rows=`` takes, in the order of the table."""

@@ -1,0 +1,158 @@
+"""How far training, prefill and decode are from what this machine's products and memory allow.
+
+Settings: ``model`` (folder), ``size``, ``precision``. The limit of training and prefill is the time of the frozen
+weights' matrix products alone, measured at the very shapes (forward, and for training backward to the inputs), with
+the output layer at the trained tokens; attention, the adapter, norms and all else count as loss. The limit of a decode
+step is reading all weights and the rows' keys and values once at the measured bandwidth, or its products at the best
+measured rate, whichever takes longer.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from channel import serve
+from side_viva import open_client
+from work import LEARNING_RATE, SHAPES, SIZES, Size, prompts, tail, words
+
+DECODE_ROWS = (1, 12, 32)
+DECODE_TOKENS = 48
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class Machine:
+    """Times of products and reads, measured in this process."""
+
+    def __init__(self, size: Size, precision: str) -> None:
+        import torch
+
+        self.size, self.precision, self.dtype = size, precision, getattr(torch, precision)
+
+    def product_s(self, rows: int, into: int, out: int) -> float:
+        """Seconds of ``[rows, into] @ [out, into].T``; the best of three."""
+        import torch
+
+        inputs, weight = torch.rand(rows, into).to(self.dtype), torch.rand(out, into).to(self.dtype)
+        return best(lambda: inputs @ weight.T)
+
+    def products_s(self, rows: int, trained: int, *, backward: bool) -> float:
+        """Seconds of all products of a pass over ``rows`` tokens, ``trained`` of them through the output layer."""
+        size = self.size
+        layers = [(rows, *product) for product in size.products]
+        seconds = 0.0
+        for count, out, into, times in [*layers, (trained, size.vocab, size.hidden, 1)]:
+            seconds += times * self.product_s(count, into, out)
+            if backward:
+                seconds += times * self.product_s(count, out, into)
+        return seconds
+
+    def rate(self) -> float:
+        """Operations per second of a large product."""
+        side = 2048
+        return 2 * side**3 / self.product_s(side, side, side)
+
+    def bandwidth(self) -> float:
+        """Bytes per second of reading."""
+        import torch
+
+        numbers = torch.ones(2**27)
+        return 4 * 2**27 / best(lambda: numbers.sum())
+
+    def decode_s(self, rows: int, length: int, rate: float, bandwidth: float) -> float:
+        """Least seconds of one step of ``rows`` sequences of ``length`` tokens."""
+        size, width = self.size, BYTES[self.precision]
+        kept = 2 * size.layers * size.kv_heads * size.head * length * rows
+        return max(width * (size.parameters + kept) / bandwidth, 2 * size.parameters * rows / rate)
+
+
+def best(act: Callable[[], Any]) -> float:
+    """Least seconds of three tries, after one to warm up."""
+    act()
+    found = []
+    for _ in range(3):
+        started = time.perf_counter()
+        act()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
+    client = open_client(settings)
+    machine = Machine(SIZES[settings["size"]], settings["precision"])
+
+    def step(number: int) -> dict[str, float]:
+        rate, bandwidth = machine.rate(), machine.bandwidth()
+        found = {"gflops": rate / 1e9, "gb_per_s": bandwidth / 1e9}
+        for name in ("distinct", "long"):
+            found[f"training_{name}"] = 100 * training_share(client, machine, name, number)
+        found["prefill"] = 100 * prefill_share(client, machine, number)
+        for rows in DECODE_ROWS:
+            found[f"decode_{rows}"] = 100 * decode_share(client, machine, rows, number, rate, bandwidth)
+        return found
+
+    return step
+
+
+def training_share(client: Any, machine: Machine, name: str, number: int) -> float:
+    """Of one ``forward_backward`` and ``optim_step`` of a shape."""
+    import tinker
+
+    shape, size, rng = SHAPES[name], machine.size, random.Random(number)
+    data = []
+    for prompt in prompts(size, shape, number) * shape.group:
+        tokens, context = prompt + tail(words(size), shape.completion, rng), len(prompt) - 1
+        inputs = {
+            "target_tokens": tokens[1:],
+            "logprobs": [0.0] * context + [-10.0] * shape.completion,
+            "advantages": [0.0] * context + [1.0] * shape.completion,
+        }
+        data.append(tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
+    started = time.perf_counter()
+    done = client.forward_backward(data, "importance_sampling")
+    client.optim_step(tinker.AdamParams(learning_rate=LEARNING_RATE)).result()
+    seconds = time.perf_counter() - started
+    given = sum(datum.model_input.length for datum in data)
+    computed = round(given * done.result().metrics["tree_token_ratio"])
+    return machine.products_s(computed, shape.rows * shape.completion, backward=True) / seconds
+
+
+def prefill_share(client: Any, machine: Machine, number: int) -> float:
+    """Of twelve prompts that share nothing, each followed by one token."""
+    rows, length = 12, SHAPES["long"].prompt
+    at_once = 4  # prompts in one batch of the engine
+    seconds = sample_s(client, machine.size, rows, 1, length, 1, number)
+    return rows / at_once * machine.products_s(at_once * length, 1, backward=False) / seconds
+
+
+def decode_share(
+    client: Any, machine: Machine, rows: int, number: int, rate: float, bandwidth: float
+) -> float:
+    """Of one step of decoding a group, prefill taken off."""
+    length = SHAPES["balanced"].prompt
+    first = sample_s(client, machine.size, 1, rows, length, 1, number)
+    seconds = sample_s(client, machine.size, 1, rows, length, 1 + DECODE_TOKENS, number) - first
+    least = machine.decode_s(rows, length + DECODE_TOKENS // 2, rate, bandwidth)
+    return least * DECODE_TOKENS / seconds
+
+
+def sample_s(
+    client: Any, size: Size, distinct: int, group: int, length: int, max_tokens: int, number: int
+) -> float:
+    """Seconds to sample from a sampler that knows nothing yet."""
+    import tinker
+
+    rng = random.Random(f"{number} {max_tokens}")
+    asked = [tail(words(size), length, rng) for _ in range(distinct)]
+    sampler = client.save_weights_and_get_sampling_client().result()
+    sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1, stop=[])).result()
+    params = tinker.SamplingParams(max_tokens=max_tokens, stop=[], seed=number)
+    started = time.perf_counter()
+    futures = [sampler.sample(tinker.ModelInput.from_ints(each), group, params) for each in asked]
+    for future in futures:
+        future.result()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    serve(make, ("torch", "transformers", "peft", "tinker"))

@@ -1,0 +1,108 @@
+"""Orchestration alone: conversations held together by a policy that answers at once.
+
+Settings: ``model`` (folder, for its tokenizer), ``conversations``, ``agents``, ``rounds``. Prompts are built and
+encoded, replies decoded and parsed, verdicts asked for and read, rewards computed. Nothing is sampled by a model.
+"""
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tinker
+from channel import serve
+
+from viva.engine.sdk import make_response, make_sequence
+
+REPLY = (
+    '{"reflection": "baba dado gigi hoho", "evaluation": "kike lolu mama nono", '
+    '"solution": "popo riri susa tete vivo wawa"}'
+)
+VERDICT = '{"preference": "B"}'
+VERDICT_TOKENS = 32
+
+
+class Scripted:
+    """Answers every turn with one reply and every judge call with one verdict."""
+
+    def __init__(self, tokenizer: Any, stop: int) -> None:
+        self._turn, self._verdict = (
+            make_response(
+                [
+                    make_sequence(
+                        stop_reason="stop",
+                        sequence_id="0",
+                        tokens=tokens,
+                        logprobs=[-1.0] * len(tokens),
+                        topk=None,
+                    )
+                ],
+                {},
+            )
+            for tokens in ([*tokenizer.encode(text), stop] for text in (REPLY, VERDICT))
+        )
+
+    def sample(
+        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
+    ) -> asyncio.Future[tinker.SampleResponse]:
+        is_verdict = sampling_params.max_tokens == VERDICT_TOKENS
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(self._verdict if is_verdict else self._turn)
+        return future
+
+
+def memory_mb() -> float:
+    """The most that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
+    from transformers import AutoTokenizer
+
+    from viva.conversation.rendering import load_renderer
+    from viva.judging.judge import PolicySelfComparisonJudge
+    from viva.judging.policy import PolicyRef
+    from viva.rl.completer import Policy
+    from viva.rl.rollouts import run_groups
+    from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    renderer = load_renderer(tokenizer, model_name=settings["model"])
+    (stop,) = renderer.get_stop_sequences()
+    sampler = Scripted(tokenizer, stop)
+    judge = PolicySelfComparisonJudge(
+        PolicyRef(sampling_client=sampler), renderer, mode="verdict", max_tokens=VERDICT_TOKENS
+    )
+    agents, rounds = settings["agents"], settings["rounds"]
+
+    async def play(number: int, count: int) -> dict[str, float]:
+        builders = [
+            MultiAgentConversationEnvGroupBuilder(
+                question=f"How many pens are in box {index}?",
+                num_agents=agents,
+                max_rounds=rounds,
+                renderer=renderer,
+                judge=judge,
+                seed=index,
+            )
+            for index in range(count)
+        ]
+        before, started = memory_mb(), time.process_time()
+        outcomes = await run_groups(builders, Policy(sampler=sampler, seed=number, max_tokens=512))
+        seconds = time.process_time() - started
+        assert all(outcome.group for outcome in outcomes), outcomes[0].void_reason
+        return {
+            "cost": 1000 * seconds / (count * agents * rounds),
+            "kb": 1024 * (memory_mb() - before) / count,
+        }
+
+    def step(number: int) -> dict[str, float]:
+        # the first one warms up; after it the most memory held is that of the conversations in flight
+        return asyncio.run(play(number, settings["conversations"] if number else 20))
+
+    return step
+
+
+if __name__ == "__main__":
+    serve(make, ("tinker", "tinker-cookbook", "transformers"))

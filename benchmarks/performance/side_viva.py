@@ -1,0 +1,157 @@
+"""Viva's local engine: a policy-gradient step, ragged rollouts, judging. Only the public clients are used.
+
+Settings: ``work`` (``step``, ``ragged`` or ``judge``), ``model`` (folder), ``size``, ``precision``, and what the work
+takes.
+"""
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from channel import serve
+from work import LEARNING_RATE, LORA_RANK, SHAPES, SIZES, advantages, prompts, tail, words
+
+from viva.engine.threads import prepare_threads
+
+BURN = "import torch\na = torch.rand(1024, 1024)\nwhile True: a @ a"
+
+
+def open_client(settings: Mapping[str, Any]) -> Any:
+    prepare_threads()
+    from viva.engine import LocalServiceClient
+
+    service = LocalServiceClient(device=settings.get("device", "cpu"), precision=settings["precision"])
+    return service.create_lora_training_client(settings["model"], rank=LORA_RANK, seed=0)
+
+
+def policy_datum(prompt: Sequence[int], sequence: Any, advantage: float) -> Any:
+    import tinker
+
+    context = len(prompt) - 1
+    tokens = [*prompt, *sequence.tokens]
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tokens[1:],
+            "logprobs": [0.0] * context + list(sequence.logprobs),
+            "advantages": [0.0] * context + [advantage] * len(sequence.tokens),
+        },
+    )
+
+
+def policy_step(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
+    """Rollouts, update and a new sampler; settings ``shape`` and ``busy`` (a second process computes meanwhile)."""
+    import tinker
+
+    client = open_client(settings)
+    shape, size = SHAPES[settings["shape"]], SIZES[settings["size"]]
+
+    def step(number: int) -> dict[str, float]:
+        params = tinker.SamplingParams(max_tokens=shape.completion, stop=[], seed=number)
+        asked = prompts(size, shape, number)
+        started = time.perf_counter()
+        sampler = client.save_weights_and_get_sampling_client()
+        futures = [sampler.sample(tinker.ModelInput.from_ints(each), shape.group, params) for each in asked]
+        sampled = [
+            (each, one)
+            for each, future in zip(asked, futures, strict=True)
+            for one in future.result().sequences
+        ]
+        rolled = time.perf_counter()
+        data = [
+            policy_datum(prompt, sequence, advantage)
+            for (prompt, sequence), advantage in zip(sampled, advantages(shape.rows), strict=True)
+        ]
+        done = client.forward_backward(data, "importance_sampling")
+        client.optim_step(tinker.AdamParams(learning_rate=LEARNING_RATE)).result()
+        ended = time.perf_counter()
+        tokens = sum(len(sequence.tokens) for _, sequence in sampled)
+        assert tokens == shape.rows * shape.completion
+        return {
+            "cost": ended - started,
+            "rollouts": rolled - started,
+            "update": ended - rolled,
+            "token_ratio": done.result().metrics["tree_token_ratio"],
+        }
+
+    if not settings.get("busy"):
+        return step
+
+    def beside(number: int) -> dict[str, float]:
+        with busy_process():
+            return step(number)
+
+    return beside
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """A process that multiplies matrices on as many threads as this one."""
+    with subprocess.Popen([sys.executable, "-c", BURN]) as process:
+        time.sleep(3)  # it has loaded torch by then
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def ragged(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
+    """Groups of samples that end at one of many stop tokens; cost is in milliseconds by token."""
+    import tinker
+
+    client = open_client(settings)
+    size = SIZES[settings["size"]]
+    stop = words(size)[:: settings["stop_every"]]
+
+    def step(number: int) -> dict[str, float]:
+        rng = random.Random(number)
+        asked = [tail(words(size), length, rng) for length in settings["prompts"]]
+        params = tinker.SamplingParams(max_tokens=settings["max_tokens"], stop=list(stop), seed=number)
+        sampler = client.save_weights_and_get_sampling_client()
+        started = time.perf_counter()
+        futures = [
+            sampler.sample(tinker.ModelInput.from_ints(each), settings["group"], params) for each in asked
+        ]
+        tokens = sum(len(one.tokens) for future in futures for one in future.result().sequences)
+        seconds = time.perf_counter() - started
+        return {"cost": 1000 * seconds / tokens, "seconds": seconds, "tokens": tokens}
+
+    return step
+
+
+def judge(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
+    """Verdict probabilities of pairs behind one transcript; with ``warm``, its beginning has been sampled from."""
+    import tinker
+
+    client = open_client(settings)
+    size = SIZES[settings["size"]]
+    params = tinker.SamplingParams(max_tokens=1, seed=0)
+
+    def step(number: int) -> dict[str, float]:
+        rng = random.Random(number)
+        transcript = tail(words(size), settings["transcript"], rng)
+        asked = [transcript + tail(words(size), settings["suffix"], rng) for _ in range(settings["pairs"])]
+        sampler = client.save_weights_and_get_sampling_client()
+        sampler.result()
+        if settings["warm"]:
+            sampler.sample(tinker.ModelInput.from_ints(transcript), 1, params).result()
+        started = time.perf_counter()
+        futures = [
+            sampler.sample(tinker.ModelInput.from_ints(each), 1, params, topk_sample_logprobs=20)
+            for each in asked
+        ]
+        rows = [future.result().sequences[0].topk_logprobs[0] for future in futures]
+        assert all(len(row) == 20 for row in rows)
+        return {"cost": time.perf_counter() - started}
+
+    return step
+
+
+WORKS = {"step": policy_step, "ragged": ragged, "judge": judge}
+
+if __name__ == "__main__":
+    serve(lambda settings: WORKS[settings["work"]](settings), ("torch", "transformers", "peft", "tinker"))

@@ -1,0 +1,171 @@
+"""The speed benchmark's pure parts, its sides' protocol, and that its page is what its results say."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "performance"
+sys.path.append(str(FOLDER))
+
+import render  # noqa: E402
+from model import make_tokenizer, save_model  # noqa: E402
+from rows import ROWS, Ratio, Row, Side  # noqa: E402
+from run import PAGE, PYTHONS, RESULTS, parse  # noqa: E402
+from work import SHAPES, SIZES, prompts, words  # noqa: E402
+from workers import SideFailedError, Worker, rotated, take_turns  # noqa: E402
+
+WORKS = ["long", "balanced", "distinct", "ragged", "conversation", "conversation-3x5", "judge", "limit"]
+WORKS += ["orchestration", "busy", "view"]
+
+ECHO = """
+from channel import serve
+serve(lambda settings: lambda number: {"cost": settings["base"] + number, "pid": 0 / (number < settings["until"])}, ())
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer(SIZES["1m"].vocab)
+
+
+def test_every_work_has_a_row_and_every_row_a_script_for_each_side() -> None:
+    steps = [f"{shape}-{model}" for model in ("1m", "85m") for shape in SHAPES]
+    assert list(ROWS) == WORKS + steps
+    for row in ROWS.values():
+        assert row.model in SIZES
+        for side in row.sides.values():
+            assert (FOLDER / side.script).exists()
+            assert side.environment in PYTHONS
+        named = {label for ratio in row.ratios for label in (ratio.over, ratio.under)}
+        assert named | {figure.side for figure in row.figures} == set(row.sides)
+
+
+def test_a_row_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(SystemExit, match=r"rows must be of long, .*; got lnog"):
+        parse(["rows=long,lnog"])
+    with pytest.raises(SystemExit, match="options are rows=, repeats="):
+        parse(["repeat=3"])
+
+
+def test_sizes_are_what_they_are_called() -> None:
+    assert [round(SIZES[name].parameters / 1e6) for name in ("1m", "42m", "85m")] == [1, 42, 86]
+
+
+def test_a_made_model_has_the_parameters_that_its_size_counts(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    save_model(tmp_path, "1m")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    # norms are not products
+    norms = (2 * SIZES["1m"].layers + 1) * SIZES["1m"].hidden
+    assert sum(weight.numel() for weight in model.parameters()) == SIZES["1m"].parameters + norms
+
+
+@given(st.lists(st.sampled_from(words(SIZES["1m"])), min_size=1, max_size=30))
+def test_words_keep_their_tokens_when_decoded_and_encoded(tokenizer, tokens: list[int]) -> None:
+    assert tokenizer.encode(tokenizer.decode(tokens)) == tokens
+
+
+def test_every_step_has_prompts_of_its_own() -> None:
+    size, shape = SIZES["42m"], SHAPES["distinct"]
+    one, other = prompts(size, shape, 1), prompts(size, shape, 2)
+    assert len(one) == 12
+    assert {len(prompt) for prompt in one} == {128}
+    assert prompts(size, shape, 1) == one
+    assert not {tuple(prompt) for prompt in one} & {tuple(prompt) for prompt in other}
+
+
+def test_sides_take_turns_in_beginning() -> None:
+    assert [rotated("abc", number)[0] for number in range(4)] == ["a", "b", "c", "a"]
+    assert sorted(rotated("abc", 2)) == ["a", "b", "c"]
+
+
+def worker(folder: Path, **settings: float) -> Worker:
+    script = folder / "echo.py"
+    script.write_text(f"import sys\nsys.path.append({str(FOLDER)!r})\n{ECHO}")
+    return Worker(str(script), Path(sys.executable), settings, environment={}, timeout_s=60)
+
+
+def test_a_side_that_fails_is_reported_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    workers = {"good": worker(tmp_path, base=10, until=99), "bad": worker(tmp_path, base=0, until=2)}
+    try:
+        found = take_turns(workers, 3, lambda text: None)
+    finally:
+        for each in workers.values():
+            each.close()
+    assert [values["cost"] for values in found["good"]["values"]] == [11, 12, 13]
+    assert found["bad"] == {"error": "ZeroDivisionError: division by zero"}
+
+
+def test_a_side_without_its_environment_says_which(tmp_path: Path) -> None:
+    with pytest.raises(SideFailedError, match=r"not set up: no \.venv-none"):
+        Worker("run.py", tmp_path / ".venv-none" / "bin" / "python", {}, environment={}, timeout_s=1)
+
+
+ROW = Row(
+    work="a step",
+    sides={"ours": Side(script="run.py"), "theirs": Side(script="run.py"), "broken": Side(script="run.py")},
+    ratios=(
+        Ratio(over="theirs", under="ours", aim=3),
+        Ratio(over="theirs", under="ours", aim=2, at_most=True),
+        Ratio(over="broken", under="ours", aim=2),
+    ),
+)
+
+
+def record(*ratios: float) -> dict:
+    values = [({"cost": 0.5}, {"cost": 0.5 * ratio}) for ratio in ratios]
+    sides = {
+        "ours": {"values": [ours for ours, _ in values]},
+        "theirs": {"values": [theirs for _, theirs in values]},
+    }
+    return {"sides": sides | {"broken": {"error": "no wheel"}}}
+
+
+def test_a_ratio_is_the_median_of_the_repeats_ratios() -> None:
+    lines = render.lines_of(ROW, record(2.0, 9.0, 4.0))
+    assert lines[0] == ("theirs / ours", "4.00x", "2.00 to 9.00", "at least 3x", "yes")
+    assert lines[1][3:] == ("at most 2x", "**no**")
+    assert lines[2] == ("broken / ours", "not measured", "", "at least 2x", "no")
+
+
+def test_a_row_measured_again_replaces_the_first_and_keeps_its_place() -> None:
+    texts = [{"row": "judge", "take": 1}, {"row": "long", "take": 1}, {"row": "judge", "take": 2}]
+    found = render.newest("\n".join(map(json.dumps, texts)))
+    assert list(found) == ["long", "judge"]
+    assert found["judge"]["take"] == 2
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="nothing has been measured")
+def test_the_page_is_what_the_results_say() -> None:
+    assert PAGE.read_text() == render.render(render.newest(RESULTS.read_text()))
+
+
+async def test_the_plain_way_computes_what_the_engine_computes(tmp_path: Path) -> None:
+    import tinker
+    from plain import PlainClient
+
+    from viva.engine import LocalServiceClient
+
+    save_model(tmp_path, "1m")
+    size, shape = SIZES["1m"], SHAPES["distinct"]
+    data = [
+        tinker.Datum(
+            model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+            loss_fn_inputs={
+                "target_tokens": tokens[1:],
+                "logprobs": [-8.0] * (len(tokens) - 1),
+                "advantages": [1.0] * (len(tokens) - 1),
+            },
+        )
+        for tokens in (prompts(size, shape, 1)[0][:length] for length in (9, 20, 5))
+    ]
+    ours = LocalServiceClient(device="cpu").create_lora_training_client(str(tmp_path), rank=4, seed=0)
+    plain = PlainClient(str(tmp_path), "float32")
+    found = [await client.forward_backward(data, "importance_sampling") for client in (ours, plain)]
+    for one, other in zip(*(each.loss_fn_outputs for each in found), strict=True):
+        assert one["logprobs"].to_numpy() == pytest.approx(other["logprobs"].to_numpy(), abs=1e-4)
