@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from view_runs import write_lines
 
 from viva.view.lines import GrowingFile
 from viva.view.run_index import RunIndex
@@ -101,6 +102,17 @@ def test_what_is_appended_while_it_runs_is_found_and_nothing_is_read_twice(make_
     run.refresh(60)
     assert len(run.entries) == 9
     assert run.version != before
+
+
+def test_an_evaluation_after_the_last_step_is_no_step(make_run: MakeRun) -> None:
+    folder = make_run(steps=2)
+    write_lines(folder / "metrics.jsonl", [{"step": 2, "test/direct_accuracy": 0.5, "time/evaluation": 1.0}])
+    run = RunIndex(folder)
+    run.refresh(60)
+    assert run.num_steps == 2
+    series = run.series("test/direct_accuracy")
+    assert series is not None
+    assert [step for step, _ in series.points] == [0, 1, 2]
 
 
 def test_a_resumed_run_that_was_cut_back_is_read_anew(make_run: MakeRun) -> None:

@@ -83,3 +83,19 @@ async def test_reading_and_paging_through_a_large_run_holds_little_of_it_in_memo
         tracemalloc.stop()
     assert len(seen) == 400
     assert peak < 0.15 * size
+
+
+async def test_a_link_to_a_conversation_may_be_the_first_thing_that_is_asked_for(make_run: MakeRun) -> None:
+    folder = make_run(steps=5)
+    transport = httpx.ASGITransport(app=make_app([folder], token=TOKEN, port=PORT))
+    headers = {"Cookie": f"viva-{PORT}={TOKEN}"}
+    async with httpx.AsyncClient(
+        transport=transport, base_url=f"http://127.0.0.1:{PORT}", headers=headers
+    ) as client:
+        found = await client.get("/api/conversation?step=4&group=0")
+        assert found.json()["tokens"] is not None
+        missing = await client.get("/api/conversation?step=9&group=0")
+        assert (missing.status_code, missing.json()["error"]) == (
+            404,
+            "this run has no conversation 0 in step 9",
+        )

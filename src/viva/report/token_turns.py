@@ -24,8 +24,17 @@ def token_payload(row: Mapping[str, Any], record: RecordedConversation | None) -
         ValueError: If the line does not hold one value per token.
     """
     turns = [_turn(turn, record) for turn in row.get("turns") or ()]
+    if record is not None:  # as they are read: what an agent said in two lanes of a round stands together
+        turns.sort(key=lambda turn: _reading_order(turn["place"], record))
     streams = sorted({span["stream"] for turn in turns for span in turn["spans"]})
     return {"strategy": visible(str(row.get("strategy") or "")), "streams": streams, "turns": turns}
+
+
+def _reading_order(place: int | None, record: RecordedConversation) -> tuple[float, ...]:
+    if place is None:
+        return (math.inf,)
+    turn = record.turns[place]
+    return (turn.agent_id, turn.round_index, turn.lane)
 
 
 def _turn(turn: Mapping[str, Any], record: RecordedConversation | None) -> dict[str, Any]:

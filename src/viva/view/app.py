@@ -23,7 +23,7 @@ from viva.view.entries import Entry
 from viva.view.evaluations import read_evaluations
 from viva.view.guard import Guard
 from viva.view.payload import conversation_payload, text_at
-from viva.view.queries import MAX_PAGE_SIZE, facets, judge_totals, page_of, parse_query, select
+from viva.view.queries import MAX_PAGE_SIZE, Query, facets, judge_totals, page_of, parse_query, select
 from viva.view.reading import Reading
 from viva.view.run_index import RunIndex
 
@@ -103,16 +103,13 @@ class _Api:
 
     def handlers(self) -> dict[str, Callable[[Request], Any]]:
         """By the last part of their addresses."""
-        methods = (
-            self.curves,
-            self.series,
-            self.conversations,
+        locked = (self.curves, self.series, self.conversations, self.text, self.judge, self.evaluations)
+        own = (
+            self.runs,
             self.conversation,
-            self.text,
-            self.judge,
-            self.evaluations,
-        )
-        return {"runs": self.runs} | {method.__name__: self._locked(method) for method in methods}
+        )  # these wait for the reading, and take the lock when they have waited
+        found: dict[str, Callable[[Request], Any]] = {method.__name__: method for method in own}
+        return found | {method.__name__: self._locked(method) for method in locked}
 
     def _locked(self, method: Callable[[Request], Any]) -> Callable[[Request], Any]:
         def answer(request: Request) -> Any:
@@ -157,22 +154,10 @@ class _Api:
     def conversation(self, request: Request) -> Any:
         """One conversation, with its tokens where they were kept, and its neighbours in the list."""
         run, step, group = self._run(request), _whole(request, "step"), _whole(request, "group")
-        row = run.transcript(step, group)
-        if row is None:
-            raise _NotFound(f"this run has no conversation {group} in step {step}")
-        transcript = transcript_of(f"step {step}, group {group}", row)
-        tokens = run.tokens(step, group)
-        found = [
-            (entry.step, entry.group)
-            for entry in select(run.entries.values(), parse_query(request.query_params))
-        ]
-        at = found.index((step, group)) if (step, group) in found else None
-        return {
-            **conversation_payload(transcript),
-            "tokens": None if tokens is None else token_payload(tokens, transcript.record),
-            "previous": found[at - 1] if at else None,
-            "next": found[at + 1] if at is not None and at + 1 < len(found) else None,
-        }
+        query = parse_query(request.query_params)
+        self._reading.wait_for(run, step, group)
+        with self._lock:
+            return _conversation(run, step, group, query)
 
     def text(self, request: Request) -> Any:
         """One whole text."""
@@ -212,6 +197,22 @@ class _Api:
         if not 0 <= index < len(self._runs):
             raise _NotFound(f"there is no run {index}")
         return self._runs[index]
+
+
+def _conversation(run: RunIndex, step: int, group: int, query: Query) -> dict[str, Any]:
+    row = run.transcript(step, group)
+    if row is None:
+        raise _NotFound(f"this run has no conversation {group} in step {step}")
+    transcript = transcript_of(f"step {step}, group {group}", row)
+    tokens = run.tokens(step, group)
+    found = [(entry.step, entry.group) for entry in select(run.entries.values(), query)]
+    at = found.index((step, group)) if (step, group) in found else None
+    return {
+        **conversation_payload(transcript),
+        "tokens": None if tokens is None else token_payload(tokens, transcript.record),
+        "previous": found[at - 1] if at else None,
+        "next": found[at + 1] if at is not None and at + 1 < len(found) else None,
+    }
 
 
 def _whole(request: Request, name: str, default: int | None = None) -> int:

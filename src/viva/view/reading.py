@@ -28,7 +28,7 @@ class Reading:
         self._lock = lock
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._unread: list[RunIndex] = []
+        self._unread = list(runs)
 
     def go_on(self) -> None:
         """Look for what is new, unless that is under way, and wait a moment for it."""
@@ -43,6 +43,11 @@ class Reading:
     def is_complete(self, run: RunIndex) -> bool:
         """Whether all of a run was read that was there when it was last looked at."""
         return all(run is not each for each in self._unread)
+
+    def wait_for(self, run: RunIndex, step: int, group: int) -> None:
+        """Wait until a conversation was read, or all was: a link to it may be the first thing that is asked for."""
+        while (step, group) not in run.entries and not self.is_complete(run):
+            self.go_on()
 
     def _read(self) -> None:
         while self._unread:

@@ -25,6 +25,9 @@ from viva.view.lines import GrowingFile
 
 __all__ = ["RunIndex"]
 
+_MEASURING = ("test/", "time/")
+"""How metrics of an evaluation begin."""
+
 
 class RunIndex:
     """One run. Not for several threads at once: the caller locks.
@@ -45,7 +48,8 @@ class RunIndex:
         """By (step, group)."""
         self.generation = 0
         """Counts how often a file was cut back, so that a page knows when to forget what it has."""
-        self._steps: list[int] = []
+        self.num_steps = 0
+        """Steps that trained something; an evaluation after the last one is none."""
         self._columns: dict[str, tuple[array[int], array[float]]] = {}
         self._tokens: dict[tuple[int, int], int] = {}
         self._metrics_file = GrowingFile(folder / METRICS_FILE)
@@ -53,7 +57,7 @@ class RunIndex:
         self._tokens_file = GrowingFile(folder / TOKENS_FILE)
 
     def refresh(self, budget_s: float) -> bool:
-        """Read what is new, metrics first, and stop when the time is up.
+        """Read what is new and stop when the time is up: metrics first, conversations last.
 
         Returns:
             Whether everything that the files hold was read.
@@ -61,8 +65,8 @@ class RunIndex:
         deadline = time.monotonic() + budget_s
         parts: tuple[tuple[GrowingFile, Callable[[int, dict[str, Any]], None], Callable[[], None]], ...] = (
             (self._metrics_file, self._add_metrics, self._forget_metrics),
-            (self._transcripts_file, self._add_transcript, self.entries.clear),
             (self._tokens_file, self._add_tokens, self._tokens.clear),
+            (self._transcripts_file, self._add_transcript, self.entries.clear),
         )
         for file, add, forget in parts:
             if file.was_cut_back():
@@ -83,11 +87,6 @@ class RunIndex:
         """Changes whenever there is something new."""
         files = (self._metrics_file, self._transcripts_file, self._tokens_file)
         return ".".join(str(number) for number in (self.generation, *(file.offset for file in files)))
-
-    @property
-    def num_steps(self) -> int:
-        """Steps with metrics."""
-        return len(self._steps)
 
     @property
     def progress(self) -> float:
@@ -129,9 +128,8 @@ class RunIndex:
         step = row["step"]
         if not isinstance(step, int) or isinstance(step, bool):
             raise TypeError(f"a step is a whole number; got {step!r}")
-        if not self._steps or step > self._steps[-1]:
-            self._steps.append(step)
-        for key, value in numbers(row).items():
+        values_of_step = numbers(row)
+        for key, value in values_of_step.items():
             steps, values = self._columns.setdefault(key, (array("q"), array("d")))
             if steps and step < steps[-1]:
                 continue  # a curve is a function of the step, and steps only rise
@@ -140,9 +138,11 @@ class RunIndex:
             else:
                 steps.append(step)
                 values.append(value)
+        if any(not key.startswith(_MEASURING) for key in values_of_step):
+            self.num_steps = max(self.num_steps, step + 1)
 
     def _forget_metrics(self) -> None:
-        self._steps.clear()
+        self.num_steps = 0
         self._columns.clear()
 
     def _add_transcript(self, offset: int, row: dict[str, Any]) -> None:

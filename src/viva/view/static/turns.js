@@ -57,7 +57,7 @@ function shown(record, turn, place, where, hasTokens) {
 function head(agent) {
   const arrow = agent.right_before !== null && agent.right !== null ? " → " : null;
   return h("th", { scope: "col" }, h("span", {}, `Agent ${agent.id} `), agent.reward === null ? null : h("span", { class: "reward" }, `reward ${signed(agent.reward)} `),
-    mark(agent.right_before), arrow, mark(agent.right));
+    h("span", { class: "marks" }, mark(agent.right_before), arrow, mark(agent.right)));
 }
 
 // hasTokens: place of a turn -> function that shows its tokens.
