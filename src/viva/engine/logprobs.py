@@ -1,51 +1,61 @@
 """Logprobs of targets under the weights being trained, without holding all logits.
 
-Logits of a position cost as much memory as the vocabulary is large. They are computed in chunks; where a gradient is
-needed and they do not fit together, a chunk's logits are computed again in the backward pass instead of being kept.
+Logits of a position cost as much memory as the vocabulary is large, and time for every pass over them. They are
+computed once, some rows at a time, and turned into their own gradient in place.
 
-Shapes: ``B`` sequences padded to ``T`` tokens, ``M`` positions that carry a target, ``K`` candidates per target.
+Shapes: ``M`` positions that carry a target, ``H`` hidden, ``K`` candidates per target, ``V`` vocabulary.
 """
 
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from viva.engine.model import head_logits
 
-__all__ = ["target_logprobs"]
+__all__ = ["rows_at_once", "target_logprobs"]
+
+_LOGITS = 2**23
+_ROWS = 128
+"""More logits at once are no faster and leave the cache; fewer rows read the output layer too often."""
 
 
-def target_logprobs(
-    module: Any, hidden: torch.Tensor, targets: torch.Tensor, max_logits: int
-) -> torch.Tensor:
+def rows_at_once(vocab_size: int, max_logits: int) -> int:
+    """Positions whose logits are computed together, at least 1."""
+    return max(1, min(max_logits // vocab_size, max(_ROWS, _LOGITS // vocab_size)))
+
+
+def target_logprobs(module: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Logprobs of target tokens.
 
     Args:
         module: The causal language model.
         hidden: ``[M, H]`` hidden states after the final norm.
-        targets: ``[M]`` or ``[M, K]`` token ids.
-        max_logits: Logits to hold at once.
+        targets: ``[M, K]`` token ids.
 
     Returns:
-        Float32 of the targets' shape, with a graph if gradients are enabled.
+        ``[M, K]`` float32, with a graph that can be gone through once if gradients are enabled.
     """
-    vocab_size = module.get_output_embeddings().weight.shape[0]
-    size = max(1, max_logits // vocab_size)
-    if len(hidden) <= size:
-        return _logprobs(module, hidden, targets)
-    chunks: list[torch.Tensor] = []
-    for start in range(0, len(hidden), size):
-        part, wanted = hidden[start : start + size], targets[start : start + size]
-        if torch.is_grad_enabled():
-            chunks.append(checkpoint(_logprobs, module, part, wanted, use_reentrant=False))  # pyright: ignore[reportArgumentType]
-        else:
-            chunks.append(_logprobs(module, part, wanted))
-    return torch.cat(chunks)
+    logprobs: Any = _TargetLogprobs.apply(head_logits(module, hidden), targets)
+    return logprobs
 
 
-def _logprobs(module: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    logits = head_logits(module, hidden)
-    candidates = targets if targets.ndim == 2 else targets[:, None]
-    chosen = logits.gather(1, candidates) - logits.logsumexp(dim=1, keepdim=True)
-    return chosen if targets.ndim == 2 else chosen[:, 0]
+class _TargetLogprobs(torch.autograd.Function):
+    """``[M, V]`` logits and ``[M, K]`` targets to ``[M, K]`` logprobs."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logprobs = logits.log_softmax(dim=1)
+        ctx.save_for_backward(logprobs, targets)
+        return logprobs.gather(1, targets)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        logprobs, targets = ctx.saved_tensors
+        grad = grad_outputs[0]
+        # nobody else has these logprobs: they become the gradient in their own place
+        slopes = logprobs.exp_().mul_(-grad.sum(dim=1, keepdim=True))
+        return slopes.scatter_add_(1, targets, grad), None

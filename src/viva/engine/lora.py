@@ -1,10 +1,9 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) by ``peft``: which layers, which starting values, merging.
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): which layers, which starting values, merging.
 
 The layer computes ``W x + (alpha / rank) B A x``. ``alpha`` is 32 as in Tinker, so that a learning rate keeps its
 meaning over ranks. ``A`` starts uniform in ``+-1/sqrt(inputs)``, from the adapter's own seed; ``B`` starts at zero.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,13 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from viva.engine.adapted import AdaptedLinear
 from viva.engine.model import BaseModel, structure_copy
 
-__all__ = ["ALPHA", "AdapterSettings", "adapter_tensors", "add_adapter", "merge_adapter", "target_modules"]
+__all__ = [
+    "ALPHA",
+    "AdapterSettings",
+    "adapter_config",
+    "adapter_tensors",
+    "add_adapter",
+    "merge_adapter",
+    "target_modules",
+]
 
 ALPHA = 32
-
-_ADAPTER = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,27 +78,34 @@ def target_modules(module: nn.Module, settings: AdapterSettings) -> list[str]:
 
 
 def add_adapter(base: BaseModel, settings: AdapterSettings) -> Any:
-    """Wrap a copy of the model's structure with an adapter in float32. The base tensors stay shared and frozen."""
+    """A copy of the model's structure with an adapter in float32. The base tensors stay shared and frozen."""
+    module = structure_copy(base.module)
+    for name in target_modules(module, settings):
+        layer: Any = module.get_submodule(name)
+        module.set_submodule(name, AdaptedLinear(layer, settings.rank, ALPHA / settings.rank))
+    generator = torch.Generator().manual_seed(settings.seed % 2**63)
+    for name, parameter in adapter_tensors(module).items():
+        # B stays zero
+        if name.endswith(".lora_A"):
+            bound = parameter.shape[1] ** -0.5
+            with torch.no_grad():
+                parameter.copy_((torch.rand(parameter.shape, generator=generator) * 2 - 1) * bound)
+    return module
+
+
+def adapter_config(base: BaseModel, settings: AdapterSettings) -> Any:
+    """The adapter's description as ``peft`` writes it."""
     import peft
 
-    module = structure_copy(base.module)
-    names = target_modules(module, settings)
-    config = peft.LoraConfig(
+    return peft.LoraConfig(
         r=settings.rank,
         lora_alpha=ALPHA,
-        target_modules=_short_names(module, names),
+        target_modules=_short_names(base.module, target_modules(base.module, settings)),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
         base_model_name_or_path=base.name,
     )
-    # peft draws starting values from torch's global stream; ours come from the adapter's seed
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # a tied output layer gets an adapter of its own: we merge into a copy, never into the shared tensor
-        warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
-        wrapped = peft.get_peft_model(module, config)
-    _initialise(wrapped, settings.seed)
-    return wrapped.eval()
 
 
 def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: float) -> Any:
@@ -114,15 +127,13 @@ def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: f
     return module
 
 
-def adapter_tensors(wrapped: Any) -> dict[str, nn.Parameter]:
+def adapter_tensors(module: nn.Module) -> dict[str, nn.Parameter]:
     """The adapter's parameters as ``<layer>.lora_A`` and ``<layer>.lora_B``, in the model's order."""
-    found: dict[str, nn.Parameter] = {}
-    for name, parameter in wrapped.base_model.model.named_parameters():
-        for part in ("lora_A", "lora_B"):
-            suffix = f".{part}.{_ADAPTER}.weight"
-            if name.endswith(suffix):
-                found[f"{name.removesuffix(suffix)}.{part}"] = parameter
-    return found
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if name.endswith((".lora_A", ".lora_B"))
+    }
 
 
 def _short_names(module: nn.Module, names: list[str]) -> list[str]:
@@ -130,14 +141,3 @@ def _short_names(module: nn.Module, names: list[str]) -> list[str]:
     short = sorted({name.rpartition(".")[2] for name in names})
     selected = [name for name, _ in module.named_modules() if name.rpartition(".")[2] in short]
     return short if selected == names else names
-
-
-def _initialise(wrapped: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    for name, parameter in adapter_tensors(wrapped).items():
-        with torch.no_grad():
-            if name.endswith(".lora_A"):
-                bound = parameter.shape[1] ** -0.5
-                parameter.copy_((torch.rand(parameter.shape, generator=generator) * 2 - 1) * bound)
-            else:
-                parameter.zero_()

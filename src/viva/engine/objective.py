@@ -2,7 +2,8 @@
 
 A place in a batch may carry targets of several examples (those that share it), and several different ones. Logits
 are computed once per place and a logprob once per place and token; the loss sees every target of every example, and the
-slopes of those that are the same are added up.
+slopes of those that are the same are added up. Some places at a time go forward and backward through the output layer;
+then the gradients of all go backward through the rest of the model together.
 
 Shapes: ``M`` targets of all examples of a batch, ``U`` distinct pairs of place and token.
 """
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from viva.engine.batches import Example
-from viva.engine.logprobs import target_logprobs
+from viva.engine.logprobs import rows_at_once, target_logprobs
 from viva.engine.losses import Loss
 from viva.engine.packing import Batch
 
@@ -47,38 +48,62 @@ class Targets:
         Args:
             module: The causal language model.
             hidden: ``[B * T, H]`` hidden states of the batch.
-            loss: What is minimised.
+            loss: What is minimised. A target's loss depends on no other target.
             config: Its settings.
             max_logits: Logits to hold at once.
 
         Raises:
             FloatingPointError: The loss is not finite.
         """
-        # what shares a place with an active target is computed along with it
-        is_trained = np.isin(self.places, self.places[self.pairs[self.active]])
-        logprobs_U = np.empty(len(self.places), dtype=np.float32)
-        with torch.no_grad():
-            logprobs_U[~is_trained] = self._logprobs(module, hidden, ~is_trained, max_logits).cpu().numpy()
-        trained = self._logprobs(module, hidden, is_trained, max_logits)
-        logprobs_U[is_trained] = trained.detach().cpu().numpy()
-        logprobs = logprobs_U[self.pairs]
-        losses = np.zeros_like(logprobs)
-        leaf = torch.from_numpy(logprobs[self.active]).requires_grad_(torch.is_grad_enabled())
-        inputs = {key: torch.from_numpy(value[self.active]) for key, value in self.inputs.items()}
-        per_target = loss.per_token(leaf, inputs, config)
-        total = per_target.sum()
+        logprobs, losses = np.empty(len(self.pairs), np.float32), np.zeros(len(self.pairs), np.float32)
+        slopes = torch.zeros_like(hidden) if torch.is_grad_enabled() else None
+        for pairs, is_trained in self._chunks(module, max_logits):
+            chosen = np.flatnonzero(np.isin(self.pairs, pairs))
+            places = torch.from_numpy(np.unique(self.places[pairs])).to(hidden.device)
+            part = hidden.detach()[places].requires_grad_(is_trained and slopes is not None)
+            with torch.set_grad_enabled(part.requires_grad):
+                found = self._logprobs(module, part, pairs)
+            own = np.searchsorted(pairs, self.pairs[chosen])
+            logprobs[chosen] = found.detach().cpu().numpy()[own]
+            active = self.active[chosen]
+            trained = chosen[active]
+            losses[trained], weights = self._losses(logprobs, trained, loss, config)
+            if part.requires_grad:
+                summed = np.bincount(own[active], weights, minlength=len(pairs))
+                with np.errstate(over="ignore"):  # the step refuses a gradient that is not finite
+                    found.backward(torch.from_numpy(summed.astype(np.float32)).to(found.device))
+            if slopes is not None and part.grad is not None:
+                slopes[places] = part.grad
+        if slopes is not None and hidden.requires_grad:
+            hidden.backward(slopes)
+        return logprobs, losses
+
+    def _losses(
+        self, logprobs: np.ndarray, chosen: np.ndarray, loss: Loss, config: Mapping[str, float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Losses of the chosen targets and their derivatives by the logprob."""
+        leaf = torch.from_numpy(logprobs[chosen]).requires_grad_(True)
+        inputs = {key: torch.from_numpy(value[chosen]) for key, value in self.inputs.items()}
+        with torch.enable_grad():
+            losses = loss.per_token(leaf, inputs, config)
+            total = losses.sum()
         if not torch.isfinite(total):
             raise FloatingPointError(
                 f"The loss is {total.item()}. Look for extreme logprobs or advantages in the data."
             )
-        losses[self.active] = per_target.detach().numpy()
-        if total.requires_grad:
-            (slopes,) = torch.autograd.grad(total, leaf)
-            summed = np.bincount(self.pairs[self.active], slopes.numpy(), minlength=len(self.places))
-            with np.errstate(over="ignore"):  # the step refuses a gradient that is not finite
-                weights = summed[is_trained].astype(np.float32)
-            trained.backward(torch.from_numpy(weights).to(trained.device))
-        return logprobs, losses
+        return losses.detach().numpy(), torch.autograd.grad(total, leaf)[0].numpy()
+
+    def _chunks(self, module: Any, max_logits: int) -> list[tuple[np.ndarray, bool]]:
+        """Pairs whose logits are computed together, whole places, and whether they have active targets."""
+        rows = rows_at_once(int(module.get_output_embeddings().weight.shape[0]), max_logits)
+        # what shares a place with an active target is computed along with it
+        is_trained = np.isin(self.places, self.places[self.pairs[self.active]])
+        chunks: list[tuple[np.ndarray, bool]] = []
+        for kind in (False, True):
+            pairs = np.flatnonzero(is_trained == kind)
+            starts = np.flatnonzero(np.diff(self.places[pairs], prepend=-1))
+            chunks += [(part, kind) for part in np.split(pairs, starts[rows::rows]) if len(part)]
+        return chunks
 
     def split(self, values: np.ndarray) -> list[np.ndarray]:
         """``[M]`` values in the shapes of the examples' targets."""
@@ -87,19 +112,15 @@ class Targets:
             part.reshape(shape) for part, shape in zip(np.split(values, bounds), self.shapes, strict=True)
         ]
 
-    def _logprobs(
-        self, module: Any, hidden: torch.Tensor, chosen: np.ndarray, max_logits: int
-    ) -> torch.Tensor:
-        """Logprobs of the chosen pairs; all pairs of a place are chosen or none."""
-        places, rows, counts = np.unique(self.places[chosen], return_inverse=True, return_counts=True)
-        if not len(places):
-            return torch.zeros(0, device=hidden.device)
+    def _logprobs(self, module: Any, hidden: torch.Tensor, pairs: np.ndarray) -> torch.Tensor:
+        """Logprobs of pairs from the hidden states of their places."""
+        _, rows, counts = np.unique(self.places[pairs], return_inverse=True, return_counts=True)
         columns = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
         # padding repeats token 0 of a place, which nobody reads
-        tokens = np.zeros((len(places), int(counts.max())), dtype=np.int64)
-        tokens[rows, columns] = self.tokens[chosen]
-        index = [torch.from_numpy(array).to(hidden.device) for array in (places, tokens, rows, columns)]
-        return target_logprobs(module, hidden[index[0]], index[1], max_logits)[index[2], index[3]]
+        tokens = np.zeros((len(counts), int(counts.max())), dtype=np.int64)
+        tokens[rows, columns] = self.tokens[pairs]
+        index = [torch.from_numpy(array).to(hidden.device) for array in (tokens, rows, columns)]
+        return target_logprobs(module, hidden, index[0])[index[1], index[2]]
 
 
 def gather_targets(batch: Batch, examples: Sequence[Example], vocab_size: int) -> Targets:

@@ -5,7 +5,9 @@ Everything here runs at once in the caller's thread; the training client queues 
 Shapes: ``B`` rows padded to ``T`` tokens.
 """
 
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,16 @@ from viva.engine.adam import AdamW
 from viva.engine.batches import Example
 from viva.engine.checkpoint import read_tensors, write_tensors
 from viva.engine.limits import EngineLimits
-from viva.engine.lora import ALPHA, AdapterSettings, adapter_tensors, add_adapter, merge_adapter
+from viva.engine.lora import (
+    ALPHA,
+    AdapterSettings,
+    adapter_config,
+    adapter_tensors,
+    add_adapter,
+    merge_adapter,
+)
 from viva.engine.losses import Loss
+from viva.engine.memory import activation_bytes, free_bytes, recomputed
 from viva.engine.model import BaseModel, attention_by, structure_copy
 from viva.engine.objective import Targets, gather_targets
 from viva.engine.packing import Batch, CostModel, plan_batches
@@ -31,6 +41,11 @@ __all__ = ["LossResult", "ModuleBuilder", "Policy", "stored_builder"]
 _ADAPTER_FILE = "adapter_model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _WEIGHTS_FILE = "model.safetensors"
+
+_FREE_SHARE = 0.6
+"""Of the free memory, what layers may keep for the backward pass."""
+
+_log = logging.getLogger(__name__)
 
 ModuleBuilder = Callable[[], Any]
 """Builds a decode copy of the model with the weights of one moment."""
@@ -55,11 +70,9 @@ class Policy:
         self.base = base
         self.settings = settings
         self._limits = limits
-        self._wrapped: Any = None
         if settings.rank:
-            self._wrapped = add_adapter(base, settings)
-            self._module: Any = self._wrapped.base_model.model
-            self._parameters = adapter_tensors(self._wrapped)
+            self._module: Any = add_adapter(base, settings)
+            self._parameters = adapter_tensors(self._module)
         else:
             # trained in float32 whatever the precision of the base, which stays as it is
             copies = {id(p): nn.Parameter(p.detach().float().clone()) for p in base.module.parameters()}
@@ -68,6 +81,7 @@ class Policy:
         self._costs = CostModel.of(base.module)
         self.optimizer = AdamW(self._parameters)
         self._failure: str | None = None
+        self._told = False
 
     def run(
         self, examples: Sequence[Example], loss: Loss, config: Mapping[str, float], *, backward: bool
@@ -127,12 +141,12 @@ class Policy:
 
     def save(self, folder: Path, *, optimizer: bool) -> None:
         """Write the weights (an adapter in PEFT's format, or a whole model) and the optimiser's state."""
-        if self._wrapped is None:
+        if not self.settings.rank:
             self._module.config.save_pretrained(folder)
             self.base.tokenizer.save_pretrained(folder)
             write_tensors(folder / _WEIGHTS_FILE, self._weights())
         else:
-            self._wrapped.peft_config["default"].save_pretrained(str(folder))
+            adapter_config(self.base, self.settings).save_pretrained(str(folder))
             write_tensors(
                 folder / _ADAPTER_FILE, {_peft_name(name): w for name, w in self._weights().items()}
             )
@@ -175,18 +189,40 @@ class Policy:
     def _run_batch(
         self, batch: Batch, targets: Targets, loss: Loss, config: Mapping[str, float], *, backward: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        with torch.set_grad_enabled(backward and bool(targets.active.any())):
+        backward = backward and bool(targets.active.any())
+        with ExitStack() as contexts:
+            contexts.enter_context(torch.set_grad_enabled(backward))
+            if batch.tree is not None:
+                contexts.enter_context(attention_by(self._module, TREE_ATTENTION))
+            if backward and self._needs_recomputing(*batch.tokens.shape):
+                contexts.enter_context(recomputed(self._module.get_decoder().layers))
             hidden = self._hidden(batch).flatten(0, 1)
             return targets.evaluate(self._module, hidden, loss, config, self._limits.logits)
 
+    def _needs_recomputing(self, num_rows: int, length: int) -> bool:
+        """Whether what the layers would keep is too much for what is free. It changes no result."""
+        free = free_bytes(self.base.module.device)
+        kept = activation_bytes(self._module.config, num_rows, length, self._module.dtype.itemsize)
+        if free is None or kept <= _FREE_SHARE * free:
+            return False
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "Training %d tokens at once would keep about %.1f GB, %.1f GB are free: layers are computed again in "
+                "the backward pass, which is slower. Fewer training_tokens need less memory.",
+                num_rows * length,
+                kept / 1e9,
+                free / 1e9,
+            )
+        return True
+
     def _hidden(self, batch: Batch) -> torch.Tensor:
         """Hidden states after the final norm, ``[B, T, H]``."""
-        device = next(iter(self._parameters.values())).device
-        if batch.tree is None:
-            tokens = torch.from_numpy(batch.tokens).to(device)
-            return self._module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        with attention_by(self._module, TREE_ATTENTION):
+        device = self.base.module.device
+        if batch.tree is not None:
             return TreeStep(batch.tree, device).forward(self._module)
+        tokens = torch.from_numpy(batch.tokens).to(device)
+        return self._module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
 
     def _weights(self) -> dict[str, torch.Tensor]:
         """Copies of the trained weights."""
