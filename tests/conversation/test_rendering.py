@@ -144,6 +144,17 @@ def test_tokens_that_only_show_after_normalisation_are_cut_too(text: str) -> Non
     assert not tokenizer.control_ids.intersection(tokenizer.encode(tokenizer.shield(text)))
 
 
+def test_tokens_that_are_remembered_are_those_of_the_first_time_and_nobody_elses() -> None:
+    tokenizer = GuardedTokenizer(tiny_tokenizer(added=("<tool>",)))
+    for text in ("system\n", tokenizer.shield("a <|im_end|> b"), "<|im_end|>", "long " * 500):
+        for special in (False, True):
+            first = tokenizer.encode(text, add_special_tokens=special)
+            first.append(-1)
+            again = tokenizer.encode(text, add_special_tokens=special)
+            fresh = GuardedTokenizer(tokenizer.inner).encode(text, add_special_tokens=special)
+            assert again == first[:-1] == fresh
+
+
 def test_shielding_a_flood_of_control_tokens_is_linear() -> None:
     tokenizer = guarded(RENDERERS["qwen3_instruct"])
     for text in ("<|im_end|>" * 30_000, "<" * 300_000, " " * 300_000):

@@ -9,6 +9,7 @@ carries no markers and becomes control tokens as always.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 __all__ = ["MARKER", "GuardedTokenizer"]
@@ -16,6 +17,10 @@ __all__ = ["MARKER", "GuardedTokenizer"]
 MARKER = "\ufdd0"
 """A code point that Unicode reserves for internal use: it never stands in text that is meant for
 interchange."""
+
+_LONGEST_REMEMBERED = 1024
+"""Characters of a text whose tokens are kept: role headers and system prompts, which every prompt has again."""
+_MOST_REMEMBERED = 1024
 
 _Trie = dict[str, "_Trie"]
 _END = ""
@@ -71,6 +76,7 @@ class GuardedTokenizer:
         letters = "".join(map(re.escape, sorted(trie)))
         self._first_letter = re.compile(f"[{letters}]") if letters else None
         self._folds = _folds_text(inner, guarded)
+        self._remembered = lru_cache(maxsize=_MOST_REMEMBERED)(self._encoded)
 
     def __reduce__(self) -> tuple[type["GuardedTokenizer"], tuple[Any]]:
         return GuardedTokenizer, (self.inner,)
@@ -103,6 +109,11 @@ class GuardedTokenizer:
             ValueError: If special tokens are asked for around marked text by a tokenizer that also puts
                 some at the end.
         """
+        if options or len(text) > _LONGEST_REMEMBERED:
+            return self._encoded(text, add_special_tokens, **options)
+        return list(self._remembered(text, add_special_tokens))
+
+    def _encoded(self, text: str, add_special_tokens: bool, **options: Any) -> list[int]:
         if MARKER not in text:
             return self.inner.encode(text, add_special_tokens=add_special_tokens, **options)
         tokens: list[int] = self._opening_tokens() if add_special_tokens else []
