@@ -91,6 +91,18 @@ def test_a_run_is_evaluated_to_the_very_metrics_it_logged(run, capsys):
     assert path.read_bytes() == again
 
 
+def test_base_and_last_checkpoint_are_compared_in_the_figures_that_the_run_logged_first_and_last(run, capsys):
+    out, (last, base, compared) = evaluate(capsys, run, against_checkpoint="base", equal_tokens=False)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for path, row in ((last, rows[-1]), (base, rows[0])):
+        found = read_evaluation(path)
+        logged = {key: value for key, value in row.items() if key.startswith("test/")}
+        assert found.metrics["direct"] | found.metrics["critique"] == logged
+        assert f"{found.figures['direct/avg@1'].value:.1%}".replace("%", " %") in out
+    first, second = rows[-1]["test/direct_accuracy"], rows[0]["test/direct_accuracy"]
+    assert json.loads(compared.read_text())["figures"]["direct/avg@1"]["difference"] == first - second
+
+
 def test_its_conversations_are_left_in_the_form_of_a_runs_transcripts(run, capsys, tmp_path):
     _, (path,) = evaluate(capsys, run, kinds='["critique"]', equal_tokens=False)
     copy = tmp_path / "transcripts.jsonl"

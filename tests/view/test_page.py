@@ -333,39 +333,6 @@ def test_what_the_run_writes_appears_by_itself(site: Site) -> None:
     page.wait_for_function("() => document.getElementById('runs').textContent.includes('31 steps · 121')")
 
 
-def test_everything_can_be_done_by_keyboard_alone(site: Site) -> None:
-    page = site.show("curves")
-    page.locator("body").click(position={"x": 2, "y": 2})
-    page.keyboard.press("?")
-    page.wait_for_selector("dialog[open]")
-    page.keyboard.press("Escape")
-    page.keyboard.press("2")
-    page.wait_for_selector(".list")
-    for key in ("j", "j", "Enter"):
-        page.keyboard.press(key)
-    page.wait_for_function(
-        "() => document.querySelector('.conversation h2')?.textContent === 'Step 0, conversation 1'"
-    )
-    page.keyboard.press("k")
-    page.wait_for_function(
-        "() => document.querySelector('.conversation h2')?.textContent === 'Step 0, conversation 0'"
-    )
-    page.keyboard.press("e")
-    assert page.locator("details.saw:not([open])").count() == 0
-    page.keyboard.press("t")
-    page.wait_for_selector("button.toggle[data-name='r_diag'][aria-pressed='true']")
-    page.keyboard.press("u")
-    page.wait_for_selector(".list")
-    page.keyboard.press("/")
-    page.keyboard.type("box 7-3")
-    page.wait_for_function("() => document.getElementById('total')?.textContent === '1'")
-    page.keyboard.press("Escape")
-    page.keyboard.press("3")
-    page.wait_for_selector("#judge-flips")
-    page.keyboard.press("1")
-    page.wait_for_selector(".groups")
-
-
 def test_evaluations_show_figures_with_their_intervals(site: Site) -> None:
     page = site.show("evaluations")
     assert site.texts(".evaluation h3") == ["run-a 000030"]
