@@ -97,7 +97,8 @@ def test_an_indivisible_batch_size_is_refused_with_the_nearest_allowed(batch_siz
         ({"judge_prompt": "a", "judge_prompt_path": "b"}, "give judge_prompt or judge_prompt_path, not both"),
         ({"judge_prompt": " "}, "judge_prompt must be text that is not empty"),
         ({"judge_prompt_path": "/nowhere"}, "judge_prompt_path=/nowhere cannot be read"),
-        ({"base_url": "http://x"}, "base_url=http://x needs engine=remote"),
+        ({"engine": "local", "base_url": "http://x"}, "base_url=http://x needs engine=remote"),
+        ({"ttl_seconds": 60}, "ttl_seconds must be 86400 or more; got 60"),
         ({"model_name": "/nowhere"}, "model_name=/nowhere is not a folder"),
     ],
 )

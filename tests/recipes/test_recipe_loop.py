@@ -9,6 +9,8 @@ import tinker
 from viva.recipes import loop
 from viva.recipes.loop import run_recipe
 from viva.recipes.plan import BatchUnit
+from viva.rl.remote import EngineLostError
+from viva.rl.service import EngineConfig
 from viva.rl.train import AllGroupsFailedError
 
 TRAINING = SimpleNamespace(config=SimpleNamespace(update=SimpleNamespace(learning_rate=1e-4)))
@@ -22,6 +24,10 @@ class Order(tuple):
     num_passes = 1.5
 
 
+async def passes(*_, **__):
+    pass
+
+
 def raises(error):
     def raise_it(*_):
         raise error
@@ -33,15 +39,19 @@ def raises(error):
 def ends(monkeypatch):
     """Runs a recipe whose parts do what a test says; the exit code."""
     plan = SimpleNamespace(
-        config=SimpleNamespace(model_name="m", engine="local"),
-        options=SimpleNamespace(log_path="runs/x"),
+        config=SimpleNamespace(
+            model_name="m", loss_fn="importance_sampling", loss_fn_config=None, temperature=1.0
+        ),
+        options=SimpleNamespace(log_path="runs/x", engine=EngineConfig()),
         order=Order((0, 1, 2)),
         test=(),
         summary="3 agents x 5 rounds",
         unit=BatchUnit(samples=3),
     )
 
-    async def end(*, make_plan=None, open_run=None, train=None, received=None):
+    async def end(*, make_plan=None, open_run=None, train=None, received=None, engine=None):
+        plan.options.engine = engine or EngineConfig()
+
         async def opened(options):
             return (open_run or (lambda _: SimpleNamespace(trackers=())))(options)
 
@@ -86,6 +96,29 @@ async def test_an_engine_that_cannot_be_opened_ends_with_2_on_the_error_stream(e
 async def test_a_run_that_failed_ends_with_1_on_the_error_stream(ends, capsys):
     assert await ends(train=raises(AllGroupsFailedError("all groups failed"))) == 1
     assert capsys.readouterr().err == "error: all groups failed\n"
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        ([SimpleNamespace(next_step=20)], "The state after 20 steps is saved: go on with the same command"),
+        ([], "Nothing was saved yet"),
+    ],
+)
+@pytest.mark.parametrize("error", [EngineLostError("gone."), tinker.TinkerError("gone.")])
+async def test_a_run_whose_engine_is_lost_ends_with_1_and_says_how_to_go_on(
+    ends, capsys, monkeypatch, error, saved, told
+):
+    checkpoints = SimpleNamespace(latest=lambda: saved[-1] if saved else None)
+    opened = SimpleNamespace(
+        trackers=(), folder=SimpleNamespace(checkpoints=checkpoints), service=None, client=None
+    )
+    monkeypatch.setattr(loop, "check_engine", passes)
+    remote = EngineConfig(engine="remote")
+    assert await ends(open_run=lambda _: opened, train=raises(error), engine=remote) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert f"gone. {told}" in line
 
 
 async def test_a_run_that_was_stopped_ends_with_128_and_the_signal(ends):

@@ -9,7 +9,7 @@ from tinker_cookbook import hyperparam_utils
 from viva.rl.completer import Policy, PromptTooLongError, SeededCompleter
 from viva.rl.learning_rate import LARGEST_RATE, default_learning_rate
 from viva.rl.seeds import derive_seed
-from viva.rl.service import EngineConfig, context_window, make_service
+from viva.rl.service import EngineConfig, context_window
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 
@@ -119,12 +119,6 @@ def test_an_unknown_model_without_a_rate_is_an_error_and_asks_no_network(tmp_pat
 def test_engine_choices_that_contradict_each_other_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**options)
-
-
-def test_a_key_in_the_environment_alone_stays_with_the_local_engine(tmp_path, monkeypatch):
-    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
-    service = make_service(EngineConfig(), state_dir=tmp_path)
-    assert type(service).__name__ == "LocalServiceClient"
 
 
 @pytest.fixture

@@ -130,6 +130,8 @@ class RunOptions:
     num_steps: int
     trackers: tuple[TrackerChoice, ...] = ()
     """From `viva.rl.trackers.choice.choose_trackers`."""
+    load_checkpoint_path: str | None = None
+    """Where a new run takes its weights from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,11 +195,13 @@ async def _open_client(
             damage.append(error)
             continue
         for error in damage:
-            say(f"note: a newer checkpoint cannot be read and is discarded: {error}")
+            say(f"note: a newer checkpoint cannot be read and is discarded for the one before it: {error}")
         _report_changes(folder, checkpoint)
         return client, checkpoint
     if damage:
         raise damage[0]
+    if options.load_checkpoint_path is not None:
+        return await settled(service.create_training_client_from_state(options.load_checkpoint_path)), None
     pending = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)
     return await settled(pending), None
 
@@ -206,7 +210,8 @@ def _report_changes(folder: RunFolder, resume_from: Checkpoint) -> None:
     say(f"resuming {folder.path} after {resume_from.next_step} steps")
     for name, (then, now) in folder.checkpoints.changed_environment(resume_from).items():
         say(
-            f"note: {name} was {then} and is now {now}; the run will not be bit-identical to an uninterrupted one"
+            f"note: {name} was {then} and is now {now}; the run will not be bit-identical to an uninterrupted one. "
+            f"Where that matters, resume it with {name} {then}"
         )
 
 

@@ -80,10 +80,17 @@ class RecipeConfig:
         doc="of console, tensorboard, trackio, wandb; with a project as wandb:PROJECT",
     )
 
-    engine: Literal["local", "remote"] = chz.field(
-        default="local", doc="remote is Tinker, or what base_url names"
+    engine: Literal["local", "remote"] | None = chz.field(
+        default=None,
+        doc="default: remote with base_url, or with TINKER_API_KEY set and a model from the hub; else local",
     )
-    base_url: str | None = None
+    base_url: str | None = chz.field(default=None, doc="a server that speaks Tinker's protocol")
+    load_checkpoint_path: str | None = chz.field(
+        default=None, doc="start from these weights, like tinker://..., with a fresh optimiser"
+    )
+    ttl_seconds: int | None = chz.field(
+        default=None, doc="a remote engine may delete checkpoints after this; the last and the best it keeps"
+    )
     device: str | None = chz.field(default=None, doc="cpu or cuda; a GPU if there is one")
     precision: Literal["float32", "bfloat16"] = "float32"
 

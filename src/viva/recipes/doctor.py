@@ -13,7 +13,7 @@ from viva.doctor.features import FEATURES, barred
 from viva.doctor.finding import Finding
 from viva.recipes.common import resolve_model
 from viva.rl.clients import settled
-from viva.rl.service import EngineConfig, make_service
+from viva.rl.service import EngineConfig, choose_engine, make_service
 
 __all__ = ["DoctorOptions", "examine_engine"]
 
@@ -25,7 +25,7 @@ class DoctorOptions:
     model_name: str = chz.field(default="tiny", doc="hub name, model folder, or tiny (the built-in policy)")
     engine: Literal["local", "remote"] | None = chz.field(
         default=None,
-        doc="remote is Tinker, or what base_url names; default: remote with a base_url, else local",
+        doc="default: remote with base_url, or with TINKER_API_KEY set and a model from the hub; else local",
     )
     base_url: str | None = None
     device: str | None = chz.field(default=None, doc="cpu or cuda; a GPU if there is one")
@@ -57,8 +57,9 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
         )
     if options.lora_rank < 0:
         raise ValueError(f"lora_rank must be 0 or more; got {options.lora_rank}")
+    model = resolve_model(options.model_name)
     engine = EngineConfig(
-        engine=options.engine or ("remote" if options.base_url else "local"),
+        engine=choose_engine(options.engine, base_url=options.base_url, model=model),
         base_url=options.base_url,
         device=options.device,
         precision=options.precision,
@@ -66,7 +67,6 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as states:
         service = make_service(engine, state_dir=Path(states))
-        model = resolve_model(options.model_name)
         client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
         bench = Bench(service=service, client=client, tolerance=options.tolerance)
         width = max(len(probe.name) for probe in PROBES)

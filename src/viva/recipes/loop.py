@@ -19,6 +19,8 @@ from viva.recipes.plan import Plan
 from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
+from viva.rl.remote import explain, watched
+from viva.rl.service import EngineConfig
 from viva.rl.stop_rule import StopRule
 from viva.rl.trackers.choice import CONSOLE
 from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
@@ -42,13 +44,15 @@ async def run_recipe(
     Returns:
         The process's exit code: 0 complete, 2 refused before training, 1 failed, 128 + signal interrupted and saved.
     """
+    engine = EngineConfig()
     with ExitStack() as cleanup:
         try:
             plan = make_plan()
+            engine = plan.options.engine
             opened = await open_run(plan.options)
             for tracker in opened.trackers:
                 cleanup.callback(tracker.close)
-            if plan.config.engine == "remote":
+            if engine.engine == "remote":
                 await check_engine(
                     opened.service,
                     opened.client,
@@ -59,13 +63,20 @@ async def run_recipe(
             training = await build_training(plan, opened)
         # OSError: a model, file or folder that cannot be read; TinkerError: a remote engine that refuses
         except (ValueError, OSError, tinker.TinkerError) as error:
-            complain(f"error: {error}")
+            complain(f"error: {explain(error, engine.server) or error}")
             return 2
         _introduce(plan, training)
         try:
-            is_complete = await train(training)
+            async with watched(engine.base_url):
+                is_complete = await train(training)
         except (AllGroupsFailedError, EstimatorStoppedError) as error:
             complain(f"error: {error}")
+            return 1
+        except (ValueError, RuntimeError, tinker.TinkerError) as error:  # what the SDK raises, among others
+            told = explain(error, engine.server)
+            if told is None:
+                raise
+            complain(f"error: {told} {_how_to_go_on(opened)}")
             return 1
         return finish_run(plan.options, opened, training, is_complete=is_complete)
 
@@ -200,10 +211,21 @@ def _conversation_evaluators(
     ]
 
 
+def _how_to_go_on(opened: OpenRun) -> str:
+    last = opened.folder.checkpoints.latest()
+    if last is None:
+        return "Nothing was saved yet: start again with behavior_if_exists=delete."
+    return (
+        f"The state after {last.next_step} steps is saved: go on with the same command and "
+        "behavior_if_exists=resume."
+    )
+
+
 def _introduce(plan: Plan[ConfigT], training: Training) -> None:
     config, order = plan.config, plan.order
     say(
         f"{config.model_name}: {len(order)} steps of {order.groups_per_batch} {plan.unit.groups}, {plan.summary}; "
         f"{len(order.items)} prompts ({order.num_passes:.3g} passes), {len(plan.test)} test prompts; "
-        f"learning rate {training.config.update.learning_rate:.3g}; log_path={plan.options.log_path}"
+        f"learning rate {training.config.update.learning_rate:.3g}; log_path={plan.options.log_path}; "
+        f"engine: {plan.options.engine.server or 'this machine'}"
     )

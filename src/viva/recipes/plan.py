@@ -13,7 +13,7 @@ from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, r
 from viva.recipes.config import RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
-from viva.rl.service import EngineConfig
+from viva.rl.service import EngineConfig, choose_engine
 from viva.rl.trackers.choice import choose_trackers
 
 __all__ = ["BatchUnit", "Plan", "at_least", "not_negative", "plan_run", "positive"]
@@ -22,6 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 
 _FREE_OPTIONS = frozenset(
     {
+        "base_url",
         "behavior_if_exists",
         "log_path",
         "max_steps",
@@ -29,9 +30,13 @@ _FREE_OPTIONS = frozenset(
         "save_every",
         "tokens_every",
         "trackers",
+        "ttl_seconds",
     }
 )
 """Options that do not change what any step computes; a resumed run may set them anew."""
+
+_SHORTEST_TTL = 24 * 3600
+"""A run that stopped overnight has to find its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +100,13 @@ def plan_run(
     order = PromptOrder(
         items=tuple(train_items), seed=config.seed, groups_per_batch=groups_per_batch, num_groups=num_groups
     )
+    model = resolve_model(config.model_name)
+    engine = choose_engine(config.engine, base_url=config.base_url, model=model)
     options = RunOptions(
-        model=resolve_model(config.model_name),
+        model=model,
         renderer_name=config.renderer_name,
         engine=EngineConfig(
-            engine=config.engine, base_url=config.base_url, device=config.device, precision=config.precision
+            engine=engine, base_url=config.base_url, device=config.device, precision=config.precision
         ),
         lora_rank=config.lora_rank,
         seed=config.seed,
@@ -109,18 +116,20 @@ def plan_run(
             "recipe": recipe,
             **chz.asdict(config),
             **(record or {}),
+            "engine": engine,
             "batch_size": batch_size,
             "prompts_digest": prompts_digest(train_items, test_items),
         },
         free_options=_FREE_OPTIONS,
         num_steps=len(order),
         trackers=trackers,
+        load_checkpoint_path=config.load_checkpoint_path,
     )
     rate = learning_rate(
         config.learning_rate,
         config.model_name,
         is_lora=config.lora_rank > 0,
-        is_local=config.engine == "local",
+        is_local=engine == "local",
     )
     return Plan(
         config=config,
@@ -145,6 +154,7 @@ def _check(config: RecipeConfig) -> None:
         "tokens_every": 0,
         "num_test_conversations": 0,
         "max_steps": 1,
+        "ttl_seconds": _SHORTEST_TTL,
     }
     at_least(config, smallest)
     positive(config, "learning_rate", "policy_timeout_s", "temperature")

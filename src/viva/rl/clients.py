@@ -32,8 +32,8 @@ class TrainingClient(Protocol):
         """Update the weights with the accumulated gradient."""
         ...
 
-    def save_state(self, name: str) -> Awaitable[Any]:
-        """Save weights and optimiser; the response has a ``path``."""
+    def save_state(self, name: str, ttl_seconds: int | None = None) -> Awaitable[Any]:
+        """Save weights and optimiser; the response has a ``path``. ``None``: never to be deleted."""
         ...
 
     def save_weights_and_get_sampling_client(self) -> Any:
@@ -50,6 +50,10 @@ class ServiceClient(Protocol):
 
     def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Any:
         """A new adapter on a base model."""
+        ...
+
+    def create_training_client_from_state(self, path: str) -> Any:
+        """A training client with saved weights and a fresh optimiser."""
         ...
 
     def create_training_client_from_state_with_optimizer(self, path: str) -> Any:

@@ -7,7 +7,6 @@ end ``adapter/`` and ``report.html``, and what trackers, ``viva export`` and ``v
 """
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from viva.rl.checkpoints import Checkpoint, Checkpoints
 from viva.rl.files import write_atomic
 from viva.rl.run_log import RunLog
+from viva.rl.secrets import without_secrets
 
 __all__ = ["BehaviorIfExists", "RunFolder", "check_behavior", "open_run_folder"]
 
@@ -39,7 +39,6 @@ _ENTRIES = (
     "export",
     "eval",
 )
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 class RunFolder:
@@ -101,7 +100,7 @@ def open_run_folder(
         ValueError: If the folder may not be used, or its run had other options.
     """
     check_behavior(behavior)
-    config = json.loads(_CREDENTIALS.sub("***@", json.dumps(dict(config), allow_nan=False)))
+    config = json.loads(without_secrets(json.dumps(dict(config), allow_nan=False)))
     if _holds_run(path):
         behavior = _asked(path, ask) if behavior == "ask" else behavior
         if behavior == "raise":

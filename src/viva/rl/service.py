@@ -1,16 +1,37 @@
 """Which engine computes: the embedded one, or a remote one with the same interface."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from viva.rl.clients import ServiceClient
 from viva.rl.learning_rate import cached_config
+from viva.rl.remote import check_address
+from viva.rl.secrets import KEY_VARIABLE, without_secrets
 
-__all__ = ["EngineChoice", "EngineConfig", "context_window", "make_service"]
+__all__ = ["EngineChoice", "EngineConfig", "choose_engine", "context_window", "make_service"]
 
 EngineChoice: TypeAlias = Literal["local", "remote"]
+
+_NO_KEY = "tml-none"
+"""The SDK wants a key, of this form; servers of one's own do not look at it."""
+
+
+def choose_engine(engine: EngineChoice | None, *, base_url: str | None, model: str | None) -> EngineChoice:
+    """The engine that is named, else the remote one if there is an address, or a key and a model from the hub.
+
+    Args:
+        engine: The option.
+        base_url: The server's address.
+        model: What the engine is to load. A local folder stays here: hosted Tinker could not read it.
+    """
+    if engine is not None:
+        return engine
+    has_key = bool(os.environ.get(KEY_VARIABLE))
+    is_from_hub = model is not None and not Path(model).is_dir()
+    return "remote" if base_url is not None or (has_key and is_from_hub) else "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +39,7 @@ class EngineConfig:
     """The engine of a run.
 
     ``remote`` is hosted Tinker (with the key in ``TINKER_API_KEY``) or, with a ``base_url``, any server that speaks its
-    protocol. A key in the environment alone never sends anything anywhere.
+    protocol. See `choose_engine` for what holds where nothing is said.
     """
 
     engine: EngineChoice = "local"
@@ -36,13 +57,28 @@ class EngineConfig:
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision must be float32 or bfloat16; got {self.precision!r}")
 
+    @property
+    def server(self) -> str | None:
+        """What the server is called; ``None`` if there is none."""
+        if self.engine == "local":
+            return None
+        return "Tinker" if self.base_url is None else f"the server at {without_secrets(self.base_url)}"
+
 
 def make_service(config: EngineConfig, *, state_dir: Path) -> ServiceClient:
-    """The engine's service client. The local engine saves under `state_dir` and opens no connection."""
+    """The engine's service client. The local engine saves under `state_dir` and opens no connection.
+
+    Raises:
+        ValueError: If nobody answers at the address.
+    """
     if config.engine == "remote":
         import tinker
 
-        return cast(ServiceClient, tinker.ServiceClient(base_url=config.base_url))
+        if config.base_url is None:
+            return cast(ServiceClient, tinker.ServiceClient())
+        check_address(config.base_url)
+        key = os.environ.get(KEY_VARIABLE) or _NO_KEY
+        return cast(ServiceClient, tinker.ServiceClient(base_url=config.base_url, api_key=key))
     from viva.engine import LocalServiceClient
 
     return LocalServiceClient(device=config.device, precision=config.precision, state_dir=state_dir)

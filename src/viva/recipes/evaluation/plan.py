@@ -19,7 +19,7 @@ from viva.recipes.evaluation.target import Target
 from viva.recipes.math_efficiency.train_rl import Config as MathConfig
 from viva.recipes.plan import at_least
 from viva.rl.prompts import PromptItem, prompts_digest
-from viva.rl.service import EngineConfig
+from viva.rl.service import EngineConfig, choose_engine
 from viva.selfplay.critique_protocol import critique_protocol
 from viva.tiny import model_path
 
@@ -172,16 +172,16 @@ def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> lis
 
 
 def engine_of(target: Target, options: EvalOptions) -> EngineConfig:
-    """Where a policy computes: as given, else as its run did, else locally.
-
-    A ``base_url`` alone means the remote engine.
+    """Where a policy computes: as given, else as its run did, else see `choose_engine`.
 
     Raises:
         ValueError: If the choices contradict each other.
     """
     stored: Mapping[str, Any] = target.config
     engine = options.engine or (
-        "remote" if options.base_url or "://" in target.name else stored.get("engine", "local")
+        "remote"
+        if options.base_url or "://" in target.name
+        else stored.get("engine") or choose_engine(None, base_url=None, model=target.model)
     )
     return EngineConfig(
         engine=engine,

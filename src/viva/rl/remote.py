@@ -1,0 +1,164 @@
+"""A remote engine: whether it is there, whether it still is, and what its errors mean.
+
+The SDK sends a request again that got no answer, or 408, 409, 429 or 5xx, with growing pauses and for at most minutes,
+and numbers training requests so that a server can tell a repetition. Three things it does not do, and this module does:
+say at once that nobody answers at an address; stop waiting for results of a server that is gone; say what to do.
+"""
+
+import asyncio
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import tinker
+
+from viva.rl.secrets import KEY_VARIABLE, without_secrets
+
+__all__ = ["EngineLostError", "check_address", "explain", "watched"]
+
+_HEALTH = "/api/v1/healthz"
+_ANSWER_S = 10.0
+_FIRST_PAUSES_S = (0.0, 0.5, 1.5, 3.0)
+_LONGEST_DETAIL = 400
+
+
+class EngineLostError(RuntimeError):
+    """The server could not be reached for so long that nobody should wait for it."""
+
+
+def _problem(base_url: str) -> str | None:
+    """Why nobody answers at an address; ``None`` if somebody does, whatever the answer is."""
+    try:
+        with urllib.request.urlopen(base_url.rstrip("/") + _HEALTH, timeout=_ANSWER_S):
+            return None
+    except urllib.error.HTTPError as error:
+        return None if error.code < 500 else f"it answers {error.code} {error.reason}"
+    except (OSError, ValueError) as error:  # URLError, a closed connection, a port that is none
+        return str(getattr(error, "reason", error))
+
+
+def check_address(base_url: str) -> None:
+    """Make sure that a server answers, within seconds; the SDK by itself tries for minutes.
+
+    Raises:
+        ValueError: If none does, or the address is none.
+    """
+    if not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"base_url must begin with http:// or https://; got {without_secrets(base_url)!r}")
+    problem: str | None = None
+    for pause_s in _FIRST_PAUSES_S:
+        time.sleep(pause_s)
+        problem = _problem(base_url)
+        if problem is None:
+            return
+    raise ValueError(
+        f"no server answers at base_url={without_secrets(base_url)}: {problem}. Start it, or mend the address."
+    )
+
+
+@asynccontextmanager
+async def watched(
+    base_url: str | None, *, limit_s: float = 300.0, every_s: float = 10.0
+) -> AsyncGenerator[None]:
+    """Within this context, the current task is stopped when a server is gone for good.
+
+    Args:
+        base_url: Its address; ``None`` watches nothing (hosted Tinker comes back, and keeps what it was told).
+        limit_s: How long it may be gone without a break. A server that only computes for long answers meanwhile.
+        every_s: Seconds between two looks.
+
+    Raises:
+        EngineLostError: When that is over.
+    """
+    if base_url is None:
+        yield
+        return
+    task = asyncio.current_task()
+    assert task is not None  # this is a coroutine
+    watch = asyncio.create_task(_until_gone(base_url, limit_s, every_s))
+    watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if watch.cancelled() or not watch.done():
+            raise
+        task.uncancel()
+        raise EngineLostError(
+            f"the server at {without_secrets(base_url)} has been out of reach for {limit_s:g} s: {watch.result()}"
+        ) from None
+    finally:
+        watch.cancel()
+
+
+async def _until_gone(base_url: str, limit_s: float, every_s: float) -> str:
+    """Why nobody answers, once that has been so for `limit_s`."""
+    last_seen = time.monotonic()
+    while True:
+        await asyncio.sleep(every_s)
+        found = await asyncio.to_thread(_problem, base_url)
+        if found is None:
+            last_seen = time.monotonic()
+        elif time.monotonic() - last_seen >= limit_s:
+            return found
+
+
+_ADVICE = {
+    400: "It does not accept such a request; `viva doctor` shows what it can do.",
+    401: f"It does not know the key: set {KEY_VARIABLE} to a valid one.",
+    402: "The account cannot pay for it; see its billing page.",
+    403: f"The key in {KEY_VARIABLE} may not do this: use one that may.",
+    404: "It has no such model, checkpoint or session: check model_name and the path. A server that was restarted has "
+    "forgotten what it had not saved.",
+    409: "It has done this before under the same name, or something else is doing it now.",
+    422: "It does not accept such a request; `viva doctor` shows what it can do.",
+}
+_UNREACHABLE = "It may be down or restarting."
+
+
+def explain(error: BaseException, server: str | None) -> str | None:
+    """What an error that came from a remote engine means and what to do about it; ``None`` if it came from elsewhere.
+
+    Args:
+        error: What was raised; the SDK wraps some answers of servers into other errors.
+        server: The engine's name; ``None`` if it is none with a server.
+    """
+    if isinstance(error, EngineLostError):
+        return str(error)
+    found = None if server is None else _of_engine(error)
+    if found is None:
+        return None
+    detail = str(found)
+    if len(detail) > _LONGEST_DETAIL:  # servers send the request back that they refuse
+        detail = f"{detail[:_LONGEST_DETAIL]}..."
+    if isinstance(found, tinker.APIStatusError):
+        told = (
+            f"{server} answered {found.status_code}: {detail}. {_ADVICE.get(found.status_code, _UNREACHABLE)}"
+        )
+    elif isinstance(found, tinker.APIConnectionError):
+        told = f"{server} cannot be reached: {detail} {_UNREACHABLE}"
+    else:
+        told = f"{server} failed: {detail}"
+    return without_secrets(told)
+
+
+def _of_engine(error: BaseException) -> tinker.TinkerError | None:
+    """The error itself if it is the SDK's own, or the answer behind another one that the SDK raised."""
+    if isinstance(error, tinker.TinkerError):
+        return error
+    if not _was_raised_by_sdk(error):
+        return None
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, tinker.TinkerError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+def _was_raised_by_sdk(error: BaseException) -> bool:
+    module = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        traceback = traceback.tb_next
+    return module.partition(".")[0] == tinker.__name__

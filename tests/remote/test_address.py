@@ -1,0 +1,193 @@
+"""Is somebody there, is somebody still there, and what do the answers mean?"""
+
+import asyncio
+import re
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+import tinker
+
+from viva.rl import remote
+from viva.rl.remote import EngineLostError, check_address, explain, watched
+
+KEY = "tml-abcdefgh"
+
+
+@contextmanager
+def answering(status, *, port=0):
+    """A server on this machine that answers everything with one status; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def nobody():
+    with answering(200) as address:
+        pass
+    return address
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(remote, "_FIRST_PAUSES_S", (0.0, 0.01))
+
+
+@pytest.mark.parametrize("status", [200, 401, 404])
+def test_whoever_answers_is_there(status):
+    with answering(status) as address:
+        check_address(address)
+
+
+def test_an_address_without_a_server_is_told_within_seconds(nobody, impatient):
+    with pytest.raises(ValueError, match=f"no server answers at base_url={nobody}: .*refused.* Start it"):
+        check_address(nobody)
+
+
+def test_a_server_that_is_only_starting_is_waited_for(nobody, monkeypatch):
+    monkeypatch.setattr(remote, "_FIRST_PAUSES_S", (0.0, 1.0))
+    port = int(nobody.rpartition(":")[2])
+    started = threading.Event()
+
+    def start():
+        with answering(200, port=port):
+            started.wait(10)
+
+    late = threading.Timer(0.2, start)
+    late.start()
+    check_address(nobody)
+    started.set()
+    late.join()
+
+
+def test_a_broken_gateway_is_no_server(impatient):
+    with answering(502) as address, pytest.raises(ValueError, match="it answers 502"):
+        check_address(address)
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "file:///etc/passwd", ""])
+def test_what_is_no_address_of_a_server_is_refused(address):
+    with pytest.raises(ValueError, match="base_url must begin with http:// or https://"):
+        check_address(address)
+
+
+def test_a_password_in_an_address_is_not_told(nobody, impatient):
+    with pytest.raises(ValueError, match=r"base_url=http://\*\*\*@127") as told:
+        check_address(nobody.replace("http://", "http://user:hunter22@"))
+    assert "hunter22" not in str(told.value)
+
+
+async def test_a_server_that_is_gone_ends_what_waits_for_it(nobody):
+    started = time.monotonic()
+    with pytest.raises(EngineLostError, match=r"has been out of reach for 0.2 s: .*refused"):
+        async with watched(nobody, limit_s=0.2, every_s=0.02):
+            await asyncio.Event().wait()
+    assert 0.2 <= time.monotonic() - started < 5
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_a_server_that_comes_back_in_time_ends_nothing(nobody):
+    port = int(nobody.rpartition(":")[2])
+    async with watched(nobody, limit_s=1.0, every_s=0.02):
+        await asyncio.sleep(0.3)
+        with answering(200, port=port):
+            await asyncio.sleep(0.3)
+        await asyncio.sleep(0.75)  # gone twice, and for longer than the limit in total
+
+
+async def test_work_that_ends_first_is_left_alone(nobody):
+    async with watched(nobody, limit_s=0.0, every_s=60.0):
+        done = True
+    async with watched(None, limit_s=0.0, every_s=0.0):
+        await asyncio.sleep(0.05)
+    assert done
+
+
+async def test_an_interrupt_stays_an_interrupt(nobody):
+    async def work():
+        async with watched(nobody, limit_s=60.0, every_s=0.01):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+REQUEST = httpx.Request("POST", "http://server/api/v1/forward", headers={"X-Api-Key": KEY})
+
+
+def answer(status, detail="no"):
+    return tinker.APIStatusError(
+        f"Error code: {status} - {detail}", response=httpx.Response(status, request=REQUEST), body=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (answer(401), "the server at http://s answered 401: .* set TINKER_API_KEY to a valid one"),
+        (answer(402), "see its billing page"),
+        (answer(403), "may not do this: use one that may"),
+        (answer(404, "Model not found"), "answered 404: .*Model not found.* check model_name and the path"),
+        (answer(422), "answered 422: .*viva doctor"),
+        (answer(503), "answered 503: .*down or restarting"),
+        (tinker.APIConnectionError(request=REQUEST), "cannot be reached: Connection error"),
+        (tinker.TinkerError("Request failed: Model m not loaded"), "failed: Request failed: Model m not"),
+        (EngineLostError("gone"), "^gone$"),
+    ],
+)
+def test_an_error_says_what_to_do(error, told):
+    assert re.search(told, explain(error, "the server at http://s"))
+
+
+def test_no_message_holds_the_key(monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    told = explain(answer(401, f"key {KEY} is unknown"), f"the server at http://user:{KEY}@s")
+    assert KEY not in told
+    assert "key *** is unknown" in told
+
+
+def test_a_request_that_a_server_sends_back_is_cut():
+    assert len(explain(answer(422, "x" * 10_000), "Tinker")) < 700
+
+
+def test_errors_of_the_program_itself_are_none_of_the_engine():
+    def raised(error, cause=None):
+        try:
+            raise error from cause
+        except type(error) as caught:
+            return caught
+
+    assert explain(raised(ValueError("mine")), "Tinker") is None
+    assert explain(raised(ValueError("no loss_fn=dro"), answer(422)), "Tinker") is None
+    assert explain(answer(422), None) is None
+
+
+def test_an_answer_is_found_behind_what_the_sdk_makes_of_it():
+    from tinker.lib import api_future_impl
+
+    code = "def fail(answer):\n    raise ValueError('Error retrieving result') from answer"
+    sdk = {"__name__": api_future_impl.__name__}
+    exec(code, sdk)
+    with pytest.raises(ValueError, match="retrieving") as caught:
+        sdk["fail"](answer(404, "Future not found"))
+    assert "answered 404: Error code: 404 - Future not found" in explain(caught.value, "Tinker")
