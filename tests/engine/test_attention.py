@@ -11,6 +11,7 @@ from tiny_engine import FAMILIES, make_config, make_tokenizer
 from viva.engine import LocalServiceClient
 from viva.engine.attention import RaggedCache
 from viva.engine.model import BaseModel, head_logits, load_base_model
+from viva.engine.trunks import Trunk
 
 CPU = torch.device("cpu")
 
@@ -73,19 +74,53 @@ def test_many_rows_attend_in_groups_as_they_would_alone(
         torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_with_trunks_get_the_models_logits(
+    family: str,
+    base_of: Callable[[str], BaseModel],
+    plain_model: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base, generator = base_of(family), torch.Generator().manual_seed(2)
+    module = base.decode_copy()
+    long, short = (torch.randint(0, 256, (size,), generator=generator).tolist() for size in (29, 6))
+    begins = [short, [], long, short, long[:11], long, long]
+    texts = [begin + torch.randint(0, 256, (9,), generator=generator).tolist() for begin in begins]
+    cache, store = RaggedCache(rows=1), RaggedCache(rows=1)
+    with torch.inference_mode():
+        store.forward(module, torch.tensor([long, short + [0] * 23]), start=0, past=[0, 0])
+        trunks = {
+            len(begin): Trunk(digest=b"", states=store.read_row(row, 0, len(begin)), length=len(begin))
+            for row, begin in ((0, long), (0, long[:11]), (1, short))
+        }
+        of_rows = [trunks.get(len(begin)) for begin in begins]
+        for entries in (2**20, 200):  # all rows in one part, and in several
+            monkeypatch.setattr("viva.engine.trunks._MOST_ENTRIES", entries)
+            pieces: list[torch.Tensor] = []
+            for first, last in ((0, 4), (4, 5), (5, 9)):
+                tokens = torch.tensor([text[len(text) - 9 :][first:last] for text in texts])
+                past = [first] * len(texts)
+                hidden = cache.forward(module, tokens, start=1, past=past, trunks=of_rows)
+                pieces.append(hidden)
+            logits = head_logits(base.module, torch.cat(pieces, dim=1))
+            for text, row in zip(texts, logits, strict=True):
+                expected = plain_model(family)(torch.tensor([text])).logits[0, -9:]
+                torch.testing.assert_close(row, expected, atol=2e-4, rtol=1e-4)
+
+
 def test_growing_and_moving_rows_keeps_what_is_stored(base_of: Callable[[str], BaseModel]) -> None:
     base = base_of("llama")
     cache, module = RaggedCache(rows=1), base.decode_copy()
     text = torch.arange(30)[None]
     with torch.inference_mode():
         cache.forward(module, text[:, :20], start=0, past=[0])
-        saved = cache.read_row(0, 16)
+        saved = cache.read_row(0, 0, 16)
         cache.copy_row(0, 0, 20)
         cache.reserve(9, 200)
         cache.copy_row(0, 7, 20)
         cache.clear_row(0)
         moved = cache.forward(module, text[:, 20:], start=7, past=[20])
-        cache.write_row(3, saved, 16)
+        cache.write_row(3, saved)
         restored = cache.forward(module, text[:, 16:], start=3, past=[16])[:, 4:]
         whole = RaggedCache(rows=1).forward(module, text, start=0, past=[0])[:, 20:]
     torch.testing.assert_close(moved, whole, atol=1e-5, rtol=1e-5)
@@ -98,7 +133,7 @@ def test_memory_not_stored_yet_cannot_reach_a_result(base_of: Callable[[str], Ba
     cache, module = RaggedCache(rows=4), base.decode_copy()
     with torch.inference_mode():
         cache.forward(module, torch.zeros(2, 30, dtype=torch.int64), start=0, past=[0, 0])
-        for saved in cache.read_row(3, 30):
+        for saved in cache.read_row(3, 0, 30):
             assert not saved.any()
 
 

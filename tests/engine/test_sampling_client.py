@@ -313,9 +313,9 @@ def test_what_was_computed_before_a_training_operation_is_not_reused_after_it(
     trainer = service.create_lora_training_client(model_dir("qwen3"), rank=2, seed=0)
     cold = [s.logprobs for s in sample(sampler, PROMPT * 4, 2)]
     sample(sampler, PROMPT * 6, 2)
-    assert sampler._decoder.result()._table._prefixes._saved
+    assert sampler._decoder.result()._table._prefixes._nodes
     train(trainer, [PROMPT], steps=1)
-    assert not sampler._decoder.result()._table._prefixes._saved
+    assert not sampler._decoder.result()._table._prefixes._nodes
     assert [s.logprobs for s in sample(sampler, PROMPT * 4, 2)] == cold
 
 

@@ -13,7 +13,7 @@ from tiny_engine import make_tokenizer
 
 import viva.engine
 from viva.engine import threads
-from viva.engine.prefixes import BLOCK, Prefix, PrefixCache, block_digests
+from viva.engine.prefixes import BLOCK, PrefixCache, block_digests
 from viva.engine.stopping import StopRule
 
 TOKENIZER = make_tokenizer()
@@ -58,12 +58,21 @@ def test_looking_for_stop_strings_decodes_only_where_one_can_end() -> None:
 tokens_of = st.lists(st.integers(0, 2), min_size=1, max_size=80).map(np.array)
 
 
-@given(st.lists(tokens_of, min_size=1, max_size=8), tokens_of)
-def test_the_longest_shared_beginning_is_found(stored: list[np.ndarray], asked: np.ndarray) -> None:
-    cache = PrefixCache(10**6)
-    for row, tokens in enumerate(stored):
-        cache.add(Prefix(digests=block_digests(tokens), row=row))
-    blocks, prefix = cache.find(block_digests(asked))
+def store(cache: PrefixCache, tokens: np.ndarray) -> None:
+    """Store a sequence whose keys and values are its tokens, 4 bytes each."""
+    whole = torch.from_numpy(tokens).to(torch.int16).expand(2, 1, -1)[..., None]
+    cache.add(block_digests(tokens), lambda first, last: [whole[:, :, first:last].clone()])
+
+
+@given(st.lists(tokens_of, min_size=1, max_size=8), tokens_of, st.integers(0, 800))
+def test_the_longest_shared_beginning_is_found_and_is_what_was_stored(
+    stored: list[np.ndarray], asked: np.ndarray, max_bytes: int
+) -> None:
+    cache, roomy = PrefixCache(max_bytes), PrefixCache(10**6)
+    for tokens in stored:
+        store(cache, tokens)
+        store(roomy, tokens)
+        assert cache.num_bytes == sum(node.num_bytes for node in cache._nodes.values()) <= max_bytes
 
     def shared(tokens: np.ndarray) -> int:
         whole = min(len(tokens), len(asked)) // BLOCK
@@ -71,35 +80,29 @@ def test_the_longest_shared_beginning_is_found(stored: list[np.ndarray], asked: 
             n for n in range(whole, -1, -1) if np.array_equal(tokens[: n * BLOCK], asked[: n * BLOCK])
         )
 
-    assert blocks == max(shared(tokens) for tokens in stored)
-    assert (prefix is None) == (blocks == 0)
-    if prefix is not None and prefix.row is not None:
-        assert shared(stored[prefix.row]) == blocks
+    digests = block_digests(asked)
+    longest = max(shared(tokens) for tokens in stored)
+    assert roomy.find(digests)[0] == longest >= cache.find(digests)[0]
+    for blocks, node in (roomy.find(digests), cache.find(digests)):
+        if node is not None:
+            (states,) = node.beginning(blocks)
+            assert states[1, 0, :, 0].tolist() == asked[: blocks * BLOCK].tolist()
+    beginnings = {digest for tokens in stored for digest in block_digests(tokens)}
+    assert roomy.num_bytes == len(beginnings) * BLOCK * 4
 
 
-def test_the_least_recently_used_states_are_forgotten_first() -> None:
-    cache = PrefixCache(2 * 400)
-    keys = [block_digests(np.full(BLOCK, value)) for value in range(3)]
-    for key in keys[:2]:
-        cache.add(Prefix(digests=key, states=[torch.zeros(100)]))
-    assert cache.find(keys[0])[0] == 1
-    cache.add(Prefix(digests=keys[2], states=[torch.zeros(100)]))
-    assert [cache.find(key)[0] for key in keys] == [1, 0, 1]
-    cache.add(Prefix(digests=keys[1], states=[torch.zeros(1000)]))
-    assert cache.find(keys[1]) == (0, None)
-
-
-def test_removing_a_row_keeps_what_others_hold_under_the_same_beginning() -> None:
-    cache = PrefixCache(1000)
-    tokens = np.arange(2 * BLOCK)
-    first, second = (
-        Prefix(digests=block_digests(tokens), row=0),
-        Prefix(digests=block_digests(tokens[:BLOCK]), row=1),
-    )
-    cache.add(first)
-    cache.add(second)
-    cache.remove(first)
-    assert cache.find(block_digests(tokens)) == (1, second)
+def test_the_least_recently_used_ends_are_forgotten_first() -> None:
+    cache = PrefixCache(4 * BLOCK * 4)
+    trunk = np.zeros(2 * BLOCK, dtype=np.int64)
+    texts = [np.concatenate([trunk, np.full(BLOCK, value)]) for value in range(1, 4)]
+    for text in texts[:2]:
+        store(cache, text)
+    assert cache.find(block_digests(texts[0]))[0] == 3
+    store(cache, texts[2])
+    # the first text brought the trunk along, so that it stays whole; of the others, the older end went
+    assert [cache.find(block_digests(text))[0] for text in texts] == [3, 2, 3]
+    store(cache, np.arange(10 * BLOCK) % 7)
+    assert cache.find(block_digests(np.arange(10 * BLOCK) % 7)) == (0, None)
 
 
 def test_the_package_is_imported_without_torch() -> None:

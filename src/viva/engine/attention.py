@@ -14,6 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
+from viva.engine.trunks import Trunk, make_parts, two_part_attention
+
 __all__ = ["RAGGED_ATTENTION", "RaggedCache", "register_ragged_attention"]
 
 RAGGED_ATTENTION = "viva_ragged"
@@ -35,6 +37,7 @@ def register_ragged_attention() -> None:
 class RaggedCache(Cache):
     """Preallocated keys and values, ``[rows, K, length, D]`` per layer, growing as needed.
 
+    A row may begin with a `Trunk`, which is stored elsewhere; what is stored here are the tokens of its own behind it.
     Rows ``start .. start + B`` take part in a forward pass; the views handed to the attention are not copies. What is
     not stored yet is zero, never left over from other memory: even where a mask gives it no weight, 0 times NaN is NaN.
     """
@@ -69,14 +72,23 @@ class RaggedCache(Cache):
             new[:, : old.shape[1], :, : old.shape[3]] = old
             self._stores[index] = new
 
-    def forward(self, module: Any, tokens: torch.Tensor, *, start: int, past: Sequence[int]) -> torch.Tensor:
+    def forward(
+        self,
+        module: Any,
+        tokens: torch.Tensor,
+        *,
+        start: int,
+        past: Sequence[int],
+        trunks: Sequence[Trunk | None] = (),
+    ) -> torch.Tensor:
         """Run the decoder on new tokens of rows ``start .. start + B``, storing their keys and values.
 
         Args:
             module: A `BaseModel.decode_copy`.
             tokens: ``[B, T]``, padded on the right; what padding stores is overwritten by later tokens.
             start: First row.
-            past: Tokens each of the ``B`` rows has already.
+            past: Tokens of its own that each of the ``B`` rows has already.
+            trunks: What each of the rows begins with; none if left out.
 
         Returns:
             Hidden states after the final norm, ``[B, T, H]``.
@@ -86,7 +98,7 @@ class RaggedCache(Cache):
         """
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
-        self._step = _Step(start, past, num_new, tokens.device)
+        self._step = _Step(start, past, num_new, tokens.device, trunks)
         output = module.get_decoder()(
             input_ids=tokens,
             position_ids=self._step.positions,
@@ -110,14 +122,15 @@ class RaggedCache(Cache):
             self._stores.append(key_states.new_zeros(2, self._rows, heads, self._length, size))
         store = self._stores[layer_idx]
         step.num_stored += 1
+        step.layer = layer_idx
         stop, length = step.start + step.num_rows, step.length
         if step.uniform_past is not None:
             end = step.uniform_past + step.num_new
             store[0, step.start : stop, :, step.uniform_past : end] = key_states
             store[1, step.start : stop, :, step.uniform_past : end] = value_states
         else:
-            store[0, step.rows, :, step.positions] = key_states.transpose(1, 2)
-            store[1, step.rows, :, step.positions] = value_states.transpose(1, 2)
+            store[0, step.rows, :, step.places] = key_states.transpose(1, 2)
+            store[1, step.rows, :, step.places] = value_states.transpose(1, 2)
         return store[0, step.start : stop, :, :length], store[1, step.start : stop, :, :length]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
@@ -125,23 +138,29 @@ class RaggedCache(Cache):
         for store in self._stores:
             store[:, target, :, :length] = store[:, source, :, :length]
 
+    def cut_row(self, row: int, first: int, last: int) -> None:
+        """Forget a row's tokens before ``first``: those up to ``last`` become its first ones."""
+        for store in self._stores:
+            store[:, row, :, : last - first] = store[:, row, :, first:last].clone()
+
     def clear_row(self, row: int) -> None:
         """Set a row to zero, in case it holds values that are not finite."""
         for store in self._stores:
             store[:, row] = 0
 
-    def read_row(self, row: int, length: int) -> list[torch.Tensor]:
-        """Copies ``[2, K, length, D]`` of one row, one per layer."""
-        return [store[:, row, :, :length].clone() for store in self._stores]
+    def read_row(self, row: int, first: int, last: int) -> list[torch.Tensor]:
+        """Copies ``[2, K, last - first, D]`` of one row, one per layer."""
+        return [store[:, row, :, first:last].clone() for store in self._stores]
 
-    def write_row(self, row: int, states: list[torch.Tensor], length: int) -> None:
-        """Put the first ``length`` tokens of `read_row`'s result into a row."""
+    def write_row(self, row: int, states: Sequence[torch.Tensor]) -> None:
+        """Put what `read_row` gives at the beginning of a row."""
+        length = states[0].shape[2]
         self.reserve(row + 1, length)
         if not self._stores:
             shapes = [(2, self._rows, state.shape[1], self._length, state.shape[3]) for state in states]
             self._stores = [state.new_zeros(shape) for state, shape in zip(states, shapes, strict=True)]
         for store, state in zip(self._stores, states, strict=True):
-            store[:, row, :, :length] = state[:, :, :length]
+            store[:, row, :, :length] = state
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens in the longest row before this pass; models ask for it only where no positions are given."""
@@ -151,7 +170,14 @@ class RaggedCache(Cache):
 class _Step:
     """Which rows a forward pass works on, and the masks that follow from it."""
 
-    def __init__(self, start: int, past: Sequence[int], num_new: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        start: int,
+        past: Sequence[int],
+        num_new: int,
+        device: torch.device,
+        trunks: Sequence[Trunk | None],
+    ) -> None:
         self.start = start
         self.num_rows = len(past)
         self.num_new = num_new
@@ -161,8 +187,15 @@ class _Step:
         self.num_stored = 0
         self.num_attended = 0
         self._device = device
-        steps = torch.arange(num_new, device=device)
-        self.positions = torch.tensor(past, device=device)[:, None] + steps
+        self.layer = 0
+        self.places = torch.tensor(past, device=device)[:, None] + torch.arange(num_new, device=device)
+        """Where among the row's own tokens the new ones are."""
+        self.positions = self.places
+        self.parts = None
+        if any(trunk is not None for trunk in trunks):
+            depths = [0 if trunk is None else trunk.length for trunk in trunks]
+            self.positions = self.places + torch.tensor(depths, device=device)[:, None]
+            self.parts = make_parts(self.groups, trunks, num_new, device)
         self.rows = torch.arange(start, start + self.num_rows, device=device)[:, None]
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
@@ -171,7 +204,7 @@ class _Step:
         return self.num_new > 1 and self.uniform_past == 0 and (window is None or self.length <= window)
 
     def mask(self, window: int | None) -> torch.Tensor | None:
-        """Which keys each query sees, ``[B, 1, T, L]``, or ``None`` for all of them."""
+        """Which of the row's own keys each query sees, ``[B, 1, T, L]``, or ``None`` for all of them."""
         if window not in self._masks:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
@@ -180,7 +213,7 @@ class _Step:
         if self.num_new == 1 and self.uniform_past is not None and (window is None or self.length <= window):
             return None
         keys = torch.arange(self.length, device=self._device)
-        queries = self.positions[:, None, :, None]
+        queries = self.places[:, None, :, None]
         mask = keys <= queries
         return mask if window is None or self.length <= window else mask & (keys > queries - window)
 
@@ -216,8 +249,12 @@ def _ragged_attention(
         raise NotImplementedError("this architecture calls its attention in a way the engine does not know")
     ragged.num_attended += 1
     groups = query.shape[1] // key.shape[1]
-    if softcap is not None:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if ragged.parts is not None:
+        visible = ragged.mask(sliding_window)
+        where = ragged.parts, ragged.layer, ragged.positions
+        output = two_part_attention(query * scale, key, value, *where, visible, sliding_window, softcap)
+    elif softcap is not None:
         output = _softcapped(query, key, value, ragged.mask(sliding_window), scale, softcap)
     elif ragged.num_new == 1:
         output = _attend_one(query, key, value, ragged, scaling, sliding_window)

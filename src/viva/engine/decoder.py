@@ -15,7 +15,7 @@ from viva.engine.limits import EngineLimits
 from viva.engine.model import head_logits
 from viva.engine.prefixes import BLOCK
 from viva.engine.requests import SampleRequest
-from viva.engine.rows import Prompt, Row, RowTable
+from viva.engine.rows import Prompt, Row, RowTable, trunk_length
 from viva.engine.sampling import draw_tokens
 from viva.engine.scoring import score_prompt
 from viva.engine.sdk import make_response
@@ -130,7 +130,8 @@ class Decoder:
             self._module,
             torch.from_numpy(tokens).to(self._device),
             start=start,
-            past=[prompt.past for prompt in prompts],
+            past=[prompt.past - trunk_length(prompt.trunk) for prompt in prompts],
+            trunks=[prompt.trunk for prompt in prompts],
         )
         self._score(prompts, hidden)
         lines = torch.arange(len(prompts), device=self._device)
@@ -162,7 +163,11 @@ class Decoder:
         rows = self._table.rows
         tokens = torch.tensor([row.tokens[-1] for row in rows], device=self._device)
         hidden = self._table.cache.forward(
-            self._module, tokens[:, None], start=0, past=[row.length for row in rows]
+            self._module,
+            tokens[:, None],
+            start=0,
+            past=[row.num_own for row in rows],
+            trunks=[row.trunk for row in rows],
         )
         for row in rows:
             row.length += 1
@@ -197,6 +202,8 @@ class Decoder:
             elif (reason := row.stop_reason()) is not None:
                 ended.append(start + position)
                 self._finish(row, reason)
+        if lost:
+            self._table.forget()  # what is not a number may be among what was stored
         self._table.retire(ended, keep=True)
         self._drop(lost)
         return bool(ended or lost)

@@ -1,7 +1,8 @@
 """The live samples of a decoder and where their keys and values are.
 
 Sample ``i`` of the batch is row ``i`` of the key-value store. A row that leaves is replaced by the last one, so the
-live rows are always the first ones and a decode step works on views, not copies.
+live rows are always the first ones and a decode step works on views, not copies. Rows that begin alike share a
+`Trunk` and store only their own tokens.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,12 @@ from viva.engine.prefixes import BLOCK, Prefix, PrefixCache, block_digests
 from viva.engine.requests import SampleRequest
 from viva.engine.sampling import UniformStream
 from viva.engine.sdk import make_sequence
+from viva.engine.trunks import Trunk
 
-__all__ = ["Prompt", "Row", "RowTable"]
+__all__ = ["LEAST_GAIN", "Prompt", "Row", "RowTable", "trunk_length"]
+
+LEAST_GAIN = 1024
+"""Rows share a beginning if that saves reading this many keys in a step; below it a second product costs more."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,12 +35,19 @@ class Row:
     length: int
     """Tokens whose keys and values are stored: all but the last sampled one."""
     numbers: UniformStream
-    prefix: Prefix | None = None
-    """How other prompts find this row's prompt."""
+    trunk: Trunk | None = None
+    """What it begins with and shares."""
+    current: bool = True
+    """Whether what it computed may be reused, see `RowTable.forget`."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     topk_tokens: list[np.ndarray] = field(default_factory=list[np.ndarray])
     topk_logprobs: list[np.ndarray] = field(default_factory=list[np.ndarray])
+
+    @property
+    def num_own(self) -> int:
+        """Tokens whose keys and values are in the row."""
+        return self.length - trunk_length(self.trunk)
 
     def stop_reason(self) -> str | None:
         """Why the sample ends after its last token, or ``None`` if it goes on."""
@@ -65,6 +77,8 @@ class Prompt:
     past: int
     """Leading tokens taken from `source`."""
     source: Prefix | None
+    trunk: Trunk | None = None
+    """These tokens, if they are shared and not copied."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -78,7 +92,7 @@ class Prompt:
 
 
 class RowTable:
-    """Live rows, their key-value store and the beginnings that can be found in it."""
+    """Live rows, their key-value store and the beginnings that can be found again."""
 
     def __init__(self, max_saved_bytes: int) -> None:
         self.rows: list[Row] = []
@@ -89,6 +103,8 @@ class RowTable:
     def forget(self) -> None:
         """Make everything stored unfindable."""
         self._prefixes = PrefixCache(self._max_saved_bytes)
+        for row in self.rows:
+            row.current = False
 
     def lookup(self, request: SampleRequest) -> tuple[int, Prefix | None]:
         """The longest stored beginning of the prompt: its length in tokens, and where it is."""
@@ -96,16 +112,18 @@ class RowTable:
         return blocks * BLOCK, prefix
 
     def load(self, prompts: Sequence[Prompt]) -> None:
-        """Put the stored beginnings of these prompts into the rows after the live ones."""
+        """Give these prompts their stored beginnings: a trunk where rows share it, else a copy in their row."""
+        askers: dict[bytes, list[Prompt]] = {}
+        for prompt in prompts:
+            if prompt.source is not None:
+                askers.setdefault(prompt.requests[0].digests[prompt.past // BLOCK - 1], []).append(prompt)
+        for digest, sharing in askers.items():
+            trunk = self._shared(digest, sharing)
+            for prompt in sharing:
+                prompt.trunk = trunk
         for slot, prompt in enumerate(prompts, start=len(self.rows)):
-            source = prompt.source
-            if source is None:
-                continue
-            if source.states is not None:
-                self.cache.write_row(slot, source.states, prompt.past)
-            elif source.row is not None:
-                self.cache.reserve(slot + 1, prompt.past)
-                self.cache.copy_row(source.row, slot, prompt.past)
+            if prompt.source is not None and prompt.trunk is None:
+                self.cache.write_row(slot, prompt.source.beginning(prompt.past // BLOCK))
 
     def start(self, prompts: Sequence[Prompt]) -> list[int]:
         """Make live rows of prompts whose keys and values lie in the rows after the live ones.
@@ -114,10 +132,9 @@ class RowTable:
             For every new row the index of its prompt.
         """
         first = len(self.rows)
-        origins = [index for index, prompt in enumerate(prompts) if sum(prompt.samples)]
         for slot, prompt in enumerate(prompts, start=first):
-            if not sum(prompt.samples):  # scored only
-                self._save(slot, len(prompt.tokens), prompt.requests[0].digests)
+            self._settle(slot, prompt)
+        origins = [index for index, prompt in enumerate(prompts) if sum(prompt.samples)]
         samples = [
             [
                 (request, request.started + offset)
@@ -132,37 +149,33 @@ class RowTable:
         # the first samples move down over rows that were only scored; no row is read after it was overwritten
         for slot, (index, copy) in enumerate(order, start=first):
             request, sample = samples[index][copy]
-            length = len(request.prompt)
+            row = Row(
+                request=request,
+                index=sample,
+                length=len(request.prompt),
+                numbers=UniformStream(request.seed, sample),
+                trunk=prompts[index].trunk,
+            )
             place = first + index if copy == 0 else first + origins.index(index)
             if place != slot:
-                self.cache.copy_row(place, slot, length)
-            row = Row(
-                request=request, index=sample, length=length, numbers=UniformStream(request.seed, sample)
-            )
+                self.cache.copy_row(place, slot, row.num_own)
             self.rows.append(row)
-            if copy == 0:
-                row.prefix = Prefix(digests=request.digests, row=slot)
-                self._prefixes.add(row.prefix)
         for prompt in prompts:
             for request, count in zip(prompt.requests, prompt.samples, strict=True):
                 request.started += count
         return [index for index, _ in order]
 
     def retire(self, slots: Sequence[int], *, keep: bool) -> None:
-        """Take rows out of the batch; with ``keep`` what they computed stays findable."""
+        """Take rows out of the batch; with ``keep`` what they computed can be found again."""
         for slot in sorted(slots, reverse=True):
             row = self.rows[slot]
-            if row.prefix is not None:
-                self._prefixes.remove(row.prefix)
-            if keep:
+            if keep and row.current:
                 tokens = np.concatenate([row.request.prompt, np.asarray(row.tokens, dtype=np.int64)])
-                self._save(slot, row.length, block_digests(tokens))
+                self._save(slot, block_digests(tokens[: row.length]), row.trunk)
             last = self.rows.pop()
             if last is not row:
-                self.cache.copy_row(len(self.rows), slot, last.length)
+                self.cache.copy_row(len(self.rows), slot, last.num_own)
                 self.rows[slot] = last
-                if last.prefix is not None:
-                    last.prefix.row = slot
             if not keep:
                 self.cache.clear_row(len(self.rows))
 
@@ -171,8 +184,59 @@ class RowTable:
         if not self.rows and self.cache.num_bytes > max_bytes:
             self.cache = RaggedCache(rows=1)
 
-    def _save(self, slot: int, length: int, digests: list[bytes]) -> None:
-        blocks = min(len(digests), length // BLOCK)
-        if blocks:
-            states: list[torch.Tensor] = self.cache.read_row(slot, blocks * BLOCK)
-            self._prefixes.add(Prefix(digests=digests[:blocks], states=states))
+    def _shared(self, digest: bytes, prompts: Sequence[Prompt]) -> Trunk | None:
+        """The trunk of prompts with the same stored beginning, if sharing it is worth while.
+
+        Live rows that have a copy of this beginning give it up for the trunk.
+        """
+        source, length = prompts[0].source, prompts[0].past
+        if source is None:
+            return None
+        for row in self.rows:
+            if row.current and row.trunk is not None and row.trunk.digest == digest:
+                return row.trunk
+        blocks = length // BLOCK
+        copies = [
+            slot
+            for slot, row in enumerate(self.rows)
+            if row.current and row.trunk is None and digest in row.request.digests[blocks - 1 : blocks]
+        ]
+        if (len(prompts) + len(copies) - 1) * length < LEAST_GAIN:
+            return None
+        trunk = Trunk(digest=digest, states=source.beginning(blocks), length=length)
+        for slot in copies:
+            row = self.rows[slot]
+            self.cache.cut_row(slot, length, row.length)
+            row.trunk = trunk
+        return trunk
+
+    def _settle(self, slot: int, prompt: Prompt) -> None:
+        """Save a prompt that was just computed, and make it a trunk if several samples start from it."""
+        tokens, digests = prompt.tokens, prompt.requests[0].digests
+        blocks = len(tokens) // BLOCK
+        node = self._save(slot, digests[:blocks], prompt.trunk)
+        length = blocks * BLOCK
+        if node is None or (sum(prompt.samples) - 1) * length < LEAST_GAIN:
+            return
+        first = trunk_length(prompt.trunk)
+        if prompt.trunk is None or length > first:
+            prompt.trunk = Trunk(digest=digests[blocks - 1], states=node.beginning(blocks), length=length)
+            self.cache.cut_row(slot, length - first, len(tokens) - first)
+
+    def _save(self, slot: int, digests: list[bytes], trunk: Trunk | None) -> Prefix | None:
+        """Store a row's blocks for later prompts; the node in which they end."""
+
+        def read(first: int, last: int) -> list[torch.Tensor]:
+            depth = trunk_length(trunk)
+            own = self.cache.read_row(slot, max(0, first - depth), last - depth)
+            if trunk is None or first >= depth:
+                return own
+            pairs = zip(trunk.states, own, strict=True)
+            return [torch.cat([begun[:, :, first:], rest], dim=2) for begun, rest in pairs]
+
+        return self._prefixes.add(digests, read) if digests else None
+
+
+def trunk_length(trunk: Trunk | None) -> int:
+    """Tokens of a trunk, 0 if there is none."""
+    return 0 if trunk is None else trunk.length
