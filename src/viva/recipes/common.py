@@ -132,6 +132,8 @@ class RunOptions:
     """From `viva.rl.trackers.choice.choose_trackers`."""
     load_checkpoint_path: str | None = None
     """Where a new run takes its weights from."""
+    ttl_seconds: int | None = None
+    """See `viva.rl.checkpoints.Checkpoint`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,7 @@ async def open_run(options: RunOptions) -> OpenRun:
         behavior=options.behavior_if_exists,
         config=options.record,
         free_options=options.free_options,
+        ttl_seconds=options.ttl_seconds,
     )
     service = make_service(options.engine, state_dir=folder.state_dir)
     client, resume_from = await _open_client(options, folder, service)

@@ -101,13 +101,11 @@ def plan_run(
         items=tuple(train_items), seed=config.seed, groups_per_batch=groups_per_batch, num_groups=num_groups
     )
     model = resolve_model(config.model_name)
-    engine = choose_engine(config.engine, base_url=config.base_url, model=model)
+    engine = _engine(config, model)
     options = RunOptions(
         model=model,
         renderer_name=config.renderer_name,
-        engine=EngineConfig(
-            engine=engine, base_url=config.base_url, device=config.device, precision=config.precision
-        ),
+        engine=engine,
         lora_rank=config.lora_rank,
         seed=config.seed,
         log_path=Path(config.log_path).expanduser(),
@@ -116,7 +114,7 @@ def plan_run(
             "recipe": recipe,
             **chz.asdict(config),
             **(record or {}),
-            "engine": engine,
+            "engine": engine.engine,
             "batch_size": batch_size,
             "prompts_digest": prompts_digest(train_items, test_items),
         },
@@ -124,13 +122,10 @@ def plan_run(
         num_steps=len(order),
         trackers=trackers,
         load_checkpoint_path=config.load_checkpoint_path,
+        ttl_seconds=config.ttl_seconds if engine.server else None,
     )
-    rate = learning_rate(
-        config.learning_rate,
-        config.model_name,
-        is_lora=config.lora_rank > 0,
-        is_local=engine == "local",
-    )
+    is_lora, is_local = config.lora_rank > 0, engine.server is None
+    rate = learning_rate(config.learning_rate, config.model_name, is_lora=is_lora, is_local=is_local)
     return Plan(
         config=config,
         options=options,
@@ -139,6 +134,15 @@ def plan_run(
         summary=summary,
         unit=unit,
         learning_rate=rate,
+    )
+
+
+def _engine(config: RecipeConfig, model: str) -> EngineConfig:
+    return EngineConfig(
+        engine=choose_engine(config.engine, base_url=config.base_url, model=model),
+        base_url=config.base_url,
+        device=config.device,
+        precision=config.precision,
     )
 
 

@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import tinker
+
 from viva.rl.clients import TrainingClient
 from viva.rl.files import read_json_lines, write_atomic
 
@@ -40,6 +42,8 @@ class Checkpoint:
     """Whether the run was complete."""
     best: bool = False
     """Whether the stop rule's metrics stood lowest here; kept however old it is."""
+    ttl_seconds: int | None = None
+    """When the engine may delete the state, counted from saving; ``None``: never."""
 
 
 def environment() -> dict[str, str]:
@@ -65,9 +69,10 @@ def _version(package: str) -> str:
 class Checkpoints:
     """The checkpoints of a run folder."""
 
-    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+    def __init__(self, folder: Path, *, keep: int = 3, ttl_seconds: int | None = None) -> None:
         self.folder = folder
         self.keep = keep
+        self.ttl_seconds = ttl_seconds
 
     def all(self) -> list[Checkpoint]:
         """All checkpoints of the index whose state is still there, oldest first."""
@@ -103,19 +108,20 @@ class Checkpoints:
         """Save the state, then add it to the index, then delete what is no longer kept.
 
         If the state after these steps is saved already, only the index is brought up to date. A best checkpoint takes
-        the mark from the one before.
+        the mark from the one before. What the run leaves is saved for good: the last state and the best one.
         """
         others = [replace(other, final=False) for other in self.all() if other.next_step != next_step]
         checkpoint = next((other for other in self.all() if other.next_step == next_step), None)
-        if checkpoint is None:
-            name = f"{next_step:06d}"
-            response = await client.save_state(name)
+        ttl_seconds = None if final or best else self.ttl_seconds
+        if checkpoint is None or (ttl_seconds is None and checkpoint.ttl_seconds is not None):
+            name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")
             checkpoint = Checkpoint(
                 name=name,
                 next_step=next_step,
-                state_path=self._relative(str(response.path)),
+                state_path=self._relative(await _save_state(client, name, ttl_seconds)),
                 log_sizes=dict(log_sizes),
                 environment=environment(),
+                ttl_seconds=ttl_seconds,
             )
         checkpoint = replace(checkpoint, final=final, best=best or checkpoint.best)
         if checkpoint.best:
@@ -159,6 +165,16 @@ class Checkpoints:
         now = environment()
         then = checkpoint.environment
         return {key: (then.get(key), now[key]) for key in now if then.get(key) != now[key]}
+
+
+async def _save_state(client: TrainingClient, name: str, ttl_seconds: int | None) -> str:
+    """Save under a name, or another one if an answer was lost: the engine has the state then, and refuses the name."""
+    options = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
+    try:
+        response = await client.save_state(name, **options)
+    except tinker.ConflictError:
+        response = await client.save_state(f"{name}-again", **options)
+    return str(response.path)
 
 
 def _is_uri(path: str) -> bool:

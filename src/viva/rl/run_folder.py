@@ -44,10 +44,10 @@ _ENTRIES = (
 class RunFolder:
     """An open run folder."""
 
-    def __init__(self, path: Path, *, keep_checkpoints: int = 3) -> None:
+    def __init__(self, path: Path, *, keep_checkpoints: int = 3, ttl_seconds: int | None = None) -> None:
         self.path = path
         self.log = RunLog(path)
-        self.checkpoints = Checkpoints(path, keep=keep_checkpoints)
+        self.checkpoints = Checkpoints(path, keep=keep_checkpoints, ttl_seconds=ttl_seconds)
 
     @property
     def state_dir(self) -> Path:
@@ -85,6 +85,7 @@ def open_run_folder(
     config: Mapping[str, Any],
     free_options: Collection[str] = (),
     ask: Callable[[str], str] | None = None,
+    ttl_seconds: int | None = None,
 ) -> RunFolder:
     """Make or reopen the folder of a run and write its ``config.json``.
 
@@ -95,6 +96,7 @@ def open_run_folder(
         config: The run's options as JSON values. Credentials in URLs are removed.
         free_options: Options that a resumed run may change; all others must be as they were.
         ask: Puts a question and returns the answer; default: the terminal.
+        ttl_seconds: When a remote engine may delete the checkpoints before the last and the best.
 
     Raises:
         ValueError: If the folder may not be used, or its run had other options.
@@ -116,7 +118,7 @@ def open_run_folder(
         raise ValueError(f"log_path={path} is a file; give a folder")
     path.mkdir(parents=True, exist_ok=True)
     write_atomic(path / _CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    return RunFolder(path)
+    return RunFolder(path, ttl_seconds=ttl_seconds)
 
 
 def _holds_run(path: Path) -> bool:
