@@ -12,7 +12,7 @@ import tinker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, Outcome
+from viva.judging.comparison import LABELS, JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, Outcome
 from viva.judging.judge import JudgeError, PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef, sample
 from viva.judging.tournament import TournamentPattern, win_minus_loss
@@ -165,6 +165,40 @@ async def test_clients_of_older_sdks_give_the_same_comparison() -> None:
     new = await judge_of(client_of(next_token=prefers_later)).compare("q", SOLUTIONS, 0, 1, seed=1)
     old = await judge_of(OldClient(client_of(next_token=prefers_later))).compare("q", SOLUTIONS, 0, 1, seed=1)
     assert old == new
+
+
+class PromptOnly:
+    """An engine that tells how probable the tokens of a prompt are, and of no others."""
+
+    def __init__(self, inner: ScriptedSamplingClient) -> None:
+        self.inner = inner
+        self.num_requests = 0
+
+    async def sample(
+        self,
+        prompt: tinker.ModelInput,
+        num_samples: int,
+        sampling_params: tinker.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+    ) -> Any:
+        self.num_requests += 1
+        known = await self.inner.sample(prompt, num_samples, sampling_params, True, 20)
+        row = dict(known.topk_prompt_logprobs[-1] or [])
+        logprob = row.get(prompt.to_ints()[-1], -99.0)
+        return SimpleNamespace(
+            sequences=known.sequences, topk_prompt_logprobs=None, prompt_logprobs=[None, logprob]
+        )
+
+
+async def test_an_engine_that_scores_prompts_only_gives_the_same_comparison() -> None:
+    new = await judge_of(client_of(next_token=prefers_later)).compare("q", SOLUTIONS, 0, 1, seed=1)
+    client = PromptOnly(client_of(next_token=prefers_later))
+    judge = judge_of(client)
+    assert await judge.compare("q", SOLUTIONS, 0, 1, seed=1) == new
+    assert client.num_requests == 1 + len(LABELS)
+    assert await judge.compare("q", SOLUTIONS, 0, 1, seed=1) == new
+    assert client.num_requests == 1 + 2 * len(LABELS)  # it is asked for alternatives once only
 
 
 async def test_an_engine_without_probabilities_is_told_apart_from_an_undecided_judge() -> None:

@@ -24,7 +24,7 @@ from viva.judging.comparison import (
     Outcome,
     judge_messages,
 )
-from viva.judging.policy import PolicyRef, accepts, sample
+from viva.judging.policy import PolicyRef, SamplingClient, accepts, sample
 from viva.judging.tournament import TournamentPattern, pairs
 from viva.judging.verdict import parse_verdict
 
@@ -88,6 +88,8 @@ class PolicySelfComparisonJudge:
         self.max_tokens = max_tokens
         self.temperature = temperature
         self.max_off_set_mass = max_off_set_mass
+        self._knows_alternatives = True
+        """Until an engine has left them out of its answer."""
         self._label_tokens: tuple[int, ...] = _label_tokens(renderer) if mode == "logprob" else ()
 
     async def compare(
@@ -153,18 +155,38 @@ class PolicySelfComparisonJudge:
         if _HAS_ALTERNATIVES and accepts(client, "topk_sample_logprobs"):
             response = await sample(client, prompt, params, topk_sample_logprobs=_TOP_K)
             row = _row(response.sequences[0].topk_logprobs, 0)
-        if row is None:
+        if row is None and self._knows_alternatives:
             # add a token to the prompt and ask what could stand in its place
             longer = prompt.append_int(self._label_tokens[0])
             options = {"include_prompt_logprobs": True, "topk_prompt_logprobs": _TOP_K}
             response = await sample(client, longer, params, **options)
             row = _row(response.topk_prompt_logprobs, prompt.length)
+            self._knows_alternatives = row is not None
+        if row is None:
+            row = await self._labels_in_prompt(client, prompt, params)
         if not row or any(math.isnan(logprob) or logprob > 1e-3 for _, logprob in row):
             raise JudgeError(
                 f"the engine returned no usable probabilities for the judge's next token; got {row}. "
                 "If it cannot return any, use judge mode 'verdict'."
             )
         return dict(row)
+
+    async def _labels_in_prompt(
+        self, client: SamplingClient, prompt: tinker.ModelInput, params: tinker.SamplingParams
+    ) -> _Row | None:
+        """One request for every label, for engines that only tell how probable the tokens of a prompt are."""
+
+        async def ask(label: int) -> float | None:
+            response = await sample(client, prompt.append_int(label), params, include_prompt_logprobs=True)
+            return response.prompt_logprobs[-1] if response.prompt_logprobs else None
+
+        logprobs = await together(ask(label) for label in self._label_tokens)
+        row = [
+            (label, logprob)
+            for label, logprob in zip(self._label_tokens, logprobs, strict=True)
+            if logprob is not None
+        ]
+        return row if len(row) == len(LABELS) else None
 
     def _read(self, first: int, second: int, logprobs: Mapping[int, float]) -> Comparison:
         masses = [math.exp(logprobs.get(token, -math.inf)) for token in self._label_tokens]
