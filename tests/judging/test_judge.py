@@ -12,7 +12,7 @@ import tinker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from viva.judging.comparison import LABELS, JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, Outcome
+from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, LABELS, VERDICT_PREFIX, Outcome
 from viva.judging.judge import JudgeError, PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef, sample
 from viva.judging.tournament import TournamentPattern, win_minus_loss
