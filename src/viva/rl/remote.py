@@ -16,7 +16,7 @@ import tinker
 
 from viva.rl.secrets import KEY_VARIABLE, without_secrets
 
-__all__ = ["EngineLostError", "check_address", "explain", "watched"]
+__all__ = ["EngineError", "EngineLostError", "check_address", "explain", "watched"]
 
 _HEALTH = "/api/v1/healthz"
 _ANSWER_S = 10.0
@@ -24,7 +24,11 @@ _FIRST_PAUSES_S = (0.0, 0.5, 1.5, 3.0)
 _LONGEST_DETAIL = 400
 
 
-class EngineLostError(RuntimeError):
+class EngineError(RuntimeError):
+    """The engine can no longer be worked with; says why."""
+
+
+class EngineLostError(EngineError):
     """The server could not be reached for so long that nobody should wait for it."""
 
 
@@ -124,7 +128,7 @@ def explain(error: BaseException, server: str | None) -> str | None:
         error: What was raised; the SDK wraps some answers of servers into other errors.
         server: The engine's name; ``None`` if it is none with a server.
     """
-    if isinstance(error, EngineLostError):
+    if isinstance(error, EngineError):
         return str(error)
     found = None if server is None else _of_engine(error)
     if found is None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import tinker
 
+from viva.rl.applied_once import check_applied_once
 from viva.rl.clients import TrainingClient
 from viva.rl.metrics import logprob_metrics
 
@@ -136,6 +137,8 @@ async def update_policy(
     for forward_backward, optim_step in pending:
         outputs.append(await forward_backward)
         responses.append(await optim_step)
+    for minibatch, response in zip(_minibatches(data_D, config.num_substeps), responses, strict=True):
+        check_applied_once(minibatch, response, config.loss_fn)
     logprobs_D = [record["logprobs"] for output in outputs for record in output.loss_fn_outputs]
     metrics |= {
         "optim/steps": len(pending),

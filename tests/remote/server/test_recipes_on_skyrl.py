@@ -1,0 +1,136 @@
+"""All three recipes through the SDK on a SkyRL server: they train, save, and go on after either side was killed."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+RECIPES = {
+    "conversation_preference_rl": {
+        "num_agents": 2,
+        "max_rounds": 1,
+        "batch_size": 4,
+        "tournament_pattern": "all_pairs_one_way",
+        "judge_max_off_set_mass": 1.0,
+    },
+    "critique_self_play": {"num_agents": 2, "batch_size": 4},
+    "math_efficiency": {"strategies": "iid,prompt_augmentation", "group_size": 2, "batch_size": 4},
+}
+MODULES = {name: f"viva.recipes.{name}.train" for name in RECIPES} | {
+    "math_efficiency": "viva.recipes.math_efficiency.train_rl"
+}
+OPTIONS = {"max_tokens": 8, "lora_rank": 4, "learning_rate": 1e-3, "eval_every": 0, "save_every": 1}
+STEP_S = 1200
+
+
+class Run:
+    """A recipe's run in its own process."""
+
+    def __init__(self, recipe, server, problems, folder):
+        self.recipe, self.server, self.problems, self.folder = recipe, server, problems, folder
+
+    def start(self, *, address=None, **options):
+        given = {
+            "model_name": self.server.model,
+            "base_url": address or self.server.address,
+            "train_prompts_path": self.problems,
+            "log_path": self.folder,
+            "behavior_if_exists": "resume",
+        }
+        options = OPTIONS | RECIPES[self.recipe] | given | options
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        with (self.folder.parent / "client.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", MODULES[self.recipe], *arguments], stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def to_end(self, **options):
+        code = self.start(**options).wait(STEP_S)
+        return code, self.told()
+
+    def told(self):
+        return (self.folder.parent / "client.log").read_text(errors="replace")
+
+    def rows(self, name):
+        path = self.folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for(self, process, num_checkpoints):
+        """Wait until so many checkpoints are saved."""
+        deadline = time.monotonic() + STEP_S
+        while len(self.rows("checkpoints.jsonl")) < num_checkpoints:
+            assert process.poll() is None, self.told()
+            assert time.monotonic() < deadline, self.told()
+            time.sleep(0.05)
+
+
+def check_complete(run, num_steps):
+    metrics = run.rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(num_steps))
+    for row in metrics:
+        assert row["rollout/groups_void"] == 0 if "rollout/groups_void" in row else True
+        assert row["optim/steps"] == 1
+        assert row["optim/logprob_gap_max"] < 1e-3  # the sampler's and the trainer's, across HTTP
+    *_, last = run.rows("checkpoints.jsonl")
+    assert (last["next_step"], last["final"]) == (num_steps, True)
+    assert last["state_path"].startswith("tinker://")
+
+
+@pytest.fixture
+def run(request, server, problems, tmp_path):
+    return Run(getattr(request, "param", "math_efficiency"), server, problems, tmp_path / "run")
+
+
+@pytest.mark.parametrize("run", RECIPES, indirect=True)
+def test_a_recipe_trains_saves_and_goes_on_after_its_client_was_killed(run):
+    client = run.start(max_steps=3)
+    run.wait_for(client, 1)
+    client.kill()
+    assert client.wait() == -9
+    code, told = run.to_end(max_steps=3)
+    assert code == 0, told
+    assert "resuming" in told
+    check_complete(run, 3)
+
+
+def test_a_run_whose_server_was_killed_ends_and_goes_on_with_the_next_server(run, server):
+    client = run.start(max_steps=3)
+    run.wait_for(client, 1)
+    server.kill()
+    server.start()
+    assert client.wait(STEP_S) == 1, run.told()
+    assert "behavior_if_exists=resume" in run.told()
+    code, told = run.to_end(max_steps=3)
+    assert code == 0, told
+    check_complete(run, 3)
+
+
+def test_a_new_run_starts_from_the_weights_of_another(run, problems, tmp_path):
+    code, told = run.to_end(max_steps=1)
+    assert code == 0, told
+    (saved,) = run.rows("checkpoints.jsonl")
+    other = Run(run.recipe, run.server, problems, tmp_path / "other" / "run")
+    other.folder.parent.mkdir()
+    code, told = other.to_end(max_steps=1, load_checkpoint_path=saved["state_path"])
+    assert code == 0, told
+    check_complete(other, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"loss_fn": "dro"}, "the engine cannot do what this run needs"),
+        (
+            {"load_checkpoint_path": "tinker://nobody/weights/000001"},
+            "answered 404.*check model_name and the path",
+        ),
+    ],
+)
+def test_what_the_server_cannot_do_is_refused_before_training(run, options, told):
+    code, output = run.to_end(max_steps=1, **options)
+    assert code == 2, output
+    assert told.partition(".*")[0] in output
+    assert told.rpartition(".*")[2] in output
+    assert not run.rows("metrics.jsonl")
