@@ -106,8 +106,8 @@ def _ragged() -> Row:
         "work": "ragged",
         "prompts": [random.Random(index).randrange(32, 161) for index in range(32)],
         "group": 8,
-        "max_tokens": 256,
-        "stop_every": 64,
+        "max_tokens": 192,
+        "stop_every": 48,
     }
     static, continuous = "transformers generate", "transformers generate_batch"
     return Row(
@@ -132,7 +132,7 @@ def _ragged() -> Row:
             Ratio(over=continuous, under=OURS_BF16),
         ),
         notes=(
-            "Prompts have 32 to 160 tokens, replies 64 on average and 256 at most.",
+            "Prompts have 32 to 160 tokens, replies 47 on average and 192 at most.",
             "The adapter is left out on the peers' side.",
         ),
     )
