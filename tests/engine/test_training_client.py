@@ -478,3 +478,23 @@ def test_two_async_programs_give_the_same_bits(model_dir: Callable[[str], str]) 
         return history
 
     assert run(program(0)) == run(program(0.002))
+
+
+def test_data_that_push_nothing_have_a_gradient_of_zero(
+    service: LocalServiceClient, model_dir: Callable[[str], str]
+) -> None:
+    text = list(b"nothing to learn")
+    first, second = (
+        service.create_lora_training_client(model_dir("qwen3"), rank=4, seed=0) for _ in range(2)
+    )
+    for client in (first, second):
+        train(client, [text], steps=1)
+    settings = tinker.AdamParams(learning_rate=0.03)
+    first.forward_backward([supervised(text, [0.0] * (len(text) - 1))], "cross_entropy")
+    assert first.optim_step(settings).result().metrics["grad_norm"] == 0.0
+    # the step is one of momentum, as with any gradient
+    data = [supervised(text)]
+    moved, still = (
+        client.forward(data, "cross_entropy").result().metrics["loss:sum"] for client in (first, second)
+    )
+    assert moved != still

@@ -1,6 +1,7 @@
 """A Tinker-compatible engine in this process: PyTorch, ``transformers`` models and ``peft`` LoRA.
 
 ``LocalServiceClient`` stands where ``tinker.ServiceClient`` stands; the clients it creates have the same methods.
+``install()`` puts it there for programs that make their clients themselves.
 The names are imported on first use, so that ``import viva.engine`` does not load torch.
 """
 
@@ -11,15 +12,17 @@ if TYPE_CHECKING:
     from viva.engine.limits import EngineLimits
     from viva.engine.sampling_client import LocalSamplingClient
     from viva.engine.service import LocalServiceClient
+    from viva.engine.switch import install
     from viva.engine.training_client import LocalTrainingClient
 
-__all__ = ["EngineLimits", "LocalSamplingClient", "LocalServiceClient", "LocalTrainingClient"]
+__all__ = ["EngineLimits", "LocalSamplingClient", "LocalServiceClient", "LocalTrainingClient", "install"]
 
 _HOME = {
     "EngineLimits": "viva.engine.limits",
     "LocalSamplingClient": "viva.engine.sampling_client",
     "LocalServiceClient": "viva.engine.service",
     "LocalTrainingClient": "viva.engine.training_client",
+    "install": "viva.engine.switch",
 }
 
 

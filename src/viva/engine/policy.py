@@ -112,6 +112,11 @@ class Policy:
             if backward:
                 self._drop_gradients(f"{type(error).__name__}: {error}")
             raise
+        if backward:
+            # data that push nothing have a gradient of zero: the step after them is one of momentum alone
+            for parameter in self._parameters.values():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         return LossResult(logprobs=logprobs, losses=losses, num_computed=num_computed)
 
     def step(self, params: tinker.AdamParams) -> dict[str, float]:

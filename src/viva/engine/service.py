@@ -10,6 +10,7 @@ from viva.engine.limits import EngineLimits
 from viva.engine.lora import AdapterSettings
 from viva.engine.model import resolve_device, resolve_precision
 from viva.engine.policy import Policy
+from viva.engine.rest import LocalRestClient
 from viva.engine.sampling_client import LocalSamplingClient
 from viva.engine.states import open_policy, open_sampling_client
 from viva.engine.training_client import LocalTrainingClient
@@ -148,6 +149,10 @@ class LocalServiceClient:
     ) -> LocalSamplingClient:
         """`create_sampling_client`, awaited."""
         return self.create_sampling_client(model_path, base_model)
+
+    def create_rest_client(self) -> LocalRestClient:
+        """A client that looks after checkpoints."""
+        return LocalRestClient(self._core)
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
         """The models loaded so far. Others can be loaded: any local folder or hub name of a supported architecture."""

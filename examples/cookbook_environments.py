@@ -1,0 +1,86 @@
+"""tinker-cookbook's own environments, unmodified, in Viva's training loop on the local engine.
+
+python examples/cookbook_environments.py env=arithmetic log_path=runs/arithmetic
+python examples/cookbook_environments.py env=twenty_questions log_path=runs/questions num_steps=5
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Literal
+
+import chz
+from tinker_cookbook.completers import TinkerMessageCompleter
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDataset
+from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import GuessNumberDataset
+from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQuestionsDataset
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.types import RLDataset
+
+from viva.conversation.rendering import load_renderer
+from viva.engine import LocalSamplingClient, LocalServiceClient
+from viva.recipes.common import resolve_model
+from viva.recipes.config import parse_options
+from viva.rl.run_folder import open_run_folder
+from viva.rl.train import LoopConfig, Training, train
+from viva.rl.update import UpdateConfig
+
+
+@chz.chz
+class Config:
+    """Options of the example."""
+
+    env: Literal["arithmetic", "guess_number", "twenty_questions", "text_arena"]
+    log_path: str
+    model_name: str = "tiny"
+    num_steps: int = 20
+    groups_per_step: int = 4
+    group_size: int = 8
+    max_tokens: int = 24
+    learning_rate: float = 1e-3
+
+
+def make_dataset(config: Config, renderer: Renderer, other: LocalSamplingClient) -> RLDataset:
+    """The cookbook's data set; `other` is the model as it is, for the part that is not trained."""
+    num_groups = config.num_steps * config.groups_per_step
+    if config.env == "arithmetic":
+        return ArithmeticDataset(config.groups_per_step, renderer, config.group_size, config.num_steps)
+    if config.env == "guess_number":
+        answers = [37 * index % 1024 for index in range(num_groups)]
+        return GuessNumberDataset(answers, renderer, config.groups_per_step, config.group_size)
+    if config.env == "twenty_questions":
+        answerer = TinkerMessageCompleter(other, renderer, max_tokens=5)
+        words = ["apple", "river", "clock", "horse"] * num_groups
+        return TwentyQuestionsDataset(
+            answerer, words[:num_groups], renderer, config.groups_per_step, config.group_size
+        )
+    # two players of the same policy in one game; needs the package textarena
+    from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
+        TwoPlayerEnvGroupBuilder,
+        TwoPlayerTextArenaDataset,
+    )
+
+    builder = TwoPlayerEnvGroupBuilder("TicTacToe-v0", renderer, num_envs=2, self_play=True)
+    return TwoPlayerTextArenaDataset(2 * config.groups_per_step, builder, 2 * num_groups)
+
+
+async def main(config: Config) -> None:
+    """Train an adapter; metrics and checkpoints are in `log_path` as those of any run."""
+    folder = open_run_folder(Path(config.log_path), behavior="resume", config=chz.asdict(config))
+    service = LocalServiceClient(state_dir=folder.state_dir)
+    model = resolve_model(config.model_name)
+    last = folder.checkpoints.latest()
+    client = (
+        service.create_lora_training_client(model, rank=16, seed=0)
+        if last is None
+        else service.create_training_client_from_state_with_optimizer(folder.checkpoints.resolve(last))
+    )
+    folder.go_back_to(last, num_steps=config.num_steps)
+    renderer = load_renderer(client.get_tokenizer(), model_name=model)
+    loop = LoopConfig(update=UpdateConfig(learning_rate=config.learning_rate), max_tokens=config.max_tokens)
+    other = service.create_sampling_client(base_model=model)
+    dataset = make_dataset(config, renderer, other)
+    await train(Training(config=loop, client=client, dataset=dataset, folder=folder, resume_from=last))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(parse_options(Config, None)))
