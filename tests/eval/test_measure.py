@@ -1,5 +1,6 @@
 """Asking and playing on a scripted engine: what is counted, what is wrong, and what equal tokens mean."""
 
+import asyncio
 import re
 
 import pytest
@@ -153,13 +154,28 @@ async def test_agents_go_on_without_one_that_failed_and_it_is_wrong():
     assert [agent.score for agent in played[0].agents] == [1.0, None, -1.0]
 
 
-async def test_what_a_users_grader_raises_ends_the_evaluation():
+@pytest.mark.parametrize("num_problems", [1, 3])
+async def test_what_a_users_grader_raises_ends_the_evaluation_at_once(num_problems):
+    calls = []
+
     def broken(text, answer):
+        calls.append(text)
         raise ZeroDivisionError("no such thing")
 
     check = AnswerCheck(name="broken", is_right=broken, vote=lambda text: None)
+    sampler = client(STORY)
     with pytest.raises(ZeroDivisionError, match="no such thing"):
-        await play_all(client(STORY), conversations(), ITEMS[:1], check)
+        await play_all(sampler, conversations(max_retries=5), ITEMS[:num_problems], check)
+    assert len(calls) <= num_problems
+    assert len(sampler.prompts) <= 6 * num_problems  # four turns and two verdicts: nothing was played again
+
+
+async def test_an_evaluation_that_is_interrupted_is_no_mistake_of_the_grader():
+    playing = asyncio.create_task(play_all(client(STORY), conversations(), ITEMS, CHECKS["math"]))
+    await asyncio.sleep(0)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
 
 
 async def test_direct_answers_keep_the_seeds_of_the_training_loop():

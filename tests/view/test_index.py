@@ -1,6 +1,7 @@
 """The index of a run's files: it grows with them, starts anew when they are cut back, and holds no texts."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,19 @@ def test_what_is_appended_while_it_runs_is_found_and_nothing_is_read_twice(make_
         file.write("\n")
     run.refresh(60)
     assert len(run.entries) == 9
+    assert run.version != before
+
+
+def test_options_are_read_again_when_the_run_is_resumed_with_others(make_run: MakeRun) -> None:
+    folder = make_run(steps=1)
+    run = RunIndex(folder)
+    run.refresh(60)
+    before = run.version
+    for number, (text, seed, damaged) in enumerate([('{"seed": 7}', 7, {}), ("{", 7, {"config.json": 1})]):
+        (folder / "config.json").write_text(text)
+        os.utime(folder / "config.json", (number, number))
+        run.refresh(60)
+        assert (run.config["seed"], run.damaged) == (seed, damaged)
     assert run.version != before
 
 

@@ -46,7 +46,7 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     Raises:
         ValueError: If it is of a form that the engine cannot merge, or its model is not known.
     """
-    config = cast("dict[str, Any]", json.loads((folder / _CONFIG).read_text(encoding="utf-8")))
+    config = _config(folder)
     for name, allowed in _PLAIN.items():
         if config.get(name) not in allowed:
             raise ValueError(
@@ -55,7 +55,10 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     model = base_model or config.get("base_model_name_or_path")
     if not model:
         raise ValueError(f"the adapter {folder} does not name its base model; give model_name=...")
-    settings = AdapterSettings(rank=int(config["r"]), seed=0)
+    rank: object = config.get("r")
+    if not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"the adapter {folder} needs its rank as r in {_CONFIG}, 1 or more; got r={rank!r}")
+    settings = AdapterSettings(rank=rank, seed=0)
     description = {
         "base_model": str(model),
         "adapter": settings.to_json(),
@@ -70,3 +73,15 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
         overwrite=False,
     )
     return target
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config: object = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / _CONFIG} is damaged: {error}; export or save the adapter anew"
+        ) from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / _CONFIG} must hold an object; export or save the adapter anew")
+    return cast("dict[str, Any]", config)

@@ -17,7 +17,9 @@ from viva.selfplay.user_code import is_target, load_target
 
 __all__ = ["CHECKS", "AnswerCheck", "find_check"]
 
-_WRAPS = ("\\textbf{", "\\text{", "\\mathbf{", "\\mathrm{")
+_OPENING = "([{*$\"'` \n\t"
+_WRAPS = ("\\textbf{", "\\text{", "\\mathbf{", "\\mathrm{", "\\(", "\\[")
+_NOUN = re.compile(r"(?:the )?(?:option|choice|letter)\b[ :]*", re.IGNORECASE)
 _BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
 _LAST_LINE = re.compile(r"\**([A-Z])\**(?:[).:]|$)")
 
@@ -105,14 +107,20 @@ def _choice(text: str) -> str | None:
 
 
 def _leading_letter(text: str) -> str | None:
-    """A letter by itself at the beginning, behind brackets and emphasis."""
-    text = text.lstrip("([* \n\t")
-    for wrap in _WRAPS:
-        text = text.removeprefix(wrap)
-    text = text.lstrip("([* \n\t")
-    letter, following = text[:1], text[1:2]
-    is_alone = not following.isalnum() and following not in ("'", "\u2019")
-    return letter.upper() if letter.isascii() and letter.isalpha() and is_alone else None
+    """A letter by itself at the beginning, behind brackets, emphasis and words like "option".
+
+    A small letter before a further word is a word (``a number``), and none before a sign is an option (``x = 5``).
+    """
+    text = text.lstrip(_OPENING)
+    text = text[noun.end() :] if (noun := _NOUN.match(text)) else text
+    for wrap in ("", *_WRAPS):
+        text = text.removeprefix(wrap).lstrip(_OPENING)
+    letter, following, rest = text[:1], text[1:2], text[1:].lstrip()
+    if not (letter.isascii() and letter.isalpha()) or following.isalnum() or following in ("'", "\u2019"):
+        return None
+    if rest[:1] in tuple("=+-^_/<>") or (letter.islower() and following == " " and rest[:1].isalpha()):
+        return None
+    return letter.upper()
 
 
 CHECKS: dict[str, AnswerCheck] = {

@@ -5,6 +5,7 @@ tokens that it took on the same problem, the judge's and the critiques included.
 but the problem's own answers, so it is the same in every run.
 """
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -49,11 +50,17 @@ class Conversations:
 
 
 class _KeptGrader:
-    """Grades each text once, and keeps what a user's check raises: inside a conversation it would void that only."""
+    """Grades each text once, and keeps what a user's check raises: inside a conversation it would void that only.
 
-    def __init__(self, check: AnswerCheck) -> None:
+    Args:
+        check: How.
+        on_error: Is called when the check has raised.
+    """
+
+    def __init__(self, check: AnswerCheck, *, on_error: Callable[[], object]) -> None:
         self._check = check
         self._known: dict[tuple[str, str], bool] = {}
+        self._on_error = on_error
         self.errors: list[Exception] = []
 
     def __call__(self, text: str, answer: str) -> bool:
@@ -63,6 +70,7 @@ class _KeptGrader:
                 self._known[key] = self._check.is_right(text, answer)
             except Exception as error:
                 self.errors.append(error)
+                self._on_error()
                 raise
         return self._known[key]
 
@@ -92,7 +100,7 @@ async def play_all(
     Raises:
         Exception: What the check raises.
     """
-    grader = _KeptGrader(check)
+    grader = _KeptGrader(check, on_error=lambda: playing.cancel())
     judges = [MeteredClient(conversations.judge or sampler) for _ in items]
     evaluator = ConversationEvaluator(
         make_builders=lambda: [
@@ -108,8 +116,14 @@ async def play_all(
         policy_timeout_s=conversations.policy_timeout_s,
         max_retries=conversations.max_retries,
     )
-    outcomes = await evaluator.play(sampler)
-    if grader.errors:
+    playing = asyncio.create_task(evaluator.play(sampler))
+    try:
+        outcomes = await playing
+    except asyncio.CancelledError:
+        if grader.errors:  # else the evaluation itself was interrupted
+            raise grader.errors[0] from None
+        raise
+    if grader.errors:  # in the last conversation, which had ended before it could be stopped
         raise grader.errors[0]
     kept = replace(check, is_right=grader)
     played = tuple(

@@ -64,11 +64,9 @@ def _agent(
         if turn["agent_id"] == agent_id and "solution" in turn["response"]
     ]
     score = scores.get(str(agent_id))
-    return AgentAnswers(
-        first=solutions[0] if solutions else WRONG,
-        final=solutions[-1] if solutions and score is not None else WRONG,
-        score=score,
-    )
+    if score is None or not solutions:  # it failed, or never came to an answer
+        return AgentAnswers(first=WRONG, final=WRONG, score=score)
+    return AgentAnswers(first=solutions[0], final=solutions[-1], score=score)
 
 
 def _answer(turn: _Turn, is_finished: bool, num_tokens: int, answer: str, check: AnswerCheck) -> Answer:

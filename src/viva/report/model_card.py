@@ -28,6 +28,8 @@ _RESULTS = {
 """What is told of an evaluation, where it was measured."""
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_PRIVATE = ("base_url",)
+"""Options that say where somebody's machines are."""
 _PATHS = ("log_path", "train_prompts_path", "test_prompts_path", "judge_prompt_path")
 
 
@@ -118,8 +120,13 @@ def _header(card: ModelCard, found: Sequence[Measurement]) -> str:
 
 
 def _index(card: ModelCard, accuracy: Measurement) -> dict[str, Any]:
-    name = str(card.run.config.get("hf_dataset_name") or "")
-    data_set = {"type": name if _is_hub_name(name) else "prompts", "name": "test prompts of the run"}
+    config = card.run.config
+    name = str(config.get("hf_dataset_name") or "")
+    tested = str(config.get("test_prompts_path") or name)
+    data_set = {
+        "type": name if _is_hub_name(name) and tested == name else "prompts",
+        "name": _shown("hf_dataset_name", tested) or "test prompts of the run",
+    }
     metric = {"type": "accuracy", "name": accuracy.label, "value": accuracy.after}
     return {
         "name": card.run.folder.resolve().name,
@@ -198,7 +205,7 @@ def _configuration(card: ModelCard) -> str:
 
 
 def _told(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if value is not None}
+    return {name: value for name, value in config.items() if value is not None and name not in _PRIVATE}
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -91,6 +91,8 @@ class RecordedConversation(_Recorded):
     question: str
     protocol: str = ""
     """What kind of conversation it is; empty in older files."""
+    order: str = ""
+    """``sequential`` or ``simultaneous``: whether agents see what was said before them in their own round."""
     num_agents: int = 0
     max_rounds: int = 0
     answer: str | None = None

@@ -37,15 +37,20 @@ def sightings(record: RecordedConversation, place: int) -> list[Sighting]:
     return [
         Sighting(turn=index, part=part, is_seen=bool(text.strip()) and quote(text) in own.prompt)
         for index, turn in enumerate(record.turns)
-        if _is_before(turn, own)
+        if _is_before(turn, own, is_sequential=_is_sequential(record))
         for part, text in _parts(turn)
     ]
 
 
-def _is_before(turn: RecordedTurn, own: RecordedTurn) -> bool:
-    return turn.round_index < own.round_index or (
-        turn.round_index == own.round_index and turn.agent_id < own.agent_id
-    )
+def _is_sequential(record: RecordedConversation) -> bool:
+    """Whether agents reply one after another; older records of conversations that did so do not tell."""
+    return record.order == "sequential" or (not record.order and record.protocol in ("", "round_robin"))
+
+
+def _is_before(turn: RecordedTurn, own: RecordedTurn, *, is_sequential: bool) -> bool:
+    if turn.round_index != own.round_index:
+        return turn.round_index < own.round_index
+    return is_sequential and turn.agent_id < own.agent_id
 
 
 def _parts(turn: RecordedTurn) -> Iterator[tuple[str, str]]:

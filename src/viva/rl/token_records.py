@@ -10,8 +10,9 @@ One line of ``tokens.jsonl`` is one group of a step::
         "spans": [{"start", "stop", "stream", "reward"}],
         "sampled_in", "trained_in"}]}       both contexts as text, if they differ
 
-``anchor`` and ``weights`` are null where all of them are the sampling logprobs and 1; ``training`` holds null where a
-token was not trained. Numbers are rounded to six digits. Everything is a function of the seed and the step.
+``anchor`` and ``weights`` are null where all of them are the sampling logprobs and 1. Inside a list, null stands for
+what there is not: logprobs in training, anchors and weights of tokens that were not trained, and weights that the
+estimator does not have. Numbers are rounded to six digits. Which groups are kept depends on seed and step alone.
 
 Legend: ``_P`` groups of a batch, ``_G`` seats of a group, ``_D`` datums, ``_T`` tokens.
 """

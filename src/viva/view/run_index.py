@@ -42,6 +42,7 @@ class RunIndex:
             raise ValueError(f"{str(folder)!r} {what}. Give the folder of a run: what was its log_path.")
         self.folder = folder
         self.config: dict[str, Any] = read_config(folder)
+        self._config_time = self._time_of_config()
         self.damaged: dict[str, int] = {}
         """Lines that could not be read, by file; they are left out."""
         self.entries: dict[tuple[int, int], Entry] = {}
@@ -63,6 +64,7 @@ class RunIndex:
             Whether everything that the files hold was read.
         """
         deadline = time.monotonic() + budget_s
+        self._refresh_config()
         parts: tuple[tuple[GrowingFile, Callable[[int, dict[str, Any]], None], Callable[[], None]], ...] = (
             (self._metrics_file, self._add_metrics, self._forget_metrics),
             (self._tokens_file, self._add_tokens, self._tokens.clear),
@@ -86,7 +88,8 @@ class RunIndex:
     def version(self) -> str:
         """Changes whenever there is something new."""
         files = (self._metrics_file, self._transcripts_file, self._tokens_file)
-        return ".".join(str(number) for number in (self.generation, *(file.offset for file in files)))
+        numbers_of_files = (self.generation, self._config_time, *(file.offset for file in files))
+        return ".".join(str(number) for number in numbers_of_files)
 
     @property
     def progress(self) -> float:
@@ -123,6 +126,21 @@ class RunIndex:
     def has_tokens(self, step: int, group: int) -> bool:
         """Whether the tokens of a conversation were kept."""
         return (step, group) in self._tokens
+
+    def _time_of_config(self) -> int:
+        path = self.folder / "config.json"
+        return path.stat().st_mtime_ns if path.is_file() else 0
+
+    def _refresh_config(self) -> None:
+        """Read the options again if the file is another one: a run may be resumed with others."""
+        if (changed := self._time_of_config()) == self._config_time:
+            return
+        self._config_time = changed
+        try:
+            self.config = read_config(self.folder)
+            self.damaged.pop("config.json", None)
+        except ValueError:
+            self.damaged["config.json"] = 1
 
     def _add_metrics(self, _: int, row: dict[str, Any]) -> None:
         step = row["step"]

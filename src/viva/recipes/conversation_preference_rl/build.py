@@ -34,15 +34,25 @@ def make_plan(config: Config) -> Plan[Config]:
     Raises:
         ValueError: For anything the user has to mend.
     """
-    at_least(config, {"max_rounds": 1, "judge_max_tokens": 1})
-    if not 0 <= config.judge_max_off_set_mass <= 1:
-        raise ValueError(f"judge_max_off_set_mass must be from 0 to 1; got {config.judge_max_off_set_mass}")
+    check_conversation(config)
     return plan_run(
         config,
         recipe="conversation_preference_rl",
         summary=f"{config.num_agents} agents x {config.max_rounds} rounds",
         record={"judge_prompt": judge_prompt(config)},
     )
+
+
+def check_conversation(config: Config) -> None:
+    """Check the options that only this recipe has.
+
+    Raises:
+        ValueError: For the first that is out of range.
+    """
+    at_least(config, {"max_rounds": 1, "judge_max_tokens": 1})
+    if not 0 <= config.judge_max_off_set_mass <= 1:
+        raise ValueError(f"judge_max_off_set_mass must be from 0 to 1; got {config.judge_max_off_set_mass}")
+    judge_prompt(config)
 
 
 def judge_prompt(config: Config) -> str:

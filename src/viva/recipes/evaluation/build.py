@@ -24,7 +24,7 @@ from viva.recipes.conversation_preference_rl.train import Config as Conversation
 from viva.recipes.critique_self_play import build as critique_recipe
 from viva.recipes.critique_self_play.train import Config as CritiqueConfig
 from viva.recipes.evaluation.options import EvalOptions
-from viva.recipes.evaluation.plan import EvalPlan, engine_of, make_plan
+from viva.recipes.evaluation.plan import EvalPlan, check_output, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.rl.clients import ServiceClient, settled
 from viva.rl.prompts import PromptItem
@@ -244,6 +244,7 @@ def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
             f"{name} is the file of an earlier evaluation, of which nothing is sampled again: only against=FILE, and "
             f"with it output=... and resamples=..., can be given; got {', '.join(ignored) or 'output'}"
         )
+    check_output(options.output)
     evaluation = _stored(name)
     if other is None:
         return evaluation_text(evaluation)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import chz
@@ -9,7 +10,7 @@ import chz
 from viva.conversation.prompts import persona
 from viva.eval.checks import AnswerCheck, find_check
 from viva.recipes.config import RecipeConfig
-from viva.recipes.conversation_preference_rl.build import judge_prompt
+from viva.recipes.conversation_preference_rl.build import check_conversation, judge_prompt
 from viva.recipes.conversation_preference_rl.train import Config as ConversationConfig
 from viva.recipes.critique_self_play.build import needs_judge
 from viva.recipes.critique_self_play.train import Config as CritiqueConfig
@@ -17,13 +18,13 @@ from viva.recipes.data import load_test_prompts
 from viva.recipes.evaluation.options import EvalOptions, check_options, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
 from viva.recipes.math_efficiency.train_rl import Config as MathConfig
-from viva.recipes.plan import at_least
+from viva.recipes.plan import at_least, not_negative, positive
 from viva.rl.prompts import PromptItem, prompts_digest
 from viva.rl.service import EngineConfig, choose_engine
 from viva.selfplay.critique_protocol import critique_protocol
 from viva.tiny import model_path
 
-__all__ = ["EvalPlan", "engine_of", "make_plan"]
+__all__ = ["EvalPlan", "check_output", "engine_of", "make_plan"]
 
 _RECIPES: dict[str, type[RecipeConfig]] = {
     "conversation_preference_rl": ConversationConfig,
@@ -108,6 +109,7 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
         ValueError: For anything the user has to mend.
     """
     check_options(options)
+    check_output(options.output)
     recipe = str(target.config.get("recipe"))
     shared = recipe_options(stored_options(_RECIPES.get(recipe, RecipeConfig), target.config), options)
     kinds = tuple(dict.fromkeys(options.kinds or _default_kinds(recipe, shared)))
@@ -139,17 +141,31 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
     )
 
 
+def check_output(name: str | None) -> None:
+    """Refuse a result file that could not be written, or not be recognised as one afterwards.
+
+    Raises:
+        ValueError: See above.
+    """
+    if name is None:
+        return
+    path = Path(name).expanduser()
+    if not name.endswith(".json") or path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
+        raise ValueError(f"output must be a file that ends in .json, as in output=result.json; got {name!r}")
+
+
 def _default_kinds(recipe: str, shared: RecipeConfig) -> list[str]:
     talks = recipe in _TRAINED and shared.num_test_conversations > 0
     return ["direct", _TRAINED[recipe]] if talks else ["direct"]
 
 
 def _check_conversation(config: ConversationConfig | CritiqueConfig) -> None:
-    at_least(config, {"num_agents": 2, "num_test_conversations": 1})
+    at_least(config, {"num_agents": 2, "num_test_conversations": 1, "max_tokens": 1, "max_retries": 0})
+    positive(config, "policy_timeout_s")
+    not_negative(config, "temperature")
     persona(0, config.personas)
     if isinstance(config, ConversationConfig):
-        at_least(config, {"max_rounds": 1})
-        judge_prompt(config)
+        check_conversation(config)
     else:
         critique_protocol(config.num_agents, personas=config.personas, comparisons=not needs_judge(config))
 
