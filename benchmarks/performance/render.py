@@ -37,13 +37,23 @@ def newest(text: str) -> dict[str, Record]:
 
 def render(records: Mapping[str, Record]) -> str:
     """The whole page."""
-    parts = [HEAD, *map(_machine_lines, _machines(records.values()))]
+    parts = [HEAD, _summary(records), *map(_machine_lines, _machines(records.values()))]
     for name, record in records.items():
         parts.append(_section(name, ROWS[name], record))
     missing = [name for name in ROWS if name not in records]
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.\n")
     return "\n".join(parts)
+
+
+def _summary(records: Mapping[str, Record]) -> str:
+    """Everything that has an aim, in one table."""
+    lines = ["| work | | measured | aim | reached |", "|---|---|---|---|---|"]
+    for name, record in records.items():
+        for title, measured, _, aim, reached in lines_of(ROWS[name], record):
+            if aim:
+                lines.append(f"| {ROWS[name].work} | {title} | {measured} | {aim} | {reached} |")
+    return "\n".join([*lines, ""])
 
 
 def _section(name: str, row: Row, record: Record) -> str:

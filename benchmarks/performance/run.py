@@ -3,14 +3,15 @@
     python benchmarks/performance/run.py [rows=long,balanced,...] [repeats=5] [threads=N] [record=yes]
         [sides=TEXT,...] [model=1m]
 
-Without ``rows``, all of them. A measured row replaces the one in the page; ``record=no`` only prints. ``sides``
-measures only the sides whose name contains one of the texts, and ``model`` takes another size, both to try things out:
-then nothing is recorded. Peers run in ``.venv-peers`` and ``.venv-skyrl``;
-``make bench`` sets them up, and a side that cannot run is reported in the table with its reason.
+Without ``rows``, all of them; with ``rows=`` (none), the page is only written anew. A measured row replaces the one in
+the page; ``record=no`` only prints. ``sides`` measures only the sides whose name contains one of the texts, and
+``model`` takes another size, both to try things out: then nothing is recorded. Peers run in ``.venv-peers`` and
+``.venv-skyrl``; ``make bench`` sets them up, and a side that cannot run is reported in the table with its reason.
 """
 
 import hashlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -58,7 +59,7 @@ def parse(argv: Sequence[str]) -> Options:
         SystemExit: With what is allowed.
     """
     readers = {
-        "rows": lambda text: tuple(text.split(",")),
+        "rows": lambda text: tuple(filter(None, text.split(","))),
         "repeats": int,
         "threads": int,
         "sides": lambda text: tuple(text.split(",")),
@@ -118,8 +119,13 @@ def say(text: str) -> None:
     print(f"  {text}", flush=True)
 
 
+def write_page() -> None:
+    PAGE.write_text(render(newest(RESULTS.read_text())))
+
+
 def main(argv: Sequence[str]) -> None:
     options = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the sides, too
     threads = options.threads or usable_cores()
     machine = describe(threads)
     machine_id = hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:6]
@@ -134,7 +140,9 @@ def main(argv: Sequence[str]) -> None:
         if options.record:
             with RESULTS.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-            PAGE.write_text(render(newest(RESULTS.read_text())))
+            write_page()
+    if not options.rows:
+        write_page()
 
 
 if __name__ == "__main__":
