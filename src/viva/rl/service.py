@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from viva.rl.clients import ServiceClient
 from viva.rl.learning_rate import cached_config
+from viva.rl.old_sdk import awaitable_service
 from viva.rl.remote import check_address
 from viva.rl.secrets import KEY_VARIABLE, without_secrets
 
@@ -54,8 +55,8 @@ class EngineConfig:
             raise ValueError(f"engine must be local or remote; got {self.engine!r}")
         if self.engine == "local" and self.base_url is not None:
             raise ValueError(f"base_url={self.base_url} needs engine=remote; the local engine has no address")
-        if self.precision not in ("float32", "bfloat16"):
-            raise ValueError(f"precision must be float32 or bfloat16; got {self.precision!r}")
+        if self.precision not in ("float32", "fast", "bfloat16"):
+            raise ValueError(f"precision must be float32, fast or bfloat16; got {self.precision!r}")
 
     @property
     def server(self) -> str | None:
@@ -75,10 +76,10 @@ def make_service(config: EngineConfig, *, state_dir: Path) -> ServiceClient:
         import tinker
 
         if config.base_url is None:
-            return cast(ServiceClient, tinker.ServiceClient())
+            return awaitable_service(tinker.ServiceClient())
         check_address(config.base_url)
         key = os.environ.get(KEY_VARIABLE) or _NO_KEY
-        return cast(ServiceClient, tinker.ServiceClient(base_url=config.base_url, api_key=key))
+        return awaitable_service(tinker.ServiceClient(base_url=config.base_url, api_key=key))
     from viva.engine import LocalServiceClient
 
     return LocalServiceClient(device=config.device, precision=config.precision, state_dir=state_dir)

@@ -1,0 +1,48 @@
+"""Clients of older SDKs, made to be awaited.
+
+Newer SDKs answer at once with a future of a client. Older ones block until there is one, and warn where that would
+stop an event loop; they have an ``_async`` twin for each such method, which newer ones deprecate.
+"""
+
+from typing import Any, cast
+
+import tinker
+
+from viva.rl.clients import ServiceClient
+
+__all__ = ["awaitable_service"]
+
+_BLOCKING = frozenset(
+    {
+        "create_lora_training_client",
+        "create_sampling_client",
+        "create_training_client_from_state",
+        "create_training_client_from_state_with_optimizer",
+        "save_weights_and_get_sampling_client",
+    }
+)
+
+
+class _Awaitable:
+    """A client whose blocking methods return coroutines; everything else is the client's own."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _BLOCKING:
+            return getattr(self._client, name)
+        twin = getattr(self._client, f"{name}_async")
+
+        async def method(*args: Any, **options: Any) -> Any:
+            made = await twin(*args, **options)
+            return _Awaitable(made) if isinstance(made, tinker.TrainingClient) else made
+
+        return method
+
+
+def awaitable_service(service: tinker.ServiceClient) -> ServiceClient:
+    """The service, or one that stands for it if its SDK blocks."""
+    twin = vars(tinker.ServiceClient)["create_lora_training_client_async"]
+    is_new = hasattr(twin, "__deprecated__")
+    return cast(ServiceClient, service if is_new else _Awaitable(service))
