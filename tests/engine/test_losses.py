@@ -141,7 +141,12 @@ def tensor(values: Any) -> tinker.TensorData:
         (
             "ppo",
             datum([1], target_tokens=[1], logprobs=[float("nan")], advantages=[1.0]),
-            "1 values that are not finite",
+            "logprobs must be finite.* 1 values that are not finite",
+        ),
+        (
+            "importance_sampling",
+            datum([1], target_tokens=[1], logprobs=[-1.0], advantages=[float("nan")]),
+            "advantages must be finite.* 1 values that are not finite",
         ),
     ],
 )
