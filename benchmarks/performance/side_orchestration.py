@@ -52,6 +52,20 @@ class Scripted:
         return future
 
 
+class Timed:
+    """A function with the processor seconds that it has taken."""
+
+    def __init__(self, act: Callable[..., Any]) -> None:
+        self._act = act
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        started = time.process_time()
+        result = self._act(*arguments, **options)
+        self.seconds += time.process_time() - started
+        return result
+
+
 def memory_mb() -> float:
     """The most that this process has held so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -68,6 +82,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    tokenizer.encode = encode = Timed(tokenizer.encode)
     renderer = load_renderer(tokenizer, model_name=settings["model"])
     (stop,) = renderer.get_stop_sequences()
     sampler = Scripted(tokenizer, stop)
@@ -88,12 +103,15 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
             )
             for index in range(count)
         ]
+        encode.seconds = 0.0
         before, started = memory_mb(), time.process_time()
         outcomes = await run_groups(builders, Policy(sampler=sampler, seed=number, max_tokens=512))
         seconds = time.process_time() - started
         assert all(outcome.group for outcome in outcomes), outcomes[0].void_reason
+        turns = count * agents * rounds
         return {
-            "cost": 1000 * seconds / (count * agents * rounds),
+            "cost": 1000 * seconds / turns,
+            "without": 1000 * (seconds - encode.seconds) / turns,
             "kb": 1024 * (memory_mb() - before) / count,
         }
 
