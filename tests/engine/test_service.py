@@ -231,7 +231,7 @@ def test_a_sampling_client_needs_to_know_what_to_sample_from(service: LocalServi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"precision": "int8"}, r"choose from \['bfloat16', 'float32'\]"),
+        ({"precision": "int8"}, r"choose from \['bfloat16', 'fast', 'float32'\]"),
         ({"device": "cuda"}, "finds no CUDA GPU"),
     ],
 )
@@ -276,6 +276,36 @@ def test_bfloat16_trains_and_samples_close_to_float32(rank: int, model_dir: Call
         assert len(sampler.sample(ints(TEXTS[0]), 2, params()).result().sequences) == 2
         results.append(np.array(scores(sampler)[1:]))
     assert np.abs(results[0] - results[1]).mean() < 0.35
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_fast_samples_in_bfloat16_what_is_trained_in_float32(
+    rank: int, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    folder = model_dir("qwen3")
+    fast = make(LocalServiceClient(device="cpu", precision="fast"), folder, rank)
+    exact = make(LocalServiceClient(device="cpu"), folder, rank)
+    assert all(torch.equal(value, weights(exact)[name]) for name, value in weights(fast).items())
+    sampler = fast.save_weights_and_get_sampling_client()
+    assert len(sampler.sample(ints(TEXTS[0]), 2, params()).result().sequences) == 2
+    samplers = sampler, exact.save_weights_and_get_sampling_client()
+    rough, sharp = (np.array(scores(client)[1:]) for client in samplers)
+    assert 1e-4 < np.abs(rough - sharp).mean() < 0.35
+    (copy,), base = sampler._core._merged.values(), sampler._base.module
+    assert {weight.dtype for weight in copy.parameters()} == {torch.bfloat16}
+    assert copy.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert {weight.dtype for weight in base.parameters()} == {torch.float32}
+    seen, expected = (
+        client.forward([supervised(TEXTS[0])], "cross_entropy").result() for client in (fast, exact)
+    )
+    assert seen.loss_fn_outputs[0]["logprobs"].data == expected.loss_fn_outputs[0]["logprobs"].data
+
+
+def test_fast_is_refused_where_it_would_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
+    with pytest.raises(ValueError, match=r"precision='fast' .* cpu device .* precision='float32'"):
+        LocalServiceClient(device="cpu", precision="fast")
 
 
 def test_two_samplers_share_one_slot_for_merged_weights(

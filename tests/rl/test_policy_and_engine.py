@@ -113,7 +113,7 @@ def test_an_unknown_model_without_a_rate_is_an_error_and_asks_no_network(tmp_pat
     [
         ({"engine": "cloud"}, "engine must be local or remote; got 'cloud'"),
         ({"base_url": "http://x"}, "needs engine=remote"),
-        ({"precision": "float16"}, "precision must be float32 or bfloat16; got 'float16'"),
+        ({"precision": "float16"}, "precision must be float32, fast or bfloat16; got 'float16'"),
     ],
 )
 def test_engine_choices_that_contradict_each_other_are_refused(options, message):

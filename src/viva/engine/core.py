@@ -14,7 +14,7 @@ from viva.engine.decoder import Decoder
 from viva.engine.futures import LocalFuture
 from viva.engine.limits import EngineLimits
 from viva.engine.linear import pack_linears
-from viva.engine.model import BaseModel, load_base_model
+from viva.engine.model import BaseModel, cast_weights, load_base_model
 from viva.engine.policy import ModuleBuilder
 from viva.engine.pump import Pump
 
@@ -76,12 +76,14 @@ class Core:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        decode_dtype: torch.dtype,
         state_dir: Path | None,
         seed: int,
         limits: EngineLimits,
     ) -> None:
         self.device = device
         self.dtype = dtype
+        self._decode_dtype = decode_dtype
         self.limits = limits
         self.pump = Pump()
         self.operations = OperationQueue(self.pump, self._forget_prefixes)
@@ -146,6 +148,6 @@ class Core:
         if version not in self._merged:
             while len(self._merged) >= self.limits.merged_models:
                 self._merged.popitem(last=False)
-            self._merged[version] = pack_linears(build())
+            self._merged[version] = pack_linears(cast_weights(build(), self._decode_dtype))
         self._merged.move_to_end(version)
         return self._merged[version]

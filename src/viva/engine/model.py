@@ -23,6 +23,8 @@ from viva.engine.trees import pack_tree
 __all__ = [
     "BaseModel",
     "attention_by",
+    "cast_weights",
+    "decode_precision",
     "head_logits",
     "load_base_model",
     "resolve_device",
@@ -30,7 +32,8 @@ __all__ = [
     "structure_copy",
 ]
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fast": torch.float32}
+"""Types of the base weights."""
 
 _PROBE_LONG, _PROBE_SHORT = 5, 2
 _TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -92,6 +95,27 @@ def resolve_precision(precision: str) -> torch.dtype:
     return PRECISIONS[precision]
 
 
+def decode_precision(precision: str, device: torch.device) -> torch.dtype:
+    """The dtype that is sampled in: that of the base weights, or bfloat16 with ``"fast"``.
+
+    Raises:
+        ValueError: ``"fast"`` where it would be slow.
+    """
+    if precision != "fast":
+        return resolve_precision(precision)
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        is_quick = any(able.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    else:
+        is_quick = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    if not is_quick:
+        raise ValueError(
+            f"precision='fast' samples in bfloat16, for which this {device.type} device has no instructions. Use "
+            "precision='float32'."
+        )
+    return torch.bfloat16
+
+
 def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> BaseModel:
     """Load a model and its tokenizer, and check that our decoding computes what the model computes.
 
@@ -109,11 +133,11 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         raise ValueError(
             f"{name!r} is a folder without config.json. Give the folder that save_pretrained wrote."
         )
-    with _no_progress_bar():
+    with _no_progress_bar(), hub_errors(name, option="model_name"):
         module: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     module.config._attn_implementation = "eager" if _softcap(module.config) else "sdpa"
     module = module.to(device).eval().requires_grad_(False)
-    tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     base = BaseModel(
         name=name,
         module=module,
@@ -146,6 +170,20 @@ def structure_copy(module: Any, replace: Mapping[int, torch.Tensor] | None = Non
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
     return copy.deepcopy(module, {**shared, **(replace or {})})
+
+
+def cast_weights(module: Any, dtype: torch.dtype) -> Any:
+    """Give a `structure_copy` weights of its own in another type, ties kept; returns it. Buffers stay shared."""
+    cast: dict[
+        int, tuple[nn.Parameter, nn.Parameter]
+    ] = {}  # with the old ones, whose ids must not be given anew
+    for layer in module.modules():
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if weight.dtype != dtype:
+                if id(weight) not in cast:
+                    cast[id(weight)] = weight, nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+                setattr(layer, name, cast[id(weight)][1])
+    return module
 
 
 def head_logits(module: Any, hidden: torch.Tensor) -> torch.Tensor:

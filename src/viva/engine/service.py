@@ -8,7 +8,7 @@ from tinker import types
 from viva.engine.core import Core
 from viva.engine.limits import EngineLimits
 from viva.engine.lora import AdapterSettings
-from viva.engine.model import resolve_device, resolve_precision
+from viva.engine.model import decode_precision, resolve_device, resolve_precision
 from viva.engine.policy import Policy
 from viva.engine.rest import LocalRestClient
 from viva.engine.sampling_client import LocalSamplingClient
@@ -23,13 +23,14 @@ class LocalServiceClient:
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``...; ``None`` takes a GPU if there is one.
-        precision: Of the base weights, ``"float32"`` or ``"bfloat16"``. What is trained is always float32.
+        precision: ``"float32"`` is exact: sampler and trainer agree. ``"fast"`` samples from a bfloat16 copy of float32
+            weights. ``"bfloat16"`` is for base weights of half the size. What is trained is always float32.
         state_dir: Folder for ``save_state`` and ``save_weights_for_sampler``.
         seed: From which seeds that are not given are derived.
         limits: Batch sizes.
 
     Raises:
-        ValueError: An unknown precision, or a device that is not there.
+        ValueError: An unknown precision, one this processor is slow at, or a device that is not there.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class LocalServiceClient:
         self._core = Core(
             device=resolve_device(device),
             dtype=resolve_precision(precision),
+            decode_dtype=decode_precision(precision, resolve_device(device)),
             state_dir=None if state_dir is None else Path(state_dir).absolute(),
             seed=seed,
             limits=limits or EngineLimits(),

@@ -92,7 +92,7 @@ class RecipeConfig:
         default=None, doc="a remote engine may delete checkpoints after this; the last and the best it keeps"
     )
     device: str | None = chz.field(default=None, doc="cpu or cuda; a GPU if there is one")
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "fast", "bfloat16"] = "float32"
 
     @property
     def hub(self) -> HubSource | None:

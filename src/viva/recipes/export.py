@@ -72,6 +72,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     name = options.model_name or str(run.config["model_name"])
     model = resolve_model(name)
     trained_on = str(run.config.get("precision", "float32"))
+    trained_on = "float32" if trained_on == "fast" else trained_on  # that is how it sampled
     precision = "float32" if is_whole else options.precision or trained_on
     first = export_weights(state_path, model=model, folder=target)
     written = [] if first is None else [first]

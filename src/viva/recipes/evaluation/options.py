@@ -70,7 +70,7 @@ class EvalOptions:
     engine: Literal["local", "remote"] | None = None
     base_url: str | None = None
     device: str | None = None
-    precision: Literal["float32", "bfloat16"] | None = None
+    precision: Literal["float32", "fast", "bfloat16"] | None = None
 
 
 _SHARED = frozenset(
