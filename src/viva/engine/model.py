@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
+from viva.engine.hub import hub_errors
 from viva.engine.tree_attention import TREE_ATTENTION, TreeStep, register_tree_attention
 from viva.engine.trees import pack_tree
 
@@ -125,7 +126,8 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         dtype: Their type.
 
     Raises:
-        ValueError: The path is not a model, or the architecture is one the engine cannot decode.
+        ValueError: The path is not a model, the hub does not give it, or the architecture is one the engine cannot
+            decode.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

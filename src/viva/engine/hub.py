@@ -1,0 +1,81 @@
+"""What goes wrong between here and the Hugging Face hub, in words that say what to do."""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+__all__ = ["hub_errors", "hub_problem"]
+
+
+@contextmanager
+def hub_errors(name: str, *, option: str) -> Generator[None, None, None]:
+    """Turn errors of looking something up on the hub into a `ValueError`; all others pass through.
+
+    Args:
+        name: Hub name or path of a model or a data set.
+        option: What the user gave the name to, like ``model_name``.
+
+    Raises:
+        ValueError: It is gated, unknown or private, not in the cache while the hub must not be asked, or the hub
+            cannot be reached.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        told = hub_problem(error, name=name, option=option)
+        if told is None:
+            raise
+        raise ValueError(told) from error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it; ``transformers`` and ``datasets`` wrap the hub's own."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        yield current
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
+
+
+def hub_problem(error: BaseException, *, name: str, option: str) -> str | None:
+    """What an error says about the hub, and what to do; ``None`` if it has to do with something else.
+
+    Args:
+        error: Raised by ``transformers``, ``datasets`` or ``huggingface_hub``.
+        name: See `hub_errors`.
+        option: See `hub_errors`.
+    """
+    import httpx
+    from huggingface_hub import constants
+    from huggingface_hub import errors as hub
+
+    errors = list(_chain(error))
+
+    def among(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(error, kinds) for error in errors)
+
+    what = f"{option}={name}"
+    if among(hub.GatedRepoError):
+        return (
+            f"{what} is gated: its owners give access on request. Ask for it on the page of {name} on the hub, then "
+            "log in with 'hf auth login' or set HF_TOKEN to a token of the account that was given access."
+        )
+    if among(hub.RevisionNotFoundError):
+        return f"{what} has no such revision on the hub; its branches and tags are on its page there."
+    if among(hub.RepositoryNotFoundError):
+        return (
+            f"{what} is not on the hub, or it is private. Check the spelling, give the path of a local folder, or, for "
+            "a private one, log in with 'hf auth login' or set HF_TOKEN."
+        )
+    unreached = among(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionError)
+    if unreached and constants.HF_HUB_OFFLINE:
+        return (
+            f"{what} is not in the local cache, and HF_HUB_OFFLINE forbids to ask the hub. Fetch it once where there "
+            "is a network, unset HF_HUB_OFFLINE, or give the path of a local folder."
+        )
+    if unreached or among(httpx.ConnectError, httpx.TimeoutException):
+        return (
+            f"{what} is not in the local cache, and the hub cannot be reached. Check the network, or give the path of "
+            "a local folder."
+        )
+    return None
