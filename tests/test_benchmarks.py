@@ -140,6 +140,28 @@ def test_a_row_measured_again_replaces_the_first_and_keeps_its_place() -> None:
     assert found["judge"]["take"] == 2
 
 
+def test_the_page_names_peers_that_could_not_be_measured_and_rows_that_are_missing() -> None:
+    row = ROWS["judge"]
+    sides: dict = {label: {"values": [{"cost": 1.0}], "versions": {"torch": "2"}} for label in row.sides}
+    sides["generated verdicts"] = {"error": "no wheel"}
+    machine = {
+        "processor": "P",
+        "cores": 2,
+        "threads": 2,
+        "flags": [],
+        "memory_gb": 8,
+        "system": "Linux",
+        "python": "3",
+    }
+    entry = {"row": "judge", "repeats": 1, "machine_id": "abc", "machine": machine, "sides": sides}
+    page = render.render({"judge": entry})
+    assert "- generated verdicts: could not be measured: no wheel" in page
+    assert (
+        page.count("| not measured | at least 25x | no |") == 1
+    )  # in the summary; the row's own table has a range
+    assert "Not measured yet: long, balanced" in page
+
+
 @pytest.mark.skipif(not RESULTS.exists(), reason="nothing has been measured")
 def test_the_page_is_what_the_results_say() -> None:
     assert PAGE.read_text() == render.render(render.newest(RESULTS.read_text()))
