@@ -296,10 +296,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
     import tinker
 
+    from viva.rl.remote import EngineError, explain
+
     try:
         is_sound = asyncio.run(examine_engine(chosen, _say))
-    except (ValueError, OSError, tinker.TinkerError) as error:
-        return _mistake(str(error))
+    except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
+        return _mistake(explain(error, "the engine") or str(error))
     return 0 if is_sound else 1
 
 
@@ -315,11 +317,12 @@ def _eval(options: argparse.Namespace) -> int:
     import tinker
 
     from viva.recipes.evaluation.build import evaluate
+    from viva.rl.remote import EngineError, explain
 
     try:
         text = asyncio.run(evaluate(options.target, chosen))
-    except (ValueError, OSError, tinker.TinkerError) as error:
-        return _mistake(str(error))
+    except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
+        return _mistake(explain(error, "the engine") or str(error))
     sys.stdout.write(text)
     return 0
 

@@ -28,6 +28,7 @@ from viva.recipes.evaluation.plan import EvalPlan, check_output, engine_of, make
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.rl.clients import ServiceClient, settled
 from viva.rl.prompts import PromptItem
+from viva.rl.remote import watched
 from viva.rl.seeds import derive_seed
 from viva.rl.service import EngineConfig
 from viva.rl.train import transcript_row
@@ -60,6 +61,7 @@ async def evaluate(name: str, options: EvalOptions) -> str:
 
     Raises:
         ValueError: For anything the user has to mend; nothing was sampled then.
+        EngineError: If a server is gone.
     """
     other = options.against
     if other is None and options.against_checkpoint is not None:
@@ -79,12 +81,12 @@ async def evaluate(name: str, options: EvalOptions) -> str:
     policies = [
         await _open(plan, each, services) for each in (target, against) if each is not None
     ]  # all of them, before the first reply is sampled
-    first = await _evaluate(plan, target, policies[0])
+    first = await _watched(plan, target, policies[0])
     if options.output is not None:
         first = replace(first, path=Path(options.output).expanduser())
     text = _finish(first)
     if against is not None:
-        second = await _evaluate(plan, against, policies[1])
+        second = await _watched(plan, against, policies[1])
         text += f"\n{_finish(second)}"
         stored, other = second.evaluation, str(second.path)
     if stored is not None and other is not None:
@@ -119,6 +121,11 @@ async def _open(plan: EvalPlan, target: Target, services: dict[EngineConfig, Ser
     )
     services[engine] = opened.service
     return opened
+
+
+async def _watched(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
+    async with watched(engine_of(target, plan.options).base_url):
+        return await _evaluate(plan, target, opened)
 
 
 async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
