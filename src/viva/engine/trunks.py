@@ -1,7 +1,7 @@
 """Attention of rows that share a stored beginning: one product with the one copy of it, one with their own tokens.
 
-The two parts are softmax averages over different keys; weighing them by their sums of exponentials gives the average
-over all keys (Juravsky et al. 2024, arXiv 2402.05099), so nothing is approximated.
+Only the products are apart (Juravsky et al. 2024, arXiv 2402.05099); the softmax is one over the scores of both, so
+nothing is approximated.
 
 Shapes: ``B`` rows, ``T`` new tokens per row, ``Q`` query heads, ``K`` key-value heads, ``G = Q / K``, ``D`` head size;
 ``n`` rows that share a beginning of ``L`` tokens.
@@ -16,8 +16,6 @@ __all__ = ["Part", "Trunk", "make_parts", "two_part_attention"]
 
 _MOST_ENTRIES = 2**20
 """Scores per head that are held at once."""
-_UNSEEN = -1e30
-"""Score of a key that is not seen. Finite, so that a part of which nothing is seen gets the weight 0 and not NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,8 +45,8 @@ class Part:
     rows: slice
     length: int
     """Of the longest row's own tokens."""
-    trunks: list[tuple[slice | torch.Tensor, Trunk]]
-    """Beginnings, each with the rows that have it, counted from the part's first."""
+    trunks: list[tuple[slice | torch.Tensor, Trunk | None]]
+    """Beginnings, each with the rows that have it (or that have none), counted from the part's first."""
 
 
 def make_parts(
@@ -61,10 +59,9 @@ def make_parts(
         size = max(1, _MOST_ENTRIES // (num_new * (deepest + length)))
         for first in range(rows.start, rows.stop, size):
             last = min(first + size, rows.stop)
-            found: dict[int, tuple[Trunk, list[int]]] = {}
+            found: dict[int, tuple[Trunk | None, list[int]]] = {}
             for index, trunk in enumerate(trunks[first:last]):
-                if trunk is not None:
-                    found.setdefault(id(trunk), (trunk, []))[1].append(index)
+                found.setdefault(id(trunk), (trunk, []))[1].append(index)
             picked = [(_pick(indices, device), trunk) for trunk, indices in found.values()]
             parts.append(Part(rows=slice(first, last), length=length, trunks=picked))
     return parts
@@ -101,45 +98,44 @@ def two_part_attention(
     folded = query.reshape(num_rows, key.shape[1], -1, size)
     output = folded.new_empty(*folded.shape[:-1], value.shape[-1])
     for part in parts:
-        mine = folded[part.rows]
-        seen = None if visible is None else ~visible[part.rows, :, None, :, : part.length]
-        own = key[part.rows, :, : part.length], value[part.rows, :, : part.length]
-        average, weight = _attend(mine, *own, seen, (*mine.shape[:2], -1, num_new, part.length), softcap)
+        mine, queried = folded[part.rows], positions[part.rows]
+        begun = mine.new_zeros(*mine.shape[:-1], value.shape[-1])
+        hidden = None if visible is None else ~visible[part.rows, :, :, : part.length]
+        scores = _scores(mine, key[part.rows, :, : part.length], hidden, softcap)
+        weights = torch.empty_like(scores)
         for picked, trunk in part.trunks:
-            asking = mine[picked].transpose(0, 1)
-            hidden = trunk.hidden(positions[part.rows][picked], window)
-            shape = (*asking.shape[:2], -1, num_new, trunk.length)
+            if trunk is None:
+                weights[picked] = torch.softmax(scores[picked], dim=-1)
+                continue
             keys, values = trunk.states[layer].unbind()
-            found = _attend(asking.flatten(1, 2), keys, values, hidden, shape, softcap)
-            begun, share = (result.unflatten(1, asking.shape[1:3]).transpose(0, 1) for result in found)
-            before = weight[picked]
-            total = torch.logaddexp(before, share)
-            average[picked] = average[picked] * (before - total).exp() + begun * (share - total).exp()
-        output[part.rows] = average.to(output.dtype)
+            asking = mine[picked].transpose(0, 1)
+            unseen = trunk.hidden(queried[picked], window)
+            first = _scores(asking.flatten(1, 2), keys, unseen, softcap)
+            both = torch.cat([first, scores[picked].transpose(0, 1).flatten(1, 2)], dim=-1)
+            begin, rest = torch.softmax(both, dim=-1).split([trunk.length, part.length], dim=-1)
+            average = torch.matmul(begin.to(value.dtype), values)
+            begun[picked] = average.unflatten(1, asking.shape[1:3]).transpose(0, 1)
+            weights[picked] = rest.unflatten(1, asking.shape[1:3]).transpose(0, 1)
+        output[part.rows] = begun + torch.matmul(weights.to(value.dtype), value[part.rows, :, : part.length])
     return output.reshape(num_rows, -1, num_new, output.shape[-1])
 
 
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    hidden: torch.Tensor | None,
-    shape: Sequence[int],
-    softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Averages ``[..., D]`` and the logarithms of their sums of exponentials ``[..., 1]``, both float32.
+def _scores(
+    query: torch.Tensor, key: torch.Tensor, hidden: torch.Tensor | None, softcap: float | None
+) -> torch.Tensor:
+    """Scores in float32 of ``[..., K, G T, D]`` queries, or of ``[K, n G T, D]`` with one key per trunk's token.
 
-    ``hidden`` fits scores of the given shape.
+    ``hidden`` is ``[n, 1, T, L]``.
     """
     scores = torch.matmul(query, key.mT).float()
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if hidden is not None:
-        scores.view(shape).masked_fill_(hidden, _UNSEEN)
-    weights = torch.softmax(scores, dim=-1)
-    # the largest weight is 1 / (sum of exponentials relative to the largest score)
-    sums = scores.amax(dim=-1, keepdim=True) - weights.amax(dim=-1, keepdim=True).log()
-    return torch.matmul(weights.to(value.dtype), value).float(), sums
+        rows, _, num_new, length = hidden.shape
+        by_row = scores.dim() == 4
+        shape = (rows, key.shape[1], -1, num_new, length) if by_row else (len(key), rows, -1, num_new, length)
+        scores.view(shape).masked_fill_(hidden[:, :, None] if by_row else hidden, float("-inf"))
+    return scores
 
 
 def _pick(indices: list[int], device: torch.device) -> slice | torch.Tensor:
