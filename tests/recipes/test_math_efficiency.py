@@ -120,6 +120,8 @@ def problems(tmp_path_factory):
     ("options", "message"),
     [
         ({"strategies": []}, "strategies must name at least one of iid"),
+        ({"max_staleness": 1}, "leave out max_staleness and stream_updates"),
+        ({"stream_updates": True}, "leave out max_staleness and stream_updates"),
         ({"strategies": ["idd"]}, "unknown strategy 'idd'; .* Did you mean 'iid'"),
         ({"strategies": ["iid", "iid"]}, "names 'iid' twice"),
         ({"strategies": ["nowhere.py:make"]}, "there is no file 'nowhere.py'"),

@@ -305,7 +305,9 @@ async def test_results_do_not_depend_on_who_finishes_first(delays):
 
 async def test_progress_is_told_about_every_group():
     seen = []
-    await run_groups([Builder(), Builder()], ScriptedPolicy(), on_group=seen.append)
+    await run_groups(
+        [Builder(), Builder()], ScriptedPolicy(), on_group=lambda index, outcome: seen.append(outcome)
+    )
     assert len(seen) == 2
 
 

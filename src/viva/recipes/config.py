@@ -42,6 +42,12 @@ class RecipeConfig:
     num_substeps: int = chz.field(default=1, doc="optimiser steps per batch")
     max_training_datapoints: int = chz.field(default=131072, doc="agent trajectories of the whole run")
     max_steps: int | None = chz.field(default=None, doc="stop after so many steps at most")
+    max_staleness: int = chz.field(
+        default=0, doc="remote engines: updates by which rollouts may run ahead, sampling while it trains"
+    )
+    stream_updates: bool = chz.field(
+        default=False, doc="remote engines: train on conversations while others are still played"
+    )
     loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro"] = "importance_sampling"
     loss_fn_config: dict[str, float] | None = chz.field(default=None, doc="like {'clip_low_threshold': 0.8}")
     grad_clip_norm: float = chz.field(default=0.0, doc="largest gradient norm; 0 does not clip")

@@ -126,32 +126,12 @@ def make_training(
         sinks: More of them, after the run's own.
         stop_rule: Ends the run early.
     """
-    config = plan.config
     if dataset is None:
         if make_builder is None:
             raise ValueError("a recipe needs a data set, or a builder of conversations to make one of")
         dataset = PromptDataset(order=plan.order, make_builder=make_builder)
     return Training(
-        config=LoopConfig(
-            seed=config.seed,
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            context_window=opened.context_window,
-            policy_timeout_s=config.policy_timeout_s,
-            max_retries=config.max_retries,
-            experts=experts or ExpertConfig(),
-            samples_every=samples_every,
-            tokens_every=config.tokens_every,
-            eval_every=config.eval_every,
-            save_every=config.save_every,
-            update=UpdateConfig(
-                learning_rate=plan.learning_rate,
-                loss_fn=config.loss_fn,
-                loss_fn_config=config.loss_fn_config,
-                num_substeps=config.num_substeps,
-                grad_clip_norm=config.grad_clip_norm,
-            ),
-        ),
+        config=_loop_config(plan, opened, experts or ExpertConfig(), samples_every),
         client=opened.client,
         dataset=dataset,
         folder=opened.folder,
@@ -166,6 +146,34 @@ def make_training(
         show_steps=any(choice.name == CONSOLE for choice in plan.options.trackers),
         token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
         stop_rule=stop_rule,
+    )
+
+
+def _loop_config(
+    plan: Plan[ConfigT], opened: OpenRun, experts: ExpertConfig, samples_every: int
+) -> LoopConfig:
+    config = plan.config
+    return LoopConfig(
+        seed=config.seed,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        context_window=opened.context_window,
+        policy_timeout_s=config.policy_timeout_s,
+        max_retries=config.max_retries,
+        experts=experts,
+        samples_every=samples_every,
+        tokens_every=config.tokens_every,
+        eval_every=config.eval_every,
+        save_every=config.save_every,
+        max_staleness=config.max_staleness,
+        stream_updates=config.stream_updates,
+        update=UpdateConfig(
+            learning_rate=plan.learning_rate,
+            loss_fn=config.loss_fn,
+            loss_fn_config=config.loss_fn_config,
+            num_substeps=config.num_substeps,
+            grad_clip_norm=config.grad_clip_norm,
+        ),
     )
 
 

@@ -102,6 +102,7 @@ def plan_run(
     )
     model = resolve_model(config.model_name)
     engine = _engine(config, model)
+    _check_overlap(config, engine)
     options = RunOptions(
         model=model,
         renderer_name=config.renderer_name,
@@ -158,6 +159,7 @@ def _check(config: RecipeConfig) -> None:
         "tokens_every": 0,
         "num_test_conversations": 0,
         "max_steps": 1,
+        "max_staleness": 0,
         "ttl_seconds": _SHORTEST_TTL,
     }
     at_least(config, smallest)
@@ -165,6 +167,15 @@ def _check(config: RecipeConfig) -> None:
     not_negative(config, "eval_temperature", "grad_clip_norm")
     persona(0, config.personas)
     _check_loss_config(config)
+
+
+def _check_overlap(config: RecipeConfig, engine: EngineConfig) -> None:
+    chosen = [name for name in ("max_staleness", "stream_updates") if getattr(config, name)]
+    if chosen and engine.engine == "local":
+        raise ValueError(
+            f"{chosen[0]}={getattr(config, chosen[0])} lets an engine sample and train at the same time, which needs "
+            "engine=remote; the local one does one thing at a time, and training a batch as a whole is faster"
+        )
 
 
 def _check_loss_config(config: RecipeConfig) -> None:

@@ -298,7 +298,7 @@ async def run_groups(
     policy: SeatPolicy,
     *,
     max_retries: int = 1,
-    on_group: Callable[[GroupOutcome], None] | None = None,
+    on_group: Callable[[int, GroupOutcome], None] | None = None,
 ) -> list[GroupOutcome]:
     """Play all groups of a batch concurrently; outcomes in the order of the builders.
 
@@ -306,13 +306,13 @@ async def run_groups(
         builders_P: The groups.
         policy: Hands each seat its completer.
         max_retries: See `run_group`.
-        on_group: Called as each group ends, for progress; not in group order.
+        on_group: Called with a group's place as it ends; not in group order.
     """
 
     async def run(index: int, builder: EnvGroupBuilder) -> GroupOutcome:
         outcome = await run_group(builder, policy, group_index=index, max_retries=max_retries)
         if on_group is not None:
-            on_group(outcome)
+            on_group(index, outcome)
         return outcome
 
     return await together(run(index, builder) for index, builder in enumerate(builders_P))

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from tinker_cookbook.rl.types import RLDataset
@@ -19,6 +20,7 @@ from viva.experts.strategy import is_strategy, strategy_of
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.judging.tournament import NoValidComparisonsError
 from viva.rl.advantages import batch_advantages
+from viva.rl.ahead import RolloutsAhead
 from viva.rl.checkpoints import Checkpoint
 from viva.rl.clients import TrainingClient, settled
 from viva.rl.completer import Policy
@@ -31,6 +33,7 @@ from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.run_folder import RunFolder
 from viva.rl.seeds import derive_seed
 from viva.rl.stop_rule import StopRule
+from viva.rl.streaming import GroupStream
 from viva.rl.token_records import TokenTexts, chosen_groups, expert_tokens, reward_tokens
 from viva.rl.update import UpdateConfig, update_policy
 
@@ -83,6 +86,32 @@ class LoopConfig:
     """Evaluate before the first step, every so many steps, and at the end; 0 never evaluates."""
     save_every: int = 20
     """Save a checkpoint every so many steps and at the end; 0 saves at the end only."""
+    max_staleness: int = 0
+    """Updates that the policy which samples may be behind the one that is trained, see `viva.rl.ahead`."""
+    stream_updates: bool = False
+    """Whether groups are trained while others are still played, see `viva.rl.streaming`."""
+
+    def __post_init__(self) -> None:
+        """Reject settings that contradict each other."""
+        if self.max_staleness < 0:
+            raise ValueError(f"max_staleness must be 0 or more; got {self.max_staleness}")
+        if not self.stream_updates:
+            return
+        if self.max_staleness:
+            raise ValueError(
+                "stream_updates sends the next step's gradients before this step's optimiser ran if rollouts run "
+                f"ahead (max_staleness={self.max_staleness}); use one of the two"
+            )
+        if self.update.num_substeps != 1:
+            raise ValueError(
+                f"num_substeps={self.update.num_substeps} divides the whole batch; with stream_updates it must be 1"
+            )
+        if self.update.loss_fn == "dro":
+            raise ValueError("loss_fn=dro asks for logprobs before it trains; it takes no stream_updates")
+
+    def starts_afresh(self, step: int) -> bool:
+        """Whether a step begins with an evaluation or after a regular checkpoint."""
+        return any(every and step % every == 0 for every in (self.eval_every, self.save_every))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +144,14 @@ class _Kept:
     tokens: list[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """What was played in a step, and what of it is sent for training already."""
+
+    outcomes_P: Sequence[GroupOutcome]
+    stream: GroupStream | None
+
+
 @dataclass(slots=True)
 class _Clock:
     """Seconds spent in each part of a step, as ``time/...`` metrics."""
@@ -127,9 +164,8 @@ class _Clock:
         self.metrics[f"time/{name}"] = now - self.started
         self.started = now
 
-    def all(self, num_tokens: float) -> dict[str, float]:
-        seconds = self.metrics.get("time/rollouts", 0.0)
-        rate = {"time/tokens_per_second": num_tokens / seconds} if seconds > 0 else {}
+    def all(self, num_tokens: float, sampling_s: float) -> dict[str, float]:
+        rate = {"time/tokens_per_second": num_tokens / sampling_s} if sampling_s > 0 else {}
         return self.metrics | {"time/step": sum(self.metrics.values())} | rate
 
 
@@ -151,14 +187,22 @@ async def train(run: Training) -> bool:
         show_steps=run.show_steps,
         history=run.folder.log.metrics(),
     )
+    ahead = RolloutsAhead(
+        partial(_rollouts, run, console),
+        first_step=first_step,
+        num_steps=len(run.dataset),
+        max_staleness=run.config.max_staleness,
+        starts_afresh=run.config.starts_afresh,
+    )
     with run.interrupts.listening(), console:
         try:
             for step in range(first_step, len(run.dataset)):
                 if why := crossed(run):
                     console.message(f"stopped after {next_step} steps: {why}. The best checkpoint is kept.")
+                    await ahead.close()
                     await _finish(run, next_step, console)
                     return True
-                await _step(run, step, console)
+                await _step(run, step, ahead, console)
                 next_step = step + 1
                 is_best = run.stop_rule is not None and run.stop_rule.is_best(run.folder.log.metrics())
                 if is_best or (run.config.save_every and next_step % run.config.save_every == 0):
@@ -176,45 +220,50 @@ async def train(run: Training) -> bool:
         except (AllGroupsFailedError, EstimatorStoppedError):
             await _save(run, next_step)
             raise
+        finally:
+            await ahead.close()
         console.message(f"interrupted: saving the state after {next_step} steps")
         await _save(run, next_step)
         return False
 
 
-async def _step(run: Training, step: int, console: RunConsole) -> None:
+async def _step(run: Training, step: int, ahead: RolloutsAhead[_Batch], console: RunConsole) -> None:
     config, clock = run.config, _Clock()
-    sampler = await _snapshot(run)
+    sampler: SamplingClient = await settled(run.client.save_weights_and_get_sampling_client())
     clock.lap("snapshot")
     metrics: dict[str, float] = {}
     if config.eval_every and step % config.eval_every == 0:
         console.phase("evaluating")
         metrics |= await _evaluate(run, sampler, step)
         clock.lap("evaluation")
-    outcomes_P = await _rollouts(run, step, sampler, console)
-    metrics |= rollout_metrics(outcomes_P)
+    ahead.offer(step, sampler)
+    played = await ahead.take(step)
+    outcomes_P = played.result.outcomes_P
+    metrics |= rollout_metrics(outcomes_P) | {"rollout/staleness": played.staleness}
     clock.lap("rollouts")
     console.phase("updating")
     with run.interrupts.protected():
-        updated, kept = await _update(run, step, outcomes_P, console)
+        updated, kept = await _update(run, step, played.result, console)
         metrics |= updated
         clock.lap("update")
-        metrics |= clock.all(metrics["rollout/sampled_tokens"])
+        metrics |= clock.all(metrics["rollout/sampled_tokens"], played.seconds)
         rows = [transcript_row(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
         _log(run, step, metrics, rows, kept)
         console.step_done(step, metrics)
 
 
 async def _update(
-    run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole
+    run: Training, step: int, played: _Batch, console: RunConsole
 ) -> tuple[dict[str, float], _Kept]:
     """Train on a batch; metrics, and what is kept of it."""
-    config = run.config
+    config, outcomes_P = run.config, played.outcomes_P
     keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
     chosen = chosen_groups(outcomes_P, seed=config.seed, step=step) if keeps_tokens else []
     if not any(is_strategy(outcome.builder) for outcome in outcomes_P):
         advantages = batch_advantages(outcomes_P)
         data_D, sources_D = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
-        updated = await update_policy(run.client, data_D, config.update)
+        sent = None if played.stream is None else played.stream.sent
+        updated = await update_policy(run.client, data_D, config.update, sent=sent)
         tokens = reward_tokens(outcomes_P, chosen, advantages, sources_D, updated, run.token_texts)
         return advantages.metrics | updated.metrics, _Kept(tokens=[{"step": step, **row} for row in tokens])
     batch = await expert_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
@@ -229,25 +278,29 @@ async def _update(
     )
 
 
-async def _snapshot(run: Training) -> SamplingClient:
-    sampler: SamplingClient = await settled(run.client.save_weights_and_get_sampling_client())
+def _judge_with(run: Training, sampler: SamplingClient) -> None:
+    """Let what follows the policy follow."""
     for policy_ref in run.policy_refs:
         policy_ref.sampling_client = sampler
-    return sampler
 
 
 async def _evaluate(run: Training, sampler: SamplingClient, step: int) -> dict[str, float]:
+    _judge_with(run, sampler)
     metrics: dict[str, float] = {}
     for evaluator in run.evaluators:
         metrics |= await evaluator(sampler, step)
     return metrics
 
 
-async def _rollouts(
-    run: Training, step: int, sampler: SamplingClient, console: RunConsole
-) -> list[GroupOutcome]:
+async def _rollouts(run: Training, console: RunConsole, step: int, sampler: SamplingClient) -> _Batch:
     config = run.config
+    _judge_with(run, sampler)
     builders_P = run.dataset.get_batch(step)
+    if (config.max_staleness or config.stream_updates) and any(map(is_strategy, builders_P)):
+        raise ValueError(
+            "the estimators of search strategies weigh a whole batch that the policy being trained has sampled; they "
+            "take neither max_staleness nor stream_updates"
+        )
     progress = console.sampling(len(builders_P))
     policy = Policy(
         sampler=sampler,
@@ -258,11 +311,16 @@ async def _rollouts(
         timeout_s=config.policy_timeout_s,
         on_reply=progress.on_reply,
     )
-    outcomes_P = await run_groups(
-        builders_P, policy, max_retries=config.max_retries, on_group=progress.on_group
-    )
+    stream = GroupStream(run.client, config.update) if config.stream_updates else None
+
+    def on_group(index: int, outcome: GroupOutcome) -> None:
+        progress.on_group(outcome)
+        if stream is not None:
+            stream.add(index, outcome)
+
+    outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
     _report_void(run, step, outcomes_P, console)
-    return outcomes_P
+    return _Batch(outcomes_P=outcomes_P, stream=stream)
 
 
 def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
@@ -345,9 +403,10 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
     if run.config.eval_every and run.evaluators:
         console.phase("evaluating")
         clock = _Clock()
-        metrics = await _evaluate(run, await _snapshot(run), next_step)
+        sampler: SamplingClient = await settled(run.client.save_weights_and_get_sampling_client())
+        metrics = await _evaluate(run, sampler, next_step)
         clock.lap("evaluation")
-        _log(run, next_step, metrics | clock.all(0))
+        _log(run, next_step, metrics | clock.all(0, 0))
         console.measured(metrics)
     with run.interrupts.protected():
         await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, final=True)

@@ -15,7 +15,7 @@ from viva.rl.applied_once import check_applied_once
 from viva.rl.clients import TrainingClient
 from viva.rl.metrics import logprob_metrics
 
-__all__ = ["UpdateConfig", "Updated", "update_policy", "without_mask"]
+__all__ = ["UpdateConfig", "Updated", "send", "update_policy", "without_mask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +76,22 @@ def without_mask(datum: tinker.Datum) -> tinker.Datum:
     return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
 
-async def _anchored(
-    client: TrainingClient, data_D: Sequence[tinker.Datum], bare_D: Sequence[tinker.Datum]
-) -> list[tinker.Datum]:
+def send(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], config: UpdateConfig
+) -> Awaitable[tinker.ForwardBackwardOutput]:
+    """Submit a ``forward_backward``."""
+    loss_fn_config = None if config.loss_fn_config is None else dict(config.loss_fn_config)
+    return client.forward_backward([without_mask(datum) for datum in data_D], config.loss_fn, loss_fn_config)
+
+
+async def _anchored(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
     """Datums whose context tokens have the trainer's own logprobs as their sampling logprobs.
 
     DRO's quadratic term pulls every token towards its sampling logprob, whatever its advantage. Context tokens were not
     sampled; with the trainer's own value the term and its gradient vanish there.
     """
-    output = await client.forward(list(bare_D), "importance_sampling")
+    bare_D = [without_mask(datum) for datum in data_D]
+    output = await client.forward(bare_D, "importance_sampling")
     anchored: list[tinker.Datum] = []
     for datum, bare, record in zip(data_D, bare_D, output.loss_fn_outputs, strict=True):
         is_action_T = datum.loss_fn_inputs["mask"].to_numpy() > 0
@@ -104,6 +111,7 @@ async def update_policy(
     config: UpdateConfig,
     *,
     foreign_D: Sequence[bool] | None = None,
+    sent: Sequence[Awaitable[tinker.ForwardBackwardOutput]] | None = None,
 ) -> Updated:
     """``forward_backward`` and ``optim_step`` for every minibatch.
 
@@ -116,6 +124,7 @@ async def update_policy(
         config: Loss and optimiser.
         foreign_D: Datums whose logprobs belong to another context than they are trained in. Metrics of drift and
             entropy leave them out: they would measure the other context.
+        sent: Requests that hold all of the datums, in order, if they were sent before.
     """
     metrics: dict[str, float] = {
         "optim/lr": config.learning_rate,
@@ -124,18 +133,18 @@ async def update_policy(
     }
     if not data_D:
         return Updated(data_D=(), logprobs_D=(), metrics=metrics)
-    loss_fn_config = None if config.loss_fn_config is None else dict(config.loss_fn_config)
-    pending: list[tuple[Awaitable[tinker.ForwardBackwardOutput], Awaitable[tinker.OptimStepResponse]]] = []
-    for minibatch in _minibatches(data_D, config.num_substeps):
-        data = [without_mask(datum) for datum in minibatch]
-        if config.loss_fn == "dro":
-            data = await _anchored(client, minibatch, data)
-        forward_backward = client.forward_backward(data, config.loss_fn, loss_fn_config)
-        pending.append((forward_backward, client.optim_step(config.adam_params())))
+    pending: list[
+        tuple[Sequence[Awaitable[tinker.ForwardBackwardOutput]], Awaitable[tinker.OptimStepResponse]]
+    ] = []
+    if sent is not None:
+        pending.append((sent, client.optim_step(config.adam_params())))
+    for minibatch in _minibatches(data_D, config.num_substeps) if sent is None else ():
+        data = await _anchored(client, minibatch) if config.loss_fn == "dro" else minibatch
+        pending.append(([send(client, data, config)], client.optim_step(config.adam_params())))
     outputs: list[tinker.ForwardBackwardOutput] = []
     responses: list[tinker.OptimStepResponse] = []
-    for forward_backward, optim_step in pending:
-        outputs.append(await forward_backward)
+    for requests, optim_step in pending:
+        outputs.append(_joined([await request for request in requests]))
         responses.append(await optim_step)
     for minibatch, response in zip(_minibatches(data_D, config.num_substeps), responses, strict=True):
         check_applied_once(minibatch, response, config.loss_fn)
@@ -148,6 +157,20 @@ async def update_policy(
     drift = logprob_metrics([data_D[place] for place in own], [logprobs_D[place] for place in own])
     metrics |= drift | _engine_metrics(outputs, responses)
     return Updated(data_D=data_D, logprobs_D=logprobs_D, metrics=metrics)
+
+
+def _joined(outputs: Sequence[tinker.ForwardBackwardOutput]) -> tinker.ForwardBackwardOutput:
+    """What one request with the data of all would have answered; metrics other than the loss are averages."""
+    names = sorted({name for output in outputs for name in output.metrics})
+    columns = {name: [output.metrics[name] for output in outputs if name in output.metrics] for name in names}
+    return tinker.ForwardBackwardOutput(
+        loss_fn_output_type=outputs[0].loss_fn_output_type,
+        loss_fn_outputs=[record for output in outputs for record in output.loss_fn_outputs],
+        metrics={
+            name: math.fsum(column) / (1 if name == "loss:sum" else len(column))
+            for name, column in columns.items()
+        },
+    )
 
 
 def _engine_metrics(

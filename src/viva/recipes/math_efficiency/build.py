@@ -65,6 +65,11 @@ def make_plan(config: Config) -> Plan[Config]:
     strategies = list(find_strategies(config.strategies))
     _check_mixture(config, strategies)
     _check_estimator(config, strategies)
+    if config.max_staleness or config.stream_updates:
+        raise ValueError(
+            "the estimators weigh a whole batch that the policy being trained has sampled; leave out max_staleness and "
+            "stream_updates"
+        )
     EfficientReward(answer="0", token_budget=_budget(config), length_weight=config.length_weight)
     plan = plan_run(
         config,

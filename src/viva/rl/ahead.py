@@ -1,0 +1,100 @@
+"""Rollouts that run ahead of the updates: a remote engine samples the next steps while it trains this one.
+
+With a staleness of ``k``, the rollouts of a step are made by the policy of ``k`` updates before it, and begin as soon
+as that policy is there and the rollouts before them are done. Who samples a step is thus a matter of arithmetic, not
+of time. The sampling logprobs are those of the policy that sampled, so the loss's ratio is right.
+
+Some steps, and the first one, wait for the update before them. The loop has its evaluations and regular checkpoints
+there, so what is measured or resumed does not depend on what was under way.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from viva.judging.policy import SamplingClient
+
+__all__ = ["Played", "RolloutsAhead"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played(Generic[T]):
+    """The rollouts of a step."""
+
+    result: T
+    staleness: int
+    """Updates made after the policy that sampled."""
+    seconds: float
+
+
+class RolloutsAhead(Generic[T]):
+    """Starts the rollouts of all steps, one after the other.
+
+    Args:
+        play: Makes the rollouts of a step with a sampler.
+        first_step: Where the run goes on.
+        num_steps: Where it ends.
+        max_staleness: Updates that a sampler may be behind; 0 never samples and trains at the same time.
+        starts_afresh: Whether a step waits for the update before it all the same.
+    """
+
+    def __init__(
+        self,
+        play: Callable[[int, SamplingClient], Awaitable[T]],
+        *,
+        first_step: int,
+        num_steps: int,
+        max_staleness: int,
+        starts_afresh: Callable[[int], bool],
+    ) -> None:
+        self._play = play
+        self._first_step = first_step
+        self._num_steps = num_steps
+        self._max_staleness = max_staleness
+        self._starts_afresh = starts_afresh
+        self._next = first_step
+        self._tasks: dict[int, asyncio.Task[Played[T]]] = {}
+
+    def version_of(self, step: int) -> int:
+        """How many updates the policy has seen that samples a step."""
+        oldest = max(self._first_step, step - self._max_staleness)
+        fresh = (start for start in range(step, oldest, -1) if self._starts_afresh(start))
+        return next(fresh, oldest)
+
+    def offer(self, version: int, sampler: SamplingClient) -> None:
+        """Start the rollouts that wait for the policy after so many updates."""
+        while self._next < self._num_steps and self.version_of(self._next) == version:
+            before = self._tasks.get(self._next - 1)
+            self._tasks[self._next] = asyncio.create_task(self._run(self._next, version, sampler, before))
+            self._next += 1
+
+    async def take(self, step: int) -> Played[T]:
+        """The rollouts of a step, which must have been started.
+
+        Raises:
+            Exception: What `play` raised.
+        """
+        played = await self._tasks[step]
+        self._tasks.pop(step - 1, None)
+        return played
+
+    async def close(self) -> None:
+        """Stop what is under way; nobody will take it."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(
+        self, step: int, version: int, sampler: SamplingClient, before: asyncio.Task[Played[T]] | None
+    ) -> Played[T]:
+        if before is not None:
+            await asyncio.wait([before])
+            before.result()  # what follows a failure is not played
+        started = time.monotonic()
+        result = await self._play(step, sampler)
+        return Played(result=result, staleness=step - version, seconds=time.monotonic() - started)
