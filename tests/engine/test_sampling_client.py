@@ -408,6 +408,33 @@ def test_an_error_of_one_batch_fails_its_requests_and_no_others(
     assert len(good.result().sequences[0].tokens) == 8
 
 
+def test_an_error_between_two_tokens_reaches_its_requests_and_no_others_wait_for_ever(
+    service: LocalServiceClient, model_dir: Callable[[str], str]
+) -> None:
+    sampler = service.create_sampling_client(base_model=model_dir("llama"))
+    expected = sample(sampler, PROMPT, max_tokens=4)[0].tokens
+    decoder = sampler._decoder.result()
+    decode, calls = decoder._decode, iter(range(100))
+
+    def failing() -> bool:
+        if next(calls) == 2:
+            raise RuntimeError("out of memory")
+        return decode()
+
+    decoder._decode = failing
+
+    other = service.create_sampling_client(base_model=model_dir("llama"))
+
+    async def program() -> list[int]:
+        going_on = other.sample(ints(PROMPT), 1, params(max_tokens=40))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await sampler.sample(ints(PROMPT), 2, params(max_tokens=50))
+        async with asyncio.timeout(60):
+            return list((await going_on).sequences[0].tokens)
+
+    assert run(program())[:4] == expected
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -69,6 +69,7 @@ class Decoder:
         """Reuse nothing that was computed so far; live samples go on."""
         self._table.forget()
 
+    @torch.inference_mode()  # rows that were computed in it can be changed in it only
     def fail(self, error: BaseException) -> None:
         """Fail the requests of the unit at work."""
         for request in self._at_work:
