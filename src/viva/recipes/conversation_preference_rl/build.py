@@ -25,7 +25,7 @@ from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 if TYPE_CHECKING:
     from viva.recipes.conversation_preference_rl.train import Config
 
-__all__ = ["build_training", "conversation_factory", "judge_prompt", "make_plan", "run"]
+__all__ = ["build_training", "check_conversation", "conversation_factory", "judge_prompt", "make_plan", "run"]
 
 
 def make_plan(config: Config) -> Plan[Config]:
