@@ -90,6 +90,60 @@ def test_any_program_gets_what_each_of_its_requests_gets_alone(
     decoder = client._decoder.result()
     assert not decoder.has_work()
     assert not decoder._table.rows
+    assert decoder._table._prefixes.num_bytes <= limits.prefix_cache_bytes
+    assert decoder._table.cache.num_bytes <= limits.prefix_cache_bytes
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+def test_a_seed_gives_the_same_tokens_in_any_of_a_hundred_batches(
+    family: str,
+    model_dir: Callable[[str], str],
+    alone: Callable[[str], LocalSamplingClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("viva.engine.rows.LEAST_GAIN", 1)
+    dice = random.Random(0)
+    client = LocalServiceClient(device="cpu").create_sampling_client(base_model=model_dir(family))
+    openings = [[], *([dice.randrange(200) for _ in range(size)] for size in (17, 40))]
+    calls: list[Call] = []
+    for seed in range(12):
+        prompt = openings[seed % 3] + [dice.randrange(200) for _ in range(dice.randrange(1, 9))]
+        calls.append((prompt, dice.choice([1, 2, 3]), {"max_tokens": dice.randrange(1, 8), "seed": seed}))
+    expected = [
+        alone(family).sample(ints(prompt), number, params(**settings)).result()
+        for prompt, number, settings in calls
+    ]
+    for _ in range(100):
+        if dice.random() < 0.5:
+            client._decoder.result().forget()
+        batch = dice.choices(range(len(calls)), k=dice.randrange(1, 8))
+        futures = [client.sample(ints(calls[i][0]), calls[i][1], params(**calls[i][2])) for i in batch]
+        for index, future in zip(batch, futures, strict=True):
+            for ours, theirs in zip(future.result().sequences, expected[index].sequences, strict=True):
+                assert ours.tokens == theirs.tokens
+
+
+def test_rows_that_begin_alike_hold_one_copy_of_their_beginning(
+    service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("viva.engine.rows.LEAST_GAIN", 1)
+    client = service.create_sampling_client(base_model=model_dir("qwen3"))
+    decoder, shared = client._decoder.result(), list(range(40))
+    client.sample(ints([*shared, 1]), 1, params(max_tokens=30))
+    decoder.run_unit()
+    decoder.run_unit()
+    (first,) = decoder._table.rows
+    assert (first.trunk, first.num_own) == (None, 42)
+    client.sample(ints([*shared, 2]), 1, params(max_tokens=30))
+    decoder.run_unit()
+    assert [row.num_own for row in decoder._table.rows] == [10, 9]  # 32 tokens, two blocks, are shared
+    client.sample(ints([*shared, 3]), 3, params(max_tokens=30))
+    decoder.run_unit()
+    rows = decoder._table.rows
+    assert [row.num_own for row in rows] == [10, 9, 9, 9, 9]
+    assert len({id(row.trunk) for row in rows}) == 1
+    while decoder.has_work():
+        decoder.run_unit()
 
 
 def test_a_groups_prompt_is_computed_once(
