@@ -279,7 +279,7 @@ def _cost(options: argparse.Namespace) -> int:
     try:
         chosen, config = parse_cost(options.options)
         text = cost_text(recipe_cost(config, chosen.text), chosen)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return _mistake(str(error))
     sys.stdout.write(text)
     return 0

@@ -295,6 +295,10 @@ def test_every_option_is_documented_with_its_default() -> None:
         (["recipe=critique_self_play", "prompt_tokens=inf"], "prompt_tokens must be above 0 and finite"),
         (["recipe=critique_self_play", "accelerators=8,-8"], "accelerators must be numbers of 1 or more"),
         (["recipe=critique_self_play", "batch_size=6"], "batch_size must be divisible by num_agents"),
+        (["recipe=math_efficiency", "strategies=[]"], "strategies must name at least one"),
+        (["recipe=math_efficiency", "group_size=0"], "group_size must be 1 or more; got 0"),
+        (["recipe=conversation_preference_rl", "max_rounds=0"], "max_rounds must be 1 or more; got 0"),
+        (["recipe=conversation_preference_rl", "judge_prompt_path=/no/such/file"], "/no/such/file"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(capsys, arguments, message) -> None:

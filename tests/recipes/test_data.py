@@ -1,4 +1,6 @@
+import hashlib
 import json
+import tracemalloc
 
 import datasets
 import pytest
@@ -12,7 +14,7 @@ from viva.recipes.data import (
     load_jsonl,
     load_prompts,
 )
-from viva.rl.prompts import PromptItem
+from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
 
 
 def write(folder, text, name="data.jsonl"):
@@ -24,12 +26,12 @@ def write(folder, text, name="data.jsonl"):
 @pytest.mark.parametrize("key", ["query", "prompt", "text", "question"])
 def test_each_of_the_three_keys_is_a_prompt(tmp_path, key):
     path = write(tmp_path, json.dumps({key: "Why?"}))
-    assert load_jsonl(path) == [PromptItem(question="Why?")]
+    assert list(load_jsonl(path)) == [PromptItem(question="Why?")]
 
 
 def test_answers_blank_lines_line_ends_and_a_byte_order_mark_are_read(tmp_path):
     text = '\ufeff{"query": "a", "answer": 3}\r\n\r\n{"query": "b", "answer": "x"}\n\n{"query": "c", "answer": null}'
-    items = load_jsonl(write(tmp_path, text))
+    items = list(load_jsonl(write(tmp_path, text)))
     assert items == [
         PromptItem(question="a", answer="3"),
         PromptItem(question="b", answer="x"),
@@ -183,3 +185,74 @@ def test_sources_are_joined_in_order_and_cut_to_their_limits(tmp_path, rows):
     train, test = load_prompts(sources)
     assert [item.question for item in train] == ["first", "second", "1+1", "2+2"]
     assert [item.question for item in test] == ["t1"]
+
+
+def test_columns_of_every_kind_of_file_are_mapped_and_rows_beyond_the_limit_are_not_read(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    good = {"task": ["1+1", "2+2", " "], "solution": ["2", "4", "6"], "source": ["x", "y", "z"]}
+    data = datasets.Dataset.from_dict(good)
+    for name in ("x.parquet", "x.jsonl", "x.csv"):
+        path = tmp_path / name
+        {"parquet": data.to_parquet, "jsonl": data.to_json, "csv": data.to_csv}[path.suffix[1:]](path)
+        source = HubSource(name=str(path), prompt_column="task", answer_column="solution")
+        train, _ = load_hub(source, max_train=2)
+        assert list(train) == [PromptItem(question="1+1", answer="2"), PromptItem(question="2+2", answer="4")]
+        with pytest.raises(ValueError, match=r"train\[2\]: 'task' must be text that is not empty"):
+            load_hub(source)
+    assert len(load_jsonl(write(tmp_path, '{"query": "a"}\n{"query": "b"}\nnonsense'), limit=2)) == 2
+
+
+def test_memory_stays_flat_whatever_the_size_of_a_file(tmp_path):
+    line = json.dumps({"query": "How much is it? " * 60, "answer": 1}) + "\n"
+    peaks = []
+    for count in (2_000, 20_000):  # 2 and 20 MB
+        path = tmp_path / f"{count}.jsonl"
+        with path.open("w") as file:
+            file.writelines(line for _ in range(count))
+        sources = PromptSources(train_prompts_path=str(path))
+        tracemalloc.start()
+        train, test = load_prompts(sources)
+        assert len(prompts_digest(train, test)) == 16
+        order = PromptOrder(items=train, seed=0, groups_per_batch=4, num_groups=8)
+        assert [item.answer for item in order.batch(1)] == ["1"] * 4
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # 18 MB more of text cost two integers for every prompt: where it is, and its place in the order
+    assert peaks[1] - peaks[0] < 100 * 18_000
+    assert peaks[1] < 2_500_000
+
+
+@given(st.lists(st.text(min_size=1).filter(str.strip), max_size=3), st.integers(0, 3))
+def test_the_digest_is_that_of_the_lists_as_json(prompts, num_lists):
+    items = [PromptItem(question=prompt, answer=None) for prompt in prompts]
+    lists = [items] * num_lists
+    text = json.dumps([[[item.question, item.answer] for item in one] for one in lists])
+    assert prompts_digest(*lists) == hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def test_prompts_are_found_by_place_from_either_end_and_in_slices(tmp_path):
+    path = write(tmp_path, '\ufeff{"query": "b"}\r\n\n{"query": "c"}\n')
+    train, _ = load_prompts(PromptSources(train_prompts=["a"], train_prompts_path=str(path)))
+    assert [train[place].question for place in (0, 1, 2, -1, -3)] == ["a", "b", "c", "c", "a"]
+    assert [item.question for item in train[1:]] == ["b", "c"]
+    with pytest.raises(IndexError):
+        train[3]
+
+
+def hub_answers(monkeypatch, error):
+    def fail(*args, **kwargs):
+        raise datasets.exceptions.DatasetNotFoundError("not here") from error
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+
+
+def test_a_gated_data_set_is_told_as_one(monkeypatch):
+    import httpx
+    from huggingface_hub.errors import GatedRepoError
+
+    request = httpx.Request("GET", "https://hub")
+    hub_answers(monkeypatch, GatedRepoError("403", response=httpx.Response(403, request=request)))
+    with pytest.raises(ValueError, match=r"hf_dataset_name=someone/data is gated: .*HF_TOKEN"):
+        load_hub(hub("someone/data"))

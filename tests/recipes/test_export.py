@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from pathlib import Path
 
 import chz
@@ -15,6 +16,7 @@ from random_models import make_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import viva.rl.export
 from viva.cli import main
 from viva.engine import LocalServiceClient
 from viva.recipes.export import ExportOptions, export_run
@@ -143,6 +145,7 @@ def test_a_model_of_which_all_was_trained_is_exported_whole(tmp_path, capsys) ->
     assert main(["export", str(run)]) == 0
     assert capsys.readouterr().out == f"{run / 'export' / 'model'}\n"
     assert logprobs_of(plain(run / "export" / "model")) == pytest.approx(expected(run), abs=1e-5)
+    assert json.loads((run / "export" / "model" / "config.json").read_text())["dtype"] == "float32"
     with pytest.raises(ValueError, match=r"all weights \(lora_rank=0\).*Leave precision out"):
         export_run(run, ExportOptions(to=str(tmp_path / "other"), precision="bfloat16"))
     assert not (tmp_path / "other").exists()
@@ -158,6 +161,28 @@ def test_a_model_of_which_all_was_trained_is_exported_whole(tmp_path, capsys) ->
 def test_a_checkpoint_that_is_not_there_is_refused(trained, tmp_path, capsys, name, message) -> None:
     assert main(["export", str(trained[0]), f"to={tmp_path}", f"checkpoint={name}"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_base_model_is_never_replaced(trained, tmp_path) -> None:
+    run, *_ = trained
+    base = shutil.copytree(json.loads((run / "config.json").read_text())["model_name"], tmp_path / "model")
+    options = ExportOptions(to=str(tmp_path), model_name=str(base), overwrite=True)
+    with pytest.raises(ValueError, match="would replace the base model"):
+        export_run(run, options)
+    assert (base / "config.json").is_file()
+
+
+def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_told(trained, tmp_path, monkeypatch) -> None:
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    real = viva.rl.export.shutil.copyfile
+
+    def pruned(source, target):
+        shutil.rmtree(Path(source).parent)
+        return real(source, target)
+
+    monkeypatch.setattr(viva.rl.export.shutil, "copyfile", pruned)
+    with pytest.raises(ValueError, match=r"checkpoint .* was removed while it was exported.*Export again"):
+        export_run(run, ExportOptions())
 
 
 def test_a_folder_without_a_run_and_a_remote_state_are_refused(tmp_path) -> None:

@@ -17,6 +17,7 @@ from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers.base import ContentPart, Message, Renderer, get_text_content
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 
+from viva.conversation.chat_template import CHAT_TEMPLATE, ChatTemplateRenderer
 from viva.conversation.guard import GuardedTokenizer
 
 __all__ = ["build_prompt", "load_renderer", "read_reply", "shield_messages"]
@@ -51,9 +52,9 @@ def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None 
     Args:
         tokenizer: The model's Hugging Face tokenizer (or an already guarded one).
         model_name: Hub name or local path.
-        renderer_name: A tinker-cookbook renderer, for models whose format is not recognised. By default the
-            one that the cookbook recommends for the model, else the one that fits the tokenizer's control
-            tokens, else ``role_colon``, which needs no control tokens.
+        renderer_name: A tinker-cookbook renderer, or ``chat_template`` for the tokenizer's own template. By default
+            the one that the cookbook recommends for the model, else the one that fits the tokenizer's control
+            tokens, else the tokenizer's template, else ``role_colon``, which needs no control tokens.
 
     Raises:
         ValueError: If there is no renderer of that name, or it needs control tokens that the tokenizer lacks.
@@ -61,15 +62,24 @@ def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None 
     guarded = tokenizer if isinstance(tokenizer, GuardedTokenizer) else GuardedTokenizer(tokenizer)
     name = renderer_name or _recommended(model_name) or _by_control_tokens(guarded)
     try:
-        renderer = renderers.get_renderer(name, cast(Any, guarded), model_name=model_name)
+        renderer = _make(name, guarded, model_name)
     except RendererError as error:
-        close = difflib.get_close_matches(name, [*_NAMES, *renderers.get_registered_renderer_names()], n=1)
+        known = [CHAT_TEMPLATE, *_NAMES, *renderers.get_registered_renderer_names()]
+        close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"frequent ones are {', '.join(_NAMES)}."
         raise ValueError(
             f"renderer_name must name a tinker-cookbook renderer; got {name!r}; {hint}"
         ) from error
     _check_control_tokens(renderer, guarded, name, model_name)
     renderer.__class__ = _picklable(type(renderer))
+    return renderer
+
+
+def _make(name: str, tokenizer: GuardedTokenizer, model_name: str) -> Renderer:
+    if name != CHAT_TEMPLATE:
+        return renderers.get_renderer(name, cast(Any, tokenizer), model_name=model_name)
+    renderer: Any = ChatTemplateRenderer(tokenizer)
+    renderer._renderer_name, renderer._model_name = name, model_name
     return renderer
 
 
@@ -85,7 +95,11 @@ def _by_control_tokens(tokenizer: GuardedTokenizer) -> str:
     for needed, name in _FAMILIES:
         if all(token in added for token in needed):
             return name
-    return _FALLBACK
+    try:
+        ChatTemplateRenderer(tokenizer)
+    except ValueError:  # no template, or one whose markers text could forge
+        return _FALLBACK
+    return CHAT_TEMPLATE
 
 
 def _check_control_tokens(

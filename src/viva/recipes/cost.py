@@ -148,7 +148,9 @@ def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
     from viva.conversation.round_robin import round_robin_protocol
     from viva.judging.comparison import VERDICT_PREFIX
     from viva.recipes.conversation_preference_rl.build import judge_prompt
+    from viva.recipes.plan import at_least
 
+    at_least(config, {"num_agents": 2, "max_rounds": 1})
     protocol = round_robin_protocol(config.max_rounds, order=config.order, personas=config.personas)
     calls = _conversation(protocol, config.num_agents, how)
     matches = _tournament(config.num_agents, config.max_rounds, config.tournament_pattern)
@@ -184,7 +186,11 @@ def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
 def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
     from viva.experts.estimators import Need
     from viva.recipes.math_efficiency.build import experts_of
+    from viva.recipes.plan import at_least
 
+    at_least(config, {"num_agents": 2, "max_rounds": 1, "group_size": 1})
+    if not config.strategies:
+        raise ValueError("strategies must name at least one search strategy, like iid; got []")
     experts = experts_of(config)
     needs = experts.make().needs
     scoring = Scoring(swapped=Need.OLD_LOGPROBS in needs, contexts=Need.CONTEXT_LOGPROBS in needs)

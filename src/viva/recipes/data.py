@@ -1,13 +1,20 @@
-"""Where prompts come from: a list, a JSONL file, a Hugging Face data set, or several of them together."""
+"""Where prompts come from: a list, a JSONL file, a Hugging Face data set, or several of them together.
+
+Everything is read once at the start, to find mistakes, but nothing is kept: prompts are read again when their turn
+comes, from the file or from the memory-mapped data set.
+"""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from viva.engine.hub import hub_problem
+from viva.recipes.lazy_prompts import LazyPrompts, file_lines, indexed_lines
 from viva.rl.prompts import PromptItem
 
 __all__ = [
@@ -73,24 +80,27 @@ class PromptSources:
                 raise ValueError(f"train_prompts[{index}] is empty; every prompt needs text")
 
 
-def load_prompts(sources: PromptSources) -> tuple[list[PromptItem], list[PromptItem]]:
-    """Training and test prompts of all sources, cut to their limits.
+def load_prompts(sources: PromptSources) -> tuple[Sequence[PromptItem], list[PromptItem]]:
+    """Training and test prompts of all sources, cut to their limits. Training prompts are read when they are asked for.
 
     Raises:
         ValueError: For anything that cannot be read; the message names file and line, or data set and column.
     """
-    train = [PromptItem(question=prompt) for prompt in sources.train_prompts or ()]
-    test: list[PromptItem] = []
-    if sources.train_prompts_path is not None:
-        train.extend(load_jsonl(sources.train_prompts_path))
-    if sources.test_prompts_path is not None:
-        test.extend(load_jsonl(sources.test_prompts_path))
+    limit = sources.max_train_samples
+    listed = [PromptItem(question=prompt) for prompt in sources.train_prompts or ()][:limit]
+    train: list[Sequence[PromptItem]] = [listed]
+
+    def room() -> int | None:
+        return None if limit is None else limit - sum(map(len, train))
+
+    if sources.train_prompts_path is not None and room() != 0:
+        train.append(load_jsonl(sources.train_prompts_path, limit=room()))
+    test = load_test_prompts(sources.test_prompts_path, None, sources.max_test_samples)
     if sources.hub is not None:
-        room = None if sources.max_train_samples is None else max(sources.max_train_samples - len(train), 0)
-        hub_train, hub_test = load_hub(sources.hub, max_train=room, max_test=sources.max_test_samples)
-        train.extend(hub_train)
-        test.extend(hub_test)
-    return train[: sources.max_train_samples], test[: sources.max_test_samples]
+        hub_train, hub_test = load_hub(sources.hub, max_train=room(), max_test=sources.max_test_samples)
+        train.append(hub_train)
+        test = [*test, *hub_test][: sources.max_test_samples]
+    return LazyPrompts([(len(part), part.__getitem__) for part in train]), test
 
 
 def load_test_prompts(path: str | None, hub: HubSource | None, limit: int | None) -> list[PromptItem]:
@@ -99,39 +109,43 @@ def load_test_prompts(path: str | None, hub: HubSource | None, limit: int | None
     Raises:
         ValueError: For anything that cannot be read.
     """
-    items = [] if path is None else load_jsonl(path)
+    items = [] if path is None else list(load_jsonl(path, limit=limit))
     if hub is not None:
         items += load_hub(hub, max_train=0, max_test=limit)[1]
     return items[:limit]
 
 
-def load_jsonl(path: str | Path) -> list[PromptItem]:
+def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:
     """Prompts of a JSONL file: objects with ``query``, ``prompt``, ``text`` or ``question``, and optionally ``answer``.
+
+    Args:
+        path: The file. It must stay as it is while prompts are read.
+        limit: Read only the first so many.
 
     Raises:
         ValueError: If a line is not such an object (the message starts with ``file:line``), the file is not UTF-8
             text, or it holds no prompt.
     """
     path = Path(path).expanduser()
+    starts = array("Q")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        for number, start, line in islice(file_lines(path), limit):
+            _parse_line(line, f"{path}:{number}")
+            starts.append(start)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}; save the file as UTF-8") from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    items = [
-        _parse_line(line, f"{path}:{number}")
-        for number, line in enumerate(text.split("\n"), 1)
-        if line.strip()
-    ]
-    if not items:
+    if not starts:
         raise ValueError(f'{path} holds no prompts; write one object per line, like {{"query": "..."}}')
-    return items
+    read = indexed_lines(path, starts)
+    return LazyPrompts([(len(starts), lambda place: _parse_line(read(place), f"{path}, prompt {place + 1}"))])
 
 
-def _parse_line(line: str, place: str) -> PromptItem:
+def _parse_line(line: bytes, place: str) -> PromptItem:
+    text = line.decode("utf-8")
     try:
-        value: object = json.loads(line)
+        value: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not valid JSON ({error}); write one object per line") from error
     if not isinstance(value, dict):
@@ -155,16 +169,16 @@ def _item(question: object, answer: object, key: str, place: str) -> PromptItem:
 
 def load_hub(
     source: HubSource, *, max_train: int | None = None, max_test: int | None = None
-) -> tuple[list[PromptItem], list[PromptItem]]:
+) -> tuple[Sequence[PromptItem], list[PromptItem]]:
     """Training and test prompts of a Hugging Face data set; rows beyond the limits are not read.
 
     Raises:
         ValueError: If the data set, a split or a column cannot be found; the message lists what there is.
     """
     splits = _load_splits(source)
-    train = list(islice(_rows(source, splits, source.train_split), max_train))
+    train = _rows(source, splits, source.train_split, max_train)
     test_split = source.test_split or ("test" if "test" in splits else None)
-    test = list(islice(_rows(source, splits, test_split), max_test)) if test_split else []
+    test = list(_rows(source, splits, test_split, max_test)) if test_split else []
     return train, test
 
 
@@ -181,14 +195,16 @@ def _load_splits(source: HubSource) -> Mapping[str, Any]:
         else:
             loaded = datasets.load_dataset(str(path) if path.exists() else source.name, source.config)
     except (OSError, ValueError, DatasetsError) as error:
+        problem = None if path.exists() else hub_problem(error, name=source.name, option="hf_dataset_name")
         raise ValueError(
-            f"hf_dataset_name={source.name} (config {source.config}) could not be loaded: {error}. "
+            problem
+            or f"hf_dataset_name={source.name} (config {source.config}) could not be loaded: {error}. "
             "Give a name of the hub, or the path of a folder or file with .parquet, .json, .jsonl or .csv data."
         ) from error
     return loaded if isinstance(loaded, Mapping) else {source.train_split: loaded}
 
 
-def _rows(source: HubSource, splits: Mapping[str, Any], split: str) -> Iterator[PromptItem]:
+def _rows(source: HubSource, splits: Mapping[str, Any], split: str, limit: int | None) -> LazyPrompts:
     if split not in splits:
         raise ValueError(
             f"data set {source.name} has no split {split!r}; it has {', '.join(splits)}. "
@@ -206,8 +222,14 @@ def _rows(source: HubSource, splits: Mapping[str, Any], split: str) -> Iterator[
             raise ValueError(
                 f"data set {source.name} has no column {column!r}; it has {', '.join(columns)}.{hint} Set {option}."
             )
-    for index, row in enumerate(rows):
+    count = len(rows) if limit is None else min(limit, len(rows))
+
+    def item(index: int, row: Mapping[str, Any]) -> PromptItem:
         answer = row[source.answer_column] if source.answer_column else None
-        yield _item(
+        return _item(
             row[source.prompt_column], answer, source.prompt_column, f"{source.name} {split}[{index}]"
         )
+
+    for index, row in enumerate(islice(rows, count)):
+        item(index, row)
+    return LazyPrompts([(count, lambda index: item(index, rows[index]))])

@@ -68,16 +68,26 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
             "tinker_cookbook.weights for Tinker)"
         )
     target = run.folder / "export" if options.to is None else Path(options.to).expanduser()
-    _check_free(target, overwrite=options.overwrite)
     name = options.model_name or str(run.config["model_name"])
     model = resolve_model(name)
+    _check_free(target, model, overwrite=options.overwrite)
     trained_on = str(run.config.get("precision", "float32"))
     trained_on = "float32" if trained_on == "fast" else trained_on  # that is how it sampled
     precision = "float32" if is_whole else options.precision or trained_on
-    first = export_weights(state_path, model=model, folder=target)
-    written = [] if first is None else [first]
-    if options.merge and written and written[0].name == "adapter":
-        written.append(merge_adapter_into_model(state_path, model=model, precision=precision, folder=target))
+    try:
+        first = export_weights(state_path, model=model, folder=target)
+        written = [] if first is None else [first]
+        if options.merge and written and written[0].name == "adapter":
+            written.append(
+                merge_adapter_into_model(state_path, model=model, precision=precision, folder=target)
+            )
+    except (ValueError, OSError) as error:
+        if Path(state_path).is_dir():
+            raise
+        raise ValueError(
+            f"the checkpoint {checkpoint.name} was removed while it was exported: the run goes on and keeps its last "
+            "ones. Export again."
+        ) from error
     for path in written:
         is_adapter = path.name == "adapter"
         card = ModelCard(
@@ -91,8 +101,12 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     return written
 
 
-def _check_free(target: Path, *, overwrite: bool) -> None:
+def _check_free(target: Path, model: str, *, overwrite: bool) -> None:
     for name in ("adapter", "model"):
+        if Path(model).resolve().is_relative_to((target / name).resolve()):
+            raise ValueError(
+                f"{target / name} would replace the base model, which is {model}; give another folder (to=...)"
+            )
         if (target / name).exists() and not overwrite:
             raise ValueError(
                 f"{target / name} exists; give another folder (to=...), or overwrite=true to replace it"

@@ -98,7 +98,7 @@ def plan_run(
     if config.max_steps is not None:
         num_groups = min(num_groups, config.max_steps * groups_per_batch)
     order = PromptOrder(
-        items=tuple(train_items), seed=config.seed, groups_per_batch=groups_per_batch, num_groups=num_groups
+        items=train_items, seed=config.seed, groups_per_batch=groups_per_batch, num_groups=num_groups
     )
     model = resolve_model(config.model_name)
     engine = _engine(config, model)

@@ -43,7 +43,9 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
     from transformers import AutoConfig, AutoTokenizer
 
     target = _empty(folder / "model")
-    AutoConfig.from_pretrained(model).save_pretrained(target)
+    config: Any = AutoConfig.from_pretrained(model)
+    config.dtype = "float32"  # all weights are trained in float32, whatever the type of the base
+    config.save_pretrained(target)
     AutoTokenizer.from_pretrained(model).save_pretrained(target)
     shutil.copyfile(state / _MODEL_FILE, target / _MODEL_FILE)
     return target

@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+from viva.engine.hub import hub_problem
+
 __all__ = ["LARGEST_RATE", "cached_config", "default_learning_rate"]
 
 LARGEST_RATE = 1e-3
@@ -32,7 +34,7 @@ def default_learning_rate(model_name: str, *, is_lora: bool = True, may_fetch: b
         may_fetch: Whether the hub may be asked for the model's ``config.json``. Without it no network is used.
 
     Raises:
-        ValueError: If nothing is known about the model.
+        ValueError: If nothing is known about the model, or the hub does not give its ``config.json``.
     """
     folder_config = Path(model_name).expanduser() / "config.json"
     if folder_config.is_file():
@@ -85,9 +87,11 @@ def cached_config(model_name: str) -> Path | None:
 
 def _fetched_config(model_name: str) -> Path | None:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return Path(hf_hub_download(model_name, "config.json"))
-    except (HfHubHTTPError, OSError, ValueError):  # no such model, no network, no valid name
-        return None
+    except (OSError, ValueError) as error:  # those of the hub are among them
+        problem = hub_problem(error, name=model_name, option="model_name")
+        if problem is None:  # nothing to read there, or no valid name
+            return None
+        raise ValueError(problem) from error

@@ -21,8 +21,16 @@ class PromptItem:
 
 def prompts_digest(*lists: Iterable[PromptItem]) -> str:
     """A short fingerprint of lists of prompts: a resumed run must have the same ones, in the same order."""
-    rows = [[[item.question, item.answer] for item in items] for items in lists]
-    return hashlib.blake2b(json.dumps(rows).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(digest_size=8)
+    # the JSON text of the lists, item by item: they may be larger than memory
+    for index, items in enumerate(lists):
+        digest.update(b", [" if index else b"[[")
+        for place, item in enumerate(items):
+            text = json.dumps([item.question, item.answer])
+            digest.update(f"{', ' if place else ''}{text}".encode())
+        digest.update(b"]")
+    digest.update(b"]" if lists else b"[]")
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +41,8 @@ class PromptOrder:
     prompts are seen equally often, also where a batch is larger than the data or spans two passes.
     """
 
-    items: tuple[PromptItem, ...]
+    items: Sequence[PromptItem]
+    """Asked for one by one, so that they may be read when needed."""
     seed: int
     groups_per_batch: int
     num_groups: int

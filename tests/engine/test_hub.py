@@ -1,0 +1,80 @@
+"""Errors of the hub say what to do; the hub is simulated, nothing is sent."""
+
+import httpx
+import pytest
+import transformers
+from huggingface_hub import constants, errors
+
+from viva.engine import LocalServiceClient
+from viva.rl.learning_rate import default_learning_rate
+
+NAME = "someone/Model-8B"
+
+
+def answered(kind: type[Exception], status: int) -> Exception:
+    response = httpx.Response(status, request=httpx.Request("GET", "https://hub"))
+    return kind("the hub said no", response=response)  # type: ignore[call-arg]
+
+
+CASES = [
+    (answered(errors.GatedRepoError, 403), False, r"is gated: .* 'hf auth login' or set HF_TOKEN"),
+    (
+        answered(errors.RepositoryNotFoundError, 404),
+        False,
+        r"is not on the hub, or it is private\. Check the spelling",
+    ),
+    (answered(errors.RevisionNotFoundError, 404), False, r"has no such revision"),
+    (
+        errors.LocalEntryNotFoundError("no file"),
+        True,
+        r"is not in the local cache, and HF_HUB_OFFLINE forbids",
+    ),
+    (errors.OfflineModeIsEnabled("offline"), True, r"is not in the local cache, and HF_HUB_OFFLINE forbids"),
+    (
+        errors.LocalEntryNotFoundError("no file"),
+        False,
+        r"is not in the local cache, and the hub cannot be reached\. Check the network",
+    ),
+    (
+        httpx.ConnectError("no route"),
+        False,
+        r"is not in the local cache, and the hub cannot be reached\. Check the network",
+    ),
+]
+
+
+@pytest.mark.parametrize(("cause", "is_offline", "message"), CASES)
+def test_what_the_hub_says_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, cause: Exception, is_offline: bool, message: str
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("transformers' own words") from cause
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(ValueError, match=rf"model_name={NAME} {message}"):
+        LocalServiceClient(device="cpu").create_lora_training_client(NAME)
+
+    def fetch(*args: object, **kwargs: object) -> None:
+        raise cause
+
+    if not isinstance(cause, OSError):  # the hub wraps what its HTTP client raises
+        return
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    with pytest.raises(ValueError, match=rf"model_name={NAME} {message}"):
+        default_learning_rate(NAME, may_fetch=True)
+
+
+def test_offline_mode_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="is not in the local cache, and HF_HUB_OFFLINE forbids"):
+        LocalServiceClient(device="cpu").create_lora_training_client("nobody/nothing")
+
+
+def test_errors_that_have_nothing_to_do_with_the_hub_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(OSError, match="disk full"):
+        LocalServiceClient(device="cpu").create_lora_training_client(NAME)
