@@ -54,6 +54,11 @@ def prefers_later(prompt: str) -> Mapping[str, float]:
     return {"A": 0.1, "B": 0.7, "T": 0.1} if first < second else {"A": 0.7, "B": 0.1, "T": 0.1}
 
 
+newer_sdk = pytest.mark.skipif(
+    not hasattr(tinker.SampledSequence, "topk_logprobs"), reason="this SDK has no alternatives of samples"
+)
+
+
 class OldClient:
     """The interface of older SDKs: a concurrent future, and alternatives within the prompt only."""
 
@@ -95,7 +100,7 @@ async def test_the_score_is_the_difference_of_the_labels_shares(style: str) -> N
     assert comparison.score == pytest.approx(0.375)
     assert comparison.off_set_mass == pytest.approx(0.2)
     (prompt,) = client.prompts
-    assert prompt.endswith(VERDICT_PREFIX)
+    assert prompt.removesuffix("A").endswith(VERDICT_PREFIX)  # older SDKs: what could stand instead of A
     assert "> 2 + 2?" in prompt
     assert shown(prompt) == ("two", "zero")
 
@@ -137,6 +142,7 @@ async def test_a_judge_that_says_something_else_is_invalid_not_a_tie() -> None:
     assert (await strict.compare("q", SOLUTIONS, 0, 1, 0)).outcome is Outcome.INVALID
 
 
+@newer_sdk
 async def test_one_request_of_one_token_is_made_per_comparison() -> None:
     requests: list[dict[str, Any]] = []
     inner = client_of(next_token=prefers_later)
@@ -201,6 +207,7 @@ async def test_an_engine_that_scores_prompts_only_gives_the_same_comparison() ->
     assert client.num_requests == 1 + 2 * len(LABELS)  # it is asked for alternatives once only
 
 
+@newer_sdk
 async def test_an_engine_without_probabilities_is_told_apart_from_an_undecided_judge() -> None:
     with pytest.raises(JudgeError, match=r"no usable probabilities .* judge mode 'verdict'"):
         await judge_of(client_of(next_token=None)).compare("q", SOLUTIONS, 0, 1, seed=0)

@@ -12,6 +12,7 @@ import pytest
 import tinker
 from tinker_cookbook.rl.types import RLDataset
 
+from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
@@ -70,6 +71,8 @@ LINE = Line()
 
 def prefers_later(prompt):
     """The judge likes the solution of the later agent better."""
+    if not prompt.endswith(VERDICT_PREFIX):
+        return {}
     first, second = (prompt.split(f"Solution {label}:\n> ", 1)[1].split("\n", 1)[0] for label in "AB")
     return {"A": 0.2, "B": 0.7} if first < second else {"A": 0.7, "B": 0.2}
 
