@@ -180,6 +180,8 @@ async def test_groups_are_sent_as_they_are_played_and_add_up_to_the_batch(tmp_pa
     ours, theirs = (metrics_of(tmp_path / str(streams)) for streams in (True, False))
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == pytest.approx(other)
+    tokens = [(tmp_path / str(streams) / "tokens.jsonl").read_text() for streams in (True, False)]
+    assert tokens[0] == tokens[1] != ""
     first = [event[0] for event in sent[: sent.index(("step", 0))]]
     assert first.count("train") == 2  # of three groups, one of which has equal rewards
     if order == (0, 1, 2):  # one is trained before the last is played
