@@ -4,12 +4,12 @@ import math
 from types import SimpleNamespace
 
 import pytest
-import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.rendering import load_renderer
+from viva.engine.sdk import make_sequence
 from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.rl.prompts import PromptItem
@@ -41,8 +41,8 @@ class Sampler:
         reason = "length" if self.cut else "stop"
         if not self.cut:
             tokens.append(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
-        sequence = tinker.SampledSequence(
-            stop_reason=reason, sequence_id="0", _tokens_list=tokens, _logprobs_list=[-0.1] * len(tokens)
+        sequence = make_sequence(
+            stop_reason=reason, sequence_id="0", tokens=tokens, logprobs=[-0.1] * len(tokens), topk=None
         )
         return SimpleNamespace(sequences=[sequence])
 

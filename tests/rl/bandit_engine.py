@@ -13,6 +13,8 @@ import numpy as np
 import tinker
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
 
+from viva.engine.sdk import make_sequence
+
 VOCABULARY = 8
 STOP = 0
 GOOD = 3
@@ -50,11 +52,12 @@ class BanditSampler:
                     reason = "stop"
                     break
             sequences.append(
-                tinker.SampledSequence(
+                make_sequence(
                     stop_reason=reason,
                     sequence_id=str(index),
-                    tokens_np=np.array(tokens, dtype=np.int32),
-                    logprobs_np=self.logprobs[tokens].astype(np.float32),
+                    tokens=tokens,
+                    logprobs=self.logprobs[tokens].tolist(),
+                    topk=None,
                 )
             )
         return Done(SimpleNamespace(sequences=sequences))

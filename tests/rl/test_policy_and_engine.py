@@ -1,5 +1,6 @@
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 import tinker
@@ -70,7 +71,7 @@ async def test_a_call_that_takes_too_long_times_out():
 async def test_a_sampler_without_logprobs_is_refused():
     class Silent(Recorder):
         def sample(self, prompt, num_samples, sampling_params):
-            sequence = tinker.SampledSequence(stop_reason="stop", sequence_id="0", _tokens_list=[1])
+            sequence = SimpleNamespace(stop_reason="stop", tokens=[1], logprobs=None)
             return Done(type("Response", (), {"sequences": [sequence]}))
 
     with pytest.raises(ValueError, match="returned no logprobs"):
