@@ -1,7 +1,7 @@
 """Measure rows of the table in ``docs/performance.md`` and write it anew.
 
     python benchmarks/performance/run.py [rows=long,balanced,...] [repeats=5] [threads=N] [record=yes]
-        [sides=TEXT,...] [model=1m]
+        [sides=TEXT/...] [model=1m]
 
 Without ``rows``, all of them; with ``rows=`` (none), the page is only written anew. A measured row replaces the one in
 the page; ``record=no`` only prints. ``sides`` measures only the sides whose name contains one of the texts, and
@@ -62,7 +62,7 @@ def parse(argv: Sequence[str]) -> Options:
         "rows": lambda text: tuple(filter(None, text.split(","))),
         "repeats": int,
         "threads": int,
-        "sides": lambda text: tuple(text.split(",")),
+        "sides": lambda text: tuple(text.split("/")),
         "model": {name: name for name in SIZES}.__getitem__,
         "record": lambda text: {"yes": True, "no": False}[text],
     }
