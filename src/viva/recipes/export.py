@@ -43,7 +43,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     from viva.recipes.common import resolve_model
     from viva.report.model_card import ModelCard, model_card
     from viva.report.run_files import read_run
-    from viva.rl.export import choose_checkpoint, export_weights, merge_adapter_into_model
+    from viva.rl.export import choose_checkpoint
     from viva.rl.run_folder import RunFolder
     from viva.rl.stop_rule import StopRule
 
@@ -74,20 +74,13 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     trained_on = str(run.config.get("precision", "float32"))
     trained_on = "float32" if trained_on == "fast" else trained_on  # that is how it sampled
     precision = "float32" if is_whole else options.precision or trained_on
-    try:
-        first = export_weights(state_path, model=model, folder=target)
-        written = [] if first is None else [first]
-        if options.merge and written and written[0].name == "adapter":
-            written.append(
-                merge_adapter_into_model(state_path, model=model, precision=precision, folder=target)
-            )
-    except (ValueError, OSError) as error:
-        if Path(state_path).is_dir():
-            raise
-        raise ValueError(
-            f"the checkpoint {checkpoint.name} was removed while it was exported: the run goes on and keeps its last "
-            "ones. Export again."
-        ) from error
+    written = _write(
+        state_path,
+        model=model,
+        folder=target,
+        precision=precision if options.merge else None,
+        name=checkpoint.name,
+    )
     for path in written:
         is_adapter = path.name == "adapter"
         card = ModelCard(
@@ -98,6 +91,26 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
             precision=trained_on if is_adapter else precision,
         )
         (path / "README.md").write_text(model_card(card), encoding="utf-8")
+    return written
+
+
+def _write(state_path: str, *, model: str, folder: Path, precision: str | None, name: str) -> list[Path]:
+    """The adapter and, with a precision, the model it is merged into; or the model of which all was trained."""
+    from viva.rl.export import export_weights, merge_adapter_into_model
+
+    try:
+        first = export_weights(state_path, model=model, folder=folder)
+        written = [] if first is None else [first]
+        if precision is not None and written and written[0].name == "adapter":
+            merged = merge_adapter_into_model(state_path, model=model, precision=precision, folder=folder)
+            written.append(merged)
+    except (ValueError, OSError) as error:
+        if Path(state_path).is_dir():
+            raise
+        raise ValueError(
+            f"the checkpoint {name} was removed while it was exported: the run goes on and keeps its last ones. "
+            "Export again."
+        ) from error
     return written
 
 

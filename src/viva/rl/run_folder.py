@@ -24,6 +24,8 @@ BehaviorIfExists: TypeAlias = Literal["ask", "delete", "resume", "raise"]
 
 _CONFIG = "config.json"
 _MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
+_RETIRED = ("wandb_name", "wandb_project")
+"""Options of version 0.1.0 that ``trackers`` has replaced; a run that has them may be resumed without."""
 _ENTRIES = (
     *_MARKS,
     "transcripts.jsonl",
@@ -156,7 +158,7 @@ def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Col
     before: dict[str, Any] = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
     changed = [
         f"{name} was {before.get(name)!r} and is now {config.get(name)!r}"
-        for name in sorted({*before, *config} - set(free_options))
+        for name in sorted({*before, *config} - {*free_options, *_RETIRED})
         if before.get(name) != config.get(name)
     ]
     if changed:
