@@ -295,7 +295,7 @@ def test_a_remote_engine_is_asked_for_the_named_model(monkeypatch, problems, tmp
     client.get_base_model_async = get_base_model_async
 
     class Service:
-        def __init__(self, base_url):
+        def __init__(self, base_url, api_key):
             asked.append(base_url)
 
         def create_sampling_client(self, model_path=None, base_model=None):
@@ -303,6 +303,8 @@ def test_a_remote_engine_is_asked_for_the_named_model(monkeypatch, problems, tmp
             return client
 
     monkeypatch.setattr("tinker.ServiceClient", Service)
+    monkeypatch.setattr("viva.rl.service.check_address", lambda address: None)
+    monkeypatch.setattr("viva.rl.service.awaitable_service", lambda service: service)
     options = {
         "test_prompts_path": problems,
         "base_url": "http://localhost:8000",
