@@ -69,7 +69,7 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
         service = make_service(engine, state_dir=Path(states))
         client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
         bench = Bench(service=service, client=client, tolerance=options.tolerance)
-        width = max(len(probe.name) for probe in PROBES)
+        width = max(len(each.name) for each in (*PROBES, *FEATURES))
         async for finding in examine(bench, timeout_s=options.timeout_s):
             say(f"{finding.name:{width}}  {finding.answer:5}  {finding.detail}")
             findings.append(finding)
