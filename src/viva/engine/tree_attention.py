@@ -36,7 +36,7 @@ class TreeStep:
         self._device = device
         self._depths = torch.from_numpy(tree.depths).to(device)
         self._tokens = torch.from_numpy(tree.tokens).to(device)
-        self._hidden: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._hidden: dict[tuple[int, int | None], tuple[int, torch.Tensor]] = {}
 
     def forward(self, module: Any) -> torch.Tensor:
         """Run the decoder of a model whose attention is `TREE_ATTENTION`.
@@ -54,14 +54,20 @@ class TreeStep:
             raise NotImplementedError("its layers do not attend through the function chosen for them")
         return output.last_hidden_state
 
-    def hidden(self, index: int, window: int | None) -> torch.Tensor:
-        """Keys that queries of cell ``index`` do not see, booleans ``[n, L]``."""
+    def hidden(self, index: int, window: int | None) -> tuple[int, torch.Tensor]:
+        """Keys that queries of cell ``index`` do not see: how many keys all of them see, and booleans of the rest.
+
+        Returns:
+            ``first`` and ``[n, L - first]``.
+        """
         if (index, window) not in self._hidden:
             cell = self.cells[index]
             mask = ~torch.from_numpy(cell.visible).to(self._device)
             if window is not None:
                 mask |= _gathered(self._depths, cell, 0) <= self._depths[cell.queries, None] - window
-            self._hidden[index, window] = mask
+            columns = mask.any(dim=0)
+            first = int(columns.int().argmax()) if columns.any() else len(columns)
+            self._hidden[index, window] = first, mask[:, first:]
         return self._hidden[index, window]
 
 
@@ -153,9 +159,9 @@ def _weights(
     if softcap is not None:
         bounded = torch.tanh(scores / softcap)
         scores, bend = bounded * softcap, 1 - bounded**2
-    hidden = step.hidden(index, window)
-    by_group = scores.view(len(key), -1, *hidden.shape)
-    by_group.masked_fill_(hidden, float("-inf"))
+    first, hidden = step.hidden(index, window)
+    by_group = scores.view(len(key), -1, len(hidden), scores.shape[-1])
+    by_group[..., first:].masked_fill_(hidden, float("-inf"))
     return torch.softmax(scores, dim=-1), bend
 
 
