@@ -109,7 +109,7 @@ async def _until_gone(base_url: str, limit_s: float, every_s: float) -> str:
 
 
 _ADVICE = {
-    400: "It does not accept such a request; `viva doctor` shows what it can do.",
+    400: "It cannot do that: if it was restarted, it has forgotten what it had not saved; else see `viva doctor`.",
     401: f"It does not know the key: set {KEY_VARIABLE} to a valid one.",
     402: "The account cannot pay for it; see its billing page.",
     403: f"The key in {KEY_VARIABLE} may not do this: use one that may.",
