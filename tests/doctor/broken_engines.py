@@ -257,6 +257,19 @@ class ShiftedPrompts(Sampler):
         )
 
 
+class NoFirstPlace(Sampler):
+    """The first token of the prompt, which has no logprob, has no place either."""
+
+    async def answer(self, prompt: Any, num_samples: int, params: Any, options: dict[str, Any]) -> Any:
+        response = await super().answer(prompt, num_samples, params, options)
+        told = response.prompt_logprobs
+        if told is None:
+            return response
+        return make_response(
+            list(response.sequences), {"prompt_logprobs_np": np.array(told[1:], dtype=np.float32)}
+        )
+
+
 class FewAlternatives(Sampler):
     async def answer(self, prompt: Any, num_samples: int, params: Any, options: dict[str, Any]) -> Any:
         fewer = {name: value - 2 if name.startswith("topk") else value for name, value in options.items()}

@@ -47,6 +47,7 @@ BROKEN = [
     (broken.StaleSamplers, "snapshots", "do not follow"),
     (broken.LiveSamplers, "snapshots", "changes a sampler that was made before"),
     (with_sampler(broken.ShiftedPrompts), "prompt logprobs", "differ from the trainer's"),
+    (with_sampler(broken.NoFirstPlace), "prompt logprobs", "has 8 logprobs"),
     (with_sampler(broken.FewAlternatives), "top-k of samples", "asked for 5 different tokens"),
     (with_sampler(broken.FewAlternatives), "top-k of prompts", "asked for 5 different tokens"),
     (with_sampler(broken.AlternativesOfAnother), "top-k of samples", "for the trainer"),
@@ -103,6 +104,11 @@ async def test_what_an_engine_refuses_or_never_answers_is_a_no(service, model):
     assert (refused.answer, refused.detail) == ("no", "ValueError: unknown loss ppo")
     silent = await put(BY_NAME["value of ppo"], bench(service, model, broken.Hangs), timeout_s=0.05)
     assert (silent.answer, silent.detail) == ("no", "no answer within 0.05 s")
+
+
+async def test_snapshots_are_recognised_where_the_prompts_first_place_is_missing(service, model):
+    finding = await put(BY_NAME["snapshots"], bench(service, model, with_sampler(broken.NoFirstPlace)))
+    assert finding.answer == "yes"
 
 
 async def test_losses_told_for_every_token_are_as_good_as_their_sum(service, model):

@@ -39,6 +39,9 @@ _FAILURES = (
 )
 """What engines and SDKs raise where they cannot do something."""
 
+_LONGEST = 240
+"""Characters of an error; servers send whole documents."""
+
 
 async def examine(
     bench: Bench, probes: Sequence[Probe] = PROBES, *, timeout_s: float | None = None
@@ -64,7 +67,7 @@ async def put(probe: Probe, bench: Bench, *, timeout_s: float | None = None) -> 
     except TimeoutError:
         return Finding(name=probe.name, answer="no", detail=f"no answer within {timeout_s} s")
     except _FAILURES as error:
-        return Finding(name=probe.name, answer="no", detail=f"{type(error).__name__}: {error}")
+        return Finding(name=probe.name, answer="no", detail=f"{type(error).__name__}: {error}"[:_LONGEST])
 
 
 async def check_engine(

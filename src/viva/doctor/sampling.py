@@ -76,16 +76,27 @@ async def _snapshots(bench: Bench) -> str:
 
 
 async def _prompt_logprobs(bench: Bench, client: Any) -> Array:
+    """Logprobs of the prompt's tokens but the first, also from an engine that leaves the first one's place out."""
+    told = await _told_of_prompt(bench, client)
+    if len(told) < len(bench.tokens) - 1:
+        raise WrongAnswerError(f"a prompt of {len(bench.tokens)} tokens has {len(told)} logprobs")
+    return np.array([np.nan if value is None else value for value in told[-len(bench.tokens) + 1 :]])
+
+
+async def _told_of_prompt(bench: Bench, client: Any) -> list[float | None]:
     params = tinker.SamplingParams(max_tokens=1, seed=1)
     response = await sample(client, bench.prompt, params, include_prompt_logprobs=True)
-    told = response.prompt_logprobs
-    if told is None or len(told) != len(bench.tokens):
-        raise WrongAnswerError(f"a prompt of {len(bench.tokens)} tokens has logprobs {told}")
-    return np.array([np.nan if value is None else value for value in told[1:]])
+    return list(response.prompt_logprobs or [])
 
 
 async def _prompts(bench: Bench) -> str:
-    told_T = await _prompt_logprobs(bench, await bench.sampler())
+    client = await bench.sampler()
+    count = len(await _told_of_prompt(bench, client))
+    if count != len(bench.tokens):
+        raise WrongAnswerError(
+            f"a prompt of {len(bench.tokens)} tokens has {count} logprobs; the first one has a place, too, an empty one"
+        )
+    told_T = await _prompt_logprobs(bench, client)
     (trained_T,) = await bench.score(bench.tokens)
     gap = float(np.abs(told_T - trained_T).mean())
     if not gap <= bench.tolerance:

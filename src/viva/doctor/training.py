@@ -119,7 +119,8 @@ async def _custom_loss(bench: Bench) -> str:
             return -sign * logprobs[0][place], {}
 
         bare = policy_datum(bench.tokens, p_T, np.ones_like(p_T), weighted=True)
-        await cast(Any, bench.client).forward_backward_custom([bare], loss)
+        pending: Any = cast(Any, bench.client).forward_backward_custom([bare], loss)
+        await settled(await settled(pending))  # older SDKs: a coroutine of a future
         await bench.optim_step()
         change = await moved(bench, p_T, place)
         if change * sign <= noise:

@@ -18,6 +18,7 @@ _BLOCKING = frozenset(
         "create_sampling_client",
         "create_training_client_from_state",
         "create_training_client_from_state_with_optimizer",
+        "forward_backward_custom",
         "save_weights_and_get_sampling_client",
     }
 )
