@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 BACKEND = {
-    "max_lora_adapters": 6,
+    "max_lora_adapters": 16,  # a run keeps its place for minutes after its end
     "max_lora_rank": 4,
     "sample_max_num_sequences": 8,  # batches of one size: every size is compiled
     "train_micro_batch_size": 8,
