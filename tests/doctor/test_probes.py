@@ -44,8 +44,8 @@ BROKEN = [
     (with_sampler(broken.OneSample), "samples", "asked for 4 samples, got 1"),
     (with_sampler(broken.LongSamples), "samples", "max_tokens=6"),
     (with_sampler(broken.OffLogprobs), "sampler and trainer agree", "differ from the trainer's by 0.2"),
-    (broken.StaleSamplers, "snapshots", "do not follow"),
-    (broken.LiveSamplers, "snapshots", "changes a sampler that was made before"),
+    (broken.StaleSamplers, "new samplers follow", "do not follow"),
+    (broken.LiveSamplers, "old samplers stay", "for a sampler made before them by"),
     (with_sampler(broken.ShiftedPrompts), "prompt logprobs", "differ from the trainer's"),
     (with_sampler(broken.NoFirstPlace), "prompt logprobs", "has 8 logprobs"),
     (with_sampler(broken.FewAlternatives), "top-k of samples", "asked for 5 different tokens"),
@@ -107,7 +107,9 @@ async def test_what_an_engine_refuses_or_never_answers_is_a_no(service, model):
 
 
 async def test_snapshots_are_recognised_where_the_prompts_first_place_is_missing(service, model):
-    finding = await put(BY_NAME["snapshots"], bench(service, model, with_sampler(broken.NoFirstPlace)))
+    finding = await put(
+        BY_NAME["old samplers stay"], bench(service, model, with_sampler(broken.NoFirstPlace))
+    )
     assert finding.answer == "yes"
 
 

@@ -24,7 +24,7 @@ def _loss(loss_fn: str) -> tuple[tuple[str, ...], ...]:
 
 _TRAINS = (("optimiser step",), ("mixed batches",), ("gradients add up",))
 _SAMPLES = (("samples",), ("stop tokens", "stop strings"))
-_LEARNS = (*_TRAINS, *_SAMPLES, ("sampler and trainer agree",), ("snapshots",))
+_LEARNS = (*_TRAINS, *_SAMPLES, ("sampler and trainer agree",), ("new samplers follow",))
 
 FEATURES: tuple[Feature, ...] = (
     Feature(name="all recipes", needs=(*_LEARNS, *_loss("importance_sampling"))),
@@ -33,6 +33,7 @@ FEATURES: tuple[Feature, ...] = (
         for loss_fn in FORMULAS
         if loss_fn not in ("cross_entropy", "importance_sampling")
     ),
+    Feature(name="samplers that outlast a step", needs=(("old samplers stay",),)),
     Feature(name="temperature other than 1", needs=(("temperature in logprobs",),)),
     Feature(name="judge_mode=logprob", needs=(("top-k of samples", "top-k of prompts"),)),
     Feature(name="judge_mode=verdict, eval_temperature=0", needs=(*_SAMPLES, ("greedy samples",))),
