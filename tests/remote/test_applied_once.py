@@ -33,14 +33,15 @@ class Server:
     `lost` are the steps (from 0) whose answers get lost: the SDK asks again, and the second answer is what it returns.
     """
 
-    def __init__(self, lost=(), name="skyrl.ai/grad_norm"):
-        self.lost, self.name = lost, name
+    def __init__(self, lost=(), name="skyrl.ai/grad_norm", logprob=-1.0):
+        self.lost, self.name, self.logprob = lost, name, logprob
         self.gradient, self.num_steps = 0.0, 0
 
     async def forward_backward(self, data, loss_fn, loss_fn_config=None):
         self.gradient += sum(abs(d.loss_fn_inputs["advantages"].to_numpy()).sum() for d in data)
         outputs = [
-            {"logprobs": tinker.TensorData.from_numpy(np.asarray([0.0, -1.0], np.float32))} for _ in data
+            {"logprobs": tinker.TensorData.from_numpy(np.asarray([0.0, self.logprob], np.float32))}
+            for _ in data
         ]
         return SimpleNamespace(loss_fn_output_type="", loss_fn_outputs=outputs, metrics={})
 
@@ -65,7 +66,7 @@ async def update(server, advantages, **options):
 @pytest.mark.parametrize("name", ["skyrl.ai/grad_norm", "grad_norm", "optim/grad_norm"])
 async def test_a_repeated_step_is_noticed(name):
     with pytest.raises(RepeatedStepError, match="applied an optimiser step twice"):
-        await update(Server(lost=[0], name=name), [1.0, -1.0])
+        await update(Server(lost=[0], name=name), [1.0, -0.5])
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -79,10 +80,19 @@ async def test_each_step_of_a_batch_is_looked_at(lost):
     [
         (Server(), [1.0, -1.0], {}),
         (Server(), [0.0, 0.0], {}),
-        (Server(lost=[0], name=None), [1.0, -1.0], {}),
-        (Server(lost=[0]), [1.0, -1.0], {"loss_fn": "ppo"}),
+        (Server(lost=[0]), [1.0, -1.0], {}),
+        (Server(lost=[0], logprob=0.0), [1.0, -0.5], {}),
+        (Server(lost=[0], name=None), [1.0, -0.5], {}),
+        (Server(lost=[0]), [1.0, -0.5], {"loss_fn": "ppo"}),
     ],
-    ids=["applied once", "nothing to learn", "no norm is told", "clipped away"],
+    ids=[
+        "applied once",
+        "nothing to learn",
+        "equals undo each other",
+        "certain",
+        "no norm is told",
+        "clipped",
+    ],
 )
 async def test_a_gradient_of_zero_that_may_be_right_passes(server, advantages, options):
     updated = await update(server, advantages, **options)

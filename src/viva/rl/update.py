@@ -146,8 +146,9 @@ async def update_policy(
     for requests, optim_step in pending:
         outputs.append(_joined([await request for request in requests]))
         responses.append(await optim_step)
-    for minibatch, response in zip(_minibatches(data_D, config.num_substeps), responses, strict=True):
-        check_applied_once(minibatch, response, config.loss_fn)
+    minibatches = _minibatches(data_D, config.num_substeps)
+    for minibatch, output, response in zip(minibatches, outputs, responses, strict=True):
+        check_applied_once(minibatch, output, response, config.loss_fn)
     logprobs_D = [record["logprobs"] for output in outputs for record in output.loss_fn_outputs]
     metrics |= {
         "optim/steps": len(pending),
