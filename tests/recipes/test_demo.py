@@ -28,8 +28,8 @@ def test_what_the_command_line_says_wins_over_the_demonstrations_options(argv, s
 
 def test_problems_to_train_on_follow_the_seed_and_those_to_test_on_do_not(tmp_path):
     first, second = (problem_options(tmp_path / str(seed), seed=seed) for seed in (0, 1))
-    train = [load_jsonl(options["train_prompts_path"]) for options in (first, second)]
-    test = [load_jsonl(options["test_prompts_path"]) for options in (first, second)]
+    train = [list(load_jsonl(options["train_prompts_path"])) for options in (first, second)]
+    test = [list(load_jsonl(options["test_prompts_path"])) for options in (first, second)]
     assert train[0] != train[1]
     assert test[0] == test[1]
     assert not {item.question for item in train[0]} & {item.question for item in test[0]}
