@@ -70,8 +70,43 @@ def test_a_terminal_shows_the_run_the_step_and_the_numbers_that_matter_with_thei
         ["held-out", "accuracy", "60.0%", "▁█", "from", "57.2%"],
         ["reward", "std", "0.40", "█▁", "from", "0.45"],
     ]
+    for _ in range(11):
+        progress.on_group(None)
     run.phase("updating")
-    assert shown(run)[1] == "updating"
+    assert [line.split()[0] for line in shown(run)] == ["step", "updating", "held-out", "reward"]
+
+
+def test_rollouts_ahead_of_an_update_are_shown_beside_it_and_after_it():
+    run = RunConsole(num_steps=4, console=terminal())
+    progress = run.sampling(12)
+    run.phase("updating")
+    assert [line.split()[0] for line in shown(run)[1:]] == ["updating", "sampling"]
+    run.step_done(0, {})
+    assert [line.split()[0] for line in shown(run)[1:]] == ["sampling"]
+    for _ in range(12):
+        progress.on_group(None)
+    assert shown(run)[1:] == []
+
+
+def test_the_display_may_be_drawn_between_any_two_lines_of_what_changes_it():
+    run = RunConsole(num_steps=4, console=terminal())
+
+    def draw(frame, event, argument):
+        if frame.f_code.co_filename.endswith("console.py") and frame.f_code.co_name != "display":
+            sys.settrace(None)
+            run.display()
+            sys.settrace(draw)
+        return draw
+
+    sys.settrace(draw)
+    try:
+        for step in range(2):
+            run.sampling(1).on_group(None)
+            run.phase("updating")
+            run.step_done(step, {"reward/std": 0.5, "rollout/void": step})
+    finally:
+        sys.settrace(None)
+    assert shown(run)[1].split() == ["reward", "std", "0.50", "▅▅", "from", "0.50"]
 
 
 def test_a_narrow_terminal_cuts_lines_and_does_not_break_them():
@@ -79,7 +114,7 @@ def test_a_narrow_terminal_cuts_lines_and_does_not_break_them():
     for step in range(2):
         run.step_done(step, {"test/direct_accuracy": 0.5 + step / 10, "optim/kl_sample_train_v1": 1e-8})
     assert max(map(len, shown(run))) <= 40
-    assert [line.split() for line in shown(run)[2:]] == [
+    assert [line.split() for line in shown(run)[1:]] == [
         ["held-out", "accuracy", "60.0%"],
         ["kl", "1.0e-08"],
     ]

@@ -50,7 +50,10 @@ class _Trend:
     """The first value of a metric, and the last ones."""
 
     first: float
-    last: deque[float] = field(default_factory=lambda: deque[float](maxlen=_TREND_STEPS))
+    last: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last = deque([self.first], maxlen=_TREND_STEPS)
 
 
 class RunConsole:
@@ -118,18 +121,19 @@ class RunConsole:
             self.message(f"warning: {text}")
 
     def phase(self, text: str) -> None:
-        """What the run is doing right now; shown on terminals only."""
-        self._phase, self._progress = text, None
+        """What the run is doing right now, beside conversations that go on; shown on terminals only."""
+        self._phase = text
 
     def sampling(self, num_groups: int) -> StepProgress:
-        """The phase in which a step's conversations are held; they are counted with what this returns."""
-        self.phase("sampling")
-        self._progress = StepProgress(num_groups=num_groups, expected_tokens=self._sampled, clock=self._clock)
-        return self._progress
+        """A step's conversations begin; they are counted with what this returns, and shown until all have ended."""
+        progress = StepProgress(num_groups=num_groups, expected_tokens=self._sampled, clock=self._clock)
+        self._phase, self._progress = None, progress
+        return progress
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report a finished step with the time that is left at the pace so far."""
         self._next_step, self._step_began = step + 1, self._clock()
+        self._phase = None
         self.measured(metrics)
         if self._show_steps and self._live is None:
             parts = [f"step {step + 1}/{self._num_steps}"]
@@ -144,26 +148,33 @@ class RunConsole:
         """Keep what was measured for the display."""
         self._sampled = metrics.get(_SAMPLED, self._sampled)
         for shown in _SHOWN:
-            if shown.key in metrics:
-                trend = self._trends.setdefault(shown.key, _Trend(metrics[shown.key]))
-                trend.last.append(metrics[shown.key])
+            if shown.key not in metrics:
+                continue
+            if shown.key in self._trends:
+                self._trends[shown.key].last.append(metrics[shown.key])
+            else:
+                self._trends[shown.key] = _Trend(metrics[shown.key])
 
     def display(self) -> RenderableType:
-        """What stands on the terminal: the run, the step, and the numbers that matter."""
+        """What stands on the terminal: the run, the step, and the numbers that matter.
+
+        A thread of its own draws it, at any time.
+        """
+        phase, progress = self._phase, self._progress
         bars = Table.grid(padding=(0, 1))
         bars.add_row(
             f"step {min(self._next_step + 1, self._num_steps)}/{self._num_steps}",
             ProgressBar(total=max(self._num_steps, 1), completed=self._next_step, width=_BAR_WIDTH),
             self._time_left(),
         )
-        if self._phase is not None and self._progress is not None:
+        if phase is not None:
+            bars.add_row(phase)
+        if progress is not None and progress.num_done < progress.num_groups:
             bars.add_row(
-                self._phase,
-                ProgressBar(total=1.0, completed=self._progress.share, width=_BAR_WIDTH),
-                _step_text(self._progress),
+                "sampling",
+                ProgressBar(total=1.0, completed=progress.share, width=_BAR_WIDTH),
+                _step_text(progress),
             )
-        elif self._phase is not None:
-            bars.add_row(self._phase)
         return Group(bars, self._figures())
 
     def _figures(self) -> Table:
