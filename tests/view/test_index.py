@@ -118,6 +118,26 @@ def test_options_are_read_again_when_the_run_is_resumed_with_others(make_run: Ma
     assert run.version != before
 
 
+def test_what_cannot_be_opened_or_is_nested_too_deeply_is_counted_and_ends_no_reading(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(steps=2)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    new_lines = GrowingFile.new_lines
+
+    def refuse(file: GrowingFile) -> Any:
+        if file.path.name == "tokens.jsonl":
+            raise PermissionError(13, "Permission denied")
+        return new_lines(file)
+
+    monkeypatch.setattr(GrowingFile, "new_lines", refuse)
+    run = RunIndex(folder)
+    assert run.refresh(60)
+    assert run.damaged == {"metrics.jsonl": 1, "tokens.jsonl": 1}
+    assert (run.num_steps, len(run.entries)) == (2, 8)
+
+
 def test_an_evaluation_after_the_last_step_is_no_step(make_run: MakeRun) -> None:
     folder = make_run(steps=2)
     write_lines(folder / "metrics.jsonl", [{"step": 2, "test/direct_accuracy": 0.5, "time/evaluation": 1.0}])

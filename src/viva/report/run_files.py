@@ -246,12 +246,15 @@ def parse_line(line: bytes) -> dict[str, Any]:
     """One line of a JSONL file of a run, whatever bytes it holds; what is no UTF-8 becomes U+FFFD.
 
     Raises:
-        ValueError: If it is no JSON object.
+        ValueError: If it is no JSON object, or one that is nested too deeply.
     """
-    value = json.loads(line.decode("utf-8", errors="replace"))
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {str(value)[:60]!r}")
-    return cast("dict[str, Any]", _mended(value))
+    try:
+        value = json.loads(line.decode("utf-8", errors="replace"))
+        if not isinstance(value, dict):
+            raise ValueError(f"expected a JSON object, got {str(value)[:60]!r}")
+        return cast("dict[str, Any]", _mended(value))
+    except RecursionError:
+        raise ValueError(f"nested too deeply to be read: {line[:60]!r}") from None
 
 
 def _mended(value: Any) -> Any:

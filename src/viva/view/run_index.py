@@ -71,17 +71,21 @@ class RunIndex:
             (self._transcripts_file, self._add_transcript, self.entries.clear),
         )
         for file, add, forget in parts:
-            if file.was_cut_back():
-                forget()
-                self.damaged.pop(file.path.name, None)
-                self.generation += 1
-            for offset, line in file.new_lines():
-                try:
-                    add(offset, parse_line(line))
-                except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError):
-                    self.damaged[file.path.name] = self.damaged.get(file.path.name, 0) + 1
-                if time.monotonic() > deadline:
-                    return False
+            name = file.path.name
+            try:
+                if file.was_cut_back():
+                    forget()
+                    self.damaged.pop(name, None)
+                    self.generation += 1
+                for offset, line in file.new_lines():
+                    try:
+                        add(offset, parse_line(line))
+                    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError):
+                        self.damaged[name] = self.damaged.get(name, 0) + 1
+                    if time.monotonic() > deadline:
+                        return False
+            except OSError:  # not allowed, or gone meanwhile: nobody may wait for it
+                self.damaged.setdefault(name, 1)
         return True
 
     @property
@@ -139,7 +143,7 @@ class RunIndex:
         try:
             self.config = read_config(self.folder)
             self.damaged.pop("config.json", None)
-        except ValueError:
+        except (OSError, ValueError):
             self.damaged["config.json"] = 1
 
     def _add_metrics(self, _: int, row: dict[str, Any]) -> None:
