@@ -21,6 +21,7 @@ _OPENING = "([{*$\"'` \n\t"
 _WRAPS = ("\\textbf{", "\\text{", "\\mathbf{", "\\mathrm{", "\\(", "\\[")
 _NOUN = re.compile(r"(?:the )?(?:option|choice|letter)\b[ :]*", re.IGNORECASE)
 _BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
+_DASH = re.compile(r"[A-Z]\s+-\s+(?![A-Z]\b)")
 _LAST_LINE = re.compile(r"\**([A-Z])\**(?:[).:]|$)")
 
 
@@ -109,7 +110,8 @@ def _choice(text: str) -> str | None:
 def _leading_letter(text: str) -> str | None:
     """A letter by itself at the beginning, behind brackets, emphasis and words like "option".
 
-    A small letter before a further word is a word (``a number``), and none before a sign is an option (``x = 5``).
+    A small letter before a further word is a word (``a number``), and none before a sign is an option (``x = 5``,
+    ``A - B``); a dash between a capital letter and what it stands for is no sign (``B - 12 apples``).
     """
     text = text.lstrip(_OPENING)
     text = text[noun.end() :] if (noun := _NOUN.match(text)) else text
@@ -118,7 +120,8 @@ def _leading_letter(text: str) -> str | None:
     letter, following, rest = text[:1], text[1:2], text[1:].lstrip()
     if not (letter.isascii() and letter.isalpha()) or following.isalnum() or following in ("'", "\u2019"):
         return None
-    if rest[:1] in tuple("=+-^_/<>") or (letter.islower() and following == " " and rest[:1].isalpha()):
+    is_sign = rest[:1] in tuple("=+-^_/<>") and not _DASH.match(text)
+    if is_sign or (letter.islower() and following == " " and rest[:1].isalpha()):
         return None
     return letter.upper()
 
