@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def test_a_row_that_is_not_there_is_refused_with_those_that_are() -> None:
         parse(["rows=long,lnog"])
     with pytest.raises(SystemExit, match="options are rows=, repeats="):
         parse(["repeat=3"])
+    with pytest.raises(SystemExit, match=r"sides must be parts of viva, .* / generated verdicts; got TLR"):
+        parse(["rows=judge", "sides=viva/TLR"])
+
+
+def test_the_run_that_is_viewed_lies_where_it_is_removed_afterwards(tmp_path: Path) -> None:
+    from side_view import make
+
+    make({"model": str(tmp_path), "conversations": 10})
+    assert len((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()) == 10
 
 
 def test_sizes_are_what_they_are_called() -> None:
@@ -99,6 +109,34 @@ def test_a_side_that_fails_is_reported_with_its_reason_and_the_others_go_on(tmp_
             each.close()
     assert [values["cost"] for values in found["good"]["values"]] == [11, 12, 13]
     assert found["bad"] == {"error": "ZeroDivisionError: division by zero"}
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_what_a_side_has_started_ends_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    start = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid"
+    script.write_text(
+        f"import subprocess, sys\nsys.path.append({str(FOLDER)!r})\nfrom channel import serve\n"
+        f"serve(lambda settings: lambda number: {{'child': {start}}}, ())\n"
+    )
+    side = Worker(str(script), Path(sys.executable), {}, environment={}, timeout_s=60)
+    side.versions()
+    child = int(side.step(0)["child"])
+    assert is_running(child)
+    side.close()
+    deadline = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(child)
+
+
+def test_a_row_of_which_no_side_could_be_started_is_a_row_without_figures() -> None:
+    assert take_turns({}, 2, lambda text: None) == {}
 
 
 def test_a_side_without_its_environment_says_which(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ def parse(argv: Sequence[str]) -> Options:
     unknown = sorted(set(options.rows) - set(ROWS))
     if unknown:
         raise SystemExit(f"rows must be of {', '.join(ROWS)}; got {', '.join(unknown)}")
+    labels = dict.fromkeys(label for name in options.rows for label in ROWS[name].sides)
+    unmatched = [text for text in options.sides if not any(text in label for label in labels)]
+    if unmatched and options.rows:
+        raise SystemExit(f"sides must be parts of {' / '.join(labels)}; got {' / '.join(unmatched)}")
     return options
 
 

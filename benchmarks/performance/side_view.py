@@ -1,7 +1,9 @@
-"""How soon ``viva view`` shows a run of many conversations, see ``view_paint.py``. Setting: ``conversations``."""
+"""How soon ``viva view`` shows a run of many conversations, see ``view_paint.py``.
+
+Settings: ``conversations``, and ``model``, whose folder holds the run, too: it goes when the measuring is over.
+"""
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from playwright.sync_api import sync_playwright
     from view_paint import make_run, measure
 
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(settings["model"]) / "run"
+    folder.mkdir()
     make_run(folder, settings["conversations"])
 
     def step(number: int) -> dict[str, float]:

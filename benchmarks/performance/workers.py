@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ class Worker:
             stderr=self._errors,
             text=True,
             env={**os.environ, **environment},
+            start_new_session=True,  # a group of its own, so that what it starts can be ended with it
         )
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -75,8 +77,9 @@ class Worker:
         return self._answer()
 
     def close(self) -> None:
-        """End the process."""
-        self._process.kill()
+        """End the process and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._listener.join()
         with contextlib.suppress(BrokenPipeError):  # a number that it never read
@@ -141,5 +144,5 @@ def take_turns(workers: Mapping[str, Worker], repeats: int, say: Any) -> dict[st
 
 def rotated(labels: Sequence[str], by: int) -> list[str]:
     """The labels, beginning with another one each time."""
-    start = by % len(labels)
+    start = by % max(len(labels), 1)
     return [*labels[start:], *labels[:start]]
