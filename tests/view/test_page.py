@@ -300,6 +300,16 @@ def test_the_judge_is_summed_up_over_conversations(site: Site) -> None:
     page.wait_for_selector(".judge-panel")
 
 
+def test_behind_the_last_page_of_the_judge_there_is_none(site: Site) -> None:
+    page = site.show("judge?step_to=9")
+    page.wait_for_selector(".pages")
+    for _ in range(3):
+        page.keyboard.press("]")
+    page.keyboard.press("/")  # handled behind them
+    assert "page 1 of 1" in page.locator(".pages").inner_text()
+    assert "page=" not in page.url
+
+
 def test_hostile_text_and_bytes_are_only_shown(site: Site) -> None:
     page = site.show("conversation/30/0")
     page.wait_for_selector(".tok")
@@ -327,10 +337,19 @@ def test_a_reply_of_a_megabyte_is_cut_until_it_is_asked_for(site: Site) -> None:
 def test_what_the_run_writes_appears_by_itself(site: Site) -> None:
     page = site.show("conversations?run=1")
     page.wait_for_function("() => document.getElementById('total').textContent === '120'")
-    write_lines(site.folders[1] / "transcripts.jsonl", [transcript(30, 0)])
+    strategy = "[...document.querySelector('[name=strategy]').options].map(option => option.value).join()"
+    before = page.evaluate(strategy)
+    write_lines(site.folders[1] / "transcripts.jsonl", [transcript(30, 0, strategy="brand new")])
     write_lines(site.folders[1] / "metrics.jsonl", [metrics_row(30)])
     page.wait_for_function("() => document.getElementById('total').textContent === '121'")
     page.wait_for_function("() => document.getElementById('runs').textContent.includes('31 steps · 121')")
+    assert page.evaluate(strategy) == before.replace(",", ",brand new,", 1)
+    page = site.show("judge?run=1&strategy=a strategy of tomorrow")
+    write_lines(site.folders[1] / "transcripts.jsonl", [transcript(31, 0, strategy="a strategy of tomorrow")])
+    page.wait_for_function(
+        "() => document.querySelector('[name=strategy]').value === 'a strategy of tomorrow'"
+    )
+    page.wait_for_function("() => document.getElementById('judge-conversations').textContent === '1'")
 
 
 def test_evaluations_show_figures_with_their_intervals(site: Site) -> None:

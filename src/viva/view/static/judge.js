@@ -3,7 +3,7 @@
 import { ask, link, remember } from "./api.js";
 import { chart } from "./chart.js";
 import { h, replace, share, table } from "./dom.js";
-import { answersText, filterBar, filtersOf } from "./list.js";
+import { answersText, filterBar, filtersOf, renewStrategies } from "./list.js";
 
 function rate(steps, part, whole, name) {
   const counted = steps.filter((step) => step[whole]);
@@ -23,11 +23,15 @@ class Judge {
   async build() {
     if (!this.runs.length) this.runs = (await ask("runs")).runs;
     this.root.dataset.title = "judge";
-    const [listed, answer] = await Promise.all([ask("conversations", { run: this.filters.run, size: 1 }), ask("judge", this.parameters())]);
+    const [listed, answer] = await this.ask();
     this.body = h("div", {});
     this.bar = filterBar(this.filters, listed.facets, this.runs, (name, value) => this.changed(name, value));
     replace(this.root, h("h2", { class: "quiet" }, "Judge"), this.bar, this.body);
     this.fill(answer);
+  }
+
+  ask() {
+    return Promise.all([ask("conversations", { run: this.filters.run, size: 1 }), ask("judge", this.parameters())]);
   }
 
   async changed(name, value) {
@@ -48,7 +52,8 @@ class Judge {
   }
 
   turn(by) {
-    this.page = Math.max(0, this.page + by);
+    if (this.page + by < 0 || this.page + by >= this.pages) return;
+    this.page += by;
     this.load();
   }
 
@@ -56,7 +61,7 @@ class Judge {
     const { totals, steps } = answer;
     const card = (title, id, value) => h("div", { class: "card" }, h("p", { class: "name" }, title), h("p", { class: "value", id }, value));
     const figure = (title, line) => h("figure", { "data-chart": title }, h("figcaption", {}, title), chart(title, [line]));
-    const pages = Math.max(1, Math.ceil(answer.total / answer.size));
+    const pages = this.pages = Math.max(1, Math.ceil(answer.total / answer.size));
     const by = (step, label) => h("button", { type: "button", disabled: answer.page + step < 0 || answer.page + step >= pages, onclick: () => this.turn(step) }, label);
     replace(this.body, h("div", { class: "cards" }, card("conversations", "judge-conversations", totals.conversations),
       card("verdicts that flip with the order", "judge-flips", share(totals.flips, totals.pairs)), card("cycles", "judge-cycles", totals.cycles),
@@ -73,7 +78,11 @@ class Judge {
 
   async refresh(runs) {
     this.runs = runs;
-    if (!this.body.contains(document.activeElement)) this.fill(await ask("judge", this.parameters()));
+    const loading = this.loading;
+    const [listed, answer] = await this.ask();
+    if (loading !== this.loading) return; // a later question is under way
+    renewStrategies(this.bar, listed.facets, this.filters.strategy);
+    if (!this.body.contains(document.activeElement)) this.fill(answer);
   }
 
   key(event) {

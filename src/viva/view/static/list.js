@@ -27,9 +27,22 @@ export function stateText(row) {
     row.has_tokens ? "tokens" : ""].filter(Boolean).join(", ");
 }
 
+function items(options, value) {
+  return options.map(([option, text]) => h("option", { value: option, selected: option === (value || "") }, text));
+}
+
 function choice(name, label, options, value, onchange) {
-  return h("label", {}, h("span", {}, label), h("select", { name, onchange },
-    options.map(([option, text]) => h("option", { value: option, selected: option === (value || "") }, text))));
+  return h("label", {}, h("span", {}, label), h("select", { name, onchange }, items(options, value)));
+}
+
+function strategies(facets) {
+  return [["", "any strategy"], ...facets.strategies.map(({ name, count }) => [name, `${name || "none"} (${count})`])];
+}
+
+// The strategies to choose from: more of them become known as the run goes on, or as its files are read.
+export function renewStrategies(bar, facets, value) {
+  const select = bar.elements.strategy;
+  if (select !== document.activeElement) replace(select, items(strategies(facets), value));
 }
 
 function field(name, label, type, value, oninput) {
@@ -43,12 +56,11 @@ export function filterBar(parameters, facets, runs, changed) {
     timers.set(name, setTimeout(() => changed(name, value), 200));
   };
   const now = (event) => changed(event.target.name, event.target.value);
-  const strategies = [["", "any strategy"], ...facets.strategies.map(({ name, count }) => [name, `${name || "none"} (${count})`])];
   const bar = h("form", { class: "tools filters", role: "search", onsubmit: (event) => event.preventDefault() },
     runs.length > 1 ? choice("run", "Run", runs.map((run, index) => [index ? String(index) : "", run.name]), parameters.run, now) : null,
     field("text", "Question", "search", parameters.text, later),
     field("step_from", "From step", "number", parameters.step_from, later), field("step_to", "to step", "number", parameters.step_to, later),
-    choice("strategy", "Strategy", strategies, parameters.strategy, now), choice("answers", "Answers", ANSWERS, parameters.answers, now),
+    choice("strategy", "Strategy", strategies(facets), parameters.strategy, now), choice("answers", "Answers", ANSWERS, parameters.answers, now),
     choice("state", "State", STATES, parameters.state, now),
     field("reward_from", "Reward from", "number", parameters.reward_from, later), field("reward_to", "to", "number", parameters.reward_to, later),
     choice("order", "Order", ORDERS, parameters.order || "step", now));
@@ -135,6 +147,7 @@ class List {
     const answer = await ask("conversations", this.parameters());
     if (loading !== this.loading) return;
     this.answer = answer;
+    renewStrategies(this.bar, answer.facets, this.filters.strategy);
     this.fill();
     this.choose(chosen, isFocused);
   }
