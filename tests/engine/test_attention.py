@@ -177,3 +177,27 @@ def test_end_of_text_tokens_come_from_model_and_tokenizer(base_of: Callable[[str
     base = base_of("qwen3")
     assert base.eos_ids == (256,)
     assert (base.context_length, base.vocab_size) == (256, 260)
+
+
+def test_room_that_cannot_be_made_leaves_the_rows_as_they_are(
+    base_of: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = base_of("llama")
+    cache, module = RaggedCache(rows=1), base.decode_copy()
+    text = torch.arange(90)[None]
+    with torch.inference_mode():
+        cache.forward(module, text[:, :20], start=0, past=[0])
+        new_zeros, calls = torch.Tensor.new_zeros, iter(range(9))
+
+        def failing(*args: Any) -> torch.Tensor:
+            if next(calls) == 1:  # the second layer
+                raise RuntimeError("out of memory")
+            return new_zeros(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "new_zeros", failing)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                cache.reserve(2, 200)
+        whole = RaggedCache(rows=1).forward(module, text, start=0, past=[0])[:, 20:]
+        rest = cache.forward(module, text[:, 20:], start=0, past=[20])
+    torch.testing.assert_close(rest, whole, atol=1e-5, rtol=1e-5)

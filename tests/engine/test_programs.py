@@ -11,7 +11,7 @@ import pytest
 import tinker
 from tiny_engine import ints, params, run
 
-from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient
+from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient, decoder
 
 Call = tuple[list[int], int, dict[str, Any]]
 
@@ -163,3 +163,24 @@ def test_a_groups_prompt_is_computed_once(
     for future in futures:
         future.result()
     assert fed == [(1, 30), (10, 1), (10, 1)]
+
+
+def test_sampling_holds_no_more_logits_at_once_than_the_limit(
+    model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_at_once: list[int] = []
+    head_logits = decoder.head_logits
+
+    def counting(module: Any, hidden: Any) -> Any:
+        rows_at_once.append(len(hidden))
+        return head_logits(module, hidden)
+
+    monkeypatch.setattr(decoder, "head_logits", counting)
+    tokens = []
+    for logits in (2**20, 520):
+        service = LocalServiceClient(device="cpu", limits=EngineLimits(logits=logits))
+        sampler = service.create_sampling_client(base_model=model_dir("llama"))
+        response = sampler.sample(ints([1, 2, 3]), 5, params(max_tokens=2)).result()
+        tokens.append([sequence.tokens for sequence in response.sequences])
+    assert tokens[0] == tokens[1]
+    assert rows_at_once == [5, 5, 2, 2, 1, 2, 2, 1]  # a row has 260 logits

@@ -63,14 +63,18 @@ class RaggedCache(Cache):
         """Make room, keeping what is stored. Sizes grow by at least half."""
         if rows <= self._rows and length <= self._length:
             return
-        self._rows = self._rows if rows <= self._rows else max(rows, self._rows * 3 // 2)
+        rows = self._rows if rows <= self._rows else max(rows, self._rows * 3 // 2)
         if length > self._length:
             length = max(length, self._length * 3 // 2)
-            self._length = -(-length // _ROUND_LENGTH) * _ROUND_LENGTH
+            length = -(-length // _ROUND_LENGTH) * _ROUND_LENGTH
+        length = max(length, self._length)
         for index, old in enumerate(self._stores):
-            new = old.new_zeros(2, self._rows, old.shape[2], self._length, old.shape[4])
+            # where an earlier call ran out of memory, some layers are larger than others
+            shape = 2, max(rows, old.shape[1]), old.shape[2], max(length, old.shape[3]), old.shape[4]
+            new = old.new_zeros(shape)
             new[:, : old.shape[1], :, : old.shape[3]] = old
             self._stores[index] = new
+        self._rows, self._length = rows, length
 
     def forward(
         self,

@@ -17,7 +17,7 @@ from viva.engine.prefixes import BLOCK
 from viva.engine.requests import SampleRequest
 from viva.engine.rows import Prompt, Row, RowTable, trunk_length
 from viva.engine.sampling import draw_tokens
-from viva.engine.scoring import score_prompt
+from viva.engine.scoring import not_finite, score_prompt
 from viva.engine.sdk import make_response
 
 __all__ = ["Decoder"]
@@ -60,9 +60,7 @@ class Decoder:
         else:
             self._at_work = [row.request for row in self._table.rows]
             completed = bool(self._at_work) and self._decode()
-        if not self.has_work():
-            self._module = None
-            self._table.shrink(self._limits.prefix_cache_bytes)
+        self._rest()
         return completed
 
     def forget(self) -> None:
@@ -75,6 +73,13 @@ class Decoder:
         for request in self._at_work:
             request.future.reject(error)
         self._drop(self._at_work)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Hold nothing that is not needed while there is no work."""
+        if not self.has_work():
+            self._module = None
+            self._table.shrink(self._limits.prefix_cache_bytes)
 
     def _drop(self, requests: Sequence[SampleRequest]) -> None:
         if requests:
@@ -134,7 +139,7 @@ class Decoder:
             past=[prompt.past - trunk_length(prompt.trunk) for prompt in prompts],
             trunks=[prompt.trunk for prompt in prompts],
         )
-        self._score(prompts, hidden)
+        lost = self._score(prompts, hidden)
         lines = torch.arange(len(prompts), device=self._device)
         ends = torch.tensor([prompt.num_new - 1 for prompt in prompts], device=self._device)
         origins = self._table.start(prompts)
@@ -147,18 +152,29 @@ class Decoder:
             if not request.max_tokens:
                 request.future.resolve(make_response([], request.prompt_fields))
                 completed = True
+        if lost:
+            self._table.forget()
+            self._drop(lost)
         return completed
 
-    def _score(self, prompts: list[Prompt], hidden: torch.Tensor) -> None:
-        """Fill in what the requests ask to know about their prompts."""
-        for line, prompt in zip(hidden, prompts, strict=True):
+    def _score(self, prompts: list[Prompt], hidden: torch.Tensor) -> list[SampleRequest]:
+        """Fill in what the requests ask to know about their prompts; those that failed because it is no number."""
+        lost: list[SampleRequest] = []
+        for slot, (line, prompt) in enumerate(zip(hidden, prompts, strict=True), start=len(self._table.rows)):
             for request in prompt.requests:
                 scoring = request.scoring
                 if scoring is not None and not request.prompt_fields:
                     span = line[scoring.first - 1 - prompt.past : len(request.prompt) - 1 - prompt.past]
-                    request.prompt_fields = score_prompt(
-                        self._module, span, request.prompt, scoring, self._limits.logits
-                    )
+                    try:
+                        request.prompt_fields = score_prompt(
+                            self._module, span, request.prompt, scoring, self._limits.logits
+                        )
+                    except FloatingPointError as error:
+                        request.future.reject(error)
+                        lost.append(request)
+            if any(request in lost for request in prompt.requests) and not sum(prompt.samples):
+                self._table.cache.clear_row(slot)
+        return lost
 
     def _decode(self) -> bool:
         rows = self._table.rows
@@ -179,35 +195,41 @@ class Decoder:
         rows = self._table.rows[start:]
         if not rows:
             return False
+        size = max(1, self._limits.logits // self._module.get_output_embeddings().out_features)
+        finite: list[bool] = []
+        for first in range(0, len(rows), size):
+            finite += self._draw(rows[first : first + size], hidden[first : first + size])
+        ended: set[int] = set()
+        lost: list[SampleRequest] = []
+        for row, is_finite in zip(rows, finite, strict=True):
+            if not is_finite:
+                row.request.future.reject(not_finite(f"after {row.length} tokens"))
+                lost.append(row.request)
+            elif (reason := row.stop_reason()) is not None:
+                ended.add(id(row))
+                self._finish(row, reason)
+        if lost:
+            self._table.forget()  # what is not a number may be among what was stored
+            self._drop(lost)
+        slots = [slot for slot, row in enumerate(self._table.rows) if id(row) in ended]
+        self._table.retire(slots, keep=True)
+        return bool(ended or lost)
+
+    def _draw(self, rows: Sequence[Row], hidden: torch.Tensor) -> list[bool]:
+        """Give these rows their next tokens; whether their logits were finite numbers."""
         draws = draw_tokens(
             head_logits(self._module, hidden),
             [row.request.rule for row in rows],
             [next(row.numbers) for row in rows],
             max(row.request.topk_samples for row in rows),
         )
-        ended: list[int] = []
-        lost: list[SampleRequest] = []
         for position, row in enumerate(rows):
             row.tokens.append(draws.tokens[position])
             row.logprobs.append(draws.logprobs[position])
             if row.request.topk_samples and draws.topk_tokens is not None and draws.topk_logprobs is not None:
                 row.topk_tokens.append(draws.topk_tokens[position, : row.request.topk_samples])
                 row.topk_logprobs.append(draws.topk_logprobs[position, : row.request.topk_samples])
-            if not draws.finite[position]:
-                row.request.future.reject(
-                    FloatingPointError(
-                        f"The model's logits after {row.length} tokens are not finite numbers."
-                    )
-                )
-                lost.append(row.request)
-            elif (reason := row.stop_reason()) is not None:
-                ended.append(start + position)
-                self._finish(row, reason)
-        if lost:
-            self._table.forget()  # what is not a number may be among what was stored
-        self._table.retire(ended, keep=True)
-        self._drop(lost)
-        return bool(ended or lost)
+        return draws.finite
 
     def _finish(self, row: Row, stop_reason: str) -> None:
         request = row.request

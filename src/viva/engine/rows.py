@@ -172,12 +172,12 @@ class RowTable:
             if keep and row.current:
                 tokens = np.concatenate([row.request.prompt, np.asarray(row.tokens, dtype=np.int64)])
                 self._save(slot, block_digests(tokens[: row.length]), row.trunk)
+            if not keep:
+                self.cache.clear_row(slot)
             last = self.rows.pop()
             if last is not row:
                 self.cache.copy_row(len(self.rows), slot, last.num_own)
                 self.rows[slot] = last
-            if not keep:
-                self.cache.clear_row(len(self.rows))
 
     def shrink(self, max_bytes: int) -> None:
         """Free the key-value store of an idle decoder if it is larger than this."""

@@ -13,7 +13,7 @@ import torch
 from viva.engine.model import head_logits
 from viva.engine.sdk import make_topk
 
-__all__ = ["PromptScoring", "make_scoring", "score_prompt"]
+__all__ = ["PromptScoring", "make_scoring", "not_finite", "score_prompt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,9 @@ def score_prompt(
         prompt: ``[P]`` token ids.
         scoring: What to report.
         max_logits: Logits to hold at once.
+
+    Raises:
+        FloatingPointError: Logits are not finite.
     """
     num_tokens, first = len(prompt), scoring.first
     own = np.full(num_tokens, np.nan, dtype=np.float32)
@@ -97,6 +100,8 @@ def score_prompt(
     for start in range(0, len(hidden), size):
         logits = head_logits(module, hidden[start : start + size])
         totals = logits.logsumexp(dim=1, keepdim=True)
+        if not torch.isfinite(totals).all():
+            raise not_finite("of the prompt")
         span = slice(first + start, first + start + len(logits))
         tokens = torch.from_numpy(prompt[span]).to(logits.device)
         own[span] = (logits.gather(1, tokens[:, None]) - totals)[:, 0].cpu().numpy()
@@ -119,3 +124,11 @@ def score_prompt(
     if chosen is not None:
         result["target_prompt_logprobs"] = tinker.TensorData.from_numpy(chosen)
     return result
+
+
+def not_finite(where: str) -> FloatingPointError:
+    """The error of logits that are not finite."""
+    return FloatingPointError(
+        f"The model's logits {where} are not finite numbers. If training led there, go back to an earlier checkpoint "
+        "and lower the learning rate; else try precision='float32'."
+    )
