@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -6,8 +7,9 @@ import tinker
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_engine import ints
+from tiny_engine import ints, supervised
 
+from viva.engine import LocalServiceClient
 from viva.engine.batches import Example, make_examples, micro_batches
 from viva.engine.losses import LOSSES, find_loss
 
@@ -188,3 +190,19 @@ def test_micro_batches_hold_every_example_once_within_the_budget(
     for batch in batches:
         assert len({kinds[index][1] for index in batch}) == 1
         assert len(batch) == 1 or len(batch) * max(kinds[index][0] for index in batch) <= budget
+
+
+def test_a_loss_of_your_own_that_fails_fails_the_next_step(
+    service: LocalServiceClient, model_dir: Callable[[str], str]
+) -> None:
+    client = service.create_lora_training_client(model_dir("llama"), rank=2, seed=0)
+    data = [supervised([1, 2, 3])]
+    client.forward_backward(data, "cross_entropy")
+    failing = client.forward_backward_custom(data, lambda data, rows: (rows[0].sum() * (1 / len([])), {}))
+    step = client.optim_step(tinker.AdamParams(learning_rate=0.1))
+    with pytest.raises(ZeroDivisionError):
+        failing.result()
+    with pytest.raises(
+        RuntimeError, match=r"a forward_backward since the last step failed.*ZeroDivisionError"
+    ):
+        step.result()

@@ -282,7 +282,7 @@ def test_bfloat16_trains_and_samples_close_to_float32(rank: int, model_dir: Call
 def test_fast_samples_in_bfloat16_what_is_trained_in_float32(
     rank: int, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     folder = model_dir("qwen3")
     fast = make(LocalServiceClient(device="cpu", precision="fast"), folder, rank)
     exact = make(LocalServiceClient(device="cpu"), folder, rank)
@@ -303,9 +303,17 @@ def test_fast_samples_in_bfloat16_what_is_trained_in_float32(
 
 
 def test_fast_is_refused_where_it_would_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
-    with pytest.raises(ValueError, match=r"precision='fast' .* cpu device .* precision='float32'"):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
+    with pytest.raises(ValueError, match=r"precision='fast' .* cpu device.* precision='float32'"):
         LocalServiceClient(device="cpu", precision="fast")
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in older torch
+    with pytest.raises(ValueError, match=r"precision='fast' .* cpu device.* precision='float32'"):
+        LocalServiceClient(device="cpu", precision="fast")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    # a GPU without such instructions, on which torch can emulate them
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    with pytest.raises(ValueError, match=r"precision='fast' .* cuda device.* precision='float32'"):
+        LocalServiceClient(device="cuda", precision="fast")
 
 
 def test_two_samplers_share_one_slot_for_merged_weights(

@@ -30,7 +30,9 @@ def activation_bytes(config: Any, num_rows: int, length: int, itemsize: int) -> 
     """
     heads = int(config.num_attention_heads)
     attended = heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    inner = int(config.intermediate_size) * int(getattr(config, "num_experts_per_tok", None) or 1)
+    wide = [getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner")]
+    inner = next((int(size) for size in wide if size), 4 * int(config.hidden_size))
+    inner *= int(getattr(config, "num_experts_per_tok", None) or 1)
     # norms and residuals; queries, keys and values before and after the rotation, and the output; the gated product
     numbers = 10 * int(config.hidden_size) + 6 * attended + 4 * inner
     if config._attn_implementation == "eager":  # keeps scores, bounded scores and weights

@@ -26,6 +26,7 @@ __all__ = [
     "attention_by",
     "cast_weights",
     "decode_precision",
+    "decoder_layers",
     "head_logits",
     "load_base_model",
     "resolve_device",
@@ -105,14 +106,14 @@ def decode_precision(precision: str, device: torch.device) -> torch.dtype:
     if precision != "fast":
         return resolve_precision(precision)
     if device.type == "cpu":
-        able = torch.cpu.get_capabilities()
-        is_quick = any(able.get(name) for name in ("avx512_bf16", "amx_bf16"))
+        find: Any = getattr(torch.cpu, "get_capabilities", dict)  # older torch cannot tell
+        is_quick = any(find().get(name) for name in ("avx512_bf16", "amx_bf16"))
     else:
-        is_quick = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        is_quick = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if not is_quick:
         raise ValueError(
-            f"precision='fast' samples in bfloat16, for which this {device.type} device has no instructions. Use "
-            "precision='float32'."
+            f"precision='fast' samples in bfloat16, for which torch {torch.__version__} finds no instructions on this "
+            f"{device.type} device. Use precision='float32'."
         )
     return torch.bfloat16
 
@@ -186,6 +187,11 @@ def cast_weights(module: Any, dtype: torch.dtype) -> Any:
                     cast[id(weight)] = weight, nn.Parameter(weight.detach().to(dtype), requires_grad=False)
                 setattr(layer, name, cast[id(weight)][1])
     return module
+
+
+def decoder_layers(module: Any) -> nn.ModuleList:
+    """The layers of a causal language model, whatever it calls them."""
+    return next(child for child in module.get_decoder().children() if isinstance(child, nn.ModuleList))
 
 
 def head_logits(module: Any, hidden: torch.Tensor) -> torch.Tensor:

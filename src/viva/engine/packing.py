@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from viva.engine.batches import Example, micro_batches
+from viva.engine.model import decoder_layers
 from viva.engine.trees import PackedTree, pack_tree, shared_lengths
 
 __all__ = ["Batch", "CostModel", "plan_batches"]
@@ -41,7 +42,7 @@ class CostModel:
         size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         layers = int(config.num_hidden_layers)
         output = module.get_output_embeddings().weight
-        matrices = {id(p): p.numel() for p in module.get_decoder().layers.parameters() if p.ndim > 1}
+        matrices = {id(p): p.numel() for p in decoder_layers(module).parameters() if p.ndim > 1}
         return cls(
             token=float(sum(matrices.values()) + output.numel()),
             entry=2.0 * layers * heads * size,

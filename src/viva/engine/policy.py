@@ -31,7 +31,7 @@ from viva.engine.lora import (
 )
 from viva.engine.losses import Loss
 from viva.engine.memory import activation_bytes, free_bytes, recomputed
-from viva.engine.model import BaseModel, attention_by, structure_copy
+from viva.engine.model import BaseModel, attention_by, decoder_layers, structure_copy
 from viva.engine.objective import Targets, gather_targets
 from viva.engine.packing import Batch, CostModel, plan_batches
 from viva.engine.tree_attention import TREE_ATTENTION, TreeStep
@@ -110,7 +110,7 @@ class Policy:
             BaseException
         ) as error:  # also an interrupt between two micro-batches leaves a partial gradient
             if backward:
-                self._drop_gradients(f"{type(error).__name__}: {error}")
+                self.drop_gradients(error)
             raise
         if backward:
             # data that push nothing have a gradient of zero: the step after them is one of momentum alone
@@ -118,6 +118,11 @@ class Policy:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         return LossResult(logprobs=logprobs, losses=losses, num_computed=num_computed)
+
+    def drop_gradients(self, error: BaseException) -> None:
+        """A part of the gradient could not be computed: the next `step` fails, too."""
+        self._failure = f"{type(error).__name__}: {error}"
+        self._clear_gradients()
 
     def step(self, params: tinker.AdamParams) -> dict[str, float]:
         """Update the weights from the accumulated gradient and clear it.
@@ -200,7 +205,7 @@ class Policy:
             if batch.tree is not None:
                 contexts.enter_context(attention_by(self._module, TREE_ATTENTION))
             if backward and self._needs_recomputing(*batch.tokens.shape):
-                contexts.enter_context(recomputed(self._module.get_decoder().layers))
+                contexts.enter_context(recomputed(decoder_layers(self._module)))
             hidden = self._hidden(batch).flatten(0, 1)
             return targets.evaluate(self._module, hidden, loss, config, self._limits.logits)
 
@@ -232,10 +237,6 @@ class Policy:
     def _weights(self) -> dict[str, torch.Tensor]:
         """Copies of the trained weights."""
         return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
-
-    def _drop_gradients(self, reason: str) -> None:
-        self._failure = reason
-        self._clear_gradients()
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters.values():

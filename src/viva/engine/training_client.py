@@ -323,6 +323,15 @@ class LocalTrainingClient:
     def _custom(
         self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
     ) -> Operation:
+        try:
+            return (yield from self._two_passes(data, examples, loss, loss_fn))
+        except BaseException as error:  # as in `Policy.run`
+            self._policy.drop_gradients(error)
+            raise
+
+    def _two_passes(
+        self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
+    ) -> Operation:
         seen = yield from self._policy.run(examples, loss, {}, backward=False)
         with torch.inference_mode(False), torch.enable_grad():
             leaves = [torch.from_numpy(values).requires_grad_(True) for values in seen.logprobs]
