@@ -1,6 +1,8 @@
 """How a run ends: one exit code and one stream for each way."""
 
+import asyncio
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,7 @@ import tinker
 from viva.recipes import loop
 from viva.recipes.loop import run_recipe
 from viva.recipes.plan import BatchUnit
-from viva.rl.remote import EngineLostError
+from viva.rl.remote import EngineLostError, watched
 from viva.rl.service import EngineConfig
 from viva.rl.train import AllGroupsFailedError
 
@@ -119,6 +121,18 @@ async def test_a_run_whose_engine_is_lost_ends_with_1_and_says_how_to_go_on(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert f"gone. {told}" in line
+
+
+async def test_a_run_whose_engine_is_lost_before_its_first_step_is_refused(ends, capsys, monkeypatch):
+    async def gone(*_, **__):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(loop, "check_engine", gone)
+    monkeypatch.setattr(loop, "watched", partial(watched, limit_s=0.0, every_s=0.01))
+    opened = SimpleNamespace(trackers=(), service=None, client=None)
+    remote = EngineConfig(engine="remote", base_url="http://127.0.0.1:9")
+    assert await asyncio.wait_for(ends(open_run=lambda _: opened, engine=remote), 20) == 2
+    assert "error: the server at http://127.0.0.1:9 has been out of reach" in capsys.readouterr().err
 
 
 async def test_a_run_that_was_stopped_ends_with_128_and_the_signal(ends):

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socketserver
 import threading
 import time
 from contextlib import contextmanager
@@ -86,6 +87,43 @@ def test_a_broken_gateway_is_no_server(impatient):
 def test_what_is_no_address_of_a_server_is_refused(address):
     with pytest.raises(ValueError, match="base_url must begin with http:// or https://"):
         check_address(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [("http://localhost:port", "nonnumeric port: 'port'"), ("http://a b", "control characters")],
+)
+def test_an_address_that_cannot_be_asked_is_told_what_is_wrong_with_it(address, problem, impatient):
+    with pytest.raises(ValueError, match=f"no server answers at base_url={address}: .*{problem}"):
+        check_address(address)
+
+
+@contextmanager
+def babbling():
+    """Somebody at an address who does not speak HTTP."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.rfile.readline()
+            self.wfile.write(b"SSH-2.0-OpenSSH\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_what_does_not_speak_http_is_no_server_and_one_that_is_gone(impatient):
+    with babbling() as address:
+        with pytest.raises(ValueError, match=r"no server answers at .*: SSH-2"):
+            check_address(address)
+        with pytest.raises(EngineLostError, match=r"out of reach for 0.1 s: SSH-2"):
+            async with watched(address, limit_s=0.1, every_s=0.02):
+                await asyncio.Event().wait()
 
 
 def test_a_password_in_an_address_is_not_told(nobody, impatient):

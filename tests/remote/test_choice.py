@@ -60,6 +60,11 @@ def test_an_evaluation_asks_the_same_engine(options, stored, name, chosen, monke
     assert engine_of(target, EvalOptions(**options)) == chosen
 
 
+def test_a_password_in_an_address_without_a_remote_engine_is_not_told():
+    with pytest.raises(ValueError, match=r"base_url=http://\*\*\*@s needs engine=remote"):
+        EngineConfig(engine="local", base_url="http://user:hunter22@s")
+
+
 class Clients:
     """Stands for ``tinker.ServiceClient`` and keeps what it was made with."""
 

@@ -19,7 +19,7 @@ from viva.recipes.plan import Plan
 from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
-from viva.rl.remote import explain, watched
+from viva.rl.remote import EngineError, explain, watched
 from viva.rl.service import EngineConfig
 from viva.rl.stop_rule import StopRule
 from viva.rl.trackers.choice import CONSOLE
@@ -49,20 +49,21 @@ async def run_recipe(
         try:
             plan = make_plan()
             engine = plan.options.engine
-            opened = await open_run(plan.options)
-            for tracker in opened.trackers:
-                cleanup.callback(tracker.close)
-            if engine.engine == "remote":
-                await check_engine(
-                    opened.service,
-                    opened.client,
-                    loss_fn=plan.config.loss_fn,
-                    loss_fn_config=plan.config.loss_fn_config,
-                    temperature=plan.config.temperature,
-                )
-            training = await build_training(plan, opened)
-        # OSError: a model, file or folder that cannot be read; TinkerError: a remote engine that refuses
-        except (ValueError, OSError, tinker.TinkerError) as error:
+            async with watched(engine.base_url):
+                opened = await open_run(plan.options)
+                for tracker in opened.trackers:
+                    cleanup.callback(tracker.close)
+                if engine.engine == "remote":
+                    await check_engine(
+                        opened.service,
+                        opened.client,
+                        loss_fn=plan.config.loss_fn,
+                        loss_fn_config=plan.config.loss_fn_config,
+                        temperature=plan.config.temperature,
+                    )
+                training = await build_training(plan, opened)
+        # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
+        except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
             complain(f"error: {explain(error, engine.server) or error}")
             return 2
         _introduce(plan, training)

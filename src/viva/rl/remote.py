@@ -6,6 +6,7 @@ say at once that nobody answers at an address; stop waiting for results of a ser
 """
 
 import asyncio
+import http.client
 import time
 import urllib.error
 import urllib.request
@@ -39,8 +40,9 @@ def _problem(base_url: str) -> str | None:
             return None
     except urllib.error.HTTPError as error:
         return None if error.code < 500 else f"it answers {error.code} {error.reason}"
-    except (OSError, ValueError) as error:  # URLError, a closed connection, a port that is none
-        return str(getattr(error, "reason", error))
+    # URLError, a closed connection; no URL; a port that is none, an answer that is not HTTP
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return str(getattr(error, "reason", error)).strip() or type(error).__name__
 
 
 def check_address(base_url: str) -> None:

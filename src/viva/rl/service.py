@@ -54,7 +54,9 @@ class EngineConfig:
         if self.engine not in ("local", "remote"):
             raise ValueError(f"engine must be local or remote; got {self.engine!r}")
         if self.engine == "local" and self.base_url is not None:
-            raise ValueError(f"base_url={self.base_url} needs engine=remote; the local engine has no address")
+            raise ValueError(
+                f"base_url={without_secrets(self.base_url)} needs engine=remote; the local engine has no address"
+            )
         if self.precision not in ("float32", "fast", "bfloat16"):
             raise ValueError(f"precision must be float32, fast or bfloat16; got {self.precision!r}")
 
