@@ -191,6 +191,21 @@ class OwnLossesUpsideDown(Trainer):
         return self.inner.forward_backward_custom(data, flipped)
 
 
+class OwnLossesPoison(Trainer):
+    """A client that does nothing more after a loss of one's own has failed, as those of newer SDKs."""
+
+    poisoned = False
+
+    def forward_backward_custom(self, data: Any, loss_fn: Any) -> Any:
+        self.poisoned = True
+        raise RuntimeError("the engine has no cross_entropy")
+
+    def forward(self, data: Any, loss_fn: str, loss_fn_config: Any = None) -> Any:
+        if self.poisoned:
+            raise RuntimeError("this client is poisoned")
+        return self.inner.forward(data, loss_fn, loss_fn_config)
+
+
 class StaleSamplers(Trainer):
     """Samplers have the weights of the beginning."""
 

@@ -48,6 +48,7 @@ BROKEN = [
     (broken.LiveSamplers, "old samplers stay", "for a sampler made before them by"),
     (with_sampler(broken.ShiftedPrompts), "prompt logprobs", "differ from the trainer's"),
     (with_sampler(broken.NoFirstPlace), "prompt logprobs", "has 8 logprobs"),
+    (with_sampler(broken.ShiftedPrompts), "last logprob of prompts", "differs from the trainer's by"),
     (with_sampler(broken.FewAlternatives), "top-k of samples", "asked for 5 different tokens"),
     (with_sampler(broken.FewAlternatives), "top-k of prompts", "asked for 5 different tokens"),
     (with_sampler(broken.AlternativesOfAnother), "top-k of samples", "for the trainer"),
@@ -104,6 +105,30 @@ async def test_what_an_engine_refuses_or_never_answers_is_a_no(service, model):
     assert (refused.answer, refused.detail) == ("no", "ValueError: unknown loss ppo")
     silent = await put(BY_NAME["value of ppo"], bench(service, model, broken.Hangs), timeout_s=0.05)
     assert (silent.answer, silent.detail) == ("no", "no answer within 0.05 s")
+
+
+async def test_a_loss_of_ones_own_that_fails_bars_no_other_question(service, model):
+    findings = [finding async for finding in examine(bench(service, model, broken.OwnLossesPoison))]
+    answers = {finding.name: finding.answer for finding in findings}
+    assert [name for name, answer in answers.items() if answer != "yes"] == ["losses of one's own"]
+
+
+async def test_an_error_of_an_engine_is_told_without_the_key(service, model, monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", "tml-abcdefgh")
+
+    async def ask(bench):
+        raise ConnectionError("http://me:hunter22@s does not know tml-abcdefgh")
+
+    finding = await put(Probe(name="odd", ask=ask), bench(service, model))
+    assert finding.detail == "ConnectionError: http://***@s does not know ***"
+
+
+async def test_a_judge_that_asks_once_per_label_needs_only_the_end_of_a_prompt(service, model):
+    engine = bench(service, model, with_sampler(broken.NoFirstPlace))
+    found = [await put(BY_NAME[name], engine) for name in ("prompt logprobs", "last logprob of prompts")]
+    assert [finding.answer for finding in found] == ["wrong", "yes"]
+    judge = next(feature for feature in FEATURES if feature.name == "judge_mode=logprob")
+    assert barred(judge, found) == []
 
 
 async def test_snapshots_are_recognised_where_the_prompts_first_place_is_missing(service, model):
@@ -169,7 +194,9 @@ def test_features_need_probes_that_exist_and_one_of_each_choice():
         Finding(name="top-k of prompts", answer="yes", detail=""),
     ]
     assert barred(judge, found) == []
-    assert barred(judge, found[:1]) == ["top-k of samples: no or top-k of prompts: not asked"]
+    assert barred(judge, found[:1]) == [
+        "top-k of samples: no or top-k of prompts: not asked or last logprob of prompts: not asked"
+    ]
 
 
 async def test_every_probe_is_put_once_and_in_order(service, model):

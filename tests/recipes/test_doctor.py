@@ -1,6 +1,9 @@
 """`viva doctor` and its page."""
 
+import asyncio
 import re
+import typing
+from functools import partial
 
 import chz
 import pytest
@@ -11,7 +14,10 @@ import viva.cli
 from viva.doctor.examination import PROBES
 from viva.doctor.features import FEATURES
 from viva.doctor.losses import FORMULAS
+from viva.recipes import doctor
+from viva.recipes.config import RecipeConfig
 from viva.recipes.doctor import DoctorOptions
+from viva.rl.remote import watched
 
 PAGE = page("doctor.md")
 
@@ -60,6 +66,22 @@ def test_what_is_not_done_is_told_and_the_exit_code_says_so(model, capsys, monke
 def test_mistakes_are_refused(option, complaint, capsys) -> None:
     assert viva.cli.main(["doctor", option]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_server_that_is_gone_ends_the_questions(capsys, monkeypatch) -> None:
+    class Service:
+        async def create_lora_training_client(self, *_, **__):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(doctor, "make_service", lambda *_, **__: Service())
+    monkeypatch.setattr(doctor, "watched", partial(watched, limit_s=0.0, every_s=0.01))
+    assert viva.cli.main(["doctor", "base_url=http://127.0.0.1:9", "model_name=some/model"]) == 2
+    assert "the server at http://127.0.0.1:9 has been out of reach" in capsys.readouterr().err
+
+
+def test_every_precision_of_the_engine_can_be_examined() -> None:
+    kinds = [typing.get_type_hints(options)["precision"] for options in (DoctorOptions, RecipeConfig)]
+    assert kinds[0] == kinds[1]
 
 
 def test_every_option_and_probe_is_documented() -> None:

@@ -22,6 +22,7 @@ def _loss(loss_fn: str) -> tuple[tuple[str, ...], ...]:
     return (f"value of {loss_fn}",), (f"direction of {loss_fn}",)
 
 
+_ALTERNATIVES = ("top-k of samples", "top-k of prompts", "last logprob of prompts")
 _TRAINS = (("optimiser step",), ("mixed batches",), ("gradients add up",))
 _SAMPLES = (("samples",), ("stop tokens", "stop strings"))
 _LEARNS = (*_TRAINS, *_SAMPLES, ("sampler and trainer agree",), ("new samplers follow",))
@@ -35,7 +36,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(name="samplers that outlast a step", needs=(("old samplers stay",),)),
     Feature(name="temperature other than 1", needs=(("temperature in logprobs",),)),
-    Feature(name="judge_mode=logprob", needs=(("top-k of samples", "top-k of prompts"),)),
+    Feature(name="judge_mode=logprob", needs=(_ALTERNATIVES,)),
     Feature(name="judge_mode=verdict, eval_temperature=0", needs=(*_SAMPLES, ("greedy samples",))),
     Feature(name="checkpoints, behavior_if_exists=resume", needs=(("checkpoints",),)),
     Feature(name="the same run twice", needs=(("seeds",), ("mixed batches",))),

@@ -119,6 +119,24 @@ async def _prompts(bench: Bench) -> str:
     return f"they differ from the trainer's by {gap:.2g} on average"
 
 
+async def _prompt_end(bench: Bench) -> str:
+    """What a judge without alternatives asks for: how probable a token is that is put behind the prompt."""
+    params = tinker.SamplingParams(max_tokens=1, seed=1)
+    told, client = [], await bench.sampler()
+    for token in bench.tokens[:2]:
+        response = await sample(client, bench.prompt.append_int(token), params, include_prompt_logprobs=True)
+        told.append((response.prompt_logprobs or [None])[-1])
+    if None in told:
+        raise WrongAnswerError(f"the last tokens of two prompts have the logprobs {told}")
+    trained = np.concatenate(await bench.score_completions(*([token] for token in bench.tokens[:2])))
+    gap = float(np.abs(np.array(told, dtype=np.float64) - trained).mean())
+    if not gap <= bench.tolerance:
+        raise WrongAnswerError(
+            f"the logprob of a prompt's last token differs from the trainer's by {gap:.2g}"
+        )
+    return f"it differs from the trainer's by {gap:.2g} on average"
+
+
 async def _check_row(bench: Bench, row: Sequence[tuple[int, float]] | None) -> str:
     """The most probable tokens after the prompt."""
     if not row or len({token for token, _ in row}) != _TOP_K:
@@ -244,6 +262,7 @@ SAMPLING: tuple[Probe, ...] = (
     Probe(name="new samplers follow", ask=_followers),
     Probe(name="old samplers stay", ask=_snapshots),
     Probe(name="prompt logprobs", ask=_prompts),
+    Probe(name="last logprob of prompts", ask=_prompt_end),
     Probe(name="top-k of samples", ask=_topk_samples),
     Probe(name="top-k of prompts", ask=_topk_prompts),
     Probe(name="seeds", ask=_seeds),

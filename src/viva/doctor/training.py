@@ -169,7 +169,7 @@ TRAINING: tuple[Probe, ...] = (
     Probe(name="optimiser step", ask=_step),
     Probe(name="mixed batches", ask=_mixed),
     Probe(name="gradients add up", ask=_accumulation),
-    Probe(name="losses of one's own", ask=_custom_loss),
     Probe(name="checkpoints", ask=_checkpoint),
+    Probe(name="losses of one's own", ask=_custom_loss),
 )
 """In the order in which they are asked. All but mixed batches move the weights."""

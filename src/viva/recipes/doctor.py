@@ -13,9 +13,12 @@ from viva.doctor.features import FEATURES, barred
 from viva.doctor.finding import Finding
 from viva.recipes.common import resolve_model
 from viva.rl.clients import settled
+from viva.rl.remote import watched
 from viva.rl.service import EngineConfig, choose_engine, make_service
 
 __all__ = ["DoctorOptions", "examine_engine"]
+
+_WIDTH = max(len(each.name) for each in (*PROBES, *FEATURES))
 
 
 @chz.chz
@@ -29,7 +32,7 @@ class DoctorOptions:
     )
     base_url: str | None = None
     device: str | None = chz.field(default=None, doc="cpu or cuda; a GPU if there is one")
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "fast", "bfloat16"] = "float32"
     lora_rank: int = chz.field(default=8, doc="rank of the adapter that is trained; 0 trains all weights")
     tolerance: float = chz.field(
         default=0.1, doc="mean difference of logprobs that rounding may make; 0.001 suits float32"
@@ -50,6 +53,7 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
     Raises:
         ValueError: An option that makes no sense, or a model that cannot be opened. A remote engine's own errors pass
             through.
+        EngineLostError: If the server is gone for minutes.
     """
     if not (options.tolerance > 0 and options.timeout_s > 0):
         raise ValueError(
@@ -64,17 +68,24 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
         device=options.device,
         precision=options.precision,
     )
+    async with watched(engine.base_url):
+        findings = await _findings(options, engine, model, say)
+    say("\nWhat this allows:")
+    for feature in FEATURES:
+        missing = barred(feature, findings)
+        say(f"{feature.name:{_WIDTH}}  " + (f"no     {'; '.join(missing)}" if missing else "yes"))
+    return all(finding.answer == "yes" for finding in findings)
+
+
+async def _findings(
+    options: DoctorOptions, engine: EngineConfig, model: str, say: Callable[[str], None]
+) -> list[Finding]:
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as states:
         service = make_service(engine, state_dir=Path(states))
         client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
         bench = Bench(service=service, client=client, tolerance=options.tolerance)
-        width = max(len(each.name) for each in (*PROBES, *FEATURES))
         async for finding in examine(bench, timeout_s=options.timeout_s):
-            say(f"{finding.name:{width}}  {finding.answer:5}  {finding.detail}")
+            say(f"{finding.name:{_WIDTH}}  {finding.answer:5}  {finding.detail}")
             findings.append(finding)
-    say("\nWhat this allows:")
-    for feature in FEATURES:
-        missing = barred(feature, findings)
-        say(f"{feature.name:{width}}  " + (f"no     {'; '.join(missing)}" if missing else "yes"))
-    return all(finding.answer == "yes" for finding in findings)
+    return findings
