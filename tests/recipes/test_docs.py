@@ -57,6 +57,17 @@ def test_the_options_that_a_resumed_run_may_change_are_named(tmp_path: Path) -> 
     assert set(codes(sentence.group(1))) == set(plan.options.free_options)
 
 
+def test_a_resumed_run_that_samples_ahead_saves_as_before(tmp_path: Path) -> None:
+    options = {
+        "train_prompts": ["a"],
+        "learning_rate": 1e-4,
+        "log_path": str(tmp_path),
+        "base_url": "http://s",
+    }
+    ahead, plain = (make_plan(Config(**options, max_staleness=staleness)) for staleness in (1, 0))
+    assert plain.options.free_options - ahead.options.free_options == {"save_every"}
+
+
 def test_what_the_code_names_as_options_are_options() -> None:
     known = set(chz.asdict(Config()))
     assert {word.partition("=")[0] for word in codes(PAGE) if re.fullmatch(r"[a-z_]+=\S+", word)} <= known

@@ -33,7 +33,8 @@ _FREE_OPTIONS = frozenset(
         "ttl_seconds",
     }
 )
-"""Options that do not change what any step computes; a resumed run may set them anew."""
+"""Options that do not change what any step computes; a resumed run may set them anew. With rollouts that run ahead,
+``save_every`` is none of them: it says which steps wait for the update before them."""
 
 _SHORTEST_TTL = 24 * 3600
 """A run that stopped overnight has to find its checkpoint."""
@@ -119,7 +120,7 @@ def plan_run(
             "batch_size": batch_size,
             "prompts_digest": prompts_digest(train_items, test_items),
         },
-        free_options=_FREE_OPTIONS,
+        free_options=_FREE_OPTIONS - ({"save_every"} if config.max_staleness else set()),
         num_steps=len(order),
         trackers=trackers,
         load_checkpoint_path=config.load_checkpoint_path,
