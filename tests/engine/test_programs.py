@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -142,8 +143,11 @@ def test_rows_that_begin_alike_hold_one_copy_of_their_beginning(
     rows = decoder._table.rows
     assert [row.num_own for row in rows] == [10, 9, 9, 9, 9]
     assert len({id(row.trunk) for row in rows}) == 1
+    trunk = weakref.ref(rows[-1].trunk)
     while decoder.has_work():
         decoder.run_unit()
+    del first, rows
+    assert trunk() is None
 
 
 def test_a_groups_prompt_is_computed_once(

@@ -102,15 +102,18 @@ class RaggedCache(Cache):
         """
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
-        self._step = _Step(start, past, num_new, tokens.device, trunks)
-        output = module.get_decoder()(
-            input_ids=tokens,
-            position_ids=self._step.positions,
-            past_key_values=self,
-            use_cache=True,
-            ragged=self._step,
-        )
-        if not self._step.num_stored == self._step.num_attended > 0:
+        step = self._step = _Step(start, past, num_new, tokens.device, trunks)
+        try:
+            output = module.get_decoder()(
+                input_ids=tokens,
+                position_ids=step.positions,
+                past_key_values=self,
+                use_cache=True,
+                ragged=step,
+            )
+        finally:
+            self._step = None  # it holds the trunks
+        if not step.num_stored == step.num_attended > 0:
             raise NotImplementedError("its layers do not attend through the function chosen for them")
         return output.last_hidden_state
 
