@@ -280,8 +280,8 @@ _STEP_AIMS: dict[str, tuple[Aims, Aims]] = {
 """Against TRL and SkyRL: ours in float32, ours in bfloat16. They are for 42 M parameters."""
 _CAUSES = {
     shape: (
-        "What is missing: a decode step of twelve rows takes 30 to 45 ms in float32. About half of that are products, a "
-        "sixth is attention, the rest norms, rotary embeddings and calls; weights packed for oneDNN brought it down by "
+        "What is missing: a decode step of twelve rows takes 30 to 45 ms in float32. About half of that are products, "
+        "a sixth is attention, the rest norms, rotary embeddings and calls; weights packed for oneDNN brought it down by "
         f"a quarter. {update}. Not tried: one product for q, k and v and one for gate and up, fewer calls for norms.",
     )
     for shape, update in (
