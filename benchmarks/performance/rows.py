@@ -281,7 +281,7 @@ _STEP_AIMS: dict[str, tuple[Aims, Aims]] = {
 _CAUSES = {
     shape: (
         "What is missing: a decode step of twelve rows takes 30 to 45 ms in float32. About half of that are products, "
-        "a sixth is attention, the rest norms, rotary embeddings and calls; weights packed for oneDNN brought it down by "
+        "a sixth is attention, the rest norms, rotary embeddings and calls; packing weights for oneDNN took off "
         f"a quarter. {update}. Not tried: one product for q, k and v and one for gate and up, fewer calls for norms.",
     )
     for shape, update in (
