@@ -14,16 +14,15 @@ import tempfile
 import time
 from typing import Any
 
+from _random_model import save_random_model
+
 from viva.engine.threads import prepare_threads
 
 VOCAB = 32_000
 
 
 def save_model(folder: str) -> None:
-    """A random model, and a tokenizer because the engine wants one."""
-    import torch
-    from tokenizers import Tokenizer, models
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig
 
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -37,10 +36,7 @@ def save_model(folder: str) -> None:
         bos_token_id=None,
         eos_token_id=0,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({"0": 0, "1": 1}, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0").save_pretrained(folder)
+    save_random_model(config, folder)
 
 
 def measure(client: Any, rows: int, prompt: int, steps: int, shared: bool) -> tuple[float, float]:

@@ -16,16 +16,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from _random_model import save_random_model
+
 from viva.engine.threads import prepare_threads
 
 VOCAB = 704
 
 
 def save_model(folder: str) -> None:
-    """A random model, and a tokenizer because the engine wants one."""
-    import torch
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config
 
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -40,10 +39,7 @@ def save_model(folder: str) -> None:
         bos_token_id=None,
         eos_token_id=0,
     )
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({str(number): number for number in range(VOCAB)}, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0").save_pretrained(folder)
+    save_random_model(config, folder)
 
 
 def datum(context: list[int], action: list[int]) -> Any:

@@ -5,7 +5,7 @@ python examples/cookbook_training.py loop=rl model_name=MODEL renderer_name=qwen
 
 import asyncio
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import chz
 import datasets
@@ -54,6 +54,20 @@ class PoliteAnswers(ComparisonDatasetBuilder):
         return LabeledComparison(comparison=comparison, label="A")
 
 
+def shared(config: Config) -> dict[str, Any]:
+    """Options that all three loops know."""
+    return {
+        "log_path": config.log_path,
+        "model_name": config.model_name,
+        "recipe_name": "example",
+        "renderer_name": config.renderer_name,
+        "learning_rate": config.learning_rate,
+        "lora_rank": 8,
+        "eval_every": 0,
+        "save_every": 2,
+    }
+
+
 def run_supervised(config: Config, common: ChatDatasetBuilderCommonConfig) -> None:
     """``tinker_cookbook.supervised.train``."""
     if config.conversations is None:
@@ -62,17 +76,10 @@ def run_supervised(config: Config, common: ChatDatasetBuilderCommonConfig) -> No
     asyncio.run(
         train_supervised.main(
             train_supervised.Config(
-                log_path=config.log_path,
-                model_name=config.model_name,
-                recipe_name="example",
-                renderer_name=config.renderer_name,
+                **shared(config),
                 dataset_builder=data,
-                learning_rate=config.learning_rate,
                 max_steps=config.num_steps,
                 num_epochs=config.num_steps,
-                lora_rank=8,
-                eval_every=0,
-                save_every=2,
             )
         )
     )
@@ -90,16 +97,9 @@ def run_rl(config: Config) -> None:
     asyncio.run(
         train_rl.main(
             train_rl.Config(
-                log_path=config.log_path,
-                model_name=config.model_name,
-                recipe_name="example",
-                renderer_name=config.renderer_name,
+                **shared(config),
                 dataset_builder=data,
-                learning_rate=config.learning_rate,
                 max_tokens=8,
-                lora_rank=8,
-                eval_every=0,
-                save_every=2,
             )
         )
     )
@@ -110,17 +110,10 @@ def run_preference(config: Config, common: ChatDatasetBuilderCommonConfig) -> No
     data = DPODatasetBuilderFromComparisons(comparison_builder=PoliteAnswers(), common_config=common)
     train_dpo.main(
         train_dpo.Config(
-            log_path=config.log_path,
-            model_name=config.model_name,
-            recipe_name="example",
-            renderer_name=config.renderer_name,
+            **shared(config),
             dataset_builder=data,
-            learning_rate=config.learning_rate,
             max_steps=config.num_steps,
             num_epochs=config.num_steps,
-            lora_rank=8,
-            eval_every=0,
-            save_every=2,
         )
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tinker
 import torch
-from tiny_engine import ints, params, plain_logprobs, run, supervised, train
+from tiny_engine import ints, params, plain_logprobs, run, supervised, train, weights
 
 from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient
 
@@ -25,10 +25,6 @@ def make(service: LocalServiceClient, folder: str, rank: int = 4) -> LocalTraini
 
 def scores(client: Any, text: list[int] = TEXTS[0]) -> list[float | None]:
     return client.compute_logprobs(ints(text)).result()
-
-
-def weights(client: LocalTrainingClient) -> dict[str, torch.Tensor]:
-    return client._policy._weights()
 
 
 def go_on(client: LocalTrainingClient, steps: int = 2) -> dict[str, torch.Tensor]:

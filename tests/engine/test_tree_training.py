@@ -15,6 +15,7 @@ import torch
 from tiny_engine import FAMILIES, ints, make_tokenizer, params, supervised, train
 
 from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient, model
+from viva.engine.attention import UnsupportedAttentionError
 from viva.engine.batches import make_examples
 from viva.engine.losses import LOSSES
 from viva.engine.packing import CostModel
@@ -297,7 +298,7 @@ def test_a_model_that_takes_no_trees_trains_by_rows_and_says_so_once(
     why: str, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(step: TreeStep, module: Any) -> torch.Tensor:
-        raise NotImplementedError("it attends otherwise")
+        raise UnsupportedAttentionError("it attends otherwise")
 
     forward = TreeStep.forward
     if why == "layers":

@@ -102,3 +102,8 @@ def plain_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
 def run(coroutine: Any) -> Any:
     """Run an async program in a fresh event loop."""
     return asyncio.run(coroutine)
+
+
+def weights(client: LocalTrainingClient) -> dict[str, torch.Tensor]:
+    """Copies of what is trained."""
+    return client._policy._weights()

@@ -33,7 +33,6 @@ _FAILURES = (
     ArithmeticError,
     AttributeError,
     LookupError,
-    NotImplementedError,
     OSError,
     RuntimeError,
     TypeError,

@@ -17,7 +17,7 @@ import numpy as np
 from viva.doctor.bench import Array, Bench, logprobs_of, policy_datum, total_loss
 from viva.doctor.finding import WrongAnswerError
 from viva.doctor.probe import Probe
-from viva.doctor.training import calibrate, moved, quietest
+from viva.doctor.training import calibrate, check_move, moved, quietest
 
 __all__ = ["FORMULAS", "Formula", "direction_probe", "value_probe"]
 
@@ -161,11 +161,7 @@ def direction_probe(loss_fn: str) -> Probe:
         for pushes in _PUSHES:
             expected, seen = await _push(bench, loss_fn, pushes)
             signs += "+" if seen > 0 else "-"
-            if seen * expected <= 0 or abs(seen) <= noise:
-                raise WrongAnswerError(
-                    f"a target pushed with (log-ratio, advantage) {pushes} must {'rise' if expected > 0 else 'fall'}; "
-                    f"its logprob changed by {seen:+.2g}"
-                )
+            check_move(seen, expected, noise, f"pushes of (log-ratio, advantage) {pushes}")
         return f"targets move as they must: {signs}"
 
     return Probe(name=f"direction of {loss_fn}", ask=ask)

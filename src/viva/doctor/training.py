@@ -13,7 +13,7 @@ from viva.doctor.finding import WrongAnswerError
 from viva.doctor.probe import Probe
 from viva.rl.clients import settled
 
-__all__ = ["TRAINING", "calibrate", "moved", "quietest"]
+__all__ = ["TRAINING", "calibrate", "check_move", "moved", "quietest"]
 
 _GROWTH = 4.0
 _LARGEST_RATE = 0.2
@@ -71,6 +71,18 @@ def _push(bench: Bench, p_T: Array, place: int, advantage: float) -> tinker.Datu
     return policy_datum(bench.tokens, p_T, advantages_T)
 
 
+def check_move(change: float, expected: float, noise: float, what: str) -> None:
+    """A logprob must have moved by more than noise, in the direction of the sign of what is expected.
+
+    Raises:
+        WrongAnswerError: It has not.
+    """
+    if np.sign(expected) * change <= noise:
+        raise WrongAnswerError(
+            f"{what}: the target's logprob must {'rise' if expected > 0 else 'fall'}, it changed by {change:+.2g}"
+        )
+
+
 async def _step(bench: Bench) -> str:
     noise = await calibrate(bench)
     return f"learning rate {bench.learning_rate:.2g} moves a logprob by more than {max(10 * noise, _SMALLEST_MOVE):.2g}"
@@ -98,12 +110,8 @@ async def _accumulation(bench: Bench) -> str:
         # what is only computed forward must leave no gradient
         await bench.client.forward([_push(bench, p_T, place, -9.0 * expected)], "importance_sampling")
         await bench.optim_step()
-        change = await moved(bench, p_T, place)
-        if change * expected <= noise:
-            raise WrongAnswerError(
-                f"two calls of forward_backward with advantages {advantages}, then one of forward, then a step: the "
-                f"target's logprob must {'rise' if expected > 0 else 'fall'}, it changed by {change:+.2g}"
-            )
+        what = f"two calls of forward_backward with advantages {advantages}, then one of forward, then a step"
+        check_move(await moved(bench, p_T, place), expected, noise, what)
     return "calls add up until the step; forward adds nothing"
 
 
@@ -122,12 +130,8 @@ async def _custom_loss(bench: Bench) -> str:
         pending: Any = cast(Any, bench.client).forward_backward_custom([bare], loss)
         await settled(await settled(pending))  # older SDKs: a coroutine of a future
         await bench.optim_step()
-        change = await moved(bench, p_T, place)
-        if change * sign <= noise:
-            raise WrongAnswerError(
-                f"a loss of {-sign:+.0f} times a target's logprob must make it {'rise' if sign > 0 else 'fall'}; it "
-                f"changed by {change:+.2g}"
-            )
+        what = f"a loss of {-sign:+.0f} times a target's logprob"
+        check_move(await moved(bench, p_T, place), sign, noise, what)
     return "targets move as the loss says"
 
 

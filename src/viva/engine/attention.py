@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 
 from viva.engine.trunks import Trunk, make_parts, two_part_attention
 
-__all__ = ["RAGGED_ATTENTION", "RaggedCache", "register_ragged_attention"]
+__all__ = ["RAGGED_ATTENTION", "RaggedCache", "UnsupportedAttentionError", "register_ragged_attention"]
 
 RAGGED_ATTENTION = "viva_ragged"
 
@@ -25,6 +25,10 @@ _ROUND_LENGTH = 64
 _GROUP_ROWS = 16
 _GROUP_GAIN = 0.85
 """Rows attend in groups of this size if that saves this much of the work."""
+
+
+class UnsupportedAttentionError(RuntimeError):
+    """The architecture does not attend through the function chosen for it."""
 
 
 def register_ragged_attention() -> None:
@@ -98,7 +102,7 @@ class RaggedCache(Cache):
             Hidden states after the final norm, ``[B, T, H]``.
 
         Raises:
-            NotImplementedError: The architecture does not use our attention.
+            UnsupportedAttentionError: The architecture does not use our attention.
         """
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
@@ -114,7 +118,7 @@ class RaggedCache(Cache):
         finally:
             self._step = None  # it holds the trunks
         if not step.num_stored == step.num_attended > 0:
-            raise NotImplementedError("its layers do not attend through the function chosen for them")
+            raise UnsupportedAttentionError("its layers do not attend through the function chosen for them")
         return output.last_hidden_state
 
     def update(
@@ -253,7 +257,9 @@ def _ragged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention in the form ``transformers`` calls it: ``[B, Q, T, D]`` queries to ``[B, T, Q, D]`` output."""
     if ragged is None or attention_mask is not None or kwargs.get("s_aux") is not None:
-        raise NotImplementedError("this architecture calls its attention in a way the engine does not know")
+        raise UnsupportedAttentionError(
+            "this architecture calls its attention in a way the engine does not know"
+        )
     ragged.num_attended += 1
     groups = query.shape[1] // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from viva.engine.attention import UnsupportedAttentionError
 from viva.engine.trees import Cell, PackedTree
 
 __all__ = ["TREE_ATTENTION", "TreeStep", "register_tree_attention"]
@@ -45,13 +46,13 @@ class TreeStep:
             Hidden states after the final norm, ``[1, S, H]``.
 
         Raises:
-            NotImplementedError: The architecture does not use our attention.
+            UnsupportedAttentionError: The architecture does not use our attention.
         """
         output = module.get_decoder()(
             input_ids=self._tokens[None], position_ids=self._depths[None], use_cache=False, tree=self
         )
         if not self.num_attended:
-            raise NotImplementedError("its layers do not attend through the function chosen for them")
+            raise UnsupportedAttentionError("its layers do not attend through the function chosen for them")
         return output.last_hidden_state
 
     def hidden(self, index: int, window: int | None) -> tuple[int, torch.Tensor]:
@@ -85,7 +86,9 @@ def _tree_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention in the form ``transformers`` calls it: ``[1, Q, S, D]`` queries to ``[1, S, Q, D]`` output."""
     if tree is None or attention_mask is not None or kwargs.get("s_aux") is not None:
-        raise NotImplementedError("this architecture calls its attention in a way the engine does not know")
+        raise UnsupportedAttentionError(
+            "this architecture calls its attention in a way the engine does not know"
+        )
     tree.num_attended += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     groups = query.shape[1] // key.shape[1]
