@@ -7,7 +7,7 @@ Shapes: ``B`` rows padded to ``T`` tokens.
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class Policy:
         logprobs: list[np.ndarray] = [np.empty(0)] * len(examples)
         losses: list[np.ndarray] = [np.empty(0)] * len(examples)
         num_computed = 0
-        try:
+        with self.whole_gradient() if backward else nullcontext():
             for batch in plan_batches(
                 examples, self._costs, self._limits.training_tokens, trees=self.base.takes_trees
             ):
@@ -106,12 +106,6 @@ class Policy:
                     logprobs[index], losses[index] = found
                 num_computed += batch.tokens.size
                 yield
-        except (
-            BaseException
-        ) as error:  # also an interrupt between two micro-batches leaves a partial gradient
-            if backward:
-                self.drop_gradients(error)
-            raise
         if backward:
             # data that push nothing have a gradient of zero: the step after them is one of momentum alone
             for parameter in self._parameters.values():
@@ -119,10 +113,17 @@ class Policy:
                     parameter.grad = torch.zeros_like(parameter)
         return LossResult(logprobs=logprobs, losses=losses, num_computed=num_computed)
 
-    def drop_gradients(self, error: BaseException) -> None:
-        """A part of the gradient could not be computed: the next `step` fails, too."""
-        self._failure = f"{type(error).__name__}: {error}"
-        self._clear_gradients()
+    @contextmanager
+    def whole_gradient(self) -> Generator[None, None, None]:
+        """What is computed within counts as a whole: if it fails, the gradient is dropped and the next `step` fails."""
+        try:
+            yield
+        except (
+            BaseException
+        ) as error:  # also an interrupt between two micro-batches leaves a partial gradient
+            self._failure = f"{type(error).__name__}: {error}"
+            self._clear_gradients()
+            raise
 
     def step(self, params: tinker.AdamParams) -> dict[str, float]:
         """Update the weights from the accumulated gradient and clear it.

@@ -323,11 +323,8 @@ class LocalTrainingClient:
     def _custom(
         self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
     ) -> Operation:
-        try:
+        with self._policy.whole_gradient():
             return (yield from self._two_passes(data, examples, loss, loss_fn))
-        except BaseException as error:  # as in `Policy.run`
-            self._policy.drop_gradients(error)
-            raise
 
     def _two_passes(
         self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
