@@ -1,0 +1,77 @@
+"""Two forms of every recipe, and the ledger of what was tried.
+
+``make test`` runs the short form; ``make test-reliability`` (``VIVA_RELIABILITY=full``) the full one, prints the ledger
+and writes it to ``docs/reliability.jsonl``, from which ``scripts/reliability_page.py`` makes the table of
+``docs/reliability.md``.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+FULL = os.environ.get("VIVA_RELIABILITY") == "full"
+RESULTS = Path(__file__).parents[2] / "docs" / "reliability.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What one test has tried without a failure."""
+
+    recipe: str
+    """Point of the page, e.g. ``kill and resume``."""
+    claim: str
+    trials: int
+    seed: int | None
+    """``None`` where every case was tried, and nothing drawn."""
+    figures: str
+    """Anything measured on the way, in words."""
+    seconds: float
+
+
+_entries: list[Entry] = []
+
+
+@pytest.fixture(scope="session")
+def trials():
+    """Gives the number of trials of the form that is run: ``trials(short=12, full=300)``."""
+
+    def choose(*, short: int, full: int) -> int:
+        return full if FULL else short
+
+    return choose
+
+
+@pytest.fixture
+def ledger():
+    """Records what a test has tried; called at its end, so that only what held is recorded."""
+    began = time.monotonic()
+
+    def record(recipe: str, claim: str, *, trials: int, seed: int | None = None, figures: str = "") -> None:
+        seconds = round(time.monotonic() - began, 1)
+        _entries.append(
+            Entry(recipe=recipe, claim=claim, trials=trials, seed=seed, figures=figures, seconds=seconds)
+        )
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not FULL:
+        return
+    for entry in _entries:
+        terminalreporter.write_line(json.dumps(asdict(entry)))
+
+
+def pytest_sessionfinish():
+    """Replace the results of the claims that were tried now; others stay."""
+    if not FULL or not _entries:
+        return
+    known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    now = [asdict(entry) for entry in _entries]
+    tried = {(entry["recipe"], entry["claim"]) for entry in now}
+    rows = [*(row for row in known if (row["recipe"], row["claim"]) not in tried), *now]
+    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in sorted(rows, key=lambda row: row["recipe"])))
