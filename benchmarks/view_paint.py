@@ -163,11 +163,22 @@ def measure(folder, playwright):
     return watch.found, memory, grown
 
 
+def read_options(arguments):
+    """Options with their defaults; what is not understood is refused."""
+    options = {"conversations": 10_000, "repeats": 5}
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name not in options or not value.isdecimal() or int(value) < 1:
+            sys.exit(f"{argument!r} is no option; allowed: {', '.join(f'{each}=N' for each in options)}, N from 1")
+        options[name] = int(value)
+    return options
+
+
 def main():
-    options = {"conversations": 10_000, "repeats": 5} | dict(argument.split("=") for argument in sys.argv[1:])
+    options = read_options(sys.argv[1:])
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
-        size = make_run(Path(name), int(options["conversations"]))
-        found = [measure(Path(name), playwright) for _ in range(int(options["repeats"]))]
+        size = make_run(Path(name), options["conversations"])
+        found = [measure(Path(name), playwright) for _ in range(options["repeats"])]
     print(f"{options['conversations']} conversations, {size:.0f} MB, median of {len(found)}")
     print(f"{'':>30}  seconds (least to most)  processor seconds")
     for title in found[0][0]:

@@ -264,3 +264,18 @@ async def test_results_of_viva_eval_are_listed_and_other_files_are_not(make_run:
     assert first["results"][1]["figures"] == {"avg@1": difference}
     assert "\u202e" not in first["results"][0]["about"]
     assert second["results"] == []
+
+
+async def test_files_that_vanish_are_told_of_and_break_nothing(make_run: MakeRun) -> None:
+    folder = make_run()
+    async with client(folder) as made:
+        await read_all(made)
+        (folder / "transcripts.jsonl").unlink()
+        for path in ("conversation?step=0&group=0", "text?step=0&group=0&ref=record.question"):
+            answer = await made.get(f"/api/{path}")
+            assert (answer.status_code, "cannot be read" in answer.json()["error"]) == (410, True)
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        for path in ("runs", "curves", "series?key=reward/mean", "conversations", "judge", "evaluations"):
+            assert (path, (await made.get(f"/api/{path}")).status_code) == (path, 200)

@@ -334,6 +334,23 @@ def test_a_reply_of_a_megabyte_is_cut_until_it_is_asked_for(site: Site) -> None:
     )
 
 
+def test_a_long_text_says_why_it_cannot_be_shown_when_the_server_has_ended(site: Site) -> None:
+    page = site.show("conversation/30/0")
+    page.wait_for_selector("#turn-0")
+    button = page.locator("#turn-0 .part.solution button.cut")
+    page.route("**/api/text*", lambda route: route.abort())
+    button.click()
+    page.wait_for_function(
+        "() => document.querySelector('#turn-0 .part.solution button').textContent.includes('has ended')"
+    )
+    page.unroute("**/api/text*")
+    page.mistakes.clear()  # the browser's own word about the request that failed
+    button.click()
+    page.wait_for_function(
+        "() => document.querySelector('#turn-0 .part.solution pre').textContent.length > 1000000"
+    )
+
+
 def test_what_the_run_writes_appears_by_itself(site: Site) -> None:
     page = site.show("conversations?run=1")
     page.wait_for_function("() => document.getElementById('total').textContent === '120'")

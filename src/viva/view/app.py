@@ -86,6 +86,9 @@ def _answering(handler: Callable[[Request], Any]) -> Callable[[Request], Respons
             text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except _NotFound as error:
             status, text = 404, json.dumps({"error": str(error)})
+        except OSError as error:  # a file of the run that is gone, or may not be read any more
+            why = f"a file of the run cannot be read: {error.strerror or error}. Is its folder still there?"
+            status, text = 410, json.dumps({"error": visible(why)})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             status, text = 400, json.dumps({"error": visible(f"{type(error).__name__}: {error}")})
         return Response(text.encode("utf-8", "replace"), status, media_type="application/json")

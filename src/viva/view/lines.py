@@ -20,7 +20,10 @@ class GrowingFile:
     @property
     def size(self) -> int:
         """Bytes the file has now."""
-        return self.path.stat().st_size if self.path.is_file() else 0
+        try:
+            return self.path.stat().st_size
+        except OSError:  # there is none, or none any more
+            return 0
 
     def was_cut_back(self) -> bool:
         """Whether what was read before is no longer what the file holds; then everything starts anew."""

@@ -132,8 +132,10 @@ class RunIndex:
         return (step, group) in self._tokens
 
     def _time_of_config(self) -> int:
-        path = self.folder / "config.json"
-        return path.stat().st_mtime_ns if path.is_file() else 0
+        try:
+            return (self.folder / "config.json").stat().st_mtime_ns
+        except OSError:  # there is none, or none any more
+            return 0
 
     def _refresh_config(self) -> None:
         """Read the options again if the file is another one: a run may be resumed with others."""
