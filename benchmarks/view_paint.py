@@ -169,7 +169,9 @@ def read_options(arguments):
     for argument in arguments:
         name, _, value = argument.partition("=")
         if name not in options or not value.isdecimal() or int(value) < 1:
-            sys.exit(f"{argument!r} is no option; allowed: {', '.join(f'{each}=N' for each in options)}, N from 1")
+            sys.exit(
+                f"{argument!r} is no option; allowed: {', '.join(f'{each}=N' for each in options)}, N from 1"
+            )
         options[name] = int(value)
     return options
 
