@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from viva.engine import checkpoint
 from viva.engine.checkpoint import (
     MANIFEST,
-    check_name,
     read_checkpoint,
     read_tensors,
     write_checkpoint,
     write_tensors,
 )
+from viva.engine.trust import SEAL, check_name, sealed, unsealed
 
 
 def write_one(folder: Path) -> None:
@@ -75,9 +75,52 @@ def test_a_damaged_manifest_is_named(saved: Path, text: str) -> None:
 
 def test_a_checkpoint_of_a_later_format_is_refused(saved: Path) -> None:
     manifest = json.loads((saved / MANIFEST).read_text()) | {"format": 99}
-    (saved / MANIFEST).write_text(json.dumps(manifest))
+    (saved / MANIFEST).write_text(json.dumps(sealed(manifest)))
     with pytest.raises(ValueError, match="format 99"):
         read_checkpoint(saved)
+
+
+def test_a_manifest_of_before_they_were_sealed_is_read_and_a_later_one_needs_its_seal(saved: Path) -> None:
+    manifest = json.loads((saved / MANIFEST).read_text())
+    del manifest[SEAL]
+    (saved / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="has no sha256"):
+        read_checkpoint(saved)
+    (saved / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
+    assert read_checkpoint(saved)["steps"] == 3
+
+
+def test_a_manifest_that_was_changed_is_refused(saved: Path) -> None:
+    (saved / MANIFEST).write_text((saved / MANIFEST).read_text().replace('"steps": 3', '"steps": 4'))
+    with pytest.raises(ValueError, match=r"checkpoint\.json' is damaged .* remove the entry 'sha256'"):
+        read_checkpoint(saved)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(saved: Path) -> None:
+    (saved.parent / "secret").write_text("x")
+    manifest = json.loads((saved / MANIFEST).read_text())
+    for name in ("../secret", str(saved.parent / "secret"), "a\0b"):
+        (saved / MANIFEST).write_text(json.dumps(sealed(manifest | {"files": {name: "0"}})))
+        with pytest.raises(ValueError, match="which is not in that folder"):
+            read_checkpoint(saved)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3)
+        ),
+        max_size=4,
+    )
+)
+def test_what_was_sealed_is_unsealed(content: dict[str, Any]) -> None:
+    content.pop(SEAL, None)
+    assert unsealed(json.loads(json.dumps(sealed(content))), "x") == content
+    changed = sealed(content) | {"more": 1, SEAL: sealed(content)[SEAL]}
+    if "more" not in content:
+        with pytest.raises(ValueError, match="x is damaged"):
+            unsealed(changed, "x")
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -153,7 +196,24 @@ def test_ordinary_names_are_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "..", "a/b", "a..b", ".hidden", "a b", "a\n", "ü", "tinker://x", "a\x00", "a\\b"]
+    "name",
+    [
+        "",
+        "..",
+        "a/b",
+        "a..b",
+        ".hidden",
+        "a b",
+        "a\n",
+        "ü",
+        "tinker://x",
+        "a\x00",
+        "a\\b",
+        "a" * 129,
+        "CON",
+        "nul.x",
+        "a.",
+    ],
 )
 def test_names_that_could_leave_their_folder_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not a checkpoint name"):

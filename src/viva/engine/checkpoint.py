@@ -1,24 +1,27 @@
 """Folders of weights on disk: safetensors and JSON only, written whole or not at all, checked when read.
 
 A checkpoint is written beside its place, forced to disk, then renamed. ``checkpoint.json`` describes it and holds the
-SHA-256 of every other file.
+SHA-256 of every other file, and of itself.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from viva.engine.trust import SEAL, is_inside, sealed, unsealed
+
 __all__ = [
     "MANIFEST",
-    "check_name",
     "read_checkpoint",
     "read_tensors",
     "write_checkpoint",
@@ -26,22 +29,9 @@ __all__ = [
 ]
 
 MANIFEST = "checkpoint.json"
-_FORMAT = 1
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
-
-
-def check_name(name: str) -> str:
-    """Return a checkpoint's name if it is one.
-
-    Raises:
-        ValueError: It could leave its folder or is not portable.
-    """
-    if not _NAME.fullmatch(name) or ".." in name or name.startswith("."):
-        raise ValueError(
-            f"{name!r} is not a checkpoint name. Use letters, digits, '_', '-' and '.', without '..' and not starting "
-            "with '.'."
-        )
-    return name
+_FORMAT = 2
+_UNSEALED = 1
+"""The format of before manifests were sealed."""
 
 
 def write_checkpoint(
@@ -58,6 +48,13 @@ def write_checkpoint(
     Raises:
         ValueError: There is one already and ``overwrite`` is false.
     """
+    with _naming(path, "written"):
+        _write_checkpoint(path, description, write_files, overwrite=overwrite)
+
+
+def _write_checkpoint(
+    path: Path, description: dict[str, Any], write_files: Callable[[Path], None], *, overwrite: bool
+) -> None:
     _recover(path)
     if path.exists() and not overwrite:
         raise ValueError(f"The checkpoint {str(path)!r} exists. Choose another name, or pass overwrite=True.")
@@ -73,7 +70,8 @@ def write_checkpoint(
             **description,
             "files": {file.relative_to(staging).as_posix(): _digest(file) for file in files},
         }
-        (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(sealed(manifest), indent=2) + "\n"
+        (staging / MANIFEST).write_text(text, encoding="utf-8")
         folders = [folder for folder in staging.rglob("*") if folder.is_dir()]
         for file in [*files, staging / MANIFEST, *folders, staging]:
             _force_to_disk(file)
@@ -85,6 +83,16 @@ def write_checkpoint(
         _recover(path)
         shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(_replaced(path), ignore_errors=True)
+
+
+@contextmanager
+def _naming(path: Path, done: str) -> Generator[None, None, None]:
+    """Let errors of the disk name the checkpoint; by themselves, those of writing and reading name no file."""
+    try:
+        yield
+    except OSError as error:
+        told = f"{error.strerror or error} (while the checkpoint was {done})"
+        raise OSError(error.errno, told, str(error.filename or path)) from error
 
 
 def _replaced(path: Path) -> Path:
@@ -103,48 +111,81 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: Not a checkpoint, of an unknown format, or with a damaged or missing file.
+        OSError: A file cannot be read; the error names it.
     """
-    _recover(path)
-    file = path / MANIFEST
-    if not file.is_file():
-        raise ValueError(
-            f"{str(path)!r} is not a checkpoint: it has no {MANIFEST}. Give the path that was returned by saving."
-        )
-    try:
-        manifest: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        listed: dict[str, str] = manifest["files"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{str(file)!r} is damaged ({error}); use another checkpoint.") from error
-    if manifest.get("format") != _FORMAT:
-        raise ValueError(
-            f"{str(file)!r} has format {manifest.get('format')!r}; this version reads {_FORMAT}."
-        )
-    for name, digest in listed.items():
-        if not (path / name).is_file():
-            raise ValueError(f"{str(path / name)!r} is missing; use another checkpoint.")
-        if _digest(path / name) != digest:
+    with _naming(path, "read"):
+        _recover(path)
+        file = path / MANIFEST
+        if not file.is_file():
             raise ValueError(
-                f"{str(path / name)!r} is damaged: its SHA-256 is not the one recorded. Use another checkpoint."
+                f"{str(path)!r} is not a checkpoint: it has no {MANIFEST}. Give the path that was returned by saving."
             )
-    return manifest
+        manifest, listed = _read_manifest(file)
+        for name, digest in listed.items():
+            _check_file(path, name, digest)
+        return manifest
+
+
+def _check_file(path: Path, name: str, digest: str) -> None:
+    if not is_inside(path / name, path):
+        raise ValueError(
+            f"{str(path / MANIFEST)!r} lists {name!r}, which is not in that folder; use another checkpoint."
+        )
+    if not (path / name).is_file():
+        raise ValueError(f"{str(path / name)!r} is missing; use another checkpoint.")
+    if _digest(path / name) != digest:
+        raise ValueError(
+            f"{str(path / name)!r} is damaged: its SHA-256 is not the one recorded. Use another checkpoint."
+        )
+
+
+def _read_manifest(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The manifest, and the files it lists with their digests."""
+    try:
+        stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        manifest = unsealed(stored, MANIFEST)
+        listed: dict[str, str] = dict(manifest["files"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{str(file)!r} is damaged ({error}); use another checkpoint.") from error
+    if manifest.get("format") not in (_FORMAT, _UNSEALED):
+        raise ValueError(
+            f"{str(file)!r} has format {manifest.get('format')!r}; this version reads {_UNSEALED} and {_FORMAT}."
+        )
+    if manifest["format"] == _FORMAT and SEAL not in stored:
+        raise ValueError(f"{str(file)!r} is damaged (it has no {SEAL}); use another checkpoint.")
+    return manifest, listed
 
 
 def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write tensors as safetensors."""
+    """Write tensors as safetensors.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        str(file),
-        {"format": "pt"},
-    )
+    known = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(known, str(file), {"format": "pt"})
+    except SafetensorError as error:
+        number = re.search(r"os error ([0-9]+)", str(error))
+        raise OSError(errno.EIO if number is None else int(number[1]), str(error), str(file)) from error
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Read safetensors on the CPU."""
+    """Read safetensors on the CPU.
+
+    Raises:
+        ValueError: The file is none, or its header does not fit it.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    return load_file(str(file))
+    try:
+        return load_file(str(file))
+    except SafetensorError as error:
+        raise ValueError(f"{str(file)!r} is not a safetensors file that can be read: {error}") from error
 
 
 def _digest(file: Path) -> str:

@@ -17,6 +17,7 @@ from viva.engine.linear import pack_linears
 from viva.engine.model import BaseModel, cast_weights, load_base_model
 from viva.engine.policy import ModuleBuilder
 from viva.engine.pump import Pump
+from viva.engine.trust import is_inside
 
 __all__ = ["Core", "Operation", "OperationQueue"]
 
@@ -111,11 +112,25 @@ class Core:
         """Where a checkpoint goes.
 
         Raises:
-            ValueError: The service was made without ``state_dir``.
+            ValueError: The service was made without ``state_dir``, or a link leads out of it.
         """
         if self._state_dir is None:
             raise ValueError("There is nowhere to save to. Give LocalServiceClient a state_dir.")
-        return self._state_dir / kind / name
+        path = self._state_dir / kind / name
+        self.check_own(path)
+        return path
+
+    def check_own(self, path: Path) -> None:
+        """Refuse a path that is not in the service's ``state_dir``, all links followed.
+
+        Raises:
+            ValueError: See above.
+        """
+        if self._state_dir is None or not is_inside(path, self._state_dir):
+            raise ValueError(
+                f"{str(path)!r} is not in this service's state_dir, {str(self._state_dir)!r}, all links followed. What "
+                "lies elsewhere is neither written nor deleted: give the state_dir it belongs to."
+            )
 
     def count(self, *key: str | int) -> int:
         """How often this key was counted before."""

@@ -2,6 +2,7 @@
 
 import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tinker import types
 
@@ -46,8 +47,9 @@ class LocalRestClient:
         """Delete a checkpoint, once the operations called so far are done.
 
         Raises:
-            ValueError: The folder is no checkpoint.
+            ValueError: The folder is no checkpoint, or none of this service's ``state_dir``.
         """
+        self._core.check_own(Path(tinker_path))
         folder = read_state(tinker_path).folder
 
         def operation() -> Operation:

@@ -12,7 +12,7 @@ import torch
 from tinker import types
 
 from viva.engine.batches import Example, make_examples
-from viva.engine.checkpoint import check_name, write_checkpoint
+from viva.engine.checkpoint import write_checkpoint
 from viva.engine.core import Core, Operation
 from viva.engine.decoder import Decoder
 from viva.engine.futures import LocalFuture
@@ -20,6 +20,7 @@ from viva.engine.losses import LOSSES, Loss, find_loss
 from viva.engine.policy import LossResult, Policy
 from viva.engine.sampling_client import LocalSamplingClient
 from viva.engine.states import describe, open_sampling_client, read_state
+from viva.engine.trust import check_name
 
 __all__ = ["CustomLoss", "LocalTrainingClient"]
 
