@@ -75,6 +75,7 @@ class GuardedTokenizer:
         self._longest = max(map(len, guarded), default=0)
         letters = "".join(map(re.escape, sorted(trie)))
         self._first_letter = re.compile(f"[{letters}]") if letters else None
+        self._openings = sorted({word[:2] for word in guarded})
         self._folds = _folds_text(inner, guarded)
         self._remembered = lru_cache(maxsize=_MOST_REMEMBERED)(self._encoded)
 
@@ -135,8 +136,10 @@ class GuardedTokenizer:
         """Positions to cut at: inside every occurrence, and at ends that a token could reach across."""
         if self._first_letter is None or not text:
             return []
-        starts = (match.start() for match in self._first_letter.finditer(text))
-        cuts = {start + 1 for start in starts if _starts_word(text, start, self._trie)}
+        cuts: set[int] = set()
+        if any(opening in text for opening in self._openings):
+            starts = (match.start() for match in self._first_letter.finditer(text))
+            cuts = {start + 1 for start in starts if _starts_word(text, start, self._trie)}
         reach = range(1, min(self._longest, len(text)) + 1)
         if any(text[:length] in self._suffixes for length in reach):
             cuts.add(0)

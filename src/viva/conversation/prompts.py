@@ -74,7 +74,7 @@ def quote(text: str) -> str:
     """Put ``"> "`` before every line, whatever character breaks the line."""
     for line_break in _LINE_BREAKS:
         text = text.replace(line_break, "\n")
-    return "\n".join(f"> {line}" for line in text.split("\n"))
+    return "> " + text.replace("\n", "\n> ")
 
 
 def transcript(turns: Sequence[Turn]) -> str:
