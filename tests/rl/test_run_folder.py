@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from bandit_engine import BanditTrainer, Done
 
-from viva.rl.checkpoints import Checkpoints, environment
-from viva.rl.files import read_json_lines, write_atomic
+from viva.rl.checkpoints import Checkpoint, Checkpoints, environment
+from viva.rl.files import read_json, read_json_lines, write_atomic
 from viva.rl.run_folder import open_run_folder
 from viva.rl.run_log import RunLog
 
@@ -22,12 +22,12 @@ def open_folder(path, behavior="raise", config=CONFIG, **options):
 
 def test_a_new_folder_is_made_with_its_options(tmp_path):
     open_folder(tmp_path / "a" / "b")
-    assert json.loads((tmp_path / "a" / "b" / "config.json").read_text()) == CONFIG
+    assert read_json(tmp_path / "a" / "b" / "config.json") == CONFIG
 
 
 def test_credentials_in_addresses_are_not_written(tmp_path):
     open_folder(tmp_path / "r", config={"base_url": "https://me:secret@host/x", "other": "a@b"})
-    assert json.loads((tmp_path / "r" / "config.json").read_text()) == {
+    assert read_json(tmp_path / "r" / "config.json") == {
         "base_url": "https://***@host/x",
         "other": "a@b",
     }
@@ -168,6 +168,117 @@ async def test_a_moved_run_folder_still_finds_its_states(tmp_path):
     (tmp_path / "a").rename(tmp_path / "b")
     moved = Checkpoints(tmp_path / "b")
     assert moved.resolve(moved.latest()) == str(tmp_path / "b" / "state" / "weights" / "000001")
+
+
+async def test_the_newest_checkpoint_of_which_nothing_is_damaged_is_opened_and_the_others_are_told_of(
+    tmp_path,
+):
+    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    told = []
+
+    async def opens(path):
+        if path.endswith("000003"):
+            raise ValueError("the third is bent")
+        return path
+
+    assert await folder.open_newest(opens, told.append) is None
+    (tmp_path / "metrics.jsonl").write_text("abcd")
+    await save(folder.checkpoints, tmp_path, [1, 2, 3])
+    path, checkpoint = await folder.open_newest(opens, told.append)
+    assert (Path(path).name, checkpoint.next_step) == ("000002", 2)
+    assert told == ["note: a checkpoint cannot be read and is passed over: the third is bent"]
+    (tmp_path / "metrics.jsonl").write_text("aXcd")
+    again = open_run_folder(tmp_path, behavior="resume", config={})
+    assert (await again.open_newest(opens, told.append))[1].next_step == 1
+    assert "metrics.jsonl is damaged or was changed" in told[-1]
+    (tmp_path / "metrics.jsonl").write_text("Xbcd")
+    again = open_run_folder(tmp_path, behavior="resume", config={})
+    with pytest.raises(ValueError, match=r"start anew with behavior_if_exists=delete"):
+        await again.open_newest(opens, told.append)
+
+
+async def test_a_line_of_the_index_that_was_changed_is_passed_over_and_dropped(tmp_path):
+    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    (tmp_path / "metrics.jsonl").write_text("ab")
+    await save(folder.checkpoints, tmp_path, [1, 2])
+    path = tmp_path / "checkpoints.jsonl"
+    path.write_text(path.read_text().replace('"next_step": 2', '"next_step": 3'))
+    assert [one.next_step for one in folder.checkpoints.all()] == [1]
+    (problem,) = folder.checkpoints.damage()
+    assert problem.startswith(f"{path}:2: the line is damaged or was changed")
+    folder.go_back_to(folder.checkpoints.latest(), num_steps=9)
+    assert folder.checkpoints.damage() == []
+    path.write_text("")
+    with pytest.raises(ValueError, match=r"checkpoints\.jsonl is empty\. No checkpoint of"):
+        folder.checkpoints.all()
+
+
+def test_a_line_of_the_index_of_before_they_were_sealed_is_read(tmp_path):
+    (tmp_path / "state").mkdir()
+    row = {"name": "000001", "next_step": 1, "state_path": "state", "log_sizes": {}}
+    (tmp_path / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
+    assert Checkpoints(tmp_path).latest() == Checkpoint(**row)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../x"},
+        {"state_path": "../../x"},
+        {"state_path": "/etc"},
+        {"state_path": "state\0"},
+        {"log_sizes": {"../x": 1}},
+        {"next_step": -1},
+        {"next_step": True},
+        {"state_path": 3},
+        {"more": 1},
+    ],
+)
+def test_a_line_of_the_index_cannot_lead_out_of_the_folder(tmp_path, change):
+    (tmp_path / "state").mkdir()
+    row = {"name": "000001", "next_step": 1, "state_path": "state", "log_sizes": {}} | change
+    (tmp_path / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=r"checkpoints\.jsonl:1: .* No checkpoint of"):
+        Checkpoints(tmp_path).all()
+
+
+def test_links_that_lead_out_of_the_folder_are_refused(tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "theirs").mkdir(parents=True)
+    (outside / "notes").write_text("theirs")
+    run = tmp_path / "run"
+    for name, target in (
+        ("metrics.jsonl", outside / "notes"),
+        ("state", outside),
+        ("state/weights", outside),
+    ):
+        folder = open_folder(run, "delete")
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).symlink_to(target)
+        with pytest.raises(ValueError, match="is a link that leads out of the run's folder"):
+            open_folder(run, "resume")
+        if name != "metrics.jsonl":
+            with pytest.raises(ValueError, match="leads out of the run's folder"):
+                folder.checkpoints.discard_unlisted(run / "state" / "weights")
+        open_folder(run, "delete")
+        assert ((outside / "notes").read_text(), (outside / "theirs").is_dir()) == ("theirs", True)
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    folder = open_folder(tmp_path, "resume")
+    for name in (".config.json.abcd1234", ".checkpoints.jsonl.abcd1234"):
+        (tmp_path / name).write_text("{")
+    folder.go_back_to(None, num_steps=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_changed_configuration_is_told_by_name(tmp_path):
+    open_folder(tmp_path)
+    path = tmp_path / "config.json"
+    for text in (path.read_text().replace('"seed": 1', '"seed": 2'), "{", "[]", "\xff"):
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(ValueError, match=r"config\.json is damaged"):
+            open_folder(tmp_path, "resume")
 
 
 async def test_a_checkpoint_without_its_state_is_passed_over(tmp_path):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from viva.engine.hub import pinned, split_revision
+
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
@@ -66,17 +68,34 @@ def resolve_batch_size(batch_size: int | None, unit: int, name: str = "num_agent
     return batch_size
 
 
-def resolve_model(model_name: str) -> str:
+def resolve_model(model_name: str, revision: str | None = None) -> str:
     """The name or folder the engine loads; ``tiny`` is the built-in policy.
 
+    Args:
+        model_name: The option.
+        revision: Branch, tag or commit of a model on the hub; the engine takes it as ``NAME@REVISION``.
+
     Raises:
-        ValueError: If it looks like a path that is not a model folder.
+        ValueError: If it looks like a path that is not a model folder, or a revision is given for what is not on the
+            hub.
     """
+    path = Path(model_name).expanduser()
+    if revision is not None:
+        if model_name == _BUILT_IN or path.is_dir():
+            raise ValueError(
+                f"model_revision={revision} is that of a model on the hub, but model_name={model_name} is not there; "
+                "leave model_revision out"
+            )
+        if not revision or "@" in model_name:
+            raise ValueError(
+                f"model_revision must be a branch, a tag or a commit of model_name=NAME; got {revision!r} for "
+                f"model_name={model_name}"
+            )
+        return pinned(resolve_model(model_name), revision)
     if model_name == _BUILT_IN:
         from viva.tiny import model_path
 
         return str(model_path())
-    path = Path(model_name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(
@@ -168,7 +187,9 @@ async def open_run(options: RunOptions) -> OpenRun:
     client, resume_from = await _open_client(options, folder, service)
     folder.go_back_to(resume_from, num_steps=options.num_steps)
     renderer = load_renderer(
-        client.get_tokenizer(), model_name=options.model, renderer_name=options.renderer_name
+        client.get_tokenizer(),
+        model_name=split_revision(options.model)[0],
+        renderer_name=options.renderer_name,
     )
     next_step = resume_from.next_step if resume_from else 0
     is_complete = resume_from is not None and resume_from.final and next_step >= options.num_steps
@@ -189,20 +210,13 @@ async def _open_client(
     """A client with the newest state that can be read, or a new one where there is none."""
     from viva.rl.clients import settled
 
-    damage: list[ValueError] = []
-    for checkpoint in reversed(folder.checkpoints.all()):
-        state_path = folder.checkpoints.resolve(checkpoint)
-        try:
-            client = await settled(service.create_training_client_from_state_with_optimizer(state_path))
-        except ValueError as error:
-            damage.append(error)
-            continue
-        for error in damage:
-            say(f"note: a newer checkpoint cannot be read and is discarded for the one before it: {error}")
-        _report_changes(folder, checkpoint)
-        return client, checkpoint
-    if damage:
-        raise damage[0]
+    async def open_state(path: str) -> TrainingClient:
+        return await settled(service.create_training_client_from_state_with_optimizer(path))
+
+    opened = await folder.open_newest(open_state, say)
+    if opened is not None:
+        _report_changes(folder, opened[1])
+        return opened
     if options.load_checkpoint_path is not None:
         return await settled(service.create_training_client_from_state(options.load_checkpoint_path)), None
     pending = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from viva.engine.trust import unsealed
 from viva.report.recorded import Transcript
 from viva.report.series import Z95, Series
 
@@ -292,6 +293,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return parse_line(path.read_bytes())
+        return unsealed(parse_line(path.read_bytes()), "the file")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -4,8 +4,12 @@ A checkpoint is the engine's saved state (weights and optimiser) and one line in
 how long the log files were, and what the run was computed with. Random streams and the order of the data are pure
 functions of the seed and the step, so nothing else has to be kept. The index is written after the state is complete and
 replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
+
+Every line has a seal (`viva.engine.trust`) and the digests of the log files, so that damage is found: what cannot be
+trusted is passed over for the checkpoint before it, and told.
 """
 
+import hashlib
 import json
 import platform
 import shutil
@@ -17,12 +21,14 @@ from typing import Any
 
 import tinker
 
+from viva.engine.trust import check_name, is_inside, sealed, unsealed
 from viva.rl.clients import TrainingClient
-from viva.rl.files import read_json_lines, write_atomic
+from viva.rl.files import naming, write_atomic
 
 __all__ = ["Checkpoint", "Checkpoints", "environment"]
 
 _INDEX = "checkpoints.jsonl"
+_BLOCK = 1 << 20
 _PACKAGES = ("viva", "tinker", "tinker-cookbook", "torch", "transformers", "peft", "numpy")
 
 
@@ -36,6 +42,8 @@ class Checkpoint:
     state_path: str
     """Where the engine saved the state; relative to the run folder if it is inside."""
     log_sizes: Mapping[str, int]
+    log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """SHA-256 of the log files up to these sizes."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """See `environment`."""
     final: bool = False
@@ -73,11 +81,76 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
         self.ttl_seconds = ttl_seconds
+        self._logs = _Beginnings(folder)
 
     def all(self) -> list[Checkpoint]:
-        """All checkpoints of the index whose state is still there, oldest first."""
-        checkpoints = [Checkpoint(**row) for row in read_json_lines(self.folder / _INDEX)]
-        return [checkpoint for checkpoint in checkpoints if self._is_there(checkpoint)]
+        """All checkpoints of the index whose state is still there, oldest first.
+
+        Raises:
+            ValueError: If there are some and none of them can be used.
+        """
+        found, damage = self._read()
+        if damage and not found:
+            raise ValueError(
+                f"{'; '.join(damage)}. No checkpoint of {self.folder} can be used: put back what is damaged from a "
+                "copy, or start anew with behavior_if_exists=delete"
+            )
+        return found
+
+    def damage(self) -> list[str]:
+        """What is wrong with lines of the index that cannot be used, in words."""
+        return self._read()[1]
+
+    def _read(self) -> tuple[list[Checkpoint], list[str]]:
+        """The checkpoints that can be used, and what is wrong with the others."""
+        path = self.folder / _INDEX
+        if not path.exists():
+            return [], []
+        found: list[Checkpoint] = []
+        damage: list[str] = []
+        with naming(path):
+            lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                found.append(self._parsed(line))
+            except ValueError as error:
+                damage.append(f"{path}:{number}: {error}")
+        return found, damage if found or damage else [f"{path} is empty"]
+
+    def _parsed(self, line: str) -> Checkpoint:
+        """A line of the index.
+
+        Raises:
+            ValueError: If it is damaged, names something outside of the folder, or its state is gone.
+        """
+        try:
+            checkpoint = Checkpoint(**unsealed(json.loads(line), "the line"))
+        except (TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+            raise ValueError(f"the line is no checkpoint ({error})") from error
+        _check(checkpoint)
+        if not _is_uri(checkpoint.state_path):
+            path = self.folder / checkpoint.state_path
+            if not is_inside(path, self.folder):
+                raise ValueError(f"its state {checkpoint.state_path!r} is outside of the run's folder")
+            if not path.exists():
+                raise ValueError(f"its state {path} is gone")
+        return checkpoint
+
+    def check_logs(self, checkpoint: Checkpoint) -> None:
+        """Compare the log files with what they were at a checkpoint.
+
+        Raises:
+            ValueError: If one was changed since.
+        """
+        for name, digest in checkpoint.log_digests.items():
+            if self._logs.digest(name, checkpoint.log_sizes.get(name, 0)) != digest:
+                raise ValueError(
+                    f"{self.folder / name} is damaged or was changed: it no longer begins with what it held after "
+                    f"{checkpoint.next_step} steps. Put it back from a copy, or start anew with "
+                    "behavior_if_exists=delete"
+                )
 
     def latest(self) -> Checkpoint | None:
         """The checkpoint to resume from."""
@@ -120,6 +193,7 @@ class Checkpoints:
                 next_step=next_step,
                 state_path=self._relative(await _save_state(client, name, ttl_seconds)),
                 log_sizes=dict(log_sizes),
+                log_digests={name: self._logs.digest(name, size) for name, size in log_sizes.items()},
                 environment=environment(),
                 ttl_seconds=ttl_seconds,
             )
@@ -135,24 +209,36 @@ class Checkpoints:
         return checkpoint
 
     def discard_after(self, checkpoint: Checkpoint | None) -> None:
-        """Take everything after a checkpoint (``None``: everything) out of the index."""
-        kept = [other for other in self.all() if checkpoint and other.next_step <= checkpoint.next_step]
-        if kept != self.all():
+        """Take everything after a checkpoint (``None``: everything) out of the index, and lines that are damaged."""
+        self._logs = _Beginnings(self.folder)
+        found, damage = self._read()
+        kept = [other for other in found if checkpoint and other.next_step <= checkpoint.next_step]
+        if damage or kept != found:
             self._write(kept)
 
     def discard_unlisted(self, folder: Path) -> None:
-        """Delete the states in a folder that a crash left without a line in the index."""
+        """Delete the states in a folder of the run that a crash left without a line in the index.
+
+        Raises:
+            ValueError: If the folder is a link out of the run's folder.
+        """
+        if not is_inside(folder, self.folder):
+            raise ValueError(
+                f"{folder} leads out of the run's folder {self.folder}; nothing is deleted there"
+            )
         listed = {Path(self.resolve(checkpoint)).resolve() for checkpoint in self.all()}
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.is_dir() and path.resolve() not in listed:
+            if path.is_symlink() or path.resolve() in listed:
+                continue
+            if path.is_dir():
                 shutil.rmtree(path)
 
     def _write(self, checkpoints: Sequence[Checkpoint]) -> None:
-        lines = [json.dumps(asdict(checkpoint)) + "\n" for checkpoint in checkpoints]
-        write_atomic(self.folder / _INDEX, "".join(lines))
-
-    def _is_there(self, checkpoint: Checkpoint) -> bool:
-        return _is_uri(checkpoint.state_path) or Path(self.resolve(checkpoint)).exists()
+        path = self.folder / _INDEX
+        if checkpoints:
+            write_atomic(path, "".join(json.dumps(sealed(asdict(one))) + "\n" for one in checkpoints))
+        else:
+            path.unlink(missing_ok=True)  # an empty index is a damaged one
 
     def _relative(self, path: str) -> str:
         if _is_uri(path):
@@ -179,3 +265,40 @@ async def _save_state(client: TrainingClient, name: str, ttl_seconds: int | None
 
 def _is_uri(path: str) -> bool:
     return "://" in path
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """Refuse values that no checkpoint has; a name or a place in them may be somebody else's choice."""
+    check_name(checkpoint.name)
+    sizes, digests = dict(checkpoint.log_sizes), dict(checkpoint.log_digests)
+    for name in (*sizes, *digests):
+        check_name(name)
+    numbers = (checkpoint.next_step, *sizes.values())
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"its steps and sizes must be whole numbers; got {numbers!r}")
+    texts: list[object] = [checkpoint.state_path, *digests.values()]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"its paths and digests must be texts; got {texts!r}")
+
+
+class _Beginnings:
+    """Digests of the beginnings of files that grow; every byte is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[str, tuple[int, Any]] = {}
+
+    def digest(self, name: str, size: int) -> str:
+        """SHA-256 of the first so many bytes of a file, or of all it has."""
+        start, known = self._read.get(name, (0, None))
+        if known is None or start > size:
+            start, known = 0, hashlib.sha256()
+        path = self._folder / name
+        if path.exists():
+            with naming(path), path.open("rb") as file:
+                file.seek(start)
+                while block := file.read(min(_BLOCK, size - start)):
+                    known.update(block)
+                    start += len(block)
+        self._read[name] = start, known
+        return str(known.hexdigest())

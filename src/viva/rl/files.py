@@ -3,36 +3,83 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["read_json_lines", "write_atomic"]
+from viva.engine.trust import sealed, unsealed
+
+__all__ = ["naming", "read_json", "read_json_lines", "sweep", "sync_folder", "write_atomic", "write_json"]
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Let errors of the disk name the file; by themselves, those of writing and reading name none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file's content in one step, flushed to the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        os.fchmod(descriptor, 0o644)  # temporary files are private; what they become is not
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    """Replace a file's content in one step, flushed to the disk.
+
+    Raises:
+        OSError: If it cannot be written; the error names the file, which is as it was.
+    """
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), 0o644)  # temporary files are private; what they become is not
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sweep(path: Path) -> None:
+    """Remove what `write_atomic` leaves of a file where the process was killed while it wrote."""
+    for leftover in path.parent.glob(f".{path.name}.????????"):
+        leftover.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force what was made, renamed or removed in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with its seal (`viva.engine.trust`), whole or not at all."""
+    write_atomic(path, json.dumps(sealed(content), indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that `write_json` wrote, without its seal.
+
+    Raises:
+        ValueError: If it is none, or is not as it was written; the message names the file.
+        OSError: If it cannot be read; the error names the file.
+    """
+    with naming(path):
+        content = path.read_bytes()
+    try:
+        value: object = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}. Put it back from a copy") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it must hold an object. Put it back from a copy")
+    return unsealed(cast(dict[str, Any], value), str(path))
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -43,7 +90,8 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    with naming(path):
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -2,19 +2,21 @@
 
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
 ``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl``
-(`viva.rl.token_records`), ``checkpoints.jsonl``, ``state/`` (saved by the local engine), at the
-end ``adapter/`` and ``report.html``, and what trackers, ``viva export`` and ``viva eval`` leave.
+(`viva.rl.token_records`), ``checkpoints.jsonl``, ``state/`` (saved by the local engine),
+``journal/`` (`viva.rl.journal`), at the end ``adapter/`` and ``report.html``, and what trackers, ``viva export`` and ``viva eval`` leave.
 """
 
 import json
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from viva.rl.checkpoints import Checkpoint, Checkpoints
-from viva.rl.files import write_atomic
+from viva.engine.trust import is_inside
+from viva.rl.checkpoints import Checkpoint, Checkpoints, environment
+from viva.rl.files import read_json, sweep, write_json
+from viva.rl.journal import Journal
 from viva.rl.run_log import RunLog
 from viva.rl.secrets import without_secrets
 
@@ -22,7 +24,11 @@ __all__ = ["BehaviorIfExists", "RunFolder", "check_behavior", "open_run_folder"]
 
 BehaviorIfExists: TypeAlias = Literal["ask", "delete", "resume", "raise"]
 
+OpenedT = TypeVar("OpenedT")
+
 _CONFIG = "config.json"
+_REPLACED = (_CONFIG, "checkpoints.jsonl", "trackers.json", "report.html")
+"""Files that are written anew as a whole while a run goes."""
 _MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
 _RETIRED = ("wandb_name", "wandb_project")
 """Options of version 0.1.0 that ``trackers`` has replaced; a run that has them may be resumed without."""
@@ -32,6 +38,7 @@ _ENTRIES = (
     "samples.jsonl",
     "tokens.jsonl",
     "state",
+    "journal",
     "adapter",
     "model",
     "report.html",
@@ -49,6 +56,7 @@ class RunFolder:
     def __init__(self, path: Path, *, keep_checkpoints: int = 3, ttl_seconds: int | None = None) -> None:
         self.path = path
         self.log = RunLog(path)
+        self.journal = Journal(path / "journal", environment=environment)
         self.checkpoints = Checkpoints(path, keep=keep_checkpoints, ttl_seconds=ttl_seconds)
 
     @property
@@ -56,16 +64,47 @@ class RunFolder:
         """Where the local engine saves its state."""
         return self.path / "state"
 
+    async def open_newest(
+        self, open_state: Callable[[str], Awaitable[OpenedT]], tell: Callable[[str], None]
+    ) -> tuple[OpenedT, Checkpoint] | None:
+        """Open the newest checkpoint of which nothing is damaged; ``None`` where none was saved.
+
+        Args:
+            open_state: Loads what lies at a path, and refuses damage with a `ValueError`.
+            tell: Gets what is wrong with the checkpoints that are passed over.
+
+        Raises:
+            ValueError: If there are checkpoints and all of them are damaged.
+        """
+        problems: list[str] = []
+        newest: ValueError | None = None
+        for checkpoint in reversed(self.checkpoints.all()):
+            try:
+                self.checkpoints.check_logs(checkpoint)
+                opened = await open_state(self.checkpoints.resolve(checkpoint))
+            except ValueError as error:
+                newest = newest or error
+                problems.append(str(error))
+                continue
+            for problem in (*self.checkpoints.damage(), *problems):
+                tell(f"note: a checkpoint cannot be read and is passed over: {problem}")
+            return opened, checkpoint
+        if newest is not None:
+            raise newest
+        return None
+
     def go_back_to(self, checkpoint: Checkpoint | None, *, num_steps: int) -> None:
         """Remove whatever was logged or saved after a checkpoint (``None``: after the run's beginning).
 
-        A run of `num_steps` that is complete is left as it is.
+        A run of `num_steps` that is complete is left as it is, but for what a crash left behind.
         """
-        if checkpoint is not None and checkpoint.final and checkpoint.next_step >= num_steps:
-            return
-        self.checkpoints.discard_after(checkpoint)
+        is_complete = checkpoint is not None and checkpoint.final and checkpoint.next_step >= num_steps
+        if not is_complete:
+            self.checkpoints.discard_after(checkpoint)
+            self.log.cut_back(checkpoint.log_sizes if checkpoint else {})
         self.checkpoints.discard_unlisted(self.state_dir / "weights")
-        self.log.cut_back(checkpoint.log_sizes if checkpoint else {})
+        for name in _REPLACED:
+            sweep(self.path / name)
 
 
 def check_behavior(behavior: str) -> None:
@@ -115,16 +154,27 @@ def open_run_folder(
         if behavior == "delete":
             _delete_run(path)
         else:
+            _check_links(path)
             _check_same_options(path, config, free_options)
     elif path.exists() and not path.is_dir():
         raise ValueError(f"log_path={path} is a file; give a folder")
     path.mkdir(parents=True, exist_ok=True)
-    write_atomic(path / _CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    write_json(path / _CONFIG, config)
     return RunFolder(path, ttl_seconds=ttl_seconds)
 
 
 def _holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in _MARKS)
+
+
+def _check_links(path: Path) -> None:
+    """Refuse to go on in a folder whose entries lie elsewhere: what is cut back or deleted there is not the run's."""
+    for name in (*_ENTRIES, "state/weights", "state/sampler_weights"):
+        if not is_inside(path / name, path):
+            raise ValueError(
+                f"{path / name} is a link that leads out of the run's folder. Put the file or folder itself there, or "
+                "start anew with behavior_if_exists=delete, which removes the link alone."
+            )
 
 
 def _delete_run(path: Path) -> None:
@@ -155,7 +205,7 @@ def _asked(path: Path, ask: Callable[[str], str] | None) -> BehaviorIfExists:
 def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Collection[str]) -> None:
     if not (path / _CONFIG).exists():
         return
-    before: dict[str, Any] = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+    before = read_json(path / _CONFIG)
     changed = [
         f"{name} was {before.get(name)!r} and is now {config.get(name)!r}"
         for name in sorted({*before, *config} - {*free_options, *_RETIRED})
