@@ -142,3 +142,39 @@ async def test_a_run_that_was_stopped_ends_with_128_and_the_signal(ends):
 async def test_an_error_of_the_program_itself_is_not_hidden(ends):
     with pytest.raises(ZeroDivisionError):
         await ends(train=raises(ZeroDivisionError()))
+
+
+class Tracker:
+    """Keeps what it is closed with, and refuses if it is told to."""
+
+    def __init__(self, codes, error=None):
+        self._codes, self._error = codes, error
+
+    def close(self, exit_code):
+        self._codes.append(exit_code)
+        if self._error:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ({}, 0),
+        ({"train": raises(AllGroupsFailedError("all groups failed"))}, 1),
+        ({"train": lambda _: False, "received": signal.SIGTERM}, 143),
+    ],
+)
+async def test_every_tracker_is_closed_with_the_exit_code_of_the_run(ends, parts, code):
+    codes = []
+    trackers = (Tracker(codes), Tracker(codes))
+    assert await ends(open_run=lambda _: SimpleNamespace(trackers=trackers), **parts) == code
+    assert codes == [code, code]
+
+
+async def test_trackers_of_a_run_that_raises_are_closed_as_failed_though_one_of_them_fails_too(ends):
+    codes = []
+    trackers = (Tracker(codes), Tracker(codes, ZeroDivisionError("tracker")))
+    with pytest.raises(ZeroDivisionError, match="tracker") as raised:
+        await ends(open_run=lambda _: SimpleNamespace(trackers=trackers), train=raises(KeyError("train")))
+    assert codes == [1, 1]
+    assert isinstance(raised.value.__context__, KeyError)

@@ -75,13 +75,15 @@ class Keeper:
         self.started: list[dict] = []
         self.logged: dict[str, list[tuple[int, dict]]] = {}
         self.finished = 0
+        self.exit_codes: list[int | None] = []
 
     def init(self, **options):
         self.started.append(options)
         rows = self.logged.setdefault(options.get("id") or options["name"], [])
 
-        def finish():
+        def finish(exit_code=None):
             self.finished += 1
+            self.exit_codes.append(exit_code)
 
         return SimpleNamespace(log=lambda metrics, step: rows.append((step, metrics)), finish=finish)
 
@@ -192,6 +194,14 @@ def test_a_refusal_of_wandb_says_what_to_do_and_closes_the_others(tmp_path, monk
     with pytest.raises(ValueError, match=r"cannot start: no API key\. Log in with 'wandb login'"):
         open_trackers([TrackerChoice(name="trackio"), TrackerChoice(name="wandb")], a_run(tmp_path))
     assert keeper.finished == 1
+
+
+def test_wandb_is_told_how_the_run_ended(tmp_path, kept) -> None:
+    name, keeper = kept
+    for exit_code in (0, 1, 143):
+        (tracker,) = open_trackers([TrackerChoice(name=name)], a_run(tmp_path))
+        tracker.close(exit_code)
+    assert keeper.exit_codes == ([0, 1, 143] if name == "wandb" else [None] * 3)
 
 
 def test_the_console_alone_leaves_no_file(tmp_path) -> None:

@@ -23,6 +23,7 @@ from viva.rl.remote import EngineError, explain, watched
 from viva.rl.service import EngineConfig
 from viva.rl.stop_rule import StopRule
 from viva.rl.trackers.choice import CONSOLE
+from viva.rl.trackers.open import OpenTracker
 from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
 from viva.rl.update import UpdateConfig
 
@@ -44,42 +45,57 @@ async def run_recipe(
     Returns:
         The process's exit code: 0 complete, 2 refused before training, 1 failed, 128 + signal interrupted and saved.
     """
-    engine = EngineConfig()
+    exit_code = 1  # what a process ends with that raises
     with ExitStack() as cleanup:
-        try:
-            plan = make_plan()
-            engine = plan.options.engine
-            async with watched(engine.base_url):
-                opened = await open_run(plan.options)
-                for tracker in opened.trackers:
-                    cleanup.callback(tracker.close)
-                if engine.engine == "remote":
-                    await check_engine(
-                        opened.service,
-                        opened.client,
-                        loss_fn=plan.config.loss_fn,
-                        loss_fn_config=plan.config.loss_fn_config,
-                        temperature=plan.config.temperature,
-                    )
-                training = await build_training(plan, opened)
-        # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
-        except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
-            complain(f"error: {explain(error, engine.server) or error}")
-            return 2
-        _introduce(plan, training)
-        try:
-            async with watched(engine.base_url):
-                is_complete = await train(training)
-        except (AllGroupsFailedError, EstimatorStoppedError) as error:
-            complain(f"error: {error}")
-            return 1
-        except (ValueError, RuntimeError, tinker.TinkerError) as error:  # what the SDK raises, among others
-            told = explain(error, engine.server)
-            if told is None:
-                raise
-            complain(f"error: {told} {_how_to_go_on(opened)}")
-            return 1
-        return finish_run(plan.options, opened, training, is_complete=is_complete)
+
+        def keep(tracker: OpenTracker) -> None:
+            cleanup.callback(lambda: tracker.close(exit_code))
+
+        exit_code = await _run_recipe(make_plan, build_training, keep)
+    return exit_code
+
+
+async def _run_recipe(
+    make_plan: Callable[[], Plan[ConfigT]],
+    build_training: Callable[[Plan[ConfigT], OpenRun], Awaitable[Training]],
+    keep: Callable[[OpenTracker], None],
+) -> int:
+    """`run_recipe` but for closing the trackers: each is handed to ``keep`` as soon as it is open."""
+    engine = EngineConfig()
+    try:
+        plan = make_plan()
+        engine = plan.options.engine
+        async with watched(engine.base_url):
+            opened = await open_run(plan.options)
+            for tracker in opened.trackers:
+                keep(tracker)
+            if engine.engine == "remote":
+                await check_engine(
+                    opened.service,
+                    opened.client,
+                    loss_fn=plan.config.loss_fn,
+                    loss_fn_config=plan.config.loss_fn_config,
+                    temperature=plan.config.temperature,
+                )
+            training = await build_training(plan, opened)
+    # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
+    except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
+        complain(f"error: {explain(error, engine.server) or error}")
+        return 2
+    _introduce(plan, training)
+    try:
+        async with watched(engine.base_url):
+            is_complete = await train(training)
+    except (AllGroupsFailedError, EstimatorStoppedError) as error:
+        complain(f"error: {error}")
+        return 1
+    except (ValueError, RuntimeError, tinker.TinkerError) as error:  # what the SDK raises, among others
+        told = explain(error, engine.server)
+        if told is None:
+            raise
+        complain(f"error: {told} {_how_to_go_on(opened)}")
+        return 1
+    return finish_run(plan.options, opened, training, is_complete=is_complete)
 
 
 async def judged_by(

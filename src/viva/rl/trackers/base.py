@@ -39,6 +39,10 @@ class Tracker(Protocol):
         """Keep one step."""
         ...
 
-    def close(self) -> None:
-        """Write out what is pending."""
+    def close(self, exit_code: int = 0) -> None:
+        """Write out what is pending.
+
+        Args:
+            exit_code: Of the process whose run this was; 0 if it is complete.
+        """
         ...

@@ -21,6 +21,9 @@ __all__ = ["MEMORY", "OpenTracker", "open_trackers"]
 
 MEMORY = "trackers.json"
 
+_REFUSED = 2
+"""Exit code of a run that cannot begin."""
+
 
 class _Memory:
     """``trackers.json``: the run's id for trackers, and which step each of them is to get next."""
@@ -68,9 +71,9 @@ class OpenTracker:
             if step >= missed_from:
                 self(step, {name: value for name, value in row.items() if name != "step"})
 
-    def close(self) -> None:
-        """Write out what is pending."""
-        self._tracker.close()
+    def close(self, exit_code: int = 0) -> None:
+        """Write out what is pending, and tell how the run ended."""
+        self._tracker.close(exit_code)
 
 
 def open_trackers(
@@ -102,7 +105,7 @@ def open_trackers(
                 next_step=next_step,
             )
             tracker = OpenTracker(choice.name, _open(choice.name, run), memory)
-            cleanup.callback(tracker.close)
+            cleanup.callback(tracker.close, _REFUSED)
             tracker.catch_up(folder.log.metrics())
             opened.append(tracker)
         cleanup.pop_all()

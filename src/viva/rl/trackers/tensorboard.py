@@ -26,6 +26,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def close(self) -> None:
-        """Close the file."""
+    def close(self, exit_code: int = 0) -> None:
+        """Close the file, which has no place for how a run ended."""
+        del exit_code
         self._writer.close()

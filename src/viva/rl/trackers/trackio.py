@@ -30,6 +30,7 @@ class Trackio:
         """Keep one step."""
         self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        """Write out what is pending."""
+    def close(self, exit_code: int = 0) -> None:
+        """Write out what is pending; Trackio does not keep how a run ended."""
+        del exit_code
         self._run.finish()

@@ -51,6 +51,6 @@ class WeightsAndBiases:
         """Send one step."""
         self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        """Send what is pending and end the W&B run."""
-        self._run.finish()
+    def close(self, exit_code: int = 0) -> None:
+        """Send what is pending and end the W&B run; with another exit code than 0 it is shown as failed."""
+        self._run.finish(exit_code=exit_code)
