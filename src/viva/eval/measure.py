@@ -105,7 +105,10 @@ async def play_all(
     evaluator = ConversationEvaluator(
         make_builders=lambda: [
             conversations.make_builder(
-                item, group_seed(conversations.seed, index), PolicyRef(sampling_client=judge), grader
+                item,
+                group_seed(conversations.seed, index),
+                PolicyRef(sampling_client=judge, timeout_s=conversations.policy_timeout_s),
+                grader,
             )
             for index, (item, judge) in enumerate(zip(items, judges, strict=True))
         ],

@@ -6,6 +6,7 @@ first attempt weighs 0 unless told otherwise. Both training contexts are rendere
 where a chat format rewrites earlier replies (drops their thinking), the second turn just becomes a datum of its own.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -94,7 +95,8 @@ class GeneratedFeedback:
             seed=(self.seed + 1_000_003 * place) % 2**31,
             stop=self.renderer.get_stop_sequences(),
         )
-        response = await sample(self.policy.current(), build_prompt(self.renderer, messages), params)
+        async with asyncio.timeout(self.policy.timeout_s):
+            response = await sample(self.policy.current(), build_prompt(self.renderer, messages), params)
         text, _ = read_reply(self.renderer, list(response.sequences[0].tokens))
         reading = read_critiques(text, _NOBODY).response
         critiques = reading.critiques if isinstance(reading, CritiqueReply) else ()

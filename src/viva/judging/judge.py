@@ -6,6 +6,7 @@ mode of the distribution as a signal (Wang, Zhang and Choi, 2025, arXiv 2503.030
 writes its reply, and the JSON verdict in it is read.
 """
 
+import asyncio
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -106,16 +107,20 @@ class PolicySelfComparisonJudge:
 
         Raises:
             JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
+            TimeoutError: If the comparison took longer than the policy's ``timeout_s``.
         """
         messages = judge_messages(question, solutions[first], solutions[second], self.system_prompt)
         if self.mode == "verdict":
             prompt = build_prompt(self.renderer, messages)
-            text, outcome = await self._verdict(prompt, seed)
+            async with asyncio.timeout(self.policy.timeout_s):
+                text, outcome = await self._verdict(prompt, seed)
             return Comparison(
                 first=first, second=second, outcome=outcome, score=_VERDICT_SCORES[outcome], text=text
             )
         prompt = build_prompt(self.renderer, messages, prefill=VERDICT_PREFIX)
-        return self._read(first, second, await self._next_token(prompt, seed))
+        async with asyncio.timeout(self.policy.timeout_s):
+            logprobs = await self._next_token(prompt, seed)
+        return self._read(first, second, logprobs)
 
     async def tournament(
         self, question: str, solutions: Mapping[int, str], pattern: TournamentPattern, seed: int

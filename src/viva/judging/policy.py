@@ -31,6 +31,8 @@ class PolicyRef:
     """
 
     sampling_client: SamplingClient | None = None
+    timeout_s: float | None = None
+    """Longest time one comparison may take. Results then depend on the clock, so it is off by default."""
 
     def current(self) -> SamplingClient:
         """The client that is set.

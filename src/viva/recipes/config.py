@@ -15,6 +15,7 @@ from chz.blueprint import (
 )
 
 from viva.recipes.data import HubSource, PromptSources
+from viva.recipes.mistakes import told_mistake
 
 __all__ = ["RecipeConfig", "parse_options"]
 
@@ -24,6 +25,7 @@ class RecipeConfig:
     """Options of model, conversations, training, data, logging and engine."""
 
     model_name: str = chz.field(default="tiny", doc="hub name, model folder, or tiny (the built-in policy)")
+    model_revision: str | None = chz.field(default=None, doc="branch, tag or commit of a model on the hub")
     renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
     lora_rank: int = chz.field(default=32, doc="rank of the adapter; 0 trains all weights")
 
@@ -52,7 +54,9 @@ class RecipeConfig:
     loss_fn_config: dict[str, float] | None = chz.field(default=None, doc="like {'clip_low_threshold': 0.8}")
     grad_clip_norm: float = chz.field(default=0.0, doc="largest gradient norm; 0 does not clip")
     max_retries: int = chz.field(default=1, doc="how often a failed conversation is played again")
-    policy_timeout_s: float | None = chz.field(default=None, doc="longest time for one reply; off by default")
+    policy_timeout_s: float | None = chz.field(
+        default=None, doc="longest time for one reply or comparison; off by default"
+    )
     seed: int = 0
 
     train_prompts: list[str] | None = chz.field(default=None, doc='a list of prompts, like ["a", "b"]')
@@ -62,6 +66,10 @@ class RecipeConfig:
     test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
     hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")
     hf_dataset_name_config: str | None = None
+    hf_dataset_revision: str | None = chz.field(default=None, doc="branch, tag or commit on the hub")
+    hf_streaming: bool = chz.field(
+        default=False, doc="fetch the first max_train_samples and max_test_samples rows only"
+    )
     hf_prompt_column: str = "query"
     hf_answer_column: str | None = None
     hf_train_split: str = "train"
@@ -108,6 +116,8 @@ class RecipeConfig:
         return HubSource(
             name=self.hf_dataset_name,
             config=self.hf_dataset_name_config,
+            revision=self.hf_dataset_revision,
+            streaming=self.hf_streaming,
             prompt_column=self.hf_prompt_column,
             answer_column=self.hf_answer_column,
             train_split=self.hf_train_split,
@@ -155,5 +165,5 @@ def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> Co
         sys.stdout.write(f"{str(told).rstrip()}\n")
         raise SystemExit(0) from None
     except _MISTAKES as error:
-        sys.stderr.write(f"error: {str(error).rstrip()}\n")
+        sys.stderr.write(f"error: {told_mistake(error, config_class)}\n")
         raise SystemExit(2) from None

@@ -109,10 +109,10 @@ async def judged_by(
         opened: Has the engine.
     """
     if which == "current":
-        policy = PolicyRef()
+        policy = PolicyRef(timeout_s=plan.config.policy_timeout_s)
         return policy, [policy]
     client = await settled(opened.service.create_sampling_client(base_model=plan.options.model))
-    return PolicyRef(sampling_client=client), []
+    return PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s), []
 
 
 def make_training(

@@ -31,12 +31,24 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, 
 
 from viva.conversation.together import together
 
-__all__ = ["FAILED", "GroupOutcome", "RolloutFailure", "SeatPolicy", "run_group", "run_groups"]
+__all__ = [
+    "FAILED",
+    "GroupOutcome",
+    "RolloutFailure",
+    "SeatPolicy",
+    "UnusableReplyError",
+    "run_group",
+    "run_groups",
+]
 
 FAILED = "failed"
 """Stop reason of the empty trajectory that stands for a failed seat."""
 
 _T = TypeVar("_T")
+
+
+class UnusableReplyError(ValueError):
+    """A sampler's reply has no token, or logprobs that are not one finite number for each."""
 
 
 class SeatPolicy(Protocol):
@@ -100,8 +112,8 @@ async def _caught(awaitable: Awaitable[_T]) -> _T | _Caught:
         return _Caught(type(error).__name__, str(error), getattr(error, "metrics", {}))
 
 
-class _CountingCompleter(TokenCompleter):
-    """Passes calls on and counts them, for any completer."""
+class _CheckingCompleter(TokenCompleter):
+    """Passes calls on, counts them and checks the replies, for any completer."""
 
     def __init__(self, inner: TokenCompleter) -> None:
         self.inner = inner
@@ -115,7 +127,29 @@ class _CountingCompleter(TokenCompleter):
         limits = {} if max_tokens is None else {"max_tokens": max_tokens}
         result = await self.inner(model_input, stop, **limits)
         self.num_sampled_tokens += len(result.tokens)
+        _check_reply(result)
         return result
+
+
+def _check_reply(reply: TokensWithLogprobs) -> None:
+    """Refuse what cannot be trained on before it gets into a conversation."""
+    if not reply.tokens:
+        raise UnusableReplyError(
+            "the sampler returned a reply without a token, not even the one that ends it"
+        )
+    logprobs = reply.maybe_logprobs
+    if logprobs is None:
+        return
+    if len(logprobs) != len(reply.tokens):
+        raise UnusableReplyError(
+            f"the sampler returned {len(logprobs)} logprobs for {len(reply.tokens)} tokens; there must be one for each"
+        )
+    place = next((place for place, logprob in enumerate(logprobs) if not math.isfinite(logprob)), None)
+    if place is not None:
+        raise UnusableReplyError(
+            f"the sampler returned the logprob {logprobs[place]} for token {place} of {len(reply.tokens)}; it must be "
+            "a finite number"
+        )
 
 
 class _AbortFailedError(Exception):
@@ -182,7 +216,7 @@ class _Attempt:
 
     async def _play(self, envs: Sequence[Env]) -> list[Trajectory] | None:
         completers = [
-            _CountingCompleter(self.policy.seat(group=self.group_index, attempt=self.number, seat=seat))
+            _CheckingCompleter(self.policy.seat(group=self.group_index, attempt=self.number, seat=seat))
             for seat in range(len(envs))
         ]
         seats = enumerate(zip(envs, completers, strict=True))
@@ -210,7 +244,7 @@ class _Attempt:
         return trajectories_G
 
     def _record_failed_aborts(
-        self, errors: ExceptionGroup[_AbortFailedError], completers: Sequence[_CountingCompleter]
+        self, errors: ExceptionGroup[_AbortFailedError], completers: Sequence[_CheckingCompleter]
     ) -> None:
         found = [error for error in errors.exceptions if isinstance(error, _AbortFailedError)]
         for error in sorted(found, key=lambda error: error.seat):

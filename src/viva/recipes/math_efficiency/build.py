@@ -163,7 +163,7 @@ async def run(config: Config) -> int:
 
 async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
     """The loop's parts for an open run."""
-    config, policy = plan.config, PolicyRef()
+    config, policy = plan.config, PolicyRef(timeout_s=plan.config.policy_timeout_s)
     options = _options(config)
 
     @functools.cache
