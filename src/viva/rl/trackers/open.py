@@ -5,14 +5,13 @@ is kept in ``trackers.json``: it is not given the same step again, unless it tak
 missed steps (it was added later, or the run was killed at a bad moment) is given them from ``metrics.jsonl``.
 """
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from viva.rl.files import write_atomic
+from viva.rl.files import read_json, write_json
 from viva.rl.run_folder import RunFolder
 from viva.rl.trackers.base import TrackedRun, Tracker
 from viva.rl.trackers.choice import CONSOLE, TrackerChoice
@@ -30,7 +29,7 @@ class _Memory:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MEMORY
-        stored: dict[str, Any] = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+        stored: dict[str, Any] = read_json(self._path) if self._path.exists() else {}
         # an identity, no result: two runs of equal options must not meet in one data base
         self.run_id: str = stored.get("run_id") or secrets.token_hex(4)
         self._next_steps: dict[str, int] = stored.get("next_steps", {})
@@ -46,7 +45,7 @@ class _Memory:
 
     def _write(self) -> None:
         content = {"run_id": self.run_id, "next_steps": dict(sorted(self._next_steps.items()))}
-        write_atomic(self._path, json.dumps(content, indent=2) + "\n")
+        write_json(self._path, content)
 
 
 class OpenTracker:
@@ -93,7 +92,7 @@ def open_trackers(
     if not chosen:
         return ()
     memory = _Memory(folder.path)
-    config = json.loads((folder.path / "config.json").read_text("utf-8"))
+    config = read_json(folder.path / "config.json")
     opened: list[OpenTracker] = []
     with ExitStack() as cleanup:
         for choice in chosen:
