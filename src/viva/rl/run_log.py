@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from viva.rl.files import read_json_lines
+from viva.rl.files import naming, read_json_lines
 
 __all__ = ["RunLog"]
 
@@ -69,13 +69,14 @@ class RunLog:
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
         if lines:
-            with self._paths[name].open("a", encoding="utf-8", errors="backslashreplace") as file:
+            path = self._paths[name]
+            with naming(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write("".join(lines))
 
 
 def _synced_size(path: Path) -> int:
     if not path.exists():
         return 0
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         os.fsync(file.fileno())
         return file.tell()
