@@ -4,7 +4,8 @@ Settings: ``model`` (folder), ``size``, ``precision``. The limit of training and
 weights' matrix products alone, measured at the very shapes (forward, and for training backward to the inputs), with
 the output layer at the trained tokens; attention, the adapter, norms and all else count as loss. The limit of a decode
 step is reading all weights and the rows' keys and values once at the measured bandwidth, or its products at the best
-measured rate, whichever takes longer.
+measured rate, whichever takes longer; how near to it the engine's own products come, with nothing else in the step, is
+measured too.
 """
 
 import random
@@ -18,6 +19,7 @@ from work import LEARNING_RATE, SHAPES, SIZES, Size, prompts, tail, words
 
 DECODE_ROWS = (1, 12, 32)
 DECODE_TOKENS = 48
+DECODE_LENGTH = SHAPES["balanced"].prompt + DECODE_TOKENS // 2
 BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -66,6 +68,32 @@ class Machine:
         return max(width * (size.parameters + kept) / bandwidth, 2 * size.parameters * rows / rate)
 
 
+class Products:
+    """The matrix products of a decode step with the engine's own packed weights, and nothing else."""
+
+    def __init__(self, size: Size, precision: str) -> None:
+        import torch
+
+        from viva.engine.linear import PackedLinear
+
+        self._dtype = getattr(torch, precision)
+        shapes = [*size.products, (size.vocab, size.hidden, 1)]
+        self._layers = [
+            PackedLinear(torch.rand(out, into).to(self._dtype), None)
+            for out, into, times in shapes
+            for _ in range(times)
+        ]
+
+    def seconds(self, rows: int) -> float:
+        """Of one step. Every weight is another one, so none waits in a cache."""
+        import torch
+
+        inputs = {
+            size: torch.rand(rows, size).to(self._dtype) for size in {x.in_features for x in self._layers}
+        }
+        return best(lambda: [layer(inputs[layer.in_features]) for layer in self._layers])
+
+
 def best(act: Callable[[], Any]) -> float:
     """Least seconds of three tries, after one to warm up."""
     act()
@@ -80,6 +108,7 @@ def best(act: Callable[[], Any]) -> float:
 def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     client = open_client(settings)
     machine = Machine(SIZES[settings["size"]], settings["precision"])
+    products = Products(SIZES[settings["size"]], settings["precision"])
 
     def step(number: int) -> dict[str, float]:
         rate, bandwidth = machine.rate(), machine.bandwidth()
@@ -89,6 +118,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         found["prefill"] = 100 * prefill_share(client, machine, number)
         for rows in DECODE_ROWS:
             found[f"decode_{rows}"] = 100 * decode_share(client, machine, rows, number, rate, bandwidth)
+            least = machine.decode_s(rows, DECODE_LENGTH, rate, bandwidth)
+            found[f"products_{rows}"] = 100 * least / products.seconds(rows)
         return found
 
     return step
@@ -132,7 +163,7 @@ def decode_share(
     length = SHAPES["balanced"].prompt
     first = sample_s(client, machine.size, 1, rows, length, 1, number)
     seconds = sample_s(client, machine.size, 1, rows, length, 1 + DECODE_TOKENS, number) - first
-    least = machine.decode_s(rows, length + DECODE_TOKENS // 2, rate, bandwidth)
+    least = machine.decode_s(rows, DECODE_LENGTH, rate, bandwidth)
     return least * DECODE_TOKENS / seconds
 
 

@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from viva.engine.linear import PackedLinear, can_pack, pack_linears
+from viva.engine.linear import JointPart, PackedLinear, can_pack, pack_linears
 from viva.engine.model import load_base_model
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.zeros(1, 1)), reason="this torch has no packed product")
@@ -34,12 +35,46 @@ def test_a_packed_layer_computes_what_the_layer_computed(
 def test_packing_a_copy_leaves_the_base_model_alone(model_dir: Callable[[str], str]) -> None:
     base = load_base_model(model_dir("qwen2"), torch.device("cpu"), torch.float32)
     linears = [name for name, layer in base.module.named_modules() if isinstance(layer, nn.Linear)]
-    copy = pack_linears(base.decode_copy())
-    assert [name for name, layer in copy.named_modules() if isinstance(layer, PackedLinear)] == linears
+    packed = pack_linears(base.decode_copy())
+    assert [
+        name for name, layer in packed.named_modules() if isinstance(layer, PackedLinear | JointPart)
+    ] == linears
     assert all(isinstance(base.module.get_submodule(name), nn.Linear) for name in linears)
-    assert not any(isinstance(layer, nn.Linear) for layer in copy.modules())
+    assert not any(isinstance(layer, nn.Linear) for layer in packed.modules())
     for name in ("model.embed_tokens", "model.norm"):
-        assert copy.get_submodule(name).weight is base.module.get_submodule(name).weight
+        assert packed.get_submodule(name).weight is base.module.get_submodule(name).weight
+
+
+class _Attention(nn.Module):
+    """Three layers with the names of an attention's, that need not read the same."""
+
+    def __init__(self, *, biased: tuple[bool, bool, bool] = (True, True, True)) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(6, size, bias=bias) for size, bias in zip((8, 4, 3), biased, strict=True)
+        )
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        return [layer(values) for layer, values in zip(layers, inputs, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [(True, True, True), (False, False, False), (True, False, True)])
+@torch.inference_mode()
+def test_layers_of_one_input_compute_what_they_would_alone(
+    dtype: torch.dtype, biased: tuple[bool, bool, bool]
+) -> None:
+    torch.manual_seed(0)
+    module = _Attention(biased=biased).to(dtype)
+    alone = [PackedLinear(layer.weight, layer.bias) for layer in module.children()]
+    together = pack_linears(copy.deepcopy(module))
+    assert isinstance(together.q_proj, JointPart) == (len(set(biased)) == 1)
+    for rows in (1, 5, 40):
+        x, y = torch.randn(2, rows, 6).to(dtype)
+        for inputs in ((x, x, x), (x, y, x), (y, y, x), (x, x, x)):  # also where inputs differ after all
+            for output, layer, values in zip(together(*inputs), alone, inputs, strict=True):
+                assert torch.equal(output, layer(values))
 
 
 @pytest.mark.parametrize("weight", [torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, device="meta")])

@@ -2,23 +2,27 @@
 
 A decode step multiplies a few rows by every weight, so it costs what reading the weights costs. The stock product
 of torch reaches a third of the memory's speed at a dozen rows in float32; oneDNN's with weights laid out beforehand
-comes to about twice that, is ahead up to whole prompts, and level for one row. Packed weights cannot be trained,
-saved or moved, so this is for copies that only compute, on a CPU.
+comes to about twice that, is ahead up to whole prompts, and level for one row. Layers that read the same input are one
+product, since threads meet at the end of each. Packed weights cannot be trained, saved or moved, so this is for copies
+that only compute, on a CPU.
 
 Shapes: ``n`` rows of ``I`` inputs, ``O`` outputs.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["PackedLinear", "can_pack", "pack_linears"]
+__all__ = ["JointPart", "PackedLinear", "can_pack", "pack_linears"]
 
 _LEAST_ROWS = 4
 """Fewer rows are filled up to this: the product of four is faster than that of one."""
 _TYPICAL_ROWS = 16
 """The layout is chosen for this many rows. It is right for any number."""
+_JOINT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that read the same input one after another, as ``transformers`` names them within their parent."""
 
 
 class PackedLinear(nn.Module):
@@ -41,6 +45,41 @@ class PackedLinear(nn.Module):
         return output[:num_rows].view(*inputs.shape[:-1], self.out_features)
 
 
+class _Joint:
+    """Layers of one input as one product; each part is handed out once."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        frozen = [{key: value.detach() for key, value in layer.named_parameters()} for layer in layers]
+        weights = [each["weight"] for each in frozen]
+        biases = [each["bias"] for each in frozen if "bias" in each]
+        self._sizes = [len(weight) for weight in weights]
+        self._product = PackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
+        self._inputs: torch.Tensor | None = None
+        self._waiting: dict[int, torch.Tensor] = {}
+
+    def part(self, index: int, inputs: torch.Tensor) -> torch.Tensor:
+        if inputs is not self._inputs or index not in self._waiting:
+            self._inputs = inputs
+            self._waiting = dict(enumerate(self._product(inputs).split(self._sizes, dim=-1)))
+        output = self._waiting.pop(index)
+        if not self._waiting:
+            self._inputs = None
+        return output
+
+
+class JointPart(nn.Module):
+    """One of the layers that share a product: the first one called computes the others, too."""
+
+    def __init__(self, joint: _Joint, index: int) -> None:
+        super().__init__()
+        self._joint = joint
+        self._index = index
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[..., I]`` inputs to ``[..., O]`` outputs, a view of the joint ones."""
+        return self._joint.part(self._index, inputs)
+
+
 def can_pack(weight: torch.Tensor) -> bool:
     """Whether this torch on this machine has the product for such weights. Decided without measuring anything."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -55,8 +94,24 @@ def can_pack(weight: torch.Tensor) -> bool:
 def pack_linears(module: Any) -> Any:
     """Replace the linear layers of a decode copy by packed ones where that is possible; returns the module."""
     for parent in list(module.modules()):
+        for names in _JOINT:
+            layers: list[Any] = [getattr(parent, name, None) for name in names]
+            if _can_join(layers):
+                joint = _Joint(layers)
+                for index, name in enumerate(names):
+                    setattr(parent, name, JointPart(joint, index))
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and can_pack(layer.weight):
+            if _is_packable(layer):
                 frozen = {key: value.detach() for key, value in layer.named_parameters()}
                 setattr(parent, name, PackedLinear(frozen["weight"], frozen.get("bias")))
     return module
+
+
+def _is_packable(layer: Any) -> bool:
+    return type(layer) is nn.Linear and can_pack(layer.weight)
+
+
+def _can_join(layers: Sequence[Any]) -> bool:
+    return all(map(_is_packable, layers)) and (
+        len({(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in layers}) == 1
+    )
