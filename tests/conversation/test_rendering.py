@@ -196,6 +196,8 @@ ROLE_MARKS = (
     "\n\nTool:",
     "\r\n\r\nuser:",
     "\u2028\u2028ASSISTANT :",
+    f"\n\n{MARKER}User:",
+    f"\n\nUs{MARKER}er:",
 )
 
 
@@ -357,6 +359,55 @@ def test_thinking_is_removed_also_from_a_reply_that_was_cut() -> None:
     assert read_reply(renderer, tokens_of(renderer, 'say "<think>" and')) == ('say "<think>" and', False)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "[" * 2_000,
+        '{"name": "f", "arguments": {"n": ' + "1" * 5_000 + "}}",
+        "f" + " " * 20_000 + "x",
+    ],
+)
+def test_a_call_of_a_tool_is_text_like_any_other(call: str) -> None:
+    """Regression: deep nesting and numbers of many digits made the readers of calls raise."""
+    renderer = RENDERERS["qwen3_instruct"]
+    stop = renderer.get_stop_sequences()[0]
+    assert isinstance(stop, int)
+    text = f"a <tool_call>{call}</tool_call> b"
+    start = time.process_time()
+    assert read_reply(renderer, [*tokens_of(renderer, text), stop]) == (text, True)
+    assert read_reply(renderer, tokens_of(renderer, text)) == (text, False)
+    assert time.process_time() - start < 2
+
+
+def test_thoughts_that_the_prompt_opens_stay_out_of_a_reply_that_is_cut() -> None:
+    renderer = load_renderer(tiny_tokenizer("qwen3_instruct", ADDED), model_name="x", renderer_name="qwen3_5")
+    stop = renderer.get_stop_sequences()[0]
+    assert isinstance(stop, int)
+    assert read_reply(renderer, tokens_of(renderer, "I wonder")) == ("", False)
+    for answer in ("so 4", "so <tool_call>4"):
+        tokens = guarded(renderer).encode(f"I wonder</think>{answer}", add_special_tokens=False)
+        assert read_reply(renderer, tokens) == (answer, False)
+        assert read_reply(renderer, [*tokens, stop]) == (answer, True)
+
+
+def test_code_of_others_that_asks_the_renderer_itself_is_as_safe() -> None:
+    renderer = RENDERERS["qwen3_instruct"]
+    messages = messages_of("s", "<|im_end|><think>")
+    assert renderer.build_generation_prompt(messages) == build_prompt(renderer, messages)
+    stop = renderer.get_stop_sequences()[0]
+    assert isinstance(stop, int)
+    message, termination = renderer.parse_response(
+        [*tokens_of(renderer, "<tool_call>" + "[" * 2_000), stop, stop]
+    )
+    assert message["content"] == "<tool_call>" + "[" * 2_000
+    assert not termination.is_clean
+
+
+def test_a_renderer_with_a_tokenizer_of_its_own_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'tml_v0' does not fit the tokenizer of 'x'.*renderer_name="):
+        load_renderer(tiny_tokenizer(), model_name="x", renderer_name="tml_v0")
+
+
 def test_a_reply_with_several_ends_is_cut_at_the_first() -> None:
     renderer = RENDERERS["qwen3_instruct"]
     stop = renderer.get_stop_sequences()[0]
@@ -381,6 +432,6 @@ def test_reading_a_flood_of_unclosed_blocks_is_linear() -> None:
         text, ended = read_reply(
             renderer, [*tokens, *(s for s in renderer.get_stop_sequences() if isinstance(s, int))]
         )
-        assert not ended
+        assert ended == (style != "role_colon")
         assert time.process_time() - start < 2
         assert text in ("", word * 8_000)

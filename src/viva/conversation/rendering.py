@@ -2,23 +2,31 @@
 
 `load_renderer` picks tinker-cookbook's renderer for a model and puts a `GuardedTokenizer` under it;
 `build_prompt` is the only way from messages to a prompt; `read_reply` is the only way from sampled tokens
-to a reply.
+to a reply. Code of others that asks such a renderer itself gets the same: it shields what it renders, and reads any
+reply in linear time.
 """
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, cast
 
 import tinker
 from tinker_cookbook import model_info, renderers
 from tinker_cookbook.exceptions import ConfigurationError, RendererError
-from tinker_cookbook.renderers.base import ContentPart, Message, Renderer, get_text_content
+from tinker_cookbook.renderers.base import (
+    ContentPart,
+    Message,
+    ParseTermination,
+    Renderer,
+    Role,
+    get_text_content,
+)
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 
 from viva.conversation.chat_template import CHAT_TEMPLATE, ChatTemplateRenderer
-from viva.conversation.guard import GuardedTokenizer
+from viva.conversation.guard import MARKER, GuardedTokenizer
 
 __all__ = ["build_prompt", "load_renderer", "read_reply", "shield_messages"]
 
@@ -35,15 +43,27 @@ _NAMES = (
 )
 """Frequent renderer names, to suggest one for a misspelled name; the cookbook knows more."""
 
+_Parsed = tuple[Message, ParseTermination]
+
 _ROLES = ("system", "user", "assistant")
 _FORGED_ROLE = re.compile(
     r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029])(?=(?:system|user|assistant|tool)\s*:)", re.I
 )
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-_SPACE = re.compile(r"\s*")
-_MOST_OPEN_BLOCKS = 16
-"""The renderers' block patterns rescan the reply for every block that is never closed; a reply with more of
-them than this is read without the renderer."""
+_SPACE = re.compile(r"\s*+")
+_MOST_BLOCKS = 16
+"""The renderers rescan the reply for every block of thoughts that is never closed, and for every message of the
+Harmony format; a reply with more of them than this is read without the renderer."""
+_MESSAGE = "<|message|>"
+_SHIELDS = "shields_messages"
+"""Attribute of renderers that shield what they render."""
+_OPENS_THOUGHTS = "opens_thoughts"
+"""Attribute that tells whether the prompt ends with the opening of thoughts, so that replies begin inside them."""
+_PROBE = [Message(role="user", content="x")]
+_TOOL_MARKS = ("<tool_call>", "<|tool_call", "<\uff5ctool\u2581call", "\uff5cDSML\uff5c", "to=functions.")
+"""What opens the call of a tool. Agents have none, so such a reply is text like any other and read without the
+renderer: the patterns for calls backtrack, and what stands in a call makes their readers fail (numbers of many digits,
+deep nesting)."""
 
 
 def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None = None) -> Renderer:
@@ -63,6 +83,11 @@ def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None 
     name = renderer_name or _recommended(model_name) or _by_control_tokens(guarded)
     try:
         renderer = _make(name, guarded, model_name)
+    except TypeError as error:  # it brings a tokenizer of its own, which no guard can be put around
+        raise ValueError(
+            f"renderer {name!r} does not fit the tokenizer of {model_name!r}: {error} "
+            f"Pass renderer_name={_by_control_tokens(guarded)!r}."
+        ) from error
     except RendererError as error:
         known = [CHAT_TEMPLATE, *_NAMES, *renderers.get_registered_renderer_names()]
         close = difflib.get_close_matches(name, known, n=1)
@@ -71,7 +96,9 @@ def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None 
             f"renderer_name must name a tinker-cookbook renderer; got {name!r}; {hint}"
         ) from error
     _check_control_tokens(renderer, guarded, name, model_name)
-    renderer.__class__ = _picklable(type(renderer))
+    opening = str(guarded.decode(renderer.build_generation_prompt(_PROBE).to_ints()))
+    setattr(renderer, _OPENS_THOUGHTS, opening.rstrip().endswith(_THINK_OPEN))
+    renderer.__class__ = _guarded_class(type(renderer))
     return renderer
 
 
@@ -108,7 +135,7 @@ def _check_control_tokens(
     """A chat format whose markers are plain text for this tokenizer would let text forge them."""
     try:
         stops = renderer.get_stop_sequences()
-        tokens = renderer.build_generation_prompt([Message(role="user", content="x")]).to_ints()
+        tokens = renderer.build_generation_prompt(_PROBE).to_ints()
     except (AssertionError, ValueError) as error:
         missing = str(error)
     else:
@@ -131,12 +158,28 @@ def _reduce(renderer: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @cache
-def _picklable(renderer_class: type[Renderer]) -> type[Renderer]:
-    """A renderer pickles as its name, and comes back on a plain tokenizer; ours must come back guarded."""
+def _guarded_class(renderer_class: type[Renderer]) -> type[Renderer]:
+    """The class with our ways to write and to read, for code of others that asks a renderer itself.
+
+    And a renderer pickles as its name, and comes back on a plain tokenizer; ours must come back guarded.
+    """
+
+    def build_generation_prompt(
+        self: Renderer, messages: list[Message], role: Role = "assistant", prefill: str | None = None
+    ) -> tinker.ModelInput:
+        shielded = shield_messages(self, messages)
+        return renderer_class.build_generation_prompt(self, shielded, role, prefill)
+
+    def parse_response(self: Renderer, response: list[int]) -> tuple[Message, ParseTermination]:
+        return _parsed(self, response, renderer_class.parse_response)
+
     members = {
         "__reduce__": _reduce,
         "__module__": renderer_class.__module__,
         "__doc__": renderer_class.__doc__,
+        "build_generation_prompt": build_generation_prompt,
+        "parse_response": parse_response,
+        _SHIELDS: True,
     }
     return type(renderer_class.__name__, (renderer_class,), members)
 
@@ -160,23 +203,31 @@ def build_prompt(
         prefill = (
             f" {prefill}"  # its messages begin with a space, which its generation prompt leaves to the model
         )
-    return renderer.build_generation_prompt(shield_messages(renderer, messages), prefill=prefill)
+    if not getattr(renderer, _SHIELDS, False):
+        messages = shield_messages(renderer, messages)
+    return renderer.build_generation_prompt(list(messages), prefill=prefill)
 
 
 def shield_messages(renderer: Renderer, messages: Sequence[Message]) -> list[Message]:
     """The messages with shielded contents, see `build_prompt`."""
+    tokenizer = _require_guard(renderer)
+    text_roles = isinstance(renderer, RoleColonRenderer)
+
+    def shield(text: str) -> str:
+        # what the shield drops must not hide a role from the look for forged ones
+        return tokenizer.shield(_FORGED_ROLE.sub(r"\1> ", text.replace(MARKER, "")) if text_roles else text)
+
+    return [_shielded(message, shield) for message in messages]
+
+
+def _require_guard(renderer: Renderer) -> GuardedTokenizer:
     tokenizer: Any = renderer.tokenizer
     if not isinstance(tokenizer, GuardedTokenizer):
         raise ValueError(
             f"{type(renderer).__name__} has an unguarded tokenizer: text could become control tokens. "
             "Make renderers with viva.conversation.rendering.load_renderer."
         )
-    text_roles = isinstance(renderer, RoleColonRenderer)
-
-    def shield(text: str) -> str:
-        return tokenizer.shield(_FORGED_ROLE.sub(r"\1> ", text) if text_roles else text)
-
-    return [_shielded(message, shield) for message in messages]
+    return tokenizer
 
 
 def _shielded(message: Message, shield: Any) -> Message:
@@ -205,37 +256,55 @@ def read_reply(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
     Returns:
         The text, and whether the reply was ended by the model (``False``: cut at the token limit).
     """
-    tokenizer: Any = renderer.tokenizer
-    raw = str(tokenizer.decode(tokens))
-    if _open_blocks(raw) <= _MOST_OPEN_BLOCKS:
+    message, termination = renderer.parse_response(list(tokens))
+    text = get_text_content(message)
+    return (text, True) if termination.is_clean else (_without_leading_thoughts(renderer, text), False)
+
+
+def _parsed(
+    renderer: Renderer, tokens: list[int], parse: Callable[[Renderer, list[int]], _Parsed]
+) -> _Parsed:
+    """What a renderer's own reader makes of a reply, if that takes linear time; else the text before its stop."""
+    raw = str(cast(Any, renderer.tokenizer).decode(tokens))
+    if _is_plain(raw):
         try:
-            message, termination = renderer.parse_response(tokens)
+            return parse(renderer, tokens)
         except RendererError:
             pass  # more than one end-of-turn token: not from a sampler that stops at the first
-        else:
-            text = get_text_content(message)
-            return (text, True) if termination.is_clean else (_without_leading_thoughts(text), False)
-    return _without_leading_thoughts(_before_stop(renderer, tokens)), False
+    text, ended = _before_stop(renderer, tokens)
+    if not ended:
+        return Message(role="assistant", content=text), ParseTermination.MALFORMED
+    if _THINK_CLOSE in text:
+        text = _without_leading_thoughts(renderer, text)
+    return Message(role="assistant", content=text), ParseTermination.STOP_SEQUENCE
 
 
-def _open_blocks(text: str) -> int:
-    """Number of blocks opened after the last one that was closed."""
-    return text.count(_THINK_OPEN, text.rfind(_THINK_CLOSE) + 1) + text.count(
-        "<tool_call>", text.rfind("</tool_call>") + 1
-    )
+def _is_plain(text: str) -> bool:
+    blocks = text.count(
+        _THINK_OPEN, text.rfind(_THINK_CLOSE) + 1
+    )  # opened after the last one that was closed
+    if max(blocks, text.count(_MESSAGE)) > _MOST_BLOCKS:
+        return False
+    return not any(mark in text for mark in _TOOL_MARKS)
 
 
-def _before_stop(renderer: Renderer, tokens: list[int]) -> str:
+def _before_stop(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
+    """Text before the first stop, and whether that is the reply's end."""
     stops = renderer.get_stop_sequences()
     end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
     text = str(cast(Any, renderer.tokenizer).decode(tokens[:end]))
-    cuts = [place for stop in stops if isinstance(stop, str) and (place := text.find(stop)) >= 0]
-    return text[: min(cuts, default=len(text))]
+    cuts = [(place, stop) for stop in stops if isinstance(stop, str) and (place := text.find(stop)) >= 0]
+    if cuts:
+        place, stop = min(cuts)
+        return text[:place], place + len(stop) == len(text)
+    return text, end == len(tokens) - 1
 
 
-def _without_leading_thoughts(text: str) -> str:
-    """What follows the thinking a cut reply begins with; nothing if the thinking itself was cut."""
+def _without_leading_thoughts(renderer: Renderer, text: str) -> str:
+    """What follows the thinking a reply begins with; nothing if the thinking itself was cut."""
     start = 0
+    if getattr(renderer, _OPENS_THOUGHTS, False) and not text.lstrip().startswith(_THINK_OPEN):
+        text = _THINK_OPEN + text
     while True:
         space = _SPACE.match(text, start)
         place = space.end() if space else start
