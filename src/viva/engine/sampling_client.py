@@ -24,6 +24,9 @@ class LocalSamplingClient:
     calling ``result()``, gives the client itself once its weights are there.
     """
 
+    answers_together = True
+    """What it decodes at the same time, and has decoded before, shows in the last bits of an answer."""
+
     def __init__(self, core: Core, base: BaseModel, decoder: LocalFuture[Decoder], stream: str) -> None:
         self._core = core
         self._base = base

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -28,6 +29,7 @@ from viva.rl.console import RunConsole
 from viva.rl.data_processing import assemble_training_data
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig, expert_batch
 from viva.rl.interrupts import Interrupts
+from viva.rl.journal import JournalMode
 from viva.rl.metrics import rollout_metrics
 from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.run_folder import RunFolder
@@ -173,7 +175,7 @@ async def train(run: Training) -> bool:
     """Train from the last checkpoint to the end of the data set, or until the stop rule ends the run.
 
     Returns:
-        Whether the run is complete. ``False`` means that it was interrupted and its state saved.
+        Whether the run is complete. ``False`` means that it was interrupted and can be resumed.
 
     Raises:
         AllGroupsFailedError: If every group of a batch failed; the state before that step is saved.
@@ -181,6 +183,7 @@ async def train(run: Training) -> bool:
     """
     first_step = run.resume_from.next_step if run.resume_from else 0
     next_step = first_step
+    run.folder.journal.drop_before(first_step)
     console = RunConsole(
         num_steps=len(run.dataset),
         first_step=first_step,
@@ -221,20 +224,28 @@ async def train(run: Training) -> bool:
             await _save(run, next_step)
             raise
         finally:
-            await ahead.close()
-        console.message(f"interrupted: saving the state after {next_step} steps")
-        await _save(run, next_step)
+            with run.interrupts.protected():
+                await ahead.close()
+                await run.folder.journal.close()
+        if run.interrupts.cut_short:  # the weights are no longer those after any step
+            console.message(
+                "interrupted in the middle of an update: what was sampled for it is in the journal"
+            )
+        else:
+            console.message(f"interrupted: saving the state after {next_step} steps")
+            await _save(run, next_step)
         return False
 
 
 async def _step(run: Training, step: int, ahead: RolloutsAhead[_Batch], console: RunConsole) -> None:
     config, clock = run.config, _Clock()
-    sampler: SamplingClient = await settled(run.client.save_weights_and_get_sampling_client())
+    sampler = await _snapshot(run, step)
     clock.lap("snapshot")
     metrics: dict[str, float] = {}
     if config.eval_every and step % config.eval_every == 0:
         console.phase("evaluating")
-        metrics |= await _evaluate(run, sampler, step)
+        async with _journaled(run, sampler, console, step, is_last=False):
+            metrics |= await _evaluate(run, sampler, step)
         clock.lap("evaluation")
     ahead.offer(step, sampler)
     played = await ahead.take(step)
@@ -278,6 +289,32 @@ async def _update(
     )
 
 
+async def _snapshot(run: Training, step: int) -> SamplingClient:
+    """The policy after so many steps."""
+    return run.folder.journal.client(await settled(run.client.save_weights_and_get_sampling_client()), step)
+
+
+def _journaled(
+    run: Training,
+    sampler: SamplingClient,
+    console: RunConsole,
+    step: int,
+    *,
+    is_last: bool = True,
+    name: str = "{:06d}",
+) -> AbstractAsyncContextManager[None]:
+    """A part of a step whose answers the journal keeps, see `viva.rl.journal`."""
+    mode: JournalMode = "turns"
+    if getattr(sampler, "answers_together", False):
+        mode = "off" if run.config.max_staleness or run.config.stream_updates else "steps"
+    return run.folder.journal.part(
+        name.format(step),
+        mode,
+        is_last=is_last,
+        report=lambda text: console.message(f"step {step + 1}: {text}"),
+    )
+
+
 def _judge_with(run: Training, sampler: SamplingClient) -> None:
     """Let what follows the policy follow."""
     for policy_ref in run.policy_refs:
@@ -318,8 +355,9 @@ async def _rollouts(run: Training, console: RunConsole, step: int, sampler: Samp
         if stream is not None:
             stream.add(index, outcome)
 
-    outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
-    _report_void(run, step, outcomes_P, console)
+    async with _journaled(run, sampler, console, step):
+        outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
+        _report_void(run, step, outcomes_P, console)
     return _Batch(outcomes_P=outcomes_P, stream=stream)
 
 
@@ -383,6 +421,7 @@ async def _save(run: Training, next_step: int, *, best: bool = False) -> None:
     with run.interrupts.protected():
         sizes = run.folder.log.sizes()
         await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, best=best)
+        run.folder.journal.drop_before(next_step)
 
 
 def crossed(run: Training) -> str | None:
@@ -403,10 +442,12 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
     if run.config.eval_every and run.evaluators:
         console.phase("evaluating")
         clock = _Clock()
-        sampler: SamplingClient = await settled(run.client.save_weights_and_get_sampling_client())
-        metrics = await _evaluate(run, sampler, next_step)
+        sampler = await _snapshot(run, next_step)
+        async with _journaled(run, sampler, console, next_step, name="{:06d}-end"):
+            metrics = await _evaluate(run, sampler, next_step)
         clock.lap("evaluation")
         _log(run, next_step, metrics | clock.all(0, 0))
         console.measured(metrics)
     with run.interrupts.protected():
         await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, final=True)
+        run.folder.journal.drop_before(None)
