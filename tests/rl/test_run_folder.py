@@ -321,12 +321,16 @@ async def test_states_of_a_remote_engine_are_kept_as_addresses(tmp_path):
 
 
 async def test_a_changed_environment_is_noticed(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints, client = Checkpoints(tmp_path), SimpleNamespace(precision="float32")
     await save(checkpoints, tmp_path, [1])
-    assert checkpoints.changed_environment(checkpoints.latest()) == {}
+    before = checkpoints.latest()
+    assert checkpoints.changed_environment(before, SimpleNamespace()) == {}
+    assert checkpoints.changed_environment(before, client) == {"precision": ("not recorded", "float32")}
     now = environment() | {"threads": "99"}
     monkeypatch.setattr("viva.rl.checkpoints.environment", lambda: now)
-    assert list(checkpoints.changed_environment(checkpoints.latest())) == ["threads"]
+    assert list(checkpoints.changed_environment(before, SimpleNamespace())) == ["threads"]
+    await save(checkpoints, tmp_path, [2, 3])
+    assert [one.earlier_environments for one in checkpoints.all()] == [[], [before.environment], [before.environment]]
 
 
 async def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones(tmp_path):

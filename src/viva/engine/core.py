@@ -96,6 +96,12 @@ class Core:
         self._merged: OrderedDict[int, Any] = OrderedDict()
 
     @property
+    def precision(self) -> str:
+        """In which numbers it computes."""
+        base, decoded = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, self._decode_dtype))
+        return base if base == decoded else f"{base}, sampled in {decoded}"
+
+    @property
     def model_names(self) -> list[str]:
         """Base models loaded so far."""
         return list(self._models)

@@ -46,6 +46,11 @@ class LocalTrainingClient:
         self._user_metadata = dict(user_metadata or {})
         self.model_id = model_id
 
+    @property
+    def precision(self) -> str:
+        """In which numbers it computes, for instance ``float32``."""
+        return self._core.precision
+
     def __await__(self) -> Generator[Any, Any, Self]:
         return self.result_async().__await__()
 

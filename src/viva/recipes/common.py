@@ -215,7 +215,7 @@ async def _open_client(
 
     opened = await folder.open_newest(open_state, say)
     if opened is not None:
-        _report_changes(folder, opened[1])
+        _report_changes(folder, *opened)
         return opened
     if options.load_checkpoint_path is not None:
         return await settled(service.create_training_client_from_state(options.load_checkpoint_path)), None
@@ -223,12 +223,13 @@ async def _open_client(
     return await settled(pending), None
 
 
-def _report_changes(folder: RunFolder, resume_from: Checkpoint) -> None:
+def _report_changes(folder: RunFolder, client: TrainingClient, resume_from: Checkpoint) -> None:
     say(f"resuming {folder.path} after {resume_from.next_step} steps")
-    for name, (then, now) in folder.checkpoints.changed_environment(resume_from).items():
+    for name, (then, now) in folder.checkpoints.changed_environment(resume_from, client).items():
         say(
-            f"note: {name} was {then} and is now {now}; the run will not be bit-identical to an uninterrupted one. "
-            f"Where that matters, resume it with {name} {then}"
+            f"note: {name} was {then} and is now {now}; the run will not be bit-identical to an uninterrupted one "
+            f"(checkpoints.jsonl keeps what its steps were computed with). Where that matters, resume it with {name} "
+            f"{then}"
         )
 
 
@@ -236,8 +237,9 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
     """Export and report a complete run, or tell how an interrupted one goes on; the process's exit code."""
     received = training.interrupts.received
     if not is_complete and received is not None:
+        kept = "what was sampled is kept" if training.interrupts.cut_short else "the state is saved"
         say(
-            f"stopped by {received.name}; the state is saved. "
+            f"stopped by {received.name}; {kept}. "
             f"Go on with the same command and behavior_if_exists=resume (log_path={options.log_path})"
         )
         return 128 + received

@@ -112,7 +112,8 @@ async def judged_by(
         policy = PolicyRef(timeout_s=plan.config.policy_timeout_s)
         return policy, [policy]
     client = await settled(opened.service.create_sampling_client(base_model=plan.options.model))
-    return PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s), []
+    judge = opened.folder.journal.client(client, which)
+    return PolicyRef(sampling_client=judge, timeout_s=plan.config.policy_timeout_s), []
 
 
 def make_training(
@@ -239,7 +240,7 @@ def _conversation_evaluators(
 def _how_to_go_on(opened: OpenRun) -> str:
     last = opened.folder.checkpoints.latest()
     if last is None:
-        return "Nothing was saved yet: start again with behavior_if_exists=delete."
+        return "Nothing was saved yet: begin again with the same command and behavior_if_exists=resume."
     return (
         f"The state after {last.next_step} steps is saved: go on with the same command and "
         "behavior_if_exists=resume."

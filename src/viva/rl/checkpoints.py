@@ -29,7 +29,8 @@ __all__ = ["Checkpoint", "Checkpoints", "environment"]
 
 _INDEX = "checkpoints.jsonl"
 _BLOCK = 1 << 20
-_PACKAGES = ("viva", "tinker", "tinker-cookbook", "torch", "transformers", "peft", "numpy")
+_PACKAGES = ("viva", "tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
+_PROCESSORS = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,9 @@ class Checkpoint:
     log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """SHA-256 of the log files up to these sizes."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """See `environment`."""
+    """See `environment`; with the engine's precision, where it tells it."""
+    earlier_environments: Sequence[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
+    """Those that steps before were computed in and that differ, oldest first; empty where the run is of one piece."""
     final: bool = False
     """Whether the run was complete."""
     best: bool = False
@@ -55,16 +58,30 @@ class Checkpoint:
 
 
 def environment() -> dict[str, str]:
-    """Versions and settings that must be equal for a resumed run to be bit-identical."""
+    """Machine, versions and settings that must be equal for a resumed run to be bit-identical."""
     import torch
 
     versions = {name: _version(name) for name in _PACKAGES}
     return versions | {
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "processor": f"{_processor()} ({torch.backends.cpu.get_cpu_capability()})",
         "threads": str(torch.get_num_threads()),
+        "matmul": torch.get_float32_matmul_precision(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
+
+
+def _processor() -> str:
+    """The processor's name as the system tells it."""
+    lines = _PROCESSORS.read_text(encoding="utf-8").splitlines() if _PROCESSORS.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def _environment_of(client: TrainingClient) -> dict[str, str]:
+    precision: str | None = getattr(client, "precision", None)
+    return environment() | ({} if precision is None else {"precision": precision})
 
 
 def _version(package: str) -> str:
@@ -188,13 +205,15 @@ class Checkpoints:
         ttl_seconds = None if final or best else self.ttl_seconds
         if checkpoint is None or (ttl_seconds is None and checkpoint.ttl_seconds is not None):
             name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")
+            now = _environment_of(client)
             checkpoint = Checkpoint(
                 name=name,
                 next_step=next_step,
                 state_path=self._relative(await _save_state(client, name, ttl_seconds)),
                 log_sizes=dict(log_sizes),
                 log_digests={name: self._logs.digest(name, size) for name, size in log_sizes.items()},
-                environment=environment(),
+                environment=now,
+                earlier_environments=_earlier(others, now),
                 ttl_seconds=ttl_seconds,
             )
         checkpoint = replace(checkpoint, final=final, best=best or checkpoint.best)
@@ -246,11 +265,21 @@ class Checkpoints:
         absolute, folder = Path(path).resolve(), self.folder.resolve()
         return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)
 
-    def changed_environment(self, checkpoint: Checkpoint) -> dict[str, tuple[Any, Any]]:
+    def changed_environment(
+        self, checkpoint: Checkpoint, client: TrainingClient
+    ) -> dict[str, tuple[str, str]]:
         """What differs between the checkpoint's environment and this one: name to (then, now)."""
-        now = environment()
-        then = checkpoint.environment
-        return {key: (then.get(key), now[key]) for key in now if then.get(key) != now[key]}
+        now, then = _environment_of(client), checkpoint.environment
+        return {key: (then.get(key, "not recorded"), now[key]) for key in now if then.get(key) != now[key]}
+
+
+def _earlier(others: Sequence[Checkpoint], now: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """Environments of the steps before that differ from this one."""
+    if not others:
+        return []
+    last = others[-1]
+    changed = [last.environment] if last.environment != now else []
+    return [*last.earlier_environments, *changed]
 
 
 async def _save_state(client: TrainingClient, name: str, ttl_seconds: int | None) -> str:

@@ -25,6 +25,7 @@ import asyncio
 import functools
 import inspect
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
@@ -108,10 +109,13 @@ class Journal:
 
     def drop_before(self, step: int | None) -> None:
         """Forget the steps before one, since a checkpoint covers them; ``None`` forgets all. Nothing may be open."""
+        if step is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return
         for path in sorted(self._folder.glob("*.jsonl*")):
             number = path.name.partition(".")[0].partition("-")[0]
             # others are what was left of a file that was not written to its end
-            if step is None or not number.isdecimal() or int(number) < step:
+            if not number.isdecimal() or int(number) < step:
                 path.unlink()
 
     def call(

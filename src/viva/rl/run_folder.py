@@ -1,9 +1,9 @@
 """The folder of one run: what is in it, and what to do if it is there already.
 
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
-``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl``
-(`viva.rl.token_records`), ``checkpoints.jsonl``, ``state/`` (saved by the local engine),
-``journal/`` (`viva.rl.journal`), at the end ``adapter/`` and ``report.html``, and what trackers, ``viva export`` and ``viva eval`` leave.
+``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl`` (`viva.rl.token_records`), ``checkpoints.jsonl``,
+``state/`` (saved by the local engine), ``journal/`` (`viva.rl.journal`), at the end ``adapter/`` and ``report.html``,
+and what trackers, ``viva export`` and ``viva eval`` leave.
 """
 
 import json

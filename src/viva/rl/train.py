@@ -437,6 +437,7 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
     """
     start = run.resume_from
     if start is not None and start.final and start.next_step == next_step == len(run.dataset):
+        run.folder.journal.drop_before(None)
         return
     sizes = run.folder.log.sizes()
     if run.config.eval_every and run.evaluators:
