@@ -12,6 +12,7 @@ from viva.report.judgement import (
     agreement_of_votes,
     cycles_of_ballots,
     judge_pairs,
+    orders_of,
     pair_cycles,
 )
 
@@ -33,6 +34,33 @@ def test_every_comparison_is_in_one_pair_and_a_flip_needs_both_orders(said: list
     assert len({(pair.agent_id, pair.items) for pair in pairs}) == len(pairs)
     assert all(pair.in_both_orders for pair in pairs if pair.is_flipped)
     assert all(pair.winner in (None, *pair.items) for pair in pairs)
+
+
+@given(SAID)
+def test_the_matrix_of_both_orders_counts_every_pair_that_has_them_once(said: list) -> None:
+    pairs = judge_pairs(said)
+    counts = orders_of(pairs)
+    assert sum(counts) == sum(len(set(pair.orders)) == 2 for pair in pairs)
+    once = [pair for pair in pairs if len(pair.orders) == len(set(pair.orders))]
+    flips = orders_of(once)
+    assert flips[0] + flips[4] == sum(pair.is_flipped for pair in once)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "place"),
+    [
+        ("AA", 0),
+        ("AB", 1),
+        ("BA", 3),
+        ("BB", 4),
+        (("A", "Tie"), 2),
+        (("invalid", "B"), 7),
+        (("Tie", "Tie"), 8),
+    ],
+)
+def test_each_pair_of_verdicts_has_its_place(outcomes: str, place: int) -> None:
+    pairs = judge_pairs([(None, 0, 1, outcomes[0]), (None, 1, 0, outcomes[1])])
+    assert [index for index, count in enumerate(orders_of(pairs)) if count] == [place]
 
 
 @pytest.mark.parametrize(

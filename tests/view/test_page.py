@@ -295,6 +295,9 @@ def test_the_judge_is_summed_up_over_conversations(site: Site) -> None:
     page.wait_for_selector("#judge-flips")
     assert site.texts("#judge-flips") == ["33.3 % (40 of 120)"]
     assert site.texts("#judge-cycles") == ["40"]
+    cells = page.locator("table.orders tbody td").all_inner_texts()
+    assert cells == ["40 flips", "40", "0", "40", "0 flips", "0", "0", "0", "0"]
+    assert page.locator("table.orders td.flipped").count() == 2
     page.wait_for_selector("figure[data-chart='share of flips'] svg")
     page.locator(".list tbody a").first.click()
     page.wait_for_selector(".judge-panel")

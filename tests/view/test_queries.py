@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.view.entries import Entry, entry_of
-from viva.view.queries import Query, facets, judge_totals, page_of, parse_query, select
+from viva.report.entries import Entry, entry_of
+from viva.view.queries import Query, facets, page_of, parse_query, select
 
 PLAIN = entry_of(0, {"step": 0, "group": 0, "record": {"question": "How many pens?"}})
 
@@ -100,7 +100,7 @@ def test_what_means_nothing_is_refused(values: dict[str, str]) -> None:
         parse_query(values)
 
 
-def test_facets_and_totals_count() -> None:
+def test_facets_count() -> None:
     entries = [
         replace(PLAIN, step=step, strategy=name, num_pairs=2, num_flips=step)
         for step, name in ((0, "a"), (1, "b"), (2, "a"))
@@ -108,5 +108,3 @@ def test_facets_and_totals_count() -> None:
     counted = [{"name": "a", "count": 2}, {"name": "b", "count": 1}]
     assert facets(entries) == {"strategies": counted, "steps": [0, 2]}
     assert facets([]) == {"strategies": [], "steps": None}
-    totals = judge_totals(entries)
-    assert (totals["conversations"], totals["pairs"], totals["flips"]) == (3, 6, 3)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from viva.report.run_files import TranscriptEntry
+from viva.report.entries import Entry
 
 __all__ = ["Choice", "choose"]
 
@@ -12,12 +12,12 @@ __all__ = ["Choice", "choose"]
 class Choice:
     """A conversation and why it is shown."""
 
-    entry: TranscriptEntry
+    entry: Entry
     reason: str
 
 
 def choose(
-    entries: Sequence[TranscriptEntry], *, with_tokens: Collection[tuple[int, int]] = frozenset()
+    entries: Sequence[Entry], *, with_tokens: Collection[tuple[int, int]] = frozenset()
 ) -> list[Choice]:
     """A few telling conversations, each once, in the order in which they are worth reading.
 
@@ -30,10 +30,10 @@ def choose(
         with_tokens: Those, by (step, group), whose tokens were kept.
     """
     recorded = [entry for entry in entries if entry.has_record]
-    sound = [entry for entry in recorded if not entry.void]
+    sound = [entry for entry in recorded if not entry.is_void]
     choices: list[Choice] = []
 
-    def add(entry: TranscriptEntry, reason: str) -> None:
+    def add(entry: Entry, reason: str) -> None:
         if all(choice.entry is not entry for choice in choices):
             choices.append(Choice(entry=entry, reason=reason))
 
@@ -66,7 +66,7 @@ def choose(
     kept = [entry for entry in sound if (entry.step, entry.group) in with_tokens]
     if kept:
         add(kept[-1], "the last conversation whose tokens were kept")
-    failed = [entry for entry in recorded if entry.void or entry.num_failures]
+    failed = [entry for entry in recorded if entry.is_void or entry.num_failures]
     if failed:
         last = failed[-1]
         add(
@@ -78,7 +78,5 @@ def choose(
     return choices
 
 
-def _highest(
-    entries: Sequence[TranscriptEntry], value: Callable[[TranscriptEntry], float]
-) -> TranscriptEntry:
+def _highest(entries: Sequence[Entry], value: Callable[[Entry], float]) -> Entry:
     return max(entries, key=lambda entry: (value(entry), entry.step, -entry.group))

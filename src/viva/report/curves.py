@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from viva.report.run_files import Curves, metric_series
 from viva.report.series import Series
 
-__all__ = ["Chart", "Section", "chart_places", "is_open_section", "sections"]
+__all__ = ["Chart", "Section", "chart_places", "group_titles", "is_open_section", "sections"]
 
 _OPEN_SECTIONS = ("test", "correct", "truth", "reward", "credit", "judge", "parse", "agents")
 """Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
 
 _LAST_SECTION = "time"
+
+_GROUPS = (
+    ("learning", ("test", "correct", "truth", "gain", "revision", "run", "test/conversation", "optim")),
+    ("rewards", ("reward", "credit", "agents", "advantage")),
+    ("judge health", ("judge", "parse", "critiques")),
+    ("ratios per strategy", ("experts",)),
+    ("speed", ("time", "rollout")),
+)
+"""Sections of every group, in order; all other sections make the group "more"."""
 
 _NESTED = ("test/conversation",)
 """Prefixes under which a whole set of metrics stands again: one section of its own, folded."""
@@ -116,6 +125,15 @@ def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str
         section, chart, name = _place(key)
         grouped.setdefault(section, {}).setdefault(chart, []).append((key, name))
     return {title: grouped[title] for title in sorted(grouped, key=_section_order)}
+
+
+def group_titles(titles: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Groups of sections by what they are about, each with its sections in order; every section is in one."""
+    known = list(titles)
+    placed = {title for _, members in _GROUPS for title in members}
+    groups = [*_GROUPS, ("more", tuple(title for title in known if title not in placed))]
+    found = [(name, [title for title in members if title in known]) for name, members in groups]
+    return [(name, members) for name, members in found if members]
 
 
 def is_open_section(title: str) -> bool:

@@ -200,7 +200,7 @@ def _health_cards(run: Run) -> list[str]:
 def _count_cards(run: Run) -> list[str]:
     cards = [_card("steps recorded", data(run.num_steps), "", None)]
     if run.transcripts:
-        num_void = sum(entry.void for entry in run.transcripts)
+        num_void = sum(entry.is_void for entry in run.transcripts)
         below = f"{data(num_void)} void"
         cards.append(_card("conversations", data(len(run.transcripts)), below, None))
     return cards

@@ -12,15 +12,20 @@ from viva.judging.ballots import Ballots, Item, Preference, pooled
 from viva.judging.consensus import majority
 
 __all__ = [
+    "NO_ORDERS",
     "Agreement",
     "PairVerdict",
     "agreement_of_comparisons",
     "agreement_of_votes",
     "cycles_of_ballots",
     "judge_pairs",
+    "orders_of",
     "pair_cycles",
     "preferences_of",
 ]
+
+NO_ORDERS = (0,) * 9
+"""`orders_of` no pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,18 @@ class PairVerdict:
     @property
     def winner(self) -> int | None:
         """Who won more often; ``None`` if nobody."""
-        wins = [sum(winner == item for winner in self.winners) for item in self.items]
+        return self._leader(self.winners)
+
+    def label(self, first: int) -> int | None:
+        """What was said when an item was shown first: 0 it wins, 1 the other one, 2 neither; ``None`` if nothing."""
+        said = [winner for shown, winner in zip(self.orders, self.winners, strict=True) if shown == first]
+        if not said:
+            return None
+        leader = self._leader(said)
+        return 2 if leader is None else int(leader != first)
+
+    def _leader(self, winners: Sequence[int | None]) -> int | None:
+        wins = [sum(winner == item for winner in winners) for item in self.items]
         return None if wins[0] == wins[1] else self.items[wins[1] > wins[0]]
 
 
@@ -89,6 +105,21 @@ def judge_pairs(comparisons: Iterable[tuple[int | None, int, int, str]]) -> list
             found.items(), key=lambda pair: (-1 if pair[0][0] is None else pair[0][0], *pair[0][1:])
         )
     ]
+
+
+def orders_of(pairs: Iterable[PairVerdict]) -> tuple[int, ...]:
+    """How many pairs have which verdicts in their two orders: what is shown first wins, what is second, or neither.
+
+    Of the nine counts, number ``3 * i + j`` is of pairs with verdict ``i`` when the lower item is shown first, and
+    ``j`` when the higher one is. Whoever wins by merit wins in both places: 1 (0, 1) and 3 (1, 0). Pairs that flip
+    are 0 and 4.
+    """
+    counts = [0] * 9
+    for pair in pairs:
+        one, other = (pair.label(item) for item in pair.items)
+        if one is not None and other is not None:
+            counts[3 * one + other] += 1
+    return tuple(counts)
 
 
 def pair_cycles(pairs: Iterable[PairVerdict]) -> list[tuple[Item, ...]]:

@@ -14,9 +14,10 @@ from viva.report.chosen import choose
 from viva.report.conversation import conversation_html
 from viva.report.credit import credit_html
 from viva.report.curves import Chart, Section, sections
+from viva.report.entries import Entry
 from viva.report.headline import ACCURACY, ACCURACY_STDERR, headline_html
 from viva.report.markup import data, escape, text_block
-from viva.report.run_files import Run, TranscriptEntry, read_run, read_tokens, read_transcript
+from viva.report.run_files import Run, read_run, read_tokens, read_transcript
 from viva.report.token_turns import token_payload
 from viva.rl.files import write_atomic
 
@@ -115,7 +116,7 @@ def _conversations(run: Run) -> str:
     return f'<section id="conversations"><h2>Conversations</h2>{parts}</section>' if parts else ""
 
 
-def _conversation(run: Run, entry: TranscriptEntry, reason: str) -> str:
+def _conversation(run: Run, entry: Entry, reason: str) -> str:
     transcript = read_transcript(run, entry.offset)
     row = read_tokens(run, entry.step, entry.group)
     credit = ""
@@ -126,7 +127,7 @@ def _conversation(run: Run, entry: TranscriptEntry, reason: str) -> str:
 
 def _void_reasons(run: Run) -> str:
     """Why conversations were void, the most frequent reason first."""
-    counts = Counter(entry.void_reason or "no reason recorded" for entry in run.transcripts if entry.void)
+    counts = Counter(entry.void_reason or "no reason recorded" for entry in run.transcripts if entry.is_void)
     rows = "".join(
         f"<tr><td>{data(count)}</td><td>{text_block(reason)}</td></tr>"
         for reason, count in counts.most_common(_MAX_VOID_REASONS)

@@ -117,22 +117,6 @@ class RecordedConversation(_Recorded):
         seen = {turn.agent_id for turn in self.turns} | {failure.agent_id for failure in self.failures}
         return sorted(seen | set(self.rewards) | set(self.correct or {}))
 
-    @property
-    def share_correct(self) -> float | None:
-        """Share of agents whose final solution is right; ``None`` if nobody was graded."""
-        return sum(self.correct.values()) / len(self.correct) if self.correct else None
-
-    @property
-    def num_mended(self) -> int:
-        """Right solutions that revision gained, less those that it lost."""
-        before, after = self.correct_initial or {}, self.correct or {}
-        return sum(after[agent] - before[agent] for agent in before.keys() & after.keys())
-
-    @property
-    def reward_spread(self) -> float:
-        """Highest minus lowest reward: how clearly the judge decided."""
-        return max(self.rewards.values()) - min(self.rewards.values()) if self.rewards else 0.0
-
 
 class Transcript(_Recorded):
     """One group of a training step."""

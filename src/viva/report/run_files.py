@@ -14,6 +14,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from viva.engine.trust import unsealed
+from viva.report.entries import Entry, entry_of
 from viva.report.recorded import Transcript
 from viva.report.series import Z95, Series
 
@@ -23,7 +24,6 @@ __all__ = [
     "TRANSCRIPTS_FILE",
     "Curves",
     "Run",
-    "TranscriptEntry",
     "iter_transcripts",
     "metric_series",
     "numbers",
@@ -46,24 +46,6 @@ Curves = dict[str, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriptEntry:
-    """What the choice of conversations needs to know of one transcript."""
-
-    step: int
-    group: int
-    void: bool
-    void_reason: str | None
-    has_record: bool
-    num_failures: int
-    share_correct: float | None
-    num_mended: int
-    """Right solutions that revision gained, less those that it lost."""
-    reward_spread: float
-    offset: int
-    """Where it starts in the file, in bytes; see `read_transcript`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run's files. Transcripts may be large: only an entry each is kept."""
 
@@ -71,7 +53,7 @@ class Run:
     config: dict[str, Any]
     curves: Curves
     num_steps: int
-    transcripts: tuple[TranscriptEntry, ...]
+    transcripts: tuple[Entry, ...]
     """In the order of (step, group)."""
     tokens: dict[tuple[int, int], int]
     """Where the kept tokens of a conversation, by (step, group), start in their file, in bytes; see `read_tokens`."""
@@ -168,24 +150,14 @@ def iter_transcripts(run_dir: str | Path) -> Iterator[tuple[str, Transcript]]:
         yield where, transcript_of(where, row)
 
 
-def _read_entries(path: Path, torn: list[str]) -> tuple[TranscriptEntry, ...]:
-    entries: list[TranscriptEntry] = []
+def _read_entries(path: Path, torn: list[str]) -> tuple[Entry, ...]:
+    entries: list[Entry] = []
     for where, offset, row in _lines(path, torn) if path.is_file() else ():
-        transcript = transcript_of(where, row)
-        record = transcript.record
-        entry = TranscriptEntry(
-            step=transcript.step,
-            group=transcript.group,
-            void=transcript.void,
-            void_reason=transcript.void_reason,
-            has_record=record is not None,
-            num_failures=len(record.failures) if record else 0,
-            share_correct=record.share_correct if record else None,
-            num_mended=record.num_mended if record else 0,
-            reward_spread=record.reward_spread if record else 0.0,
-            offset=offset,
-        )
-        entries.append(entry)
+        transcript_of(where, row)  # says what is wrong, and where
+        try:
+            entries.append(entry_of(offset, row))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise ValueError(f"{where}: not a transcript: {error}") from error
     return tuple(sorted(entries, key=lambda entry: (entry.step, entry.group)))
 
 

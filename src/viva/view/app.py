@@ -15,15 +15,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from viva import __version__
+from viva.report.entries import Entry
+from viva.report.evaluations import read_evaluations
+from viva.report.judge_summary import judge_by_step, judge_totals, telling
 from viva.report.markup import visible
+from viva.report.payload import conversation_payload, text_at
 from viva.report.run_files import transcript_of
 from viva.report.token_turns import token_payload
 from viva.view.curves import curve_layout, curve_points
-from viva.view.entries import Entry
-from viva.view.evaluations import read_evaluations
 from viva.view.guard import Guard
-from viva.view.payload import conversation_payload, text_at
-from viva.view.queries import MAX_PAGE_SIZE, Query, facets, judge_totals, page_of, parse_query, select
+from viva.view.queries import MAX_PAGE_SIZE, Query, facets, page_of, parse_query, select
 from viva.view.reading import Reading
 from viva.view.run_index import RunIndex
 
@@ -174,18 +175,15 @@ class _Api:
         """Figures about the judge over all conversations that match, by step, and where to look."""
         run = self._run(request)
         found = select(run.entries.values(), parse_query(request.query_params))
-        by_step: dict[int, list[Entry]] = {}
-        for entry in found:
-            by_step.setdefault(entry.step, []).append(entry)
-        telling = [entry for entry in found if entry.num_flips or entry.num_cycles]
+        worth_a_look = telling(found)
         page = _whole(request, "page", 0)
         return {
-            "totals": judge_totals(found),
-            "steps": [{"step": step, **judge_totals(own)} for step, own in sorted(by_step.items())],
-            "total": len(telling),
+            "totals": asdict(judge_totals(found)),
+            "steps": [{"step": step, **asdict(sums)} for step, sums in judge_by_step(found).items()],
+            "total": len(worth_a_look),
             "page": page,
             "size": _PAGE_SIZE,
-            "rows": [_row(run, entry) for entry in page_of(telling, page, _PAGE_SIZE)],
+            "rows": [_row(run, entry) for entry in page_of(worth_a_look, page, _PAGE_SIZE)],
         }
 
     def evaluations(self, _: Request) -> Any:

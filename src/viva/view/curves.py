@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from viva.report.curves import chart_places, is_open_section
+from viva.report.curves import chart_places, group_titles, is_open_section
 from viva.report.markup import visible
 from viva.report.series import thin
 from viva.view.run_index import RunIndex
@@ -12,25 +12,13 @@ __all__ = ["MAX_POINTS", "curve_layout", "curve_points"]
 
 MAX_POINTS = 1500
 
-_GROUPS = (
-    ("learning", ("test", "correct", "truth", "gain", "revision", "run", "test/conversation", "optim")),
-    ("rewards", ("reward", "credit", "agents", "advantage")),
-    ("judge health", ("judge", "parse", "critiques")),
-    ("ratios per strategy", ("experts",)),
-    ("speed", ("time", "rollout")),
-)
-"""Sections of every group, in order; all other sections make the group "more"."""
-
 
 def curve_layout(keys: Iterable[str]) -> list[dict[str, Any]]:
     """Groups of sections of charts: names only."""
     places = chart_places(keys)
-    placed = {title for _, titles in _GROUPS for title in titles}
-    groups = [*_GROUPS, ("more", tuple(title for title in places if title not in placed))]
     return [
-        {"name": name, "sections": [_section(title, places[title]) for title in titles if title in places]}
-        for name, titles in groups
-        if any(title in places for title in titles)
+        {"name": name, "sections": [_section(title, places[title]) for title in titles]}
+        for name, titles in group_titles(places)
     ]
 
 

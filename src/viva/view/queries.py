@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from viva.view.entries import Entry
+from viva.report.entries import Entry
 
-__all__ = ["MAX_PAGE_SIZE", "Query", "facets", "judge_totals", "page_of", "parse_query", "select"]
+__all__ = ["MAX_PAGE_SIZE", "Query", "facets", "page_of", "parse_query", "select"]
 
 MAX_PAGE_SIZE = 200
 
@@ -142,19 +142,4 @@ def facets(entries: Iterable[Entry]) -> dict[str, Any]:
     return {
         "strategies": [{"name": name, "count": count} for name, count in sorted(counts.items())],
         "steps": [min(steps), max(steps)] if steps else None,
-    }
-
-
-def judge_totals(entries: Iterable[Entry]) -> dict[str, int]:
-    """Figures about the judge over many conversations."""
-    totals = Counter[str]()
-    for entry in entries:
-        totals["conversations"] += 1
-        totals["pairs"] += entry.num_pairs
-        totals["flips"] += entry.num_flips
-        totals["cycles"] += entry.num_cycles
-        totals["agreeing"] += entry.num_agreeing
-        totals["decidable"] += entry.num_decidable
-    return {
-        name: totals[name] for name in ("conversations", "pairs", "flips", "cycles", "agreeing", "decidable")
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from viva.report.entries import Entry, entry_of
 from viva.report.run_files import (
     METRICS_FILE,
     TOKENS_FILE,
@@ -20,7 +21,6 @@ from viva.report.run_files import (
     read_config,
 )
 from viva.report.series import Series
-from viva.view.entries import Entry, entry_of
 from viva.view.lines import GrowingFile
 
 __all__ = ["RunIndex"]

@@ -10,6 +10,16 @@ function rate(steps, part, whole, name) {
   return { name, run: 0, colour: 0, steps: counted.map((step) => step.step), values: counted.map((step) => step[part] / step[whole]), band: null };
 }
 
+const LABELS = ["what is shown first wins", "what is shown second wins", "neither"];
+
+// Every pair judged in both orders: what was said in one order, and in the other. Whoever wins by merit changes places.
+function orders(counts) {
+  const cell = (row, column) => h("td", { class: row === column && row < 2 ? "flipped" : null }, counts[3 * row + column],
+    row === column && row < 2 ? h("span", { class: "flip" }, " flips") : null);
+  return table("orders", ["one order ↓ · the other →", ...LABELS], LABELS.map((label, row) => [label, cell(row, 0), cell(row, 1), cell(row, 2)]),
+    "Pairs by their verdicts in both orders");
+}
+
 class Judge {
   constructor(root, { parameters, runs }) {
     Object.assign(this, { root, runs, page: Number(parameters.page) || 0, loading: 0 });
@@ -66,6 +76,7 @@ class Judge {
     replace(this.body, h("div", { class: "cards" }, card("conversations", "judge-conversations", totals.conversations),
       card("verdicts that flip with the order", "judge-flips", share(totals.flips, totals.pairs)), card("cycles", "judge-cycles", totals.cycles),
       card("preferences that agree with known answers", "judge-agreement", share(totals.agreeing, totals.decidable))),
+    totals.orders.some(Boolean) ? orders(totals.orders) : null,
     h("div", { class: "charts" }, figure("share of flips", rate(steps, "flips", "pairs", "flips")),
       figure("agreement with known answers", rate(steps, "agreeing", "decidable", "agreement"))),
     h("h3", {}, "Conversations with flips or cycles"),

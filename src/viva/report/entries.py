@@ -1,4 +1,4 @@
-"""What the list of conversations knows of each: a small value instead of the whole text."""
+"""What lists of conversations know of each: a small value instead of the whole text."""
 
 import math
 from collections.abc import Mapping
@@ -7,10 +7,12 @@ from typing import Any, cast
 
 from viva.judging.ballots import Item, Preference, Vote
 from viva.report.judgement import (
+    NO_ORDERS,
     agreement_of_comparisons,
     agreement_of_votes,
     cycles_of_ballots,
     judge_pairs,
+    orders_of,
     pair_cycles,
     preferences_of,
 )
@@ -36,7 +38,10 @@ class Entry:
     """Search strategy, else the protocol, else empty."""
     question: str
     """Its beginning."""
+    has_record: bool
+    """Whether what was said was kept."""
     is_void: bool
+    void_reason: str | None
     num_failures: int
     num_right: int
     num_graded: int
@@ -55,6 +60,18 @@ class Entry:
     """Preferences between a right and a wrong solution that went to the right one."""
     num_decidable: int
     """Such preferences."""
+    orders: tuple[int, ...] = NO_ORDERS
+    """Pairs judged in both orders, by what was said in one of them and in the other; see `orders_of`."""
+
+    @property
+    def share_correct(self) -> float | None:
+        """Share of agents whose final solution is right; ``None`` if nobody was graded."""
+        return self.num_right / self.num_graded if self.num_graded else None
+
+    @property
+    def reward_spread(self) -> float:
+        """Highest minus lowest reward: how clearly the judge decided."""
+        return (self.reward_max or 0.0) - (self.reward_min or 0.0)
 
 
 def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
@@ -70,14 +87,16 @@ def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"rewards are finite numbers; got {rewards}")
     before, after = _truth(record, "correct_initial"), _truth(record, "correct")
-    num_pairs, num_flips, num_cycles, num_agreeing, num_decidable = _judged(record)
+    void_reason = row.get("void_reason")
     return Entry(
         step=int(row["step"]),
         group=int(row["group"]),
         offset=offset,
         strategy=visible(str(row.get("strategy") or record.get("protocol") or "")),
         question=visible(str(record.get("question") or "")[:_QUESTION_CHARS]),
+        has_record=bool(record),
         is_void=bool(row.get("void")),
+        void_reason=None if void_reason is None else str(void_reason),
         num_failures=len(record.get("failures") or row.get("failures") or ()),
         num_right=sum(after.values()),
         num_graded=len(after),
@@ -85,11 +104,7 @@ def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
         reward_min=min(rewards, default=None),
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         reward_max=max(rewards, default=None),
-        num_pairs=num_pairs,
-        num_flips=num_flips,
-        num_cycles=num_cycles,
-        num_agreeing=num_agreeing,
-        num_decidable=num_decidable,
+        **_judged(record),
     )
 
 
@@ -106,7 +121,7 @@ def _truth(record: Mapping[str, Any], key: str) -> dict[int, bool]:
     return {int(agent): bool(right) for agent, right in (record.get(key) or {}).items()}
 
 
-def _judged(record: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+def _judged(record: Mapping[str, Any]) -> dict[str, Any]:
     before, after = _truth(record, "correct_initial"), _truth(record, "correct")
     said = [
         (item.get("agent_id"), int(item["first"]), int(item["second"]), str(item["outcome"]))
@@ -122,7 +137,15 @@ def _judged(record: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
         votes = [vote for cast_votes in ballots.values() for vote in cast_votes]
         found = agreement_of_votes(preferences_of(votes), known_answers(before, after, segment))
         agreeing, decidable = agreeing + found.num_right, decidable + found.num_pairs
-    return len(both), sum(pair.is_flipped for pair in both), num_cycles, agreeing, decidable
+    orders = orders_of(pairs)
+    return {
+        "num_pairs": len(both),
+        "num_flips": sum(pair.is_flipped for pair in both),
+        "num_cycles": num_cycles,
+        "num_agreeing": agreeing,
+        "num_decidable": decidable,
+        "orders": orders if any(orders) else NO_ORDERS,  # one value for all that have none
+    }
 
 
 def _ballots(record: Mapping[str, Any]) -> dict[str, dict[int, list[Vote]]]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from viva.judging.ballots import Item, Preference, Vote
+from viva.report.entries import known_answers
 from viva.report.judgement import (
     PairVerdict,
     agreement_of_comparisons,
@@ -16,7 +17,6 @@ from viva.report.judgement import (
 from viva.report.markup import clip, visible
 from viva.report.recorded import RecordedConversation, RecordedTurn, Transcript
 from viva.report.sights import sightings
-from viva.view.entries import known_answers
 
 __all__ = ["conversation_payload", "text_at"]
 
