@@ -1,9 +1,23 @@
 """What goes wrong between here and the Hugging Face hub, in words that say what to do."""
 
+import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
-__all__ = ["hub_errors", "hub_problem"]
+__all__ = ["hub_errors", "hub_problem", "pinned", "split_revision"]
+
+
+def pinned(name: str, revision: str | None) -> str:
+    """A hub name as the engine takes it: ``NAME``, or ``NAME@REVISION`` for a branch, a tag or a commit."""
+    return name if revision is None else f"{name}@{revision}"
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """What `pinned` put together; a local folder has no revision, whatever its name."""
+    if os.path.isdir(name):
+        return name, None
+    repository, at, revision = name.partition("@")
+    return repository, revision if at else None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from viva.engine.adapted import AdaptedLinear
+from viva.engine.hub import split_revision
 from viva.engine.model import BaseModel, structure_copy
 
 __all__ = [
@@ -97,6 +98,7 @@ def adapter_config(base: BaseModel, settings: AdapterSettings) -> Any:
     """The adapter's description as ``peft`` writes it."""
     import peft
 
+    repository, revision = split_revision(base.name)
     return peft.LoraConfig(
         r=settings.rank,
         lora_alpha=ALPHA,
@@ -104,7 +106,8 @@ def adapter_config(base: BaseModel, settings: AdapterSettings) -> Any:
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
-        base_model_name_or_path=base.name,
+        base_model_name_or_path=repository,
+        revision=revision,
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
-from viva.engine.hub import hub_errors
+from viva.engine.hub import hub_errors, split_revision
 from viva.engine.tree_attention import TREE_ATTENTION, TreeStep, register_tree_attention
 from viva.engine.trees import pack_tree
 
@@ -122,7 +122,8 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     """Load a model and its tokenizer, and check that our decoding computes what the model computes.
 
     Args:
-        name: Local directory, or a name on the Hugging Face hub. Code from the repository is never run.
+        name: Local directory, or ``NAME`` or ``NAME@REVISION`` on the Hugging Face hub. Code from the repository is
+            never run.
         device: Where the weights go.
         dtype: Their type.
 
@@ -136,9 +137,14 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         raise ValueError(
             f"{name!r} is a folder without config.json. Give the folder that save_pretrained wrote."
         )
+    repository, revision = split_revision(name)
     with _no_progress_bar(), hub_errors(name, option="model_name"):
-        module: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
-        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        module: Any = AutoModelForCausalLM.from_pretrained(
+            repository, revision=revision or "main", dtype=dtype, trust_remote_code=False
+        )
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            repository, revision=revision or "main", trust_remote_code=False
+        )
     module.config._attn_implementation = "eager" if _softcap(module.config) else "sdpa"
     module = module.to(device).eval().requires_grad_(False)
     base = BaseModel(

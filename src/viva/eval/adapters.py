@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from viva.engine.checkpoint import write_checkpoint
+from viva.engine.hub import pinned
 from viva.engine.lora import ALPHA, AdapterSettings
 
 __all__ = ["is_adapter", "staged_adapter"]
@@ -52,7 +53,7 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
             raise ValueError(
                 f"the adapter {folder} has {name}={config.get(name)!r}; the engine reads {allowed[0]!r} only: {_MERGE}"
             )
-    model = base_model or config.get("base_model_name_or_path")
+    model = base_model or _named(config)
     if not model:
         raise ValueError(f"the adapter {folder} does not name its base model; give model_name=...")
     rank: object = config.get("r")
@@ -73,6 +74,16 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
         overwrite=False,
     )
     return target
+
+
+def _named(config: dict[str, Any]) -> str | None:
+    """The base model as the adapter names it."""
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    return (
+        pinned(str(name), str(revision) if revision and not Path(str(name)).is_dir() else None)
+        if name
+        else None
+    )
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -5,15 +5,17 @@ comes, from the file or from the memory-mapped data set.
 """
 
 import json
+import math
+import textwrap
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from viva.engine.hub import hub_problem
+from viva.engine.hub import hub_problem, pinned
 from viva.recipes.lazy_prompts import LazyPrompts, file_lines, indexed_lines
 from viva.rl.prompts import PromptItem
 
@@ -35,6 +37,7 @@ Must provide either train_prompts, train_prompts_path, or hf_dataset_name, for e
 
 _KEYS = ("query", "prompt", "text", "question")
 _SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `datasets` when it saves to a folder
+_LONGEST_LIST = 300
 _FILE_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -44,11 +47,23 @@ class HubSource:
 
     name: str
     config: str | None = None
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    streaming: bool = False
+    """Fetch rows one by one, and no more than are used; these are kept in memory."""
     prompt_column: str = "query"
     answer_column: str | None = None
     train_split: str = "train"
     test_split: str | None = None
     """``None`` takes the split called ``test`` if there is one."""
+
+    def __post_init__(self) -> None:
+        """Reject a revision of what is not on the hub."""
+        if self.revision is not None and Path(self.name).expanduser().exists():
+            raise ValueError(
+                f"hf_dataset_revision={self.revision} is that of a data set on the hub, but "
+                f"hf_dataset_name={self.name} is a local path; leave hf_dataset_revision out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +90,14 @@ class PromptSources:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise ValueError(f"{name} must be 1 or more, or left out for all; got {limit}")
+            if limit is None and self.hub is not None and self.hub.streaming:
+                raise ValueError(
+                    f"hf_streaming=true fetches the first rows only: set {name} to how many, or leave hf_streaming out"
+                )
         for index, prompt in enumerate(self.train_prompts or ()):
             if not prompt.strip():
                 raise ValueError(f"train_prompts[{index}] is empty; every prompt needs text")
+            _check_text(prompt, f"train_prompts[{index}]")
 
 
 def load_prompts(sources: PromptSources) -> tuple[Sequence[PromptItem], list[PromptItem]]:
@@ -153,9 +173,7 @@ def _parse_line(line: bytes, place: str) -> PromptItem:
     record = cast(dict[str, Any], value)
     key = next((key for key in _KEYS if key in record), None)
     if key is None:
-        raise ValueError(
-            f"{place}: needs one of the keys {', '.join(_KEYS)}; got {', '.join(record) or 'none'}"
-        )
+        raise ValueError(f"{place}: needs one of the keys {', '.join(_KEYS)}; got {_listed(record)}")
     return _item(record[key], record.get("answer"), key, place)
 
 
@@ -164,7 +182,31 @@ def _item(question: object, answer: object, key: str, place: str) -> PromptItem:
         raise ValueError(f"{place}: {key!r} must be text that is not empty; got {question!r:.80}")
     if answer is not None and (isinstance(answer, bool) or not isinstance(answer, (str, int, float))):
         raise ValueError(f"{place}: the answer must be text or a number; got {answer!r:.80}")
+    if (isinstance(answer, float) and not math.isfinite(answer)) or (
+        isinstance(answer, str) and not answer.strip()
+    ):
+        raise ValueError(
+            f"{place}: the answer must be text that is not empty or a finite number; got {answer!r:.80}. Leave it out "
+            "where none is known"
+        )
+    _check_text(question, f"{place}: {key!r}")
+    _check_text(str(answer), f"{place}: the answer")
     return PromptItem(question=question, answer=None if answer is None else str(answer))
+
+
+def _check_text(text: str, place: str) -> None:
+    """Refuse what no UTF-8 file can hold and no tokenizer reads."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{place} holds half of a surrogate pair, {text[error.start]!r} at character {error.start}; write the "
+            "whole character, or leave it out"
+        ) from error
+
+
+def _listed(names: Iterable[str]) -> str:
+    return textwrap.shorten(", ".join(names), _LONGEST_LIST, placeholder=" ...") or "none"
 
 
 def load_hub(
@@ -191,27 +233,68 @@ def _load_splits(source: HubSource) -> Mapping[str, Any]:
         if any((path / marker).is_file() for marker in _SAVED_MARKERS):
             loaded: Any = datasets.load_from_disk(str(path))
         elif path.is_file() and path.suffix in _FILE_FORMATS:
-            loaded = datasets.load_dataset(_FILE_FORMATS[path.suffix], data_files=str(path))
+            loaded = datasets.load_dataset(
+                _FILE_FORMATS[path.suffix], data_files=str(path), streaming=source.streaming
+            )
+        elif path.is_file():
+            raise ValueError(f"it is a file that ends in {path.suffix or path.name!r}")
         else:
-            loaded = datasets.load_dataset(str(path) if path.exists() else source.name, source.config)
-    except (OSError, ValueError, DatasetsError) as error:
-        problem = None if path.exists() else hub_problem(error, name=source.name, option="hf_dataset_name")
-        raise ValueError(
-            problem
-            or f"hf_dataset_name={source.name} (config {source.config}) could not be loaded: {error}. "
-            "Give a name of the hub, or the path of a folder or file with .parquet, .json, .jsonl or .csv data."
-        ) from error
+            loaded = datasets.load_dataset(
+                str(path) if path.exists() else source.name,
+                source.config,
+                revision=source.revision,
+                streaming=source.streaming,
+            )
+    # StopIteration: a JSON file without a line
+    except (OSError, ValueError, DatasetsError, StopIteration) as error:
+        raise _unreadable(source, error) from error
     return loaded if isinstance(loaded, Mapping) else {source.train_split: loaded}
+
+
+def _unreadable(source: HubSource, error: Exception) -> ValueError:
+    name = pinned(source.name, source.revision)
+    is_local = Path(source.name).expanduser().exists()
+    problem = None if is_local else hub_problem(error, name=name, option="hf_dataset_name")
+    return ValueError(
+        problem
+        or f"hf_dataset_name={name} (config {source.config}) could not be loaded: {_reason(error)}. "
+        "Give a name of the hub, or the path of a folder or file with .parquet, .json, .jsonl or .csv data."
+    )
+
+
+def _reason(error: Exception) -> str:
+    """What `datasets` found, which it hides behind an error of its own."""
+    found: BaseException = error
+    while found.__cause__ is not None and str(found.__cause__).strip():
+        found = found.__cause__
+    if isinstance(found, StopIteration) or not str(found).strip():
+        return "it holds no rows"
+    return str(found).strip().rstrip(".").replace("\n", " ")
+
+
+def _fetched(source: HubSource, rows: Any, limit: int | None) -> list[dict[str, Any]]:
+    """The first rows of a stream."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        return list(islice(rows, limit))
+    except (OSError, ValueError, DatasetsError) as error:
+        raise _unreadable(source, error) from error
 
 
 def _rows(source: HubSource, splits: Mapping[str, Any], split: str, limit: int | None) -> LazyPrompts:
     if split not in splits:
         raise ValueError(
-            f"data set {source.name} has no split {split!r}; it has {', '.join(splits)}. "
+            f"data set {source.name} has no split {split!r}; it has {_listed(splits)}. "
             "Set hf_train_split or hf_test_split."
         )
     rows = splits[split]
-    columns: list[str] = list(rows.column_names)
+    columns: list[str] = list(rows.column_names or ())
+    if not hasattr(rows, "__len__"):  # a stream; tables that `datasets` saved are none
+        rows = _fetched(source, rows, limit if limit is None else max(limit, 1))
+        columns = columns or list(
+            rows[0] if rows else ()
+        )  # the columns of some kinds of files are in the rows
     for option, column in (
         ("hf_prompt_column", source.prompt_column),
         ("hf_answer_column", source.answer_column),
@@ -220,7 +303,7 @@ def _rows(source: HubSource, splits: Mapping[str, Any], split: str, limit: int |
             close = get_close_matches(column, columns, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise ValueError(
-                f"data set {source.name} has no column {column!r}; it has {', '.join(columns)}.{hint} Set {option}."
+                f"data set {source.name} has no column {column!r}; it has {_listed(columns)}.{hint} Set {option}."
             )
     count = len(rows) if limit is None else min(limit, len(rows))
 

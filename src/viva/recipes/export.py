@@ -69,7 +69,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
         )
     target = run.folder / "export" if options.to is None else Path(options.to).expanduser()
     name = options.model_name or str(run.config["model_name"])
-    model = resolve_model(name)
+    model = resolve_model(name, None if options.model_name else run.config.get("model_revision"))
     _check_free(target, model, overwrite=options.overwrite)
     trained_on = str(run.config.get("precision", "float32"))
     trained_on = "float32" if trained_on == "fast" else trained_on  # that is how it sampled

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import chz
 
 from viva.conversation.prompts import persona
+from viva.engine.hub import pinned, split_revision
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import RecipeConfig
 from viva.recipes.data import load_prompts
@@ -24,6 +25,7 @@ _FREE_OPTIONS = frozenset(
     {
         "base_url",
         "behavior_if_exists",
+        "hf_streaming",
         "log_path",
         "max_steps",
         "max_training_datapoints",
@@ -89,6 +91,8 @@ def plan_run(
         ValueError: For anything the user has to mend.
     """
     _check(config)
+    if not config.log_path.strip():
+        raise ValueError(f"log_path must be the path of a folder, like runs/first; got {config.log_path!r}")
     trackers = choose_trackers(config.trackers)
     unit = unit or BatchUnit(samples=config.num_agents)
     at_least(config, {"max_training_datapoints": unit.samples})
@@ -101,9 +105,10 @@ def plan_run(
     order = PromptOrder(
         items=train_items, seed=config.seed, groups_per_batch=groups_per_batch, num_groups=num_groups
     )
-    model = resolve_model(config.model_name)
+    model = resolve_model(config.model_name, config.model_revision)
     engine = _engine(config, model)
     _check_overlap(config, engine)
+    _check_start(config, engine)
     options = RunOptions(
         model=model,
         renderer_name=config.renderer_name,
@@ -126,8 +131,6 @@ def plan_run(
         load_checkpoint_path=config.load_checkpoint_path,
         ttl_seconds=config.ttl_seconds if engine.server else None,
     )
-    is_lora, is_local = config.lora_rank > 0, engine.server is None
-    rate = learning_rate(config.learning_rate, config.model_name, is_lora=is_lora, is_local=is_local)
     return Plan(
         config=config,
         options=options,
@@ -135,16 +138,29 @@ def plan_run(
         test=tuple(test_items),
         summary=summary,
         unit=unit,
-        learning_rate=rate,
+        learning_rate=_learning_rate(config, engine),
     )
 
 
 def _engine(config: RecipeConfig, model: str) -> EngineConfig:
+    chosen = choose_engine(config.engine, base_url=config.base_url, model=model)
+    if chosen == "remote" and split_revision(model)[1] is not None:
+        raise ValueError(
+            f"a server has one revision of {config.model_name} and cannot be asked for {model}; leave model_revision "
+            "out, or compute here (engine=local)"
+        )
     return EngineConfig(
-        engine=choose_engine(config.engine, base_url=config.base_url, model=model),
+        engine=chosen,
         base_url=config.base_url,
         device=config.device,
         precision=config.precision,
+    )
+
+
+def _learning_rate(config: RecipeConfig, engine: EngineConfig) -> float:
+    name = pinned(config.model_name, config.model_revision)
+    return learning_rate(
+        config.learning_rate, name, is_lora=config.lora_rank > 0, is_local=engine.server is None
     )
 
 
@@ -176,6 +192,16 @@ def _check_overlap(config: RecipeConfig, engine: EngineConfig) -> None:
         raise ValueError(
             f"{chosen[0]}={getattr(config, chosen[0])} lets an engine sample and train at the same time, which needs "
             "engine=remote; the local one does one thing at a time, and training a batch as a whole is faster"
+        )
+
+
+def _check_start(config: RecipeConfig, engine: EngineConfig) -> None:
+    start = config.load_checkpoint_path
+    if start is not None and engine.engine == "local" and not Path(start).is_dir():
+        what = "lies with a remote engine, and needs engine=remote" if "://" in start else "is not a folder"
+        raise ValueError(
+            f"load_checkpoint_path={start} {what}; the local engine starts from a folder of weights that it saved, "
+            "like RUN/state/weights/000020"
         )
 
 

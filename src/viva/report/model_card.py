@@ -163,9 +163,13 @@ def _usage(card: ModelCard) -> str:
             'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
         )
         return f"```python\n{code}\n```"
+    revision = card.run.config.get("model_revision")
+    pin = (
+        "" if revision is None or not _is_hub_name(card.base_model) else f", revision={json.dumps(revision)}"
+    )
     code = (
         "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
-        f"base = AutoModelForCausalLM.from_pretrained({json.dumps(_base(card))})\n"
+        f"base = AutoModelForCausalLM.from_pretrained({json.dumps(_base(card))}{pin})\n"
         'model = PeftModel.from_pretrained(base, ".")'
     )
     return (

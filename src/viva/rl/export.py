@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from viva.engine.hub import split_revision
 from viva.rl.checkpoints import Checkpoint
 from viva.rl.run_folder import RunFolder
 from viva.rl.stop_rule import StopRule
@@ -20,7 +21,7 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
 
     Args:
         state_path: A state saved by the local engine.
-        model: Name or folder of the base model.
+        model: Folder of the base model, or its name, with ``@REVISION`` if it has one.
         folder: The run folder.
 
     Returns:
@@ -43,10 +44,11 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
     from transformers import AutoConfig, AutoTokenizer
 
     target = _empty(folder / "model")
-    config: Any = AutoConfig.from_pretrained(model)
+    repository, revision = split_revision(model)
+    config: Any = AutoConfig.from_pretrained(repository, revision=revision or "main")
     config.dtype = "float32"  # all weights are trained in float32, whatever the type of the base
     config.save_pretrained(target)
-    AutoTokenizer.from_pretrained(model).save_pretrained(target)
+    AutoTokenizer.from_pretrained(repository, revision=revision or "main").save_pretrained(target)
     shutil.copyfile(state / _MODEL_FILE, target / _MODEL_FILE)
     return target
 

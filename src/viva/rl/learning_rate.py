@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from viva.engine.hub import hub_problem
+from viva.engine.hub import hub_problem, split_revision
 
 __all__ = ["LARGEST_RATE", "cached_config", "default_learning_rate"]
 
@@ -29,7 +29,7 @@ def default_learning_rate(model_name: str, *, is_lora: bool = True, may_fetch: b
     """A sensible learning rate for a hub name or a local model folder.
 
     Args:
-        model_name: Hub name or folder.
+        model_name: Hub name, with ``@REVISION`` if it has one, or folder.
         is_lora: Whether an adapter is trained, or all weights.
         may_fetch: Whether the hub may be asked for the model's ``config.json``. Without it no network is used.
 
@@ -39,7 +39,7 @@ def default_learning_rate(model_name: str, *, is_lora: bool = True, may_fetch: b
     folder_config = Path(model_name).expanduser() / "config.json"
     if folder_config.is_file():
         return _local_rate(folder_config, is_lora)
-    rate = _cookbook_rate(model_name, is_lora)
+    rate = _cookbook_rate(split_revision(model_name)[0], is_lora)
     if rate is not None:
         return rate
     found = cached_config(model_name) or (_fetched_config(model_name) if may_fetch else None)
@@ -78,8 +78,9 @@ def cached_config(model_name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    repository, revision = split_revision(model_name)
     try:
-        found = try_to_load_from_cache(model_name, "config.json")
+        found = try_to_load_from_cache(repository, "config.json", revision=revision)
     except HFValidationError:
         return None
     return Path(found) if isinstance(found, str) else None
@@ -88,8 +89,9 @@ def cached_config(model_name: str) -> Path | None:
 def _fetched_config(model_name: str) -> Path | None:
     from huggingface_hub import hf_hub_download
 
+    repository, revision = split_revision(model_name)
     try:
-        return Path(hf_hub_download(model_name, "config.json"))
+        return Path(hf_hub_download(repository, "config.json", revision=revision))
     except (OSError, ValueError) as error:  # those of the hub are among them
         problem = hub_problem(error, name=model_name, option="model_name")
         if problem is None:  # nothing to read there, or no valid name

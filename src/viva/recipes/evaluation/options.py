@@ -49,6 +49,8 @@ class EvalOptions:
     test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
     hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")
     hf_dataset_name_config: str | None = None
+    hf_dataset_revision: str | None = chz.field(default=None, doc="branch, tag or commit on the hub")
+    hf_streaming: bool | None = chz.field(default=None, doc="fetch the first max_test_samples rows only")
     hf_prompt_column: str | None = None
     hf_answer_column: str | None = None
     hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
@@ -76,13 +78,24 @@ class EvalOptions:
 _SHARED = frozenset(
     {
         *("test_prompts_path", "hf_dataset_name", "hf_dataset_name_config", "hf_prompt_column"),
-        *("hf_answer_column", "hf_test_split", "max_test_samples", "num_test_conversations", "num_agents"),
+        *(
+            "hf_dataset_revision",
+            "hf_streaming",
+            "hf_answer_column",
+            "hf_test_split",
+            "max_test_samples",
+            "num_test_conversations",
+            "num_agents",
+        ),
         *("max_rounds", "preset", "max_tokens", "temperature", "eval_temperature", "seed"),
     }
 )
 """Options that stand for a recipe's of the same name."""
 
-_READING = ("hf_dataset_name_config", "hf_prompt_column", "hf_answer_column", "hf_test_split")
+_READING = (
+    *("hf_dataset_name_config", "hf_dataset_revision", "hf_streaming"),
+    *("hf_prompt_column", "hf_answer_column", "hf_test_split"),
+)
 _DEFAULTS = RecipeConfig(log_path="")
 
 

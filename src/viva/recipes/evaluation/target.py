@@ -9,6 +9,7 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.rendering import load_renderer
 from viva.engine.checkpoint import MANIFEST
+from viva.engine.hub import split_revision
 from viva.eval.adapters import is_adapter, staged_adapter
 from viva.judging.policy import SamplingClient
 from viva.recipes.common import resolve_model
@@ -101,10 +102,11 @@ def _is_run(path: Path) -> bool:
 def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: str | None) -> Target:
     config = read_config(folder)
     model = model_name or config.get("model_name")
+    revision = None if model_name else config.get("model_revision")
     target = Target(
         name=name,
         kind="run",
-        model=None if model is None else resolve_model(str(model)),
+        model=None if model is None else resolve_model(str(model), revision),
         folder=folder,
         config=config,
     )
@@ -146,7 +148,9 @@ async def open_policy(
         client=client,
         service=service,
         model=model,
-        renderer=load_renderer(client.get_tokenizer(), model_name=model, renderer_name=renderer_name),
+        renderer=load_renderer(
+            client.get_tokenizer(), model_name=split_revision(model)[0], renderer_name=renderer_name
+        ),
         context_window=context_window(model) if engine.engine == "local" else None,
     )
 
