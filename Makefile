@@ -5,6 +5,8 @@
 #   make demo-conversation    the same with conversation preference RL
 #   make test    all tests
 #   make test-oldest    the tests that touch the SDK, with the oldest one
+#   make test-reliability    every recipe of docs/reliability.md in full, an hour of soak among them; some hours
+#   make test-mutation    how many small faults in the code the tests notice; some hours
 #   make test-remote    the recipes on a SkyRL server of their own (needs Python 3.12)
 #   make lint    ruff (check and format) and pyright
 #   make bench   speed against other packages; writes docs/performance.md (BENCH="rows=long repeats=3" chooses)
@@ -19,7 +21,7 @@ ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 # A training process that spins while it waits slows every other process (and itself) ten times or more.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo demo-conversation test test-oldest test-remote lint bench setup
+.PHONY: demo demo-conversation test test-oldest test-reliability test-mutation test-remote lint bench setup
 .DEFAULT_GOAL := test
 
 demo: setup
@@ -30,6 +32,15 @@ demo-conversation: setup
 
 test: setup
 	$(PY) -m pytest
+
+test-reliability: setup
+	VIVA_RELIABILITY=full $(PY) -m pytest tests/reliability
+	$(PY) scripts/reliability_page.py
+
+test-mutation: setup
+	$(PY) -m pip install --quiet -c constraints.txt --group mutation
+	$(PY) scripts/mutation.py --ledger
+	$(PY) scripts/reliability_page.py
 
 # With every SDK these tests meet its types and futures: the engine, rollouts and updates, the judge, samplers, the doctor.
 # The others see only what those return.
