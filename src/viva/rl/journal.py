@@ -37,7 +37,7 @@ from typing import Any, Literal, TypeAlias, cast
 import tinker
 
 from viva.judging.policy import SamplingClient
-from viva.rl.files import write_atomic
+from viva.rl.files import naming, write_atomic
 from viva.rl.journal_lines import call_key, decode_answer, encode_answer, make_line, read_line
 
 __all__ = ["Journal", "JournalMode", "JournaledClient"]
@@ -184,7 +184,7 @@ class _Answers(ABC):
         if key is None or key not in self._places:
             return None
         offset, length = self._places[key]
-        with self.path.open("rb") as file:
+        with naming(self.path), self.path.open("rb") as file:
             file.seek(offset)
             body = read_line(file.read(length))
         if body is not None:
@@ -208,7 +208,9 @@ class _Answers(ABC):
         """What is stored besides answers. The places of the answers are noted."""
         others: list[dict[str, Any]] = []
         offset = 0
-        for line in self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else ():
+        with naming(self.path):
+            stored = self.path.read_bytes() if self.path.exists() else b""
+        for line in stored.splitlines(keepends=True):
             body = read_line(line)
             if body is not None and "key" in body:
                 self._places[body["key"]] = (offset, len(line))
@@ -227,7 +229,8 @@ class _Turns(_Answers):
             write_atomic(path, "")
         self._read()
         self._file = path.open("r+b", buffering=0)
-        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)  # without a line that was torn
+        with naming(path):
+            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)  # without a line that was torn
         self._file.seek(0, os.SEEK_END)
         self._waiting: list[bytes] = []
         self._writing: asyncio.Task[None] | None = None
