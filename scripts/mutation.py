@@ -98,8 +98,13 @@ AREAS = {
         tests=("experts/test_estimators.py", "experts/test_baselines.py", "experts/test_enumeration.py"),
     ),
     "context swap": Area(
-        sources=("rl/expert_samples.py", "experts/stored_samples.py"),
-        tests=("rl/test_expert_batch.py", "rl/test_expert_samples.py", "experts/test_stored_samples.py"),
+        sources=("rl/expert_samples.py", "rl/data_processing.py", "experts/stored_samples.py"),
+        tests=(
+            "rl/test_data_processing.py",
+            "rl/test_rl_data_processing.py",
+            "rl/test_expert_samples.py",
+            "experts/test_stored_samples.py",
+        ),
     ),
     "coordinator": Area(
         sources=("conversation/coordinator.py",),
@@ -158,7 +163,7 @@ def _prepared(name: str, work: Path) -> Path:
     """A copy of the repository whose settings name the area's sources and tests."""
     folder = work / name.replace(" ", "-")
     area = AREAS[name]
-    for part in ("src", "tests"):
+    for part in ("src", "tests", "benchmarks"):  # some tests lean on a module of the benchmarks
         shutil.rmtree(folder / part, ignore_errors=True)
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)
@@ -169,6 +174,7 @@ def _prepared(name: str, work: Path) -> Path:
         "only_mutate": [f"src/viva/{path}" for path in area.sources],
         # a line that is only text, with or without what closes or divides it; and what is raised
         "do_not_mutate_patterns": [r"""^\s*f?(".*"|'.*')[,)]*$""", r"^\s*raise "],
+        "also_copy": ["benchmarks"],
         "pytest_add_cli_args_test_selection": tests,
         "pytest_add_cli_args": ["-p", "no:cacheprovider", "-p", "quick_tests"],
         "timeout_multiplier": LIMIT_FACTOR,
