@@ -127,10 +127,14 @@ def _add_view(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "view",
         help="look at a run in the browser, also while it goes on: viva view RUN [RUN2]",
         description="Serve a page about a run on this machine alone: curves, conversations, credit on tokens, "
-        "verdicts. A second run is laid over the first one's curves.",
+        "verdicts, evaluations. A second run is laid over the first one's curves.",
     )
     view.add_argument(
-        "runs", metavar="RUN", nargs="+", type=Path, help="one or two runs' folders (their log_path)"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="one or two runs' folders (their log_path); results of viva eval, or a folder of them",
     )
     view.add_argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)")
     view.add_argument("--open", action="store_true", help="open the page in the browser")
@@ -243,8 +247,6 @@ def _report(options: argparse.Namespace) -> int:
 def _view(options: argparse.Namespace) -> int:
     from viva.view.server import serve
 
-    if len(options.runs) > 2:
-        return _mistake(f"viva view shows one run or two; got {len(options.runs)}")
     try:
         serve(options.runs, port=options.port, open_browser=options.open, say=_say)
     except (ValueError, OSError) as error:

@@ -279,3 +279,31 @@ async def test_files_that_vanish_are_told_of_and_break_nothing(make_run: MakeRun
         folder.rmdir()
         for path in ("runs", "curves", "series?key=reward/mean", "conversations", "judge", "evaluations"):
             assert (path, (await made.get(f"/api/{path}")).status_code) == (path, 200)
+
+
+async def test_results_of_viva_eval_are_sources_of_their_own(tmp_path: Path, make_run: MakeRun) -> None:
+    target = {"name": "tiny", "kind": "model", "model": "some/model", "checkpoint": None}
+    figure = {"value": 0.5, "low": 0.4, "high": None, "num_problems": 100}
+    result = {
+        "format": "viva evaluation 1",
+        "target": target,
+        "options": {"seed": 1},
+        "figures": {"avg@1": figure},
+    }
+    paths = [tmp_path / "results" / f"tiny-{name}.json" for name in ("a", "b", "c")]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.write_text(json.dumps(result))
+    write_lines(paths[1].with_suffix(".transcripts.jsonl"), [transcript(0, group) for group in range(3)])
+    async with client(make_run(), *paths, paths[0].parent) as made:
+        runs = await read_all(made)
+        assert [run["kind"] for run in runs] == ["run", "result", "result", "result", "results"]
+        assert [run["conversations"] for run in runs] == [24, 0, 3, 0, 0]
+        assert runs[1]["model"] == "some/model"
+        assert runs[1]["config"]["seed"] == "1"
+        assert (await ask(made, "/api/conversations?run=2"))["total"] == 3
+        assert (await ask(made, "/api/conversation?run=2&step=0&group=1"))["record"]["agents"]
+        shown = await ask(made, "/api/evaluations")
+        assert [[each["name"] for each in run["results"]] for run in shown] == [
+            [], ["tiny-a"], ["tiny-b"], ["tiny-c"], ["tiny-a", "tiny-b", "tiny-c"],
+        ]  # fmt: skip

@@ -209,5 +209,5 @@ def test_bytes_that_are_no_text_do_not_stop_the_index(make_run: MakeRun) -> None
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Give the folder of a run"):
         RunIndex(tmp_path)
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(ValueError, match="is not there"):
         RunIndex(tmp_path / "nothing")

@@ -30,7 +30,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     ("arguments", "complaint"),
     [
         (["a", "b", "c"], "one run or two; got 3"),
-        (["nothing"], "is not a folder"),
+        (["nothing"], "is not there"),
         (["a", "--port", "70000"], "65535"),
     ],
 )
@@ -42,6 +42,9 @@ def test_mistakes_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
     assert main(["view", *arguments]) == 2
     assert complaint in capsys.readouterr().err
 

@@ -19,6 +19,7 @@ from viva.report.recorded import Transcript
 from viva.report.series import Z95, Series
 
 __all__ = [
+    "CONFIG_FILE",
     "METRICS_FILE",
     "TOKENS_FILE",
     "TRANSCRIPTS_FILE",
@@ -29,17 +30,19 @@ __all__ = [
     "numbers",
     "parse_line",
     "read_config",
+    "read_entries",
     "read_run",
     "read_series",
     "read_tokens",
     "read_transcript",
     "transcript_of",
+    "transcripts_path",
 ]
 
 METRICS_FILE = "metrics.jsonl"
 TRANSCRIPTS_FILE = "transcripts.jsonl"
 TOKENS_FILE = "tokens.jsonl"
-_CONFIG_FILE = "config.json"
+CONFIG_FILE = "config.json"
 
 Curves = dict[str, tuple[tuple[int, float], ...]]
 """(step, value) with rising steps, by metric, metrics in order of their names."""
@@ -91,7 +94,7 @@ def read_run(run_dir: str | Path) -> Run:
         config=read_config(folder),
         curves=curves,
         num_steps=len(values),
-        transcripts=_read_entries(folder / TRANSCRIPTS_FILE, torn),
+        transcripts=read_entries(transcripts_path(folder), torn),
         tokens=_read_token_places(folder / TOKENS_FILE, torn),
         torn=tuple(torn),
     )
@@ -119,7 +122,7 @@ def metric_series(curves: Curves, key: str, *, name: str) -> Series:
 
 def read_transcript(run: Run, offset: int) -> Transcript:
     """The transcript that starts at a byte of the transcripts' file."""
-    path = run.folder / TRANSCRIPTS_FILE
+    path = transcripts_path(run.folder)
     with path.open("rb") as file:
         file.seek(offset)
         return transcript_of(str(path), parse_line(file.readline()))
@@ -150,7 +153,13 @@ def iter_transcripts(run_dir: str | Path) -> Iterator[tuple[str, Transcript]]:
         yield where, transcript_of(where, row)
 
 
-def _read_entries(path: Path, torn: list[str]) -> tuple[Entry, ...]:
+def transcripts_path(source: Path) -> Path:
+    """Where the conversations of a run, by its folder, or of an evaluation, by its result file, are kept."""
+    return source.with_suffix(".transcripts.jsonl") if source.is_file() else source / TRANSCRIPTS_FILE
+
+
+def read_entries(path: Path, torn: list[str]) -> tuple[Entry, ...]:
+    """An entry of every conversation of a file, in the order of (step, group); torn files are added to ``torn``."""
     entries: list[Entry] = []
     for where, offset, row in _lines(path, torn) if path.is_file() else ():
         transcript_of(where, row)  # says what is wrong, and where
@@ -261,7 +270,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: If the file is damaged.
     """
-    path = folder / _CONFIG_FILE
+    path = folder / CONFIG_FILE
     if not path.is_file():
         return {}
     try:

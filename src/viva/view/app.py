@@ -1,4 +1,4 @@
-"""The page's server: files of the page, and JSON about one or two runs. It only reads."""
+"""The page's server: files of the page, and JSON about runs and results of ``viva eval``. It only reads."""
 
 import json
 import threading
@@ -34,6 +34,7 @@ STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/htm
 """Kinds of files that are served, by the ends of their names."""
 
 _MAX_KEYS = 64
+_MAX_RUNS = 2
 _PAGE_SIZE = 50
 
 
@@ -42,17 +43,21 @@ class _NotFound(Exception):
 
 
 def make_app(folders: Sequence[Path], *, token: str, port: int) -> ASGIApp:
-    """The application for one or two runs.
+    """The application for one or two runs, and any results of ``viva eval``.
 
     Args:
-        folders: Of the runs.
+        folders: Of the runs; result files, and folders of them.
         token: What a request has to know.
         port: Where it will be served; part of the allowed host names.
 
     Raises:
-        ValueError: If a folder is not that of a run.
+        ValueError: If one of them is neither, or there are more than two runs.
     """
-    api = _Api([RunIndex(folder) for folder in folders])
+    runs = [RunIndex(folder) for folder in folders]
+    num_runs = sum(run.kind == "run" for run in runs)
+    if num_runs > _MAX_RUNS:
+        raise ValueError(f"viva view shows one run or two, and any results of viva eval; got {num_runs} runs")
+    api = _Api(runs)
     routes = [
         Route("/", _page),
         Route("/static/{name}", _static),
@@ -187,7 +192,7 @@ class _Api:
         }
 
     def evaluations(self, _: Request) -> Any:
-        """What ``viva eval`` wrote into the runs' folders."""
+        """What ``viva eval`` wrote into the runs' folders, and the results that were given themselves."""
         return [
             {"name": name, "results": read_evaluations(run.folder)}
             for run, name in zip(self._runs, _names(self._runs), strict=True)
@@ -241,6 +246,7 @@ def _run(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
     model = run.config.get("model_name")
     return {
         "name": name,
+        "kind": run.kind,
         "model": visible(model) if isinstance(model, str) else "",
         "version": run.version,
         "steps": run.num_steps,

@@ -11,16 +11,17 @@ from typing import Any
 
 from viva.report.entries import Entry, entry_of
 from viva.report.run_files import (
+    CONFIG_FILE,
     METRICS_FILE,
     TOKENS_FILE,
-    TRANSCRIPTS_FILE,
     Curves,
     metric_series,
     numbers,
     parse_line,
-    read_config,
+    transcripts_path,
 )
 from viva.report.series import Series
+from viva.report.sources import kind_of, options_of
 from viva.view.lines import GrowingFile
 
 __all__ = ["RunIndex"]
@@ -30,18 +31,19 @@ _MEASURING = ("test/", "time/")
 
 
 class RunIndex:
-    """One run. Not for several threads at once: the caller locks.
+    """One run, or a result of ``viva eval`` with its conversations. Not for several threads at once: the caller locks.
+
+    Args:
+        folder: The run's, or a result file, or a folder of results.
 
     Raises:
-        ValueError: If the folder is not that of a run.
+        ValueError: If it is none of these.
     """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / METRICS_FILE).is_file() and not (folder / "config.json").is_file():
-            what = "has no metrics.jsonl and no config.json" if folder.is_dir() else "is not a folder"
-            raise ValueError(f"{str(folder)!r} {what}. Give the folder of a run: what was its log_path.")
+        self.kind = kind_of(folder)
         self.folder = folder
-        self.config: dict[str, Any] = read_config(folder)
+        self.config: dict[str, Any] = options_of(folder)
         self._config_time = self._time_of_config()
         self.damaged: dict[str, int] = {}
         """Lines that could not be read, by file; they are left out."""
@@ -54,7 +56,7 @@ class RunIndex:
         self._columns: dict[str, tuple[array[int], array[float]]] = {}
         self._tokens: dict[tuple[int, int], int] = {}
         self._metrics_file = GrowingFile(folder / METRICS_FILE)
-        self._transcripts_file = GrowingFile(folder / TRANSCRIPTS_FILE)
+        self._transcripts_file = GrowingFile(transcripts_path(folder))
         self._tokens_file = GrowingFile(folder / TOKENS_FILE)
 
     def refresh(self, budget_s: float) -> bool:
@@ -133,7 +135,7 @@ class RunIndex:
 
     def _time_of_config(self) -> int:
         try:
-            return (self.folder / "config.json").stat().st_mtime_ns
+            return (self.folder / CONFIG_FILE).stat().st_mtime_ns
         except OSError:  # there is none, or none any more
             return 0
 
@@ -143,10 +145,10 @@ class RunIndex:
             return
         self._config_time = changed
         try:
-            self.config = read_config(self.folder)
-            self.damaged.pop("config.json", None)
+            self.config = options_of(self.folder)
+            self.damaged.pop(CONFIG_FILE, None)
         except (OSError, ValueError):
-            self.damaged["config.json"] = 1
+            self.damaged[CONFIG_FILE] = 1
 
     def _add_metrics(self, _: int, row: dict[str, Any]) -> None:
         step = row["step"]

@@ -21,16 +21,16 @@ def serve(
     open_browser: bool = False,
     say: Callable[[str], None],
 ) -> None:
-    """Serve one or two runs until the process is interrupted.
+    """Serve one or two runs, or results of ``viva eval``, until the process is interrupted.
 
     Args:
-        folders: Of the runs; the second is laid over the first.
+        folders: Of the runs; the second is laid over the first. Also result files, and folders of them.
         port: Where on the loopback interface; 0 takes a free one.
         open_browser: Whether to open the page in the user's browser.
         say: Gets the address.
 
     Raises:
-        ValueError: If a package is missing, a folder is not that of a run, or the port is taken.
+        ValueError: If a package is missing, a folder is none of these, or the port is taken.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:

@@ -140,7 +140,8 @@ async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Resu
         talks = await _conversations(plan, config, opened)
         found, outcomes, metrics[kind] = await play_all(opened.client, talks, plan.talked_about, plan.check)
         step = target.next_step or 0
-        rows += [transcript_row(step, index, outcome) for index, outcome in enumerate(outcomes)]
+        # a second kind of conversation counts on: step and group tell conversations apart
+        rows += [transcript_row(step, group, outcome) for group, outcome in enumerate(outcomes, len(rows))]
         if plan.options.equal_tokens:
             found = await match_tokens(opened.client, direct, found, asked)
         played[kind] = found

@@ -37,7 +37,8 @@ function status(text) {
 
 function showRuns() {
   replace(document.getElementById("runs"), state.runs.map((run, index) => h("span", { class: `run run${index}` },
-    h("b", {}, run.name), ` ${run.model ? `${run.model} · ` : ""}${run.steps} steps · ${run.conversations} conversations`)));
+    h("b", {}, run.name), ` ${[run.model, run.kind === "run" ? `${run.steps} steps` : "", run.kind === "results" ? "" : `${run.conversations} conversations`]
+      .filter(Boolean).join(" · ")}`)));
   const reading = state.runs.filter((run) => !run.is_complete).map((run) => `${Math.floor(100 * run.progress)} %`);
   const damaged = state.runs.flatMap((run) => Object.entries(run.damaged).map(([file, count]) => `${count} damaged lines in ${file}`));
   status([reading.length ? `reading conversations: ${reading.join(", ")}` : "", ...damaged].filter(Boolean).join(" · "));
@@ -78,6 +79,7 @@ async function look() {
     if (!document.hidden) {
       const answer = await ask("runs");
       state.runs = answer.runs;
+      if (!location.hash && answer.runs.every((run) => run.kind !== "run")) go(["evaluations"]); // results have no curves
       const versions = JSON.stringify(answer.runs.map((run) => run.version));
       showRuns();
       const isComplete = answer.runs.every((run) => run.is_complete);

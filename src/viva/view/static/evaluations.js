@@ -9,7 +9,7 @@ function result(each) {
   const figures = Object.entries(each.figures);
   const columns = Object.keys(HEADS).filter((name) => figures.some(([, figure]) => name in figure));
   return h("section", { class: "evaluation", "data-name": each.name }, h("h3", {}, each.about || each.name),
-    h("p", { class: "muted" }, `${each.kind} · eval/${each.name}.json`),
+    h("p", { class: "muted" }, `${each.kind} · ${each.name}.json`),
     table("figures", ["figure", ...columns.map((name) => HEADS[name])],
       figures.map(([name, figure]) => [name, ...columns.map((column) => number(figure[column]))]), each.name));
 }

@@ -1,0 +1,82 @@
+"""What a page can be about: a run's folder, a result of ``viva eval``, or a folder of results."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from viva.report.evaluations import read_result, result_paths
+from viva.report.run_files import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    Run,
+    read_config,
+    read_entries,
+    read_run,
+    transcripts_path,
+)
+
+__all__ = ["SourceKind", "kind_of", "options_of", "read_source"]
+
+SourceKind = Literal["run", "result", "results"]
+
+
+def kind_of(source: Path) -> SourceKind:
+    """What lies there.
+
+    Raises:
+        ValueError: If it is nothing that a page can be about.
+    """
+    if (source / METRICS_FILE).is_file() or (source / CONFIG_FILE).is_file():
+        return "run"
+    if any(read_result(path) is not None for path in result_paths(source)):
+        return "result" if source.is_file() else "results"
+    what = "is not there"
+    if source.is_dir():
+        what = "has no metrics.jsonl and no config.json, and no results of viva eval"
+    elif source.exists():
+        what = "is no result of viva eval, and is not a folder"
+    raise ValueError(
+        f"{str(source)!r} {what}. Give the folder of a run: what was its log_path; or a result of viva eval, or a "
+        "folder of them."
+    )
+
+
+def options_of(source: Path) -> dict[str, Any]:
+    """How a run was started, or an evaluation made; empty for a folder of results.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    content = read_result(source) if source.is_file() else None
+    if content is None:
+        return read_config(source)
+    target: object = content.get("target")
+    options: object = content.get("options")
+    told: dict[str, Any] = {}
+    if isinstance(target, Mapping):
+        told = {
+            "target": target.get("name"),
+            "checkpoint": target.get("checkpoint"),
+            "model_name": target.get("model"),
+        }
+    return {**told, **(options if isinstance(options, dict) else {})}
+
+
+def read_source(source: Path) -> Run:
+    """A run, or what there is of one around a result: its options, and the conversations that were held for it.
+
+    Raises:
+        ValueError: If there is nothing that a page can be about, or a file is damaged.
+    """
+    if kind_of(source) == "run":
+        return read_run(source)
+    torn: list[str] = []
+    return Run(
+        folder=source,
+        config=options_of(source),
+        curves={},
+        num_steps=0,
+        transcripts=read_entries(transcripts_path(source), torn),
+        tokens={},
+        torn=tuple(torn),
+    )

@@ -1,0 +1,77 @@
+"""What pages can be about besides runs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from viva.report.evaluations import read_evaluations
+from viva.report.sources import kind_of, options_of, read_source
+
+MakeRun = Callable[..., Path]
+
+RESULT = {
+    "format": "viva evaluation 1",
+    "target": {"name": "tiny", "kind": "model", "model": "some/model", "checkpoint": None},
+    "options": {"seed": 3, "kinds": ["direct"]},
+    "figures": {"direct/avg@1": {"value": 0.5, "low": None, "high": None, "num_problems": 4}},
+}
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_run_a_result_and_a_folder_of_results_are_told_apart(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    folder = tmp_path / "results"
+    folder.mkdir()
+    result = write(folder / "tiny-1.json", RESULT)
+    write(folder / "other.json", {"format": "else"})
+    assert [kind_of(source) for source in (run, result, folder)] == ["run", "result", "results"]
+    assert [each["name"] for each in read_evaluations(folder)] == ["tiny-1"]
+    assert read_evaluations(result) == read_evaluations(folder)
+    assert options_of(result) == {
+        "target": "tiny", "checkpoint": None, "model_name": "some/model", "seed": 3, "kinds": ["direct"],
+    }  # fmt: skip
+    assert options_of(folder) == {}
+
+
+def test_a_result_brings_the_conversations_that_were_held_for_it(
+    make_run: MakeRun, transcript: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    result = write(tmp_path / "tiny-1.json", RESULT)
+    assert read_source(result).transcripts == ()
+    lines = [json.dumps(transcript(0, group)) for group in range(3)]
+    (tmp_path / "tiny-1.transcripts.jsonl").write_text("\n".join(lines))
+    source = read_source(result)
+    assert [entry.group for entry in source.transcripts] == [0, 1, 2]
+    assert (source.curves, source.tokens, source.config["seed"]) == ({}, {}, 3)
+    assert read_source(make_run()).num_steps > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("gone", None, "is not there"),
+        ("empty.json", "", "is no result of viva eval"),
+        ("list.json", "[]", "is no result"),
+        ("deep.json", "[" * 100_000, "is no result"),
+        ("other.json", '{"format": "viva evaluation 1"}', "is no result"),
+    ],
+)
+def test_what_is_none_of_these_is_refused_with_what_to_give(
+    tmp_path: Path, name: str, content: str | None, why: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{why}.*Give the folder of a run.* or a result of viva eval"):
+        kind_of(tmp_path / name)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no results of viva eval"):
+        kind_of(tmp_path)
