@@ -158,6 +158,45 @@ async def test_work_that_ends_first_is_left_alone(nobody):
     assert done
 
 
+@pytest.fixture
+def is_gone(monkeypatch):
+    """The watch ends as soon as this is set."""
+    event = asyncio.Event()
+
+    async def until_gone(*_):
+        await event.wait()
+        return "gone"
+
+    monkeypatch.setattr(remote, "_until_gone", until_gone)
+    return event
+
+
+async def test_work_that_ends_with_the_watch_is_left_alone(is_gone):
+    async with watched("http://s"):
+        await asyncio.sleep(0)
+        is_gone.set()
+        await asyncio.sleep(0)  # the watch ends now, and this right after it
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asyncio.current_task().cancelling() == 0
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 2])
+async def test_an_interrupt_beside_the_end_of_a_server_stays_an_interrupt(is_gone, num_turns):
+    async def work():
+        async with watched("http://s"):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    is_gone.set()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_an_interrupt_stays_an_interrupt(nobody):
     async def work():
         async with watched(nobody, limit_s=60.0, every_s=0.01):

@@ -5,8 +5,11 @@ import inspect
 import pytest
 import tinker
 
+import viva.engine
 from viva.rl.clients import settled
 from viva.rl.old_sdk import awaitable_service
+from viva.rl.service import EngineConfig, make_service
+from viva.tiny import model_path
 
 
 class Trainer(tinker.TrainingClient):
@@ -43,8 +46,7 @@ class NewService(OldService):
         return Trainer()
 
 
-async def test_older_clients_are_awaited_by_their_twins(monkeypatch):
-    monkeypatch.setattr(tinker, "ServiceClient", OldService)
+async def test_older_clients_are_awaited_by_their_twins():
     old = OldService()
     trainer = await settled(awaitable_service(old).create_lora_training_client("m", rank=4, seed=1))
     assert old.asked == ("m", 4, 1)
@@ -52,11 +54,17 @@ async def test_older_clients_are_awaited_by_their_twins(monkeypatch):
     assert await settled(trainer.save_weights_and_get_sampling_client()) == "sampler"
 
 
-async def test_newer_clients_stay_as_they_are(monkeypatch):
-    monkeypatch.setattr(tinker, "ServiceClient", NewService)
+async def test_newer_clients_stay_as_they_are():
     new = NewService()
     assert awaitable_service(new) is new
     assert isinstance(await settled(new.create_lora_training_client("m")), Trainer)
+
+
+async def test_where_the_local_engine_is_installed_a_remote_one_is_it(tmp_path):
+    with viva.engine.install(device="cpu"):
+        service = make_service(EngineConfig(engine="remote"), state_dir=tmp_path)
+        client = await settled(service.create_lora_training_client(str(model_path()), rank=2, seed=0))
+    assert isinstance(client, viva.engine.LocalTrainingClient)
 
 
 @pytest.mark.parametrize("client", [tinker.ServiceClient, tinker.TrainingClient])

@@ -4,6 +4,7 @@ Newer SDKs answer at once with a future of a client. Older ones block until ther
 stop an event loop; they have an ``_async`` twin for each such method, which newer ones deprecate.
 """
 
+from inspect import getattr_static
 from typing import Any, cast
 
 import tinker
@@ -44,6 +45,6 @@ class _Awaitable:
 
 def awaitable_service(service: tinker.ServiceClient) -> ServiceClient:
     """The service, or one that stands for it if its SDK blocks."""
-    twin = vars(tinker.ServiceClient)["create_lora_training_client_async"]
+    twin = getattr_static(type(service), "create_lora_training_client_async")
     is_new = hasattr(twin, "__deprecated__")
     return cast(ServiceClient, service if is_new else _Awaitable(service))

@@ -83,18 +83,26 @@ async def watched(
         return
     task = asyncio.current_task()
     assert task is not None  # this is a coroutine
+    is_over = has_stopped = False
+
+    def stop(done: asyncio.Task[str]) -> None:
+        nonlocal has_stopped
+        if not (is_over or done.cancelled()):  # called a moment after the watch ended; the work may have, too
+            has_stopped = True
+            task.cancel()
+
     watch = asyncio.create_task(_until_gone(base_url, limit_s, every_s))
-    watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+    watch.add_done_callback(stop)
     try:
         yield
     except asyncio.CancelledError:
-        if watch.cancelled() or not watch.done():
+        if not has_stopped or task.uncancel() > 0:  # somebody else stops the task, perhaps as well
             raise
-        task.uncancel()
         raise EngineLostError(
             f"the server at {without_secrets(base_url)} has been out of reach for {limit_s:g} s: {watch.result()}"
         ) from None
     finally:
+        is_over = True
         watch.cancel()
 
 
