@@ -83,7 +83,7 @@ class Trainer:
 def script_the_engine(monkeypatch: pytest.MonkeyPatch, sampler: ScriptedSamplingClient) -> None:
     """Recipes open a run whose every snapshot is the scripted policy."""
 
-    async def open_run(options: RunOptions) -> OpenRun:
+    async def open_run(options: RunOptions, check: Any = None) -> OpenRun:
         folder = open_run_folder(options.log_path, behavior="raise", config=options.record)
         client: Any = Trainer(sampler, folder.state_dir)
         return OpenRun(

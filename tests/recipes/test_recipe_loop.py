@@ -54,8 +54,11 @@ def ends(monkeypatch):
     async def end(*, make_plan=None, open_run=None, train=None, received=None, engine=None):
         plan.options.engine = engine or EngineConfig()
 
-        async def opened(options):
-            return (open_run or (lambda _: SimpleNamespace(trackers=())))(options)
+        async def opened(options, check):
+            given = (open_run or (lambda _: SimpleNamespace(trackers=())))(options)
+            if check is not None:
+                await check(given.service, given.client)
+            return given
 
         async def built(plan, opened):
             return TRAINING

@@ -76,13 +76,24 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     """The device to compute on; ``None`` means a GPU if there is one.
 
     Raises:
-        ValueError: The device is not there.
+        ValueError: The device is not there, or of a kind that the engine does not compute on.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:  # no name of a device
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device must be cpu, cuda or cuda:N, or left out for a GPU if there is one; got {str(device)!r}"
+        )
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r} was asked for, but torch finds no CUDA GPU. Use device='cpu'.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={str(device)!r} is not there; torch finds {torch.cuda.device_count()} CUDA GPUs, numbered from 0"
+        )
     return chosen
 
 

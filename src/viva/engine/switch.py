@@ -76,7 +76,8 @@ def _local_class(service: LocalServiceClient) -> type[LocalServiceClient]:
             # the other arguments (metadata, names, keys) say who asks a server
             if base_url is not None:
                 raise ValueError(
-                    f"base_url={base_url} names a server, but viva.engine.install() put the local engine in its place. "
+                    # not the address itself: it may hold a password
+                    "base_url names a server, but viva.engine.install() put the local engine in its place. "
                     "Leave base_url out, or undo the install."
                 )
             self._core = service._core

@@ -6,7 +6,7 @@ the thread settings are in place before torch starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from viva.rl.checkpoints import Checkpoint
     from viva.rl.clients import ServiceClient, TrainingClient
-    from viva.rl.run_folder import BehaviorIfExists, RunFolder
+    from viva.rl.run_folder import BehaviorIfExists, PreparedFolder, RunFolder
     from viva.rl.service import EngineConfig
     from viva.rl.trackers.choice import TrackerChoice
     from viva.rl.trackers.open import OpenTracker
@@ -60,7 +60,7 @@ def resolve_batch_size(batch_size: int | None, unit: int, name: str = "num_agent
         return max(DEFAULT_BATCH_SIZE // unit, 1) * unit
     if batch_size < 1 or batch_size % unit:
         below = batch_size // unit * unit
-        nearest = [size for size in (below, below + unit) if size > 0]
+        nearest = [size for size in (below, below + unit) if size > 0] or [unit]
         raise ValueError(
             f"batch_size must be divisible by {name}: got batch_size={batch_size} and {name}={unit}. "
             f"Nearest allowed: {' or '.join(map(str, nearest))}."
@@ -169,28 +169,38 @@ class OpenRun:
     """To be closed when the run is over."""
 
 
-async def open_run(options: RunOptions) -> OpenRun:
-    """Open the folder, then the engine: a new adapter, or the state of the last checkpoint."""
+async def open_run(
+    options: RunOptions, check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None = None
+) -> OpenRun:
+    """Open the engine (a new adapter, or the state of the last checkpoint), then the folder.
+
+    Args:
+        options: Of the run.
+        check: Refuses an engine. Like all that can be wrong, this comes before anything in the folder is touched.
+    """
     from viva.conversation.rendering import load_renderer
-    from viva.rl.run_folder import open_run_folder
+    from viva.rl.run_folder import prepare_run_folder
     from viva.rl.service import context_window, make_service
     from viva.rl.trackers.open import open_trackers
 
-    folder = open_run_folder(
+    prepared = prepare_run_folder(
         options.log_path,
         behavior=options.behavior_if_exists,
         config=options.record,
         free_options=options.free_options,
         ttl_seconds=options.ttl_seconds,
     )
-    service = make_service(options.engine, state_dir=folder.state_dir)
-    client, resume_from = await _open_client(options, folder, service)
-    folder.go_back_to(resume_from, num_steps=options.num_steps)
+    service = make_service(options.engine, state_dir=prepared.folder.state_dir)
+    client, resume_from = await _open_client(options, prepared, service)
     renderer = load_renderer(
         client.get_tokenizer(),
         model_name=split_revision(options.model)[0],
         renderer_name=options.renderer_name,
     )
+    if check is not None:
+        await check(service, client)
+    folder = prepared.open()
+    folder.go_back_to(resume_from, num_steps=options.num_steps)
     next_step = resume_from.next_step if resume_from else 0
     is_complete = resume_from is not None and resume_from.final and next_step >= options.num_steps
     return OpenRun(
@@ -205,7 +215,7 @@ async def open_run(options: RunOptions) -> OpenRun:
 
 
 async def _open_client(
-    options: RunOptions, folder: RunFolder, service: ServiceClient
+    options: RunOptions, prepared: PreparedFolder, service: ServiceClient
 ) -> tuple[TrainingClient, Checkpoint | None]:
     """A client with the newest state that can be read, or a new one where there is none."""
     from viva.rl.clients import settled
@@ -213,10 +223,11 @@ async def _open_client(
     async def open_state(path: str) -> TrainingClient:
         return await settled(service.create_training_client_from_state_with_optimizer(path))
 
-    opened = await folder.open_newest(open_state, say)
-    if opened is not None:
-        _report_changes(folder, *opened)
-        return opened
+    if prepared.resumes:
+        opened = await prepared.folder.open_newest(open_state, say)
+        if opened is not None:
+            _report_changes(prepared.folder, *opened)
+            return opened
     if options.load_checkpoint_path is not None:
         return await settled(service.create_training_client_from_state(options.load_checkpoint_path)), None
     pending = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)

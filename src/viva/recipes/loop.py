@@ -66,17 +66,15 @@ async def _run_recipe(
         plan = make_plan()
         engine = plan.options.engine
         async with watched(engine.base_url):
-            opened = await open_run(plan.options)
+            check = partial(
+                check_engine,
+                loss_fn=plan.config.loss_fn,
+                loss_fn_config=plan.config.loss_fn_config,
+                temperature=plan.config.temperature,
+            )
+            opened = await open_run(plan.options, check if engine.engine == "remote" else None)
             for tracker in opened.trackers:
                 keep(tracker)
-            if engine.engine == "remote":
-                await check_engine(
-                    opened.service,
-                    opened.client,
-                    loss_fn=plan.config.loss_fn,
-                    loss_fn_config=plan.config.loss_fn_config,
-                    temperature=plan.config.temperature,
-                )
             training = await build_training(plan, opened)
     # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:

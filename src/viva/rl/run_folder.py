@@ -7,9 +7,11 @@ and what trackers, ``viva export`` and ``viva eval`` leave.
 """
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -20,7 +22,14 @@ from viva.rl.journal import Journal
 from viva.rl.run_log import RunLog
 from viva.rl.secrets import without_secrets
 
-__all__ = ["BehaviorIfExists", "RunFolder", "check_behavior", "open_run_folder"]
+__all__ = [
+    "BehaviorIfExists",
+    "PreparedFolder",
+    "RunFolder",
+    "check_behavior",
+    "open_run_folder",
+    "prepare_run_folder",
+]
 
 BehaviorIfExists: TypeAlias = Literal["ask", "delete", "resume", "raise"]
 
@@ -128,7 +137,50 @@ def open_run_folder(
     ask: Callable[[str], str] | None = None,
     ttl_seconds: int | None = None,
 ) -> RunFolder:
-    """Make or reopen the folder of a run and write its ``config.json``.
+    """`prepare_run_folder`, and make or reopen the folder at once."""
+    prepared = prepare_run_folder(
+        path,
+        behavior=behavior,
+        config=config,
+        free_options=free_options,
+        ask=ask,
+        ttl_seconds=ttl_seconds,
+    )
+    return prepared.open()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedFolder:
+    """A folder in which a run may begin or go on; nothing in it was touched so far."""
+
+    folder: RunFolder
+    config: Mapping[str, Any]
+    """Of the run, as it will be written."""
+    resumes: bool
+    """Whether a run goes on in it."""
+    deletes: bool
+    """Whether a run in it gives way to the new one."""
+
+    def open(self) -> RunFolder:
+        """Make the folder, or delete the run in it if that was asked for, and write ``config.json``."""
+        path = self.folder.path
+        if self.deletes:
+            _delete_run(path)
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / _CONFIG, self.config)
+        return self.folder
+
+
+def prepare_run_folder(
+    path: Path,
+    *,
+    behavior: BehaviorIfExists,
+    config: Mapping[str, Any],
+    free_options: Collection[str] = (),
+    ask: Callable[[str], str] | None = None,
+    ttl_seconds: int | None = None,
+) -> PreparedFolder:
+    """Find out whether a run may use a folder, so that all else can be checked before anything in it is touched.
 
     Args:
         path: The folder.
@@ -144,23 +196,36 @@ def open_run_folder(
     """
     check_behavior(behavior)
     config = json.loads(without_secrets(json.dumps(dict(config), allow_nan=False)))
-    if _holds_run(path):
+    _check_place(path)
+    holds_run = _holds_run(path)
+    if holds_run:
         behavior = _asked(path, ask) if behavior == "ask" else behavior
         if behavior == "raise":
             raise ValueError(
                 f"log_path={path} already holds a run. Give another log_path, "
                 "or behavior_if_exists=resume to continue it or =delete to start anew."
             )
-        if behavior == "delete":
-            _delete_run(path)
-        else:
+        if behavior == "resume":
             _check_links(path)
             _check_same_options(path, config, free_options)
-    elif path.exists() and not path.is_dir():
-        raise ValueError(f"log_path={path} is a file; give a folder")
-    path.mkdir(parents=True, exist_ok=True)
-    write_json(path / _CONFIG, config)
-    return RunFolder(path, ttl_seconds=ttl_seconds)
+    return PreparedFolder(
+        folder=RunFolder(path, ttl_seconds=ttl_seconds),
+        config=config,
+        resumes=holds_run and behavior == "resume",
+        deletes=holds_run and behavior == "delete",
+    )
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a path at which no folder can be."""
+    for place in (path, *path.parents):
+        if place.is_dir():
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise ValueError(f"log_path={path}: {place} may not be written to; give another log_path")
+            return
+        if place.exists():
+            what = "is a file" if place == path else f"lies below {place}, which is a file"
+            raise ValueError(f"log_path={path} {what}; give a folder")
 
 
 def _holds_run(path: Path) -> bool:

@@ -53,6 +53,10 @@ class EngineConfig:
         """Reject choices that contradict each other."""
         if self.engine not in ("local", "remote"):
             raise ValueError(f"engine must be local or remote; got {self.engine!r}")
+        if self.base_url is not None and not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"base_url must begin with http:// or https://; got {without_secrets(self.base_url)!r}"
+            )
         if self.engine == "local" and self.base_url is not None:
             raise ValueError(
                 f"base_url={without_secrets(self.base_url)} needs engine=remote; the local engine has no address"
