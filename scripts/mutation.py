@@ -119,8 +119,13 @@ AREAS = {
         tests=("engine/test_trees.py", "engine/test_packing.py", "engine/test_costs.py"),
     ),
     "checkpoints": Area(
-        sources=("engine/checkpoint.py", "rl/checkpoints.py"),
-        tests=("engine/test_checkpoint.py", "rl/test_run_folder.py"),
+        sources=("engine/checkpoint.py", "engine/trust.py", "rl/checkpoints.py"),
+        tests=(
+            "engine/test_checkpoint.py",
+            "engine/test_checkpoint_on_disk.py",
+            "rl/test_checkpoints.py",
+            "rl/test_run_folder.py",
+        ),
     ),
 }
 
