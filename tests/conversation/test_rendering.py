@@ -125,6 +125,22 @@ def test_no_added_token_reaches_from_the_format_into_the_text(text: str) -> None
     assert controls(renderer, prompt) == []
 
 
+def test_no_added_token_is_made_whole_by_what_stands_around_a_text() -> None:
+    renderer = tiny_renderer("role_colon", [" y\n"])
+    prompt = build_prompt(renderer, direct_messages("y")).to_ints()
+    assert guarded(renderer).decode(prompt) == "User: y\n\nAssistant:"
+    assert controls(renderer, prompt) == []
+
+
+def test_one_character_that_is_folded_into_a_whole_token_is_no_token() -> None:
+    inner = tiny_tokenizer("qwen3_instruct")
+    inner.backend_tokenizer.normalizer = normalizers.NFKC()
+    inner.add_tokens(["Co."])
+    tokenizer = GuardedTokenizer(inner)
+    assert inner.encode("\u33c7") == inner.convert_tokens_to_ids(["Co."])
+    assert not tokenizer.control_ids.intersection(tokenizer.encode(tokenizer.shield("a \u33c7 b")))
+
+
 def test_plain_text_is_tokenized_as_ever() -> None:
     inner = tiny_tokenizer("llama3", ADDED)
     tokenizer = GuardedTokenizer(inner)

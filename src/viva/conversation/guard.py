@@ -18,6 +18,9 @@ MARKER = "\ufdd0"
 """A code point that Unicode reserves for internal use: it never stands in text that is meant for
 interchange."""
 
+_ANCHORS = ("\x02", "\n")
+"""Characters to encode a piece behind that is not the beginning of a text: most rarely joined to what follows first."""
+
 _LONGEST_REMEMBERED = 1024
 """Characters of a text whose tokens are kept: role headers and system prompts, which every prompt has again."""
 _MOST_REMEMBERED = 1024
@@ -72,11 +75,13 @@ class GuardedTokenizer:
         prefixes = {word[:length] for word in guarded for length in range(1, len(word))}
         suffixes = {word[length:] for word in guarded for length in range(1, len(word))}
         self._trie, self._prefixes, self._suffixes = trie, prefixes, suffixes
+        self._words = tuple(guarded)
         self._longest = max(map(len, guarded), default=0)
         letters = "".join(map(re.escape, sorted(trie)))
         self._first_letter = re.compile(f"[{letters}]") if letters else None
         self._openings = sorted({word[:2] for word in guarded})
         self._folds = _folds_text(inner, guarded)
+        self._anchor = _anchor(inner)
         self._remembered = lru_cache(maxsize=_MOST_REMEMBERED)(self._encoded)
 
     def __reduce__(self) -> tuple[type["GuardedTokenizer"], tuple[Any]]:
@@ -110,18 +115,30 @@ class GuardedTokenizer:
             ValueError: If special tokens are asked for around marked text by a tokenizer that also puts
                 some at the end.
         """
-        if options or len(text) > _LONGEST_REMEMBERED:
+        if len(text) > _LONGEST_REMEMBERED:
             return self._encoded(text, add_special_tokens, **options)
-        return list(self._remembered(text, add_special_tokens))
+        return list(self._remembered(text, add_special_tokens, **options))
 
     def _encoded(self, text: str, add_special_tokens: bool, **options: Any) -> list[int]:
         if MARKER not in text:
             return self.inner.encode(text, add_special_tokens=add_special_tokens, **options)
         tokens: list[int] = self._opening_tokens() if add_special_tokens else []
-        for piece in text.split(MARKER):
-            if piece:
+        begun = False
+        for piece in filter(None, text.split(MARKER)):
+            if begun and self._anchor:
+                tokens += self._continued(piece, **options)
+            else:
                 tokens += self.inner.encode(piece, add_special_tokens=False, **options)
+            begun = True
         return tokens
+
+    def _continued(self, piece: str, **options: Any) -> list[int]:
+        """Tokens of a piece behind other text, for tokenizers that put a space before whatever they encode."""
+        before: list[int] = self.inner.encode(self._anchor, add_special_tokens=False, **options)
+        tokens: list[int] = self.inner.encode(f"{self._anchor}{piece}", add_special_tokens=False, **options)
+        if tokens[: len(before)] == before:
+            return tokens[len(before) :]
+        return self.inner.encode(piece, add_special_tokens=False, **options)
 
     def _opening_tokens(self) -> list[int]:
         tokens: list[int] = self.inner.encode("", add_special_tokens=True)
@@ -145,6 +162,8 @@ class GuardedTokenizer:
             cuts.add(0)
         if any(text[-length:] in self._prefixes for length in reach):
             cuts.add(len(text))
+        if len(text) < self._longest and any(text in word[1:-1] for word in self._words):
+            cuts.add(0)  # what stands around it could make the token whole
         return sorted(cuts)
 
     def _split_folded(self, piece: str) -> list[str]:
@@ -154,17 +173,35 @@ class GuardedTokenizer:
         while waiting:
             current = waiting.pop()
             encoding = self.inner.backend_tokenizer.encode(current, add_special_tokens=False)
-            middles = [
-                (start + end) // 2
-                for id_, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
-                if id_ in self.control_ids and end - start > 1
+            spans = [
+                span
+                for id_, span in zip(encoding.ids, encoding.offsets, strict=True)
+                if id_ in self.control_ids
             ]
+            # one character that is folded into a whole token cannot be cut
+            alone = {start for start, end in spans if end - start == 1}
+            current = "".join("\ufffd" if place in alone else letter for place, letter in enumerate(current))
+            middles = [(start + end) // 2 for start, end in spans if end - start > 1]
             if not middles:
                 done.append(current)
                 continue
             bounds = zip([0, *middles], [*middles, len(current)], strict=True)
             waiting.extend(reversed([current[start:end] for start, end in bounds]))
         return done
+
+
+def _anchor(inner: Any) -> str:
+    """What keeps the tokenizer from putting a space before a piece; empty if it puts none, or nothing keeps it."""
+
+    def encode(text: str) -> list[int]:
+        return list(inner.encode(text, add_special_tokens=False))
+
+    alone = encode("x")
+    for anchor in _ANCHORS:
+        before, behind = encode(anchor), encode(f"{anchor}x")
+        if behind[: len(before)] == before:
+            return "" if behind[len(before) :] == alone else anchor
+    return ""
 
 
 def _folds_text(inner: Any, guarded: Mapping[str, int]) -> bool:
