@@ -15,6 +15,7 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def _environment_of(client: TrainingClient) -> dict[str, str]:
     return environment() | ({} if precision is None else {"precision": precision})
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
