@@ -111,7 +111,7 @@ def test_the_gap_between_sampler_and_trainer_is_the_cookbooks():
 
 def test_a_logprob_that_is_no_number_is_refused():
     nan = tinker.TensorData.from_numpy(np.array([math.nan], dtype=np.float32))
-    with pytest.raises(ValueError, match="logprobs that are not finite"):
+    with pytest.raises(FloatingPointError, match="logprobs that are not finite"):
         logprob_metrics([datum_with([-1.0])], [nan])
 
 

@@ -151,7 +151,17 @@ class Policy:
         return _builder(self.base, self.settings, self._weights())
 
     def save(self, folder: Path, *, optimizer: bool) -> None:
-        """Write the weights (an adapter in PEFT's format, or a whole model) and the optimiser's state."""
+        """Write the weights (an adapter in PEFT's format, or a whole model) and the optimiser's state.
+
+        Raises:
+            FloatingPointError: A weight is not finite; nothing is written.
+        """
+        for name, parameter in self._parameters.items():
+            if not torch.isfinite(parameter).all():
+                raise FloatingPointError(
+                    f"The weights {name!r} are no longer finite numbers, so they were not saved. Go back to an earlier "
+                    "checkpoint and lower the learning rate."
+                )
         if not self.settings.rank:
             self._module.config.save_pretrained(folder)
             self.base.tokenizer.save_pretrained(folder)

@@ -25,7 +25,7 @@ from viva.rl.stop_rule import StopRule
 from viva.rl.trackers.choice import CONSOLE
 from viva.rl.trackers.open import OpenTracker
 from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
-from viva.rl.update import UpdateConfig
+from viva.rl.update import EXACT_GAP, UpdateConfig
 
 __all__ = ["judged_by", "make_training", "run_recipe"]
 
@@ -86,6 +86,9 @@ async def _run_recipe(
             is_complete = await train(training)
     except (AllGroupsFailedError, EstimatorStoppedError) as error:
         complain(f"error: {error}")
+        return 1
+    except FloatingPointError as error:  # nothing was saved since
+        complain(f"error: {error} {_how_to_go_on(opened)}")
         return 1
     except (ValueError, RuntimeError, tinker.TinkerError) as error:  # what the SDK raises, among others
         told = explain(error, engine.server)
@@ -189,8 +192,16 @@ def _loop_config(
             loss_fn_config=config.loss_fn_config,
             num_substeps=config.num_substeps,
             grad_clip_norm=config.grad_clip_norm,
+            max_logprob_gap=EXACT_GAP if _is_exact(plan) else None,
         ),
     )
+
+
+def _is_exact(plan: Plan[ConfigT]) -> bool:
+    """Whether sampler and trainer are the same distribution and compute it in the same precision."""
+    engine, config = plan.options.engine, plan.config
+    is_same = config.temperature == 1 and not config.max_staleness
+    return engine.engine == "local" and engine.precision == "float32" and is_same
 
 
 def _direct_evaluators(plan: Plan[ConfigT], opened: OpenRun) -> list[Evaluator]:

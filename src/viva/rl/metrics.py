@@ -148,7 +148,7 @@ def logprob_metrics(
     largest absolute gap of one token; ``optim/entropy`` the mean of ``-log q``.
 
     Raises:
-        ValueError: If a logprob is not finite.
+        FloatingPointError: If a logprob is not finite.
     """
     sampled_parts: list[npt.NDArray[np.float64]] = []
     trained_parts: list[npt.NDArray[np.float64]] = []
@@ -161,7 +161,9 @@ def logprob_metrics(
     sampled = np.concatenate(sampled_parts)
     gap = sampled - np.concatenate(trained_parts)
     if not np.isfinite(gap).all():
-        raise ValueError("the engine returned logprobs that are not finite; the update is not trustworthy")
+        raise FloatingPointError(
+            "the engine returned logprobs that are not finite numbers; this update is not to be trusted"
+        )
     if gap.size == 0:
         return {}
     return {

@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class UnusableReplyError(ValueError):
-    """A sampler's reply has no token, or logprobs that are not one finite number for each."""
+    """A sampler's reply has no token, or not one logprob for each."""
 
 
 class SeatPolicy(Protocol):
@@ -146,7 +146,7 @@ def _check_reply(reply: TokensWithLogprobs) -> None:
         )
     place = next((place for place, logprob in enumerate(logprobs) if not math.isfinite(logprob)), None)
     if place is not None:
-        raise UnusableReplyError(
+        raise FloatingPointError(
             f"the sampler returned the logprob {logprobs[place]} for token {place} of {len(reply.tokens)}; it must be "
             "a finite number"
         )

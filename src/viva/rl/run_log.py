@@ -6,6 +6,7 @@ in two runs with the same seed.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -55,8 +56,11 @@ class RunLog:
         """Append one step. Keys are sorted, so equal metrics are equal bytes.
 
         Raises:
-            ValueError: If a metric is not a finite number.
+            FloatingPointError: If a metric is not a finite number; nothing is written.
         """
+        wrong = {name: value for name, value in sorted(metrics.items()) if not math.isfinite(value)}
+        if wrong:
+            raise FloatingPointError(f"metrics of step {step} must be finite numbers; got {wrong}")
         self._append("transcripts.jsonl", transcripts)
         self._append("samples.jsonl", samples)
         self._append("tokens.jsonl", tokens)

@@ -180,6 +180,8 @@ async def train(run: Training) -> bool:
     Raises:
         AllGroupsFailedError: If every group of a batch failed; the state before that step is saved.
         EstimatorStoppedError: If an estimator refuses a batch; the state before that step is saved.
+        FloatingPointError: If a loss, gradient, logprob or metric is not a finite number, or sampler and trainer are
+            farther apart than allowed. Nothing is saved.
     """
     first_step = run.resume_from.next_step if run.resume_from else 0
     next_step = first_step
@@ -381,6 +383,8 @@ def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], c
     if len(void) == len(outcomes_P) and all(
         outcome.failures[-1].error_type != unreadable for outcome in void
     ):
+        if FloatingPointError.__name__ in kinds:  # the state before that step may be what is broken
+            raise FloatingPointError(f"nothing could be played in step {step + 1}: {min(reasons.values())}")
         raise AllGroupsFailedError(
             f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(set(reasons.values()))[:3])}. "
             "The state before that step is saved; mend the cause and resume."

@@ -15,7 +15,14 @@ from viva.rl.applied_once import check_applied_once
 from viva.rl.clients import TrainingClient
 from viva.rl.metrics import logprob_metrics
 
-__all__ = ["UpdateConfig", "Updated", "send", "update_policy", "without_mask"]
+__all__ = ["EXACT_GAP", "SamplerGapError", "UpdateConfig", "Updated", "send", "update_policy", "without_mask"]
+
+EXACT_GAP = 1e-4
+"""Nats by which sampler and trainer may differ on a token if both compute in float32 with the same weights."""
+
+
+class SamplerGapError(FloatingPointError):
+    """What was sampled is not what is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +40,8 @@ class UpdateConfig:
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
     """Largest global gradient norm; 0 does not clip."""
+    max_logprob_gap: float | None = None
+    """Most by which sampler and trainer may differ on a sampled token; ``None`` only reports it."""
 
     def __post_init__(self) -> None:
         """Reject settings that cannot train."""
@@ -79,7 +88,12 @@ def without_mask(datum: tinker.Datum) -> tinker.Datum:
 def send(
     client: TrainingClient, data_D: Sequence[tinker.Datum], config: UpdateConfig
 ) -> Awaitable[tinker.ForwardBackwardOutput]:
-    """Submit a ``forward_backward``."""
+    """Submit a ``forward_backward``.
+
+    Raises:
+        FloatingPointError: If an advantage or a logprob of the data is not finite; nothing is submitted.
+    """
+    _check_data(data_D)
     loss_fn_config = None if config.loss_fn_config is None else dict(config.loss_fn_config)
     return client.forward_backward([without_mask(datum) for datum in data_D], config.loss_fn, loss_fn_config)
 
@@ -125,6 +139,11 @@ async def update_policy(
         foreign_D: Datums whose logprobs belong to another context than they are trained in. Metrics of drift and
             entropy leave them out: they would measure the other context.
         sent: Requests that hold all of the datums, in order, if they were sent before.
+
+    Raises:
+        FloatingPointError: If a number of the data or of the engine's answers is not finite.
+        SamplerGapError: If sampler and trainer are farther apart than allowed. The weights were changed by then: save
+            nothing.
     """
     metrics: dict[str, float] = {
         "optim/lr": config.learning_rate,
@@ -155,9 +174,39 @@ async def update_policy(
         "optim/tokens": sum(datum.model_input.length for datum in data_D),
     }
     own = [place for place in range(len(data_D)) if foreign_D is None or not foreign_D[place]]
-    drift = logprob_metrics([data_D[place] for place in own], [logprobs_D[place] for place in own])
+    drift = _drift(data_D, logprobs_D, own)
+    _drift(data_D, logprobs_D, sorted({*range(len(data_D))} - {*own}))  # they must be numbers, too
     metrics |= drift | _engine_metrics(outputs, responses)
+    before_any_step = _drift(data_D, logprobs_D, [place for place in own if place < len(minibatches[0])])
+    _check_gap(before_any_step.get("optim/logprob_gap_max", 0.0), config.max_logprob_gap)
     return Updated(data_D=data_D, logprobs_D=logprobs_D, metrics=metrics)
+
+
+def _check_data(data_D: Sequence[tinker.Datum]) -> None:
+    for place, datum in enumerate(data_D):
+        for name in ("advantages", "logprobs"):
+            values = datum.loss_fn_inputs[name].to_numpy() if name in datum.loss_fn_inputs else np.empty(0)
+            wrong = np.flatnonzero(~np.isfinite(values))
+            if len(wrong):
+                raise FloatingPointError(
+                    f"{name} of datum {place} must be finite numbers; got {values[wrong[0]]} for token {wrong[0]}. "
+                    "Look at the rewards and at the sampler's logprobs."
+                )
+
+
+def _drift(
+    data_D: Sequence[tinker.Datum], logprobs_D: Sequence[tinker.TensorData], places: Sequence[int]
+) -> dict[str, float]:
+    return logprob_metrics([data_D[place] for place in places], [logprobs_D[place] for place in places])
+
+
+def _check_gap(gap: float, allowed: float | None) -> None:
+    if allowed is not None and gap > allowed:
+        raise SamplerGapError(
+            f"sampler and trainer differ by {gap:.2e} on a sampled token; with precision=float32 they must agree to "
+            f"{allowed:.0e}, so one of them is wrong and this update is not to be trusted. Use other versions "
+            "or another device, or precision=fast, which only reports the gap."
+        )
 
 
 def _joined(outputs: Sequence[tinker.ForwardBackwardOutput]) -> tinker.ForwardBackwardOutput:
@@ -183,5 +232,9 @@ def _engine_metrics(
     for row in rows:
         for key, value in row.items():
             name = "loss" if key == "loss:sum" else key.removeprefix("optim/")
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"the engine reported {key}={value}, which is not a finite number; this update is not to be trusted"
+                )
             values.setdefault(f"optim/{name}", []).append(float(value))
     return {key: math.fsum(column) / len(column) for key, column in values.items()}
