@@ -98,7 +98,7 @@ class ChatTemplateRenderer(Renderer):
         inner: Any = self._guarded.inner
         try:
             return str(inner.apply_chat_template(plain, tokenize=False, add_generation_prompt=is_prompt))
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
             roles = ", ".join(message["role"] for message in plain)
             raise ValueError(f"the chat template refuses messages with the roles {roles}: {error}") from error
 

@@ -8,7 +8,8 @@ import json
 import math
 import textwrap
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -84,8 +85,8 @@ class PromptSources:
             raise ValueError(NO_SOURCE_MESSAGE)
         for name in ("train_prompts_path", "test_prompts_path"):
             path = getattr(self, name)
-            if path is not None and not Path(path).expanduser().is_file():
-                raise ValueError(f"{name}={path} is not a file; give the path of a JSONL file")
+            if path is not None:
+                _check_file(name, path)
         for name in ("max_train_samples", "max_test_samples"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
@@ -98,6 +99,11 @@ class PromptSources:
             if not prompt.strip():
                 raise ValueError(f"train_prompts[{index}] is empty; every prompt needs text")
             _check_text(prompt, f"train_prompts[{index}]")
+
+
+def _check_file(option: str, path: str) -> None:
+    if not Path(path).expanduser().is_file():
+        raise ValueError(f"{option}={path} is not a file; give the path of a JSONL file")
 
 
 def load_prompts(sources: PromptSources) -> tuple[Sequence[PromptItem], list[PromptItem]]:
@@ -129,6 +135,8 @@ def load_test_prompts(path: str | None, hub: HubSource | None, limit: int | None
     Raises:
         ValueError: For anything that cannot be read.
     """
+    if path is not None:
+        _check_file("test_prompts_path", path)
     items = [] if path is None else list(load_jsonl(path, limit=limit))
     if hub is not None:
         items += load_hub(hub, max_train=0, max_test=limit)[1]
@@ -227,15 +235,17 @@ def load_hub(
 def _load_splits(source: HubSource) -> Mapping[str, Any]:
     import datasets
     from datasets.exceptions import DatasetsError
+    from yaml import YAMLError
 
     path = Path(source.name).expanduser()
     try:
         if any((path / marker).is_file() for marker in _SAVED_MARKERS):
             loaded: Any = datasets.load_from_disk(str(path))
         elif path.is_file() and path.suffix in _FILE_FORMATS:
-            loaded = datasets.load_dataset(
-                _FILE_FORMATS[path.suffix], data_files=str(path), streaming=source.streaming
-            )
+            with _uncounted():
+                loaded = datasets.load_dataset(
+                    _FILE_FORMATS[path.suffix], data_files=str(path), streaming=source.streaming
+                )
         elif path.is_file():
             raise ValueError(f"it is a file that ends in {path.suffix or path.name!r}")
         else:
@@ -246,9 +256,23 @@ def _load_splits(source: HubSource) -> Mapping[str, Any]:
                 streaming=source.streaming,
             )
     # StopIteration: a JSON file without a line
-    except (OSError, ValueError, DatasetsError, StopIteration) as error:
+    # RuntimeError: a folder with a script, which is not run; YAMLError: a description of something else than data
+    except (OSError, ValueError, RuntimeError, YAMLError, DatasetsError, StopIteration) as error:
         raise _unreadable(source, error) from error
     return loaded if isinstance(loaded, Mapping) else {source.train_split: loaded}
+
+
+@contextmanager
+def _uncounted() -> Generator[None]:
+    """Read a local file without a message to the hub's counter of downloads."""
+    from datasets import config
+
+    before = config.HF_UPDATE_DOWNLOAD_COUNTS
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    try:
+        yield
+    finally:
+        config.HF_UPDATE_DOWNLOAD_COUNTS = before
 
 
 def _unreadable(source: HubSource, error: Exception) -> ValueError:

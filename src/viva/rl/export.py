@@ -29,11 +29,14 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
         (``transformers`` loads it), or ``None`` for a state that lies with a remote engine.
 
     Raises:
-        ValueError: If the state holds neither.
+        ValueError: If the state is damaged, or holds neither.
     """
     if "://" in state_path:
         return None
+    from viva.engine.checkpoint import read_checkpoint
+
     state = Path(state_path)
+    read_checkpoint(state)
     if all((state / name).is_file() for name in _ADAPTER_FILES):
         target = _empty(folder / "adapter")
         for name in _ADAPTER_FILES:
@@ -45,10 +48,13 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
 
     target = _empty(folder / "model")
     repository, revision = split_revision(model)
-    config: Any = AutoConfig.from_pretrained(repository, revision=revision or "main")
+    config: Any = AutoConfig.from_pretrained(repository, revision=revision or "main", trust_remote_code=False)
     config.dtype = "float32"  # all weights are trained in float32, whatever the type of the base
     config.save_pretrained(target)
-    AutoTokenizer.from_pretrained(repository, revision=revision or "main").save_pretrained(target)
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        repository, revision=revision or "main", trust_remote_code=False
+    )
+    tokenizer.save_pretrained(target)
     shutil.copyfile(state / _MODEL_FILE, target / _MODEL_FILE)
     return target
 
