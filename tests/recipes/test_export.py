@@ -185,7 +185,7 @@ def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_told(trained, tmp_pat
         export_run(run, ExportOptions())
 
 
-def test_a_folder_without_a_run_and_a_remote_state_are_refused(tmp_path) -> None:
+def test_a_folder_without_a_run_and_a_server_that_is_gone_are_refused(tmp_path, monkeypatch) -> None:
     with pytest.raises(ValueError, match="run"):
         export_run(tmp_path, ExportOptions())
     (tmp_path / "config.json").write_text('{"model_name": "tiny"}')
@@ -194,8 +194,9 @@ def test_a_folder_without_a_run_and_a_remote_state_are_refused(tmp_path) -> None
         export_run(tmp_path, ExportOptions())
     row = {"name": "000001", "next_step": 1, "state_path": "tinker://a/weights/b", "log_sizes": {}}
     (tmp_path / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(ValueError, match="lies with a remote engine"):
-        export_run(tmp_path, ExportOptions())
+    monkeypatch.setattr("viva.rl.remote._FIRST_PAUSES_S", (0.0,))
+    with pytest.raises(ValueError, match=r"no server answers at base_url=http://127\.0\.0\.1:1"):
+        export_run(tmp_path, ExportOptions(base_url="http://127.0.0.1:1"))
 
 
 def header(text: str) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from viva.engine.checkpoint import write_checkpoint
-from viva.engine.hub import pinned
+from viva.engine.hub import pinned, split_revision
 from viva.engine.lora import ALPHA, AdapterSettings
 
 __all__ = ["is_adapter", "staged_adapter"]
@@ -37,7 +37,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def staged_adapter(folder: Path, target: Path, base_model: str | None = None) -> Path:
-    """Copy an adapter into a checkpoint of the engine's, to be sampled from.
+    """Copy an adapter into a checkpoint of the engine's, to be sampled from or exported.
 
     Args:
         folder: The adapter.
@@ -67,13 +67,26 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
         "num_steps": 0,
         "user_metadata": {},
     }
-    write_checkpoint(
-        target,
-        description,
-        lambda to: cast(None, shutil.copyfile(folder / _TENSORS, to / _TENSORS)),
-        overwrite=False,
-    )
+
+    def write(to: Path) -> None:
+        shutil.copyfile(folder / _TENSORS, to / _TENSORS)
+        (to / _CONFIG).write_text(json.dumps(_completed(config, str(model), to / _TENSORS), indent=2))
+
+    write_checkpoint(target, description, write, overwrite=False)
     return target
+
+
+def _completed(config: dict[str, Any], model: str, tensors: Path) -> dict[str, Any]:
+    """The adapter's description with its model, and with the layers it adapts, which SkyRL leaves out."""
+    from safetensors import safe_open
+
+    name, revision = split_revision(model)
+    layers = config.get("target_modules")
+    if not layers:
+        with safe_open(tensors, framework="numpy") as file:
+            layers = sorted({key.rpartition(".lora_")[0].rpartition(".")[2] for key in file.keys()})  # noqa: SIM118
+    known = {"base_model_name_or_path": name, "revision": revision, "target_modules": layers}
+    return config | known | {"task_type": config.get("task_type") or "CAUSAL_LM"}
 
 
 def _named(config: dict[str, Any]) -> str | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import chz
 
@@ -23,6 +26,7 @@ class ExportOptions:
         default=None, doc="of the merged model; default: that of the run"
     )
     model_name: str | None = chz.field(default=None, doc="where the base model is now, if it has moved")
+    base_url: str | None = chz.field(default=None, doc="where the run's server is now, if it has moved")
     overwrite: bool = chz.field(default=False, doc="replace what an export left there")
 
 
@@ -37,8 +41,8 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
         The folders written: ``adapter`` and ``model``, or ``model`` alone where all weights were trained.
 
     Raises:
-        ValueError: If there is no such run or checkpoint, its state lies with a remote engine, the folder has one, or a
-            precision is given where nothing is merged because all weights were trained.
+        ValueError: If there is no such run or checkpoint, a remote engine does not give its weights away, the folder
+            has one, or a precision is given where nothing is merged because all weights were trained.
     """
     from viva.recipes.common import resolve_model
     from viva.report.model_card import ModelCard, model_card
@@ -58,15 +62,12 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
             f"precision={options.precision} is that of a merged model, but {run_dir} trained all weights "
             "(lora_rank=0): they are written as they were trained, in float32. Leave precision out."
         )
-    folder, levels = RunFolder(run.folder), run.config.get("stop_at")
+    saved, levels = RunFolder(run.folder).checkpoints, run.config.get("stop_at")
     rule = None if levels is None else StopRule(levels=levels)
-    checkpoint = choose_checkpoint(folder, options.checkpoint, stop_rule=rule)
-    state_path = folder.checkpoints.resolve(checkpoint)
-    if "://" in state_path:
-        raise ValueError(
-            f"the state {state_path} lies with a remote engine, which keeps the weights; download it there (with "
-            "tinker_cookbook.weights for Tinker)"
-        )
+    checkpoint = choose_checkpoint(RunFolder(run.folder), options.checkpoint, stop_rule=rule)
+    state_path = saved.resolve(checkpoint)
+    if options.to is not None and not options.to.strip():
+        raise ValueError(f"to must be the path of a folder, like to=exported; got {options.to!r}")
     target = run.folder / "export" if options.to is None else Path(options.to).expanduser()
     name = options.model_name or str(run.config["model_name"])
     model = resolve_model(name, None if options.model_name else run.config.get("model_revision"))
@@ -74,13 +75,16 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     trained_on = str(run.config.get("precision", "float32"))
     trained_on = "float32" if trained_on == "fast" else trained_on  # that is how it sampled
     precision = "float32" if is_whole else options.precision or trained_on
-    written = _write(
-        state_path,
-        model=model,
-        folder=target,
-        precision=precision if options.merge else None,
-        name=checkpoint.name,
-    )
+    with TemporaryDirectory(prefix="viva-export-") as folder:
+        if "://" in state_path:
+            state_path = _fetched(state_path, run.config, options.base_url, model, Path(folder))
+        written = _write(
+            state_path,
+            model=model,
+            folder=target,
+            precision=precision if options.merge else None,
+            name=checkpoint.name,
+        )
     for path in written:
         is_adapter = path.name == "adapter"
         card = ModelCard(
@@ -94,16 +98,40 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     return written
 
 
+def _fetched(
+    state_path: str, config: Mapping[str, Any], base_url: str | None, model: str, folder: Path
+) -> str:
+    """A state of a remote engine as one of the local engine."""
+    import tinker
+
+    from viva.eval.adapters import staged_adapter
+    from viva.rl.download import fetch_adapter
+    from viva.rl.remote import explain
+    from viva.rl.service import EngineConfig, make_service
+
+    engine = EngineConfig(engine="remote", base_url=base_url or config.get("base_url"))
+
+    async def fetch() -> Path:
+        service = make_service(engine, state_dir=folder)
+        return await fetch_adapter(service, state_path, folder / "fetched", base_url=engine.base_url)
+
+    try:
+        return str(staged_adapter(asyncio.run(fetch()), folder / "state", model))
+    except tinker.TinkerError as error:
+        raise ValueError(explain(error, engine.server) or str(error)) from error
+
+
 def _write(state_path: str, *, model: str, folder: Path, precision: str | None, name: str) -> list[Path]:
     """The adapter and, with a precision, the model it is merged into; or the model of which all was trained."""
     from viva.rl.export import export_weights, merge_adapter_into_model
 
     try:
-        first = export_weights(state_path, model=model, folder=folder)
-        written = [] if first is None else [first]
-        if precision is not None and written and written[0].name == "adapter":
+        merged: Path | None = None
+        if precision is not None and (Path(state_path) / "adapter_config.json").is_file():
+            # first: it finds out whether adapter and model fit, before anything is written
             merged = merge_adapter_into_model(state_path, model=model, precision=precision, folder=folder)
-            written.append(merged)
+        first = export_weights(state_path, model=model, folder=folder)
+        written = [path for path in (first, merged) if path is not None]
     except (ValueError, OSError) as error:
         if Path(state_path).is_dir():
             raise

@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -6,6 +7,13 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "recipes")]
+
+_spec = importlib.util.spec_from_file_location("ledger", HERE.parents[1] / "reliability" / "conftest.py")
+_ledger = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _ledger  # its dataclass looks there
+_spec.loader.exec_module(_ledger)
+trials, ledger = _ledger.trials, _ledger.ledger
+pytest_terminal_summary, pytest_sessionfinish = _ledger.pytest_terminal_summary, _ledger.pytest_sessionfinish
 
 CHANCES = {"A": 0.3, "B": 0.25, "<|eot_id|>": 0.45}
 

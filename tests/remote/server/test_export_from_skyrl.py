@@ -1,0 +1,47 @@
+"""What a run trained on a server is exported with the very logprobs that the server gives."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from test_exactly_once import CONFIG, LEFT_OPEN, datums, leave
+from transformers import AutoModelForCausalLM
+
+from viva.recipes.export import ExportOptions, export_run
+from viva.rl import update
+from viva.rl.clients import settled
+from viva.rl.run_folder import open_run_folder
+from viva.rl.service import EngineConfig, make_service
+
+pytestmark = LEFT_OPEN
+
+
+def logprobs(model, datum):
+    tokens = torch.tensor([datum.model_input.to_ints()])
+    targets = torch.tensor(datum.loss_fn_inputs["target_tokens"].to_numpy())
+    with torch.no_grad():
+        return model(tokens).logits[0].log_softmax(-1).gather(1, targets[:, None])[:, 0].numpy()
+
+
+async def test_a_run_on_a_server_is_exported_with_the_servers_logprobs(server, tmp_path):
+    peft = pytest.importorskip("peft")
+    engine = EngineConfig(engine="remote", base_url=server.address)
+    options = {"recipe": "x", "model_name": str(server.model), "engine": "remote", "base_url": server.address}
+    run = open_run_folder(tmp_path / "run", behavior="raise", config=options | {"lora_rank": 4})
+    service = make_service(engine, state_dir=tmp_path)
+    client = await settled(service.create_lora_training_client(str(server.model), rank=4, seed=0))
+    for step in range(3):
+        await update.update_policy(client, datums(step), CONFIG)
+    await run.checkpoints.save(client, next_step=3, log_sizes={}, final=True)
+    probe = datums(3)
+    output = await client.forward([update.without_mask(datum) for datum in probe], "importance_sampling")
+    leave(server.address, client)
+    adapter, merged = await asyncio.to_thread(export_run, run.path, ExportOptions())
+    base = AutoModelForCausalLM.from_pretrained(server.model)
+    before = logprobs(base, probe[0])
+    models = [AutoModelForCausalLM.from_pretrained(merged), peft.PeftModel.from_pretrained(base, adapter)]
+    for datum, record in zip(probe, output.loss_fn_outputs, strict=True):
+        for model in models:
+            np.testing.assert_allclose(logprobs(model, datum), record["logprobs"].to_numpy(), atol=1e-4)
+    assert np.abs(before - output.loss_fn_outputs[0]["logprobs"].to_numpy()).max() > 1e-2
