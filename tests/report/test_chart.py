@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from viva.report import Series, plot_svg
 from viva.report.chart import draw_chart, ticks
-from viva.report.series import thin
+from viva.report.series import smooth, thin
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -87,10 +87,30 @@ def test_thinning_keeps_both_ends_the_extremes_and_the_order(ys: list[float], ma
     assert (min(y for _, y in kept), max(y for _, y in kept)) == (min(ys), max(ys))
 
 
-def test_a_long_run_is_drawn_without_a_mark_for_every_step() -> None:
+def test_a_long_run_is_drawn_with_a_few_marks_that_are_seen_only_under_the_cursor() -> None:
     svg = draw_chart([Series(name="y", points=tuple((x, x % 7) for x in range(100_000)))], label="y")
-    assert "<circle" not in svg
-    assert len(svg) < 20_000
+    assert svg.count('<circle class="dot far') == svg.count("<circle") < 80
+    assert len(svg) < 40_000
+
+
+def test_a_mark_tells_the_value_and_its_interval() -> None:
+    svg = draw_chart([Series(name="y", points=((0, 1.5), (1, 2)), band=(0.25, 0.0))], label="y")
+    assert re.findall("<title>(.*?)</title>", svg) == ["y, 0: 1.5 \u00b1 0.25", "y, 1: 2"]
+
+
+@given(st.lists(FINITE, min_size=1, max_size=50), st.floats(0, 0.99))
+def test_smoothing_stays_within_the_values_and_begins_at_the_first(ys: list[float], factor: float) -> None:
+    found = smooth(ys, factor)
+    assert found[0] == ys[0]
+    slack = 1e-9 * max(map(abs, ys)) + 1e-300
+    assert all(min(ys) - slack <= value <= max(ys) + slack for value in found)
+    assert smooth(ys, 0.0) == ys
+
+
+def test_a_smoothed_line_is_there_for_pages_and_not_in_a_file_of_its_own() -> None:
+    series = Series(name="y", points=tuple((x, x % 3) for x in range(9)))
+    assert draw_chart([series], label="y").count("line smooth") == 1
+    assert "line smooth" not in plot_svg([series])
 
 
 def test_more_curves_than_colours_are_told_apart_by_dashes() -> None:

@@ -77,9 +77,14 @@ def report(folder: Path) -> Page:
 def test_the_page_is_well_formed_and_refers_to_nothing_outside(make_run: MakeRun) -> None:
     page = report(make_run())
     for tag, attributes in page.tags:
-        assert not LINKING & set(attributes), (tag, attributes)
+        assert not (LINKING - {"href"}) & set(attributes), (tag, attributes)
+        assert re.fullmatch(r"#[a-z0-9-]+", attributes.get("href") or "#x"), (tag, attributes)
         assert not any(name.startswith("on") for name in attributes)
         assert tag not in ("script", "link", "iframe", "object", "embed", "base", "form", "img")
+    places = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(places) == len(set(places))
+    links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    assert links <= {f"#{place}" for place in places}
     style = "".join(text for tag, text in page.texts if tag == "style")
     assert "url(" not in style
     assert "@import" not in style
@@ -277,7 +282,7 @@ def test_conversations_show_rounds_by_agents_marks_and_verdicts_in_both_orders(
     assert (page.count("span", "right"), page.count("span", "wrong")) == (2, 1)
     assert page.text.count("Solution") == 6
     # agents 0 and 1 each win when they are shown first; agent 2 loses in both orders
-    assert page.count("span", "flip") == 2
+    assert page.count("span", "flip") == 4  # these, and the two places of flips in the judge's matrix
     assert page.count("td", "none") == 3
     assert {0.55, -0.15, -0.4, -0.5, 0.3, 0.7, 0.2, 0.1, 0.6} <= set(page.values)
 

@@ -29,7 +29,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["a", "b", "c"], "one run or two; got 3"),
+        (["a", "b", "c"], "one run or two, and any results of viva eval; got 3 runs"),
         (["nothing"], "is not there"),
         (["a", "--port", "70000"], "65535"),
     ],

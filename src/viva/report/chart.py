@@ -11,13 +11,15 @@ from importlib import resources
 from pathlib import Path
 
 from viva.report.markup import escape, format_number
-from viva.report.series import Series, thin
+from viva.report.series import Series, smooth, thin
 
 __all__ = ["chart_css", "draw_chart", "plot_svg", "ticks"]
 
 _NUM_COLOURS = 6
 _MAX_MARKED_POINTS = 60
 _MAX_DRAWN_POINTS = 800
+_SMOOTHING = 0.9
+_MIN_SMOOTHED_POINTS = 5
 _CHAR_WIDTH = 6.2
 _LEGEND_ROW = 17.0
 
@@ -65,8 +67,11 @@ def plot_svg(
 
 
 def draw_chart(series: Sequence[Series], *, label: str, size: tuple[int, int] = (400, 210)) -> str:
-    """Draw curves as an ``<svg>`` element for a page that holds `chart_css`; see `plot_svg`."""
-    body = _body(series, _Look(width=size[0], height=size[1]))
+    """Draw curves as an ``<svg>`` element for a page that holds `chart_css`; see `plot_svg`.
+
+    Smoothed lines are drawn, too, for the page to show instead; its style sheet hides them.
+    """
+    body = _body(series, _Look(width=size[0], height=size[1], has_smooth=True))
     return (
         f'<svg class="chart" role="img" aria-label="{escape(label)}" viewBox="0 0 {size[0]} {size[1]}">'
         f"{body}</svg>"
@@ -101,6 +106,7 @@ class _Look:
     title: str = ""
     x_label: str = ""
     y_label: str = ""
+    has_smooth: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +133,7 @@ def _body(series: Sequence[Series], look: _Look) -> str:
     drawn = [curve for curve in series if curve.points]
     if not drawn:
         raise ValueError(f"nothing to draw: none of {[curve.name for curve in series]} has a point")
-    names = [curve.name for curve in drawn] if len(drawn) > 1 else []
-    legend, legend_height = _legend(names, look)
+    legend, legend_height = _legend(drawn if len(drawn) > 1 else [], look)
     top = 10 + (24 if look.title else 0) + legend_height
     x_range = _x_range(drawn)
     y_range = _y_range(drawn)
@@ -146,6 +151,9 @@ def _body(series: Sequence[Series], look: _Look) -> str:
     parts = [legend, _axes(frame, look, x_ticks, y_ticks)]
     parts += [_band(curve, frame, index) for index, curve in enumerate(drawn) if curve.band is not None]
     parts += [_line(curve, frame, index) for index, curve in enumerate(drawn)]
+    if look.has_smooth:
+        parts += [_smoothed(curve, frame, index) for index, curve in enumerate(drawn)]
+    parts += [_marks(curve, frame, index) for index, curve in enumerate(drawn)]
     return "".join(parts)
 
 
@@ -198,20 +206,21 @@ def _axes(frame: _Frame, look: _Look, x_ticks: list[float], y_ticks: list[float]
     return "".join(parts)
 
 
-def _legend(names: Sequence[str], look: _Look) -> tuple[str, float]:
+def _legend(curves: Sequence[Series], look: _Look) -> tuple[str, float]:
     """Names with colour swatches in as many rows as they need, and the height of those rows."""
     parts: list[str] = []
     x, row = 12.0, 0
     top = 34.0 if look.title else 10.0
-    for index, name in enumerate(names):
+    for index, curve in enumerate(curves):
+        name = curve.name
         width = 30 + _CHAR_WIDTH * len(name)
         if x > 12 and x + width > look.width:
             x, row = 12.0, row + 1
         y = top + row * _LEGEND_ROW + 6
-        parts.append(_segment(f"line {_colour(index)}", (x, y), (x + 16, y)))
+        parts.append(_segment(f"line {_colour(curve, index)}", (x, y), (x + 16, y)))
         parts.append(_text(name, x + 21, y + 3.5, "label"))
         x += width + 8
-    return "".join(parts), (row + 1) * _LEGEND_ROW if names else 0.0
+    return "".join(parts), (row + 1) * _LEGEND_ROW if curves else 0.0
 
 
 def _band(curve: Series, frame: _Frame, index: int) -> str:
@@ -219,24 +228,45 @@ def _band(curve: Series, frame: _Frame, index: int) -> str:
     upper = [(x, y + width) for (x, y), width in zip(curve.points, widths, strict=True)]
     lower = [(x, y - width) for (x, y), width in zip(curve.points, widths, strict=True)]
     edge = thin(upper, _MAX_DRAWN_POINTS) + thin(lower, _MAX_DRAWN_POINTS)[::-1]
-    return f'<polygon class="band {_colour(index)}" points="{_coordinates(edge, frame)}"/>'
+    return f'<polygon class="band {_colour(curve, index)}" points="{_coordinates(edge, frame)}"/>'
 
 
 def _line(curve: Series, frame: _Frame, index: int) -> str:
-    colour = _colour(index)
     points = thin(curve.points, _MAX_DRAWN_POINTS)
-    parts = [f'<polyline class="line {colour}" points="{_coordinates(points, frame)}"/>']
-    if len(curve.points) <= _MAX_MARKED_POINTS:
-        for x, y in curve.points:
-            title = escape(f"{curve.name}, {format_number(x)}: {format_number(y)}")
-            where = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.4"'
-            parts.append(f'<circle class="dot {colour}" {where}><title>{title}</title></circle>')
+    return f'<polyline class="line {_colour(curve, index)}" points="{_coordinates(points, frame)}"/>'
+
+
+def _smoothed(curve: Series, frame: _Frame, index: int) -> str:
+    if len(curve.points) < _MIN_SMOOTHED_POINTS:
+        return ""
+    values = smooth([y for _, y in curve.points], _SMOOTHING)
+    points = thin([(x, y) for (x, _), y in zip(curve.points, values, strict=True)], _MAX_DRAWN_POINTS)
+    return f'<polyline class="line smooth {_colour(curve, index)}" points="{_coordinates(points, frame)}"/>'
+
+
+def _marks(curve: Series, frame: _Frame, index: int) -> str:
+    """A point with its values for whoever points at it; of a long curve a few, which are seen only then."""
+    is_short = len(curve.points) <= _MAX_MARKED_POINTS
+    kind = "dot" if is_short else "dot far"
+    widths = dict(zip((x for x, _ in curve.points), curve.band or (), strict=False))
+    parts: list[str] = []
+    for x, y in thin(curve.points, _MAX_MARKED_POINTS):
+        width = f" \u00b1 {format_number(widths[x])}" if widths.get(x) else ""
+        title = escape(f"{curve.name}, {format_number(x)}: {format_number(y)}{width}")
+        where = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{2.4 if is_short else 4.5}"'
+        parts.append(
+            f'<circle class="{kind} {_colour(curve, index)}" {where}><title>{title}</title></circle>'
+        )
     return "".join(parts)
 
 
-def _colour(index: int) -> str:
-    dashed = " dashed" if (index // _NUM_COLOURS) % 2 else ""
-    return f"c{index % _NUM_COLOURS}{dashed}"
+def _colour(curve: Series, index: int) -> str:
+    is_dashed = curve.is_dashed
+    if curve.colour is None:
+        is_dashed = is_dashed or bool((index // _NUM_COLOURS) % 2)
+    else:
+        index = curve.colour
+    return f"c{index % _NUM_COLOURS}{' dashed' if is_dashed else ''}"
 
 
 def _coordinates(points: Sequence[tuple[float, float]], frame: _Frame) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from viva.report.markup import data, escape, text_block
+from viva.report.pictures import arrows_svg, critique_place, scores_svg
 from viva.report.recorded import (
     RecordedConversation,
     RecordedFailure,
@@ -11,19 +12,22 @@ from viva.report.recorded import (
     Transcript,
 )
 from viva.report.review import marks, rankings_html, scores_html, vote_text
-from viva.report.sights import sightings
+from viva.report.sights import Sighting, sightings
 from viva.report.verdicts import verdicts_html
 
 __all__ = ["conversation_html"]
 
 
-def conversation_html(transcript: Transcript, reason: str, credit: str = "") -> str:
+def conversation_html(
+    transcript: Transcript, reason: str, credit: str = "", *, anchor: str = "conversation"
+) -> str:
     """A recorded conversation as an ``<article>``.
 
     Args:
         transcript: A transcript with a record.
         reason: Why it is shown; its heading.
         credit: What else there is, as HTML: see `viva.report.credit`.
+        anchor: Its place on the page, and the beginning of the places of its parts.
 
     Raises:
         ValueError: If the transcript has no record.
@@ -40,18 +44,19 @@ def conversation_html(transcript: Transcript, reason: str, credit: str = "") -> 
         void = f'<p class="failure">Void, it trained nothing{why}</p>'
     answer = "" if record.answer is None else f"<p>Right answer</p>{text_block(record.answer)}"
     return (
-        f'<article class="conversation"><h3>{escape(reason.capitalize())}</h3>'
+        f'<article class="conversation" id="{anchor}"><h3>{escape(reason.capitalize())}</h3>'
         f'<p class="muted">{escape(where)}</p>{void}'
         f'<div class="question"><p>Question</p>{text_block(record.question)}{answer}</div>'
-        f"{_rounds(record)}{scores_html(record)}{rankings_html(record)}{verdicts_html(record)}{credit}</article>"
+        f'{_rounds(record, anchor)}<div class="pictures">{scores_svg(record)}{arrows_svg(record, anchor)}</div>'
+        f"{scores_html(record)}{rankings_html(record)}{verdicts_html(record)}{credit}</article>"
     )
 
 
-def _rounds(record: RecordedConversation) -> str:
+def _rounds(record: RecordedConversation, anchor: str) -> str:
     agents = record.agent_ids
-    turns: dict[tuple[int, int], list[RecordedTurn]] = {}
-    for turn in sorted(record.turns, key=lambda turn: turn.lane):
-        turns.setdefault((turn.round_index, turn.agent_id), []).append(turn)
+    turns: dict[tuple[int, int], list[int]] = {}
+    for place, turn in sorted(enumerate(record.turns), key=lambda pair: pair[1].lane):
+        turns.setdefault((turn.round_index, turn.agent_id), []).append(place)
     failures: dict[tuple[int, int], list[RecordedFailure]] = {}
     for failure in record.failures:
         failures.setdefault((failure.round_index, failure.agent_id), []).append(failure)
@@ -59,7 +64,7 @@ def _rounds(record: RecordedConversation) -> str:
     rows: list[str] = []
     for round_index in sorted({where[0] for where in (*turns, *failures)}):
         cells = "".join(
-            _cell(record, turns.get((round_index, agent), ()), failures.get((round_index, agent), ()))
+            _cell(record, turns.get((round_index, agent), ()), failures.get((round_index, agent), ()), anchor)
             for agent in agents
         )
         rows.append(f'<tr><th scope="row">{round_index + 1}</th>{cells}</tr>')
@@ -78,24 +83,33 @@ def _agent_head(record: RecordedConversation, agent: int) -> str:
 
 
 def _cell(
-    record: RecordedConversation, turns: Sequence[RecordedTurn], failures: Sequence[RecordedFailure]
+    record: RecordedConversation, places: Sequence[int], failures: Sequence[RecordedFailure], anchor: str
 ) -> str:
     """Everything that one agent said in one round, parallel replies one below the other."""
-    parts = [_turn(record, turn) for turn in turns]
+    parts = [
+        f'<div class="turn" id="{_turn_place(anchor, place)}">{_turn(record, place, anchor)}</div>'
+        for place in places
+    ]
     parts += [
         f'<div class="failure"><h4>Failed</h4>{text_block(failure.reason)}</div>' for failure in failures
     ]
     return f"<td>{''.join(parts)}</td>"
 
 
-def _turn(record: RecordedConversation, turn: RecordedTurn) -> str:
+def _turn_place(anchor: str, place: int) -> str:
+    return f"{anchor}-turn-{place}"
+
+
+def _turn(record: RecordedConversation, place: int, anchor: str) -> str:
+    turn = record.turns[place]
     response = turn.response
     status = "" if turn.status == "ok" else f'<p class="status">{escape(turn.status)}</p>'
     if response.preferences is not None:
         said = _said(turn, "\n".join(map(vote_text, response.preferences)) or "no vote")
     elif response.critiques is not None:
         said = "".join(
-            f"<div><h4>Critique of agent {critique.target}</h4>{text_block(critique.text)}</div>"
+            f'<div id="{critique_place(anchor, turn.agent_id, critique.target, turn.round_index)}">'
+            f"<h4>Critique of agent {critique.target}</h4>{text_block(critique.text)}</div>"
             for critique in response.critiques
         ) or _said(turn, "no critique")
     else:
@@ -104,7 +118,7 @@ def _turn(record: RecordedConversation, turn: RecordedTurn) -> str:
     details = "".join(
         f"<details><summary>{title}</summary>{text_block(text)}{below}</details>"
         for title, text, below in (
-            ("What it read", turn.prompt, _hidden(record, turn)),
+            ("What it read", turn.prompt, _sights(record, place, anchor)),
             ("Reply as sampled", turn.text, ""),
         )
         if text.strip()
@@ -113,17 +127,26 @@ def _turn(record: RecordedConversation, turn: RecordedTurn) -> str:
     return f"{status}{said}{_asides(response)}{left_out}{details}"
 
 
-def _hidden(record: RecordedConversation, turn: RecordedTurn) -> str:
-    """What had been said before the turn and its agent did not see."""
-    hidden = [sighting for sighting in sightings(record, record.turns.index(turn)) if not sighting.is_seen]
-    if not hidden:
-        return ""
-    parts: list[str] = []
-    for sighting in hidden:
-        said = record.turns[sighting.turn]
-        where = f"{sighting.part} by agent {said.agent_id} (round {said.round_index + 1})"
-        parts.append(f"<li><s>{escape(where)}</s></li>")
-    return f'<div class="hidden">Hidden from it<ul>{"".join(parts)}</ul></div>'
+def _sights(record: RecordedConversation, place: int, anchor: str) -> str:
+    """What had been said before the turn: what its agent saw of it, and what was hidden from it."""
+    seen: list[str] = []
+    hidden: list[str] = []
+    for sighting in sightings(record, place):
+        name = _sighting(record, sighting, anchor)
+        if sighting.is_seen:
+            seen.append(name)
+        else:
+            hidden.append(f"<li><s>{name}</s></li>")
+    parts = [f'<p class="seen"><b>In it:</b> {"; ".join(seen)}</p>'] if seen else []
+    if hidden:
+        parts.append(f'<div class="hidden">Hidden from it<ul>{"".join(hidden)}</ul></div>')
+    return "".join(parts)
+
+
+def _sighting(record: RecordedConversation, sighting: Sighting, anchor: str) -> str:
+    said = record.turns[sighting.turn]
+    text = f"{sighting.part} by agent {said.agent_id} (round {said.round_index + 1})"
+    return f'<a href="#{_turn_place(anchor, sighting.turn)}">{escape(text)}</a>'
 
 
 def _said(turn: RecordedTurn, text: str) -> str:

@@ -72,6 +72,8 @@ def _token(turn: Mapping[str, Any], place: int, streams: Sequence[str], most: fl
     classes += [f"t{streams.index(stream) + 1}"] if stream in streams else []
     classes += ["masked"] if turn["mask"][place] == 0 else []
     numbers = [f"{title} {_shown(turn[key][place])}" for title, key in _NUMBERS]
+    if turn["anchor"][place] not in (None, turn["sampling"][place]):
+        numbers.insert(4, f"anchor logprob {_shown(turn['anchor'][place])}")
     if span is not None:
         numbers.append(f"{stream} {_shown(span['reward'])}")
     text = turn["pieces"][place].replace("\n", "\u21b5\n")

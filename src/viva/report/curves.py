@@ -1,8 +1,8 @@
-"""The curves of a run, ordered and grouped: sections of charts, important ones first."""
+"""The curves of a run or two, ordered and grouped: sections of charts, important ones first."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from viva.report.run_files import Curves, metric_series
 from viva.report.series import Series
@@ -97,18 +97,22 @@ class Section:
     is_open: bool
 
 
-def sections(curves: Curves) -> list[Section]:
-    """Group the curves of a run by the prefix of their names; the same metric of all agents is one chart.
+def sections(runs: Mapping[str, Curves]) -> list[Section]:
+    """Group the curves by the prefix of their names; the same metric of all agents is one chart, and of all runs, too.
 
     A metric ``x_stderr`` becomes the 95 % band of ``x``.
+
+    Args:
+        runs: Curves by the name of their run, one or two.
     """
+    keys = {key for curves in runs.values() for key in curves}
     return [
         Section(
             title=title,
-            charts=tuple(_chart(curves, chart, members) for chart, members in charts.items()),
+            charts=tuple(_chart(runs, chart, members) for chart, members in charts.items()),
             is_open=is_open_section(title),
         )
-        for title, charts in chart_places(curves).items()
+        for title, charts in chart_places(keys).items()
     ]
 
 
@@ -141,11 +145,18 @@ def is_open_section(title: str) -> bool:
     return title in _OPEN_SECTIONS
 
 
-def _chart(curves: Curves, title: str, members: list[tuple[str, str]]) -> Chart:
+def _chart(runs: Mapping[str, Curves], title: str, members: list[tuple[str, str]]) -> Chart:
+    found: list[tuple[str, Series]] = []
+    for place, (key, name) in enumerate(members):
+        for number, (run, curves) in enumerate(runs.items()):
+            if key in curves:
+                shown = name if len(runs) == 1 else f"{run}: {name}"
+                series = metric_series(curves, key, name=shown)
+                # with two runs, colours tell metrics apart and dashes the runs
+                looks = series if len(runs) == 1 else replace(series, colour=place, is_dashed=number > 0)
+                found.append((key, looks))
     return Chart(
-        title=title,
-        series=tuple(metric_series(curves, key, name=name) for key, name in members),
-        keys=tuple(key for key, _ in members),
+        title=title, series=tuple(series for _, series in found), keys=tuple(key for key, _ in found)
     )
 
 

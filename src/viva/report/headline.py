@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from viva.report.chart import draw_chart
-from viva.report.markup import data, escape, format_number
+from viva.report.markup import card, data, format_number
 from viva.report.run_files import Run, metric_series, read_run
 from viva.report.series import Z95
 
@@ -119,7 +119,7 @@ def headline_html(run: Run) -> str:
     """The first section of the page."""
     gain = accuracy_gain(run)
     return (
-        f'<section id="headline">{_accuracy(run, gain)}'
+        f"<section>{_accuracy(run, gain)}"
         f'<div class="cards">{"".join(_health_cards(run) + _count_cards(run))}</div></section>'
     )
 
@@ -150,11 +150,7 @@ def _accuracy(run: Run, gain: Gain | None) -> str:
 
 
 def _card(title: str, value: str, below: str, step: int | None) -> str:
-    at = "" if step is None else f" (step {step})"
-    return (
-        f'<div class="card"><p class="name">{escape(title)}{at}</p><p class="value">{value}</p>'
-        f'<p class="muted">{below}</p></div>'
-    )
+    return card(title if step is None else f"{title} (step {step})", value, below)
 
 
 def _share(value: float) -> str:

@@ -6,7 +6,17 @@ Nothing that comes from a file reaches the page except through `escape` (or a fu
 import html
 import math
 
-__all__ = ["MAX_TEXT_CHARS", "clip", "data", "escape", "format_number", "mark", "text_block", "visible"]
+__all__ = [
+    "MAX_TEXT_CHARS",
+    "card",
+    "clip",
+    "data",
+    "escape",
+    "format_number",
+    "mark",
+    "text_block",
+    "visible",
+]
 
 MAX_TEXT_CHARS = 6000
 """Longer texts lose their middle; the page says how much."""
@@ -79,4 +89,12 @@ def mark(is_right: bool) -> str:
         '<span class="mark right">\u2713 right</span>'
         if is_right
         else '<span class="mark wrong">\u2717 wrong</span>'
+    )
+
+
+def card(title: str, value: str, below: str = "") -> str:
+    """A number with its name; value and what stands below are HTML."""
+    return (
+        f'<div class="card"><p class="name">{escape(title)}</p><p class="value">{value}</p>'
+        f'<p class="muted">{below}</p></div>'
     )

@@ -4,20 +4,24 @@ import base64
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from viva import __version__
-from viva.report.chart import chart_css, draw_chart
+from viva.report.chart import chart_css
 from viva.report.chosen import choose
 from viva.report.conversation import conversation_html
 from viva.report.credit import credit_html
-from viva.report.curves import Chart, Section, sections
+from viva.report.curve_section import curves_html
 from viva.report.entries import Entry
+from viva.report.figure_tables import evaluations_html
 from viva.report.headline import ACCURACY, ACCURACY_STDERR, headline_html
+from viva.report.judge_section import judge_html
 from viva.report.markup import data, escape, text_block
-from viva.report.run_files import Run, read_run, read_tokens, read_transcript
+from viva.report.run_files import Curves, Run, read_tokens, read_transcript
+from viva.report.sources import kind_of, names_of, read_source
 from viva.report.token_turns import token_payload
 from viva.rl.files import write_atomic
 
@@ -26,15 +30,18 @@ __all__ = ["write_report"]
 _MAX_VOID_REASONS = 10
 
 
-def write_report(run_dir: str | Path, output: str | Path | None = None) -> Path:
-    """Write the report of a run, from the run's own files alone.
+def write_report(
+    run_dir: str | Path, output: str | Path | None = None, *, second: str | Path | None = None
+) -> Path:
+    """Write the report of a run, from the run's own files alone, or of a result of ``viva eval``.
 
-    Reads ``metrics.jsonl``, and ``config.json``, ``transcripts.jsonl`` and ``tokens.jsonl`` where they exist. The same
-    files give the same bytes.
+    Reads ``metrics.jsonl``, and ``config.json``, ``transcripts.jsonl``, ``tokens.jsonl`` and ``eval/`` where they
+    exist. The same files give the same bytes.
 
     Args:
-        run_dir: The run's folder (its ``log_path``).
-        output: File to write; ``report.html`` in the run's folder if ``None``.
+        run_dir: The run's folder (its ``log_path``); or a result file, or a folder of results.
+        output: File to write; ``report.html`` in the run's folder, or beside the result file, if ``None``.
+        second: Another run, laid over the first one: its curves are dashed, all else stands below.
 
     Returns:
         The file written; it appears whole or not at all.
@@ -42,87 +49,93 @@ def write_report(run_dir: str | Path, output: str | Path | None = None) -> Path:
     Raises:
         ValueError: If the folder is not that of a run, or a file in it is damaged.
     """
-    run = read_run(run_dir)
-    path = run.folder / "report.html" if output is None else Path(output)
-    write_atomic(path, _page(run))
+    sources = [Path(each) for each in (run_dir, second) if each is not None]
+    runs = dict(zip(names_of(sources), map(read_source, sources), strict=False))
+    folder = sources[0].parent if sources[0].is_file() else sources[0]
+    path = folder / "report.html" if output is None else Path(output)
+    write_atomic(path, _page(runs))
     return path
 
 
-def _page(run: Run) -> str:
+def _page(runs: Mapping[str, Run]) -> str:
     style = chart_css() + resources.files("viva.report").joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    name = escape(run.folder.resolve().name)
-    model = run.config.get("model_name")
-    subtitle = f" \u00b7 {escape(model)}" if isinstance(model, str) else ""
+    name = escape(" and ".join(runs))
+    models = dict.fromkeys(run.config.get("model_name") for run in runs.values())
+    subtitle = "".join(f" \u00b7 {escape(model)}" for model in models if isinstance(model, str))
+    curves = {name: _other_curves(run) for name, run in runs.items()}
+    places, conversations = _conversations(runs)
+    parts = [
+        *_headlines(runs),
+        curves_html(curves),
+        judge_html({name: run.transcripts for name, run in runs.items()}, places),
+        conversations,
+        evaluations_html({name: run.folder for name, run in runs.items()}),
+        _configuration(runs),
+    ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{name}: Viva report</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<header><p class="muted">Viva report{subtitle}</p><h1>{name}</h1></header>\n<main>\n'
-        f"{headline_html(run)}\n{_curves(run)}\n{_conversations(run)}\n{_configuration(run.config)}\n"
-        f"</main>\n<footer>{_notes(run)}</footer>\n</body>\n</html>\n"
+        f'<header><p class="muted">Viva report{subtitle}</p><h1>{name}</h1>{_contents(parts)}</header>\n<main>\n'
+        f"{chr(10).join(parts)}\n</main>\n<footer>{_notes(runs)}</footer>\n</body>\n</html>\n"
     )
 
 
-def _curves(run: Run) -> str:
-    shown = {key: points for key, points in run.curves.items() if key not in (ACCURACY, ACCURACY_STDERR)}
-    parts = [_section(section) for section in sections(shown)]
-    return f'<section id="curves"><h2>Curves</h2>{"".join(parts)}</section>' if parts else ""
+def _contents(parts: Sequence[str]) -> str:
+    """Links to the sections that there are."""
+    titles = {"curves": "Curves", "judge": "Judge", "conversations": "Conversations"}
+    titles |= {"evaluations": "Evaluations", "configuration": "Configuration"}
+    links = [
+        f'<a href="#{name}">{title}</a>'
+        for name, title in titles.items()
+        if any(part.startswith(f'<section id="{name}"') for part in parts)
+    ]
+    return f'<nav aria-label="Sections">{" ".join(links)}</nav>'
 
 
-def _section(section: Section) -> str:
-    figures = "".join(
-        f"<figure><figcaption>{escape(chart.title)}</figcaption>{_drawn(section, chart)}</figure>"
-        for chart in section.charts
-    )
-    is_open = " open" if section.is_open else ""
-    return (
-        f'<details class="group"{is_open}><summary>{escape(section.title)}</summary>'
-        f'<div class="charts">{figures}</div>{_numbers(section)}</details>'
-    )
+def _headlines(runs: Mapping[str, Run]) -> list[str]:
+    """Of each run what a reader wants to know first; results have their figures instead."""
+    return [
+        (f"<h2>{escape(name)}</h2>" if len(runs) > 1 else "") + headline_html(run)
+        for name, run in runs.items()
+        if kind_of(run.folder) == "run"
+    ]
 
 
-def _drawn(section: Section, chart: Chart) -> str:
-    return draw_chart(chart.series, label=f"{section.title}: {chart.title}")
+def _other_curves(run: Run) -> Curves:
+    """All but the one that the headline shows."""
+    return {key: points for key, points in run.curves.items() if key not in (ACCURACY, ACCURACY_STDERR)}
 
 
-def _numbers(section: Section) -> str:
-    """First, last, lowest and highest value of every curve of a section."""
-    rows: list[str] = []
-    for chart in section.charts:
-        for key, series in zip(chart.keys, chart.series, strict=True):
-            values = [y for _, y in series.points]
-            cells = "".join(f"<td>{data(v)}</td>" for v in (values[0], values[-1], min(values), max(values)))
-            rows.append(f'<tr><th scope="row">{escape(key)}</th><td>{len(values)}</td>{cells}</tr>')
-    heads = "".join(
-        f'<th scope="col">{head}</th>' for head in ("points", "first", "last", "lowest", "highest")
-    )
-    table = f'<tr><th scope="col">metric</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
-    return (
-        '<details class="numbers"><summary>Numbers</summary>'
-        f'<div class="scroll"><table><thead>{table}</table></div></details>'
-    )
+def _conversations(runs: Mapping[str, Run]) -> tuple[dict[tuple[str, int, int], str], str]:
+    """Places of the conversations that are shown, by run, step and group; and the section."""
+    places: dict[tuple[str, int, int], str] = {}
+    parts: list[str] = []
+    for number, (name, run) in enumerate(runs.items()):
+        own: list[str] = []
+        for choice in choose(run.transcripts, with_tokens=frozenset(run.tokens)):
+            step, group = choice.entry.step, choice.entry.group
+            places[name, step, group] = f"run-{number}-{step}-{group}"
+            own.append(_conversation(run, choice.entry, choice.reason, places[name, step, group]))
+        void = _void_reasons(run)
+        if own or void:
+            parts += [f"<h3>{escape(name)}</h3>" if len(runs) > 1 else "", void, *own]
+    told = '<p class="muted">A sample: viva view shows all of them.</p>' if places else ""
+    section = f'<section id="conversations"><h2>Conversations</h2>{told}{chr(10).join(parts)}</section>'
+    return places, section if parts else ""
 
 
-def _conversations(run: Run) -> str:
-    articles = "\n".join(
-        _conversation(run, choice.entry, choice.reason)
-        for choice in choose(run.transcripts, with_tokens=frozenset(run.tokens))
-    )
-    parts = _void_reasons(run) + articles
-    return f'<section id="conversations"><h2>Conversations</h2>{parts}</section>' if parts else ""
-
-
-def _conversation(run: Run, entry: Entry, reason: str) -> str:
+def _conversation(run: Run, entry: Entry, reason: str, anchor: str) -> str:
     transcript = read_transcript(run, entry.offset)
     row = read_tokens(run, entry.step, entry.group)
     credit = ""
     if row is not None:
-        credit = credit_html(token_payload(row, transcript.record), f"streams-{entry.step}-{entry.group}")
-    return conversation_html(transcript, reason, credit)
+        credit = credit_html(token_payload(row, transcript.record), f"streams-{anchor}")
+    return conversation_html(transcript, reason, credit, anchor=anchor)
 
 
 def _void_reasons(run: Run) -> str:
@@ -140,17 +153,23 @@ def _void_reasons(run: Run) -> str:
     )
 
 
-def _configuration(config: dict[str, Any]) -> str:
-    if not config:
+def _configuration(runs: Mapping[str, Run]) -> str:
+    """The options of all runs side by side; where they differ, they are marked."""
+    configs = [run.config for run in runs.values()]
+    if not any(configs):
         return ""
-    rows = "".join(
-        f'<tr><th scope="row">{escape(key)}</th><td>{text_block(_shown(value))}</td></tr>'
-        for key, value in sorted(config.items())
-    )
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in runs)
+    head = f'<thead><tr><th scope="col">option</th>{heads}</tr></thead>' if len(runs) > 1 else ""
+    rows: list[str] = []
+    for key in sorted({key for config in configs for key in config}):
+        shown = [_shown(config[key]) if key in config else "" for config in configs]
+        kind = ' class="differs"' if len(set(shown)) > 1 else ""
+        cells = "".join(f"<td{kind}>{text_block(text)}</td>" for text in shown)
+        rows.append(f'<tr><th scope="row">{escape(key)}</th>{cells}</tr>')
     return (
         '<section id="configuration"><h2>Configuration</h2>'
         '<details class="group"><summary>All options</summary><div class="scroll">'
-        f'<table class="config"><tbody>{rows}</tbody></table></div></details></section>'
+        f'<table class="config">{head}<tbody>{"".join(rows)}</tbody></table></div></details></section>'
     )
 
 
@@ -158,9 +177,10 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-def _notes(run: Run) -> str:
+def _notes(runs: Mapping[str, Run]) -> str:
     torn = "".join(
         f"<p>The last line of {escape(name)} is torn (the run was stopped while it wrote) and left out.</p>"
+        for run in runs.values()
         for name in run.torn
     )
     return f"{torn}<p>Written by Viva {escape(__version__)} from the files of the run.</p>"

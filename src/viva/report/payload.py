@@ -18,7 +18,7 @@ from viva.report.markup import clip, visible
 from viva.report.recorded import RecordedConversation, RecordedTurn, Transcript
 from viva.report.sights import sightings
 
-__all__ = ["conversation_payload", "text_at"]
+__all__ = ["conversation_payload", "rankings_payload", "text_at"]
 
 _MAX_REF_PARTS = 8
 
@@ -87,7 +87,7 @@ def _record(record: RecordedConversation) -> dict[str, Any]:
         "pairs": [_pair(pair) for pair in pairs],
         "cycles": [list(cycle) for cycle in pair_cycles(pairs)],
         "agreement": {"right": agreement.num_right, "of": agreement.num_pairs},
-        "rankings": _rankings(record),
+        "rankings": rankings_payload(record),
     }
 
 
@@ -182,7 +182,7 @@ def _pair(pair: PairVerdict) -> dict[str, Any]:
     }
 
 
-def _rankings(record: RecordedConversation) -> list[dict[str, Any]]:
+def rankings_payload(record: RecordedConversation) -> list[dict[str, Any]]:
     """Every kind of ranking: items, who put what above what, cycles, and agreement with known answers."""
     ballots: dict[str, dict[int, list[Vote]]] = {}
     for turn in record.turns:

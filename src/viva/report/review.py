@@ -1,9 +1,11 @@
 """What a review was worth, as HTML: scores before and after, every reward stream, and who ranked whom where."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from viva.judging.ballots import Item, Preference, Tie
-from viva.report.markup import data, escape, mark
+from viva.report.markup import data, escape, mark, visible
+from viva.report.payload import rankings_payload
 from viva.report.recorded import RecordedConversation, RecordedScores
 
 __all__ = ["marks", "rankings_html", "scores_html", "vote_text"]
@@ -70,18 +72,31 @@ def _with_error(value: float | None, error: float | None) -> str:
 
 def rankings_html(record: RecordedConversation) -> str:
     """A matrix of votes for every kind of ranking that was asked for, in order of the rounds."""
+    told = {ranking["segment"]: ranking for ranking in rankings_payload(record)}
     votes: dict[str, list[tuple[int, _Vote]]] = {}
     for turn in record.turns:
         if turn.response.preferences is not None:
             found = votes.setdefault(turn.segment, [])
             found += [(turn.agent_id, vote) for vote in turn.response.preferences]
-    tables = "".join(_matrix(segment, cast) for segment, cast in votes.items() if cast)
+    tables = "".join(
+        f"<div>{_matrix(segment, cast)}{_amount(told[visible(segment)])}</div>"
+        for segment, cast in votes.items()
+        if cast
+    )
     if not tables:
         return ""
     return (
         '<h4>Who prefers whom</h4><p class="muted">In each cell, the agents that rank the row above the column; '
         f'"=" those that call it a tie.</p><div class="matrices">{tables}</div>'
     )
+
+
+def _amount(ranking: Mapping[str, Any]) -> str:
+    """What the votes of one kind amount to."""
+    cycles = "; ".join(" > ".join([*cycle, cycle[0]]) for cycle in ranking["cycles"]) or "none"
+    right, count = ranking["agreement"]["right"], ranking["agreement"]["of"]
+    agrees = f"; {right} of {count} preferences agree with the known answers" if count else ""
+    return f'<p class="muted">Cycles: {escape(cycles)}{agrees}.</p>'
 
 
 def _matrix(segment: str, cast: Sequence[tuple[int, _Vote]]) -> str:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Z95", "Series", "thin"]
+__all__ = ["Z95", "Series", "smooth", "thin"]
 
 Z95 = 1.959963984540054
 """Half-width of a 95 % interval in standard errors (normal approximation)."""
@@ -23,6 +23,9 @@ class Series:
     """(x, y) with strictly rising x; both finite."""
     band: tuple[float, ...] | None = None
     """Half-widths of the interval around each y, in units of y."""
+    colour: int | None = None
+    """Which of the colours it has; ``None``: that of its place among the curves of its chart."""
+    is_dashed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be drawn."""
@@ -34,6 +37,21 @@ class Series:
                 f"series {self.name!r}: band has {len(self.band)} half-widths for {len(self.points)} points; "
                 "give one for each point, or none at all"
             )
+
+
+def smooth(values: Sequence[float], factor: float) -> list[float]:
+    """Exponential smoothing without the bias of its start: each value is a weighted mean of those up to it.
+
+    Args:
+        values: In order.
+        factor: What the weight of a value falls by with every later one, in [0, 1).
+    """
+    total = weight = 0.0
+    found: list[float] = []
+    for value in values:
+        total, weight = factor * total + value, factor * weight + 1.0
+        found.append(total / weight)
+    return found
 
 
 def thin(points: Sequence[tuple[float, float]], max_points: int) -> list[tuple[float, float]]:

@@ -1,10 +1,11 @@
 """What a page can be about: a run's folder, a result of ``viva eval``, or a folder of results."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from viva.report.evaluations import read_result, result_paths
+from viva.report.markup import visible
 from viva.report.run_files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -15,7 +16,7 @@ from viva.report.run_files import (
     transcripts_path,
 )
 
-__all__ = ["SourceKind", "kind_of", "options_of", "read_source"]
+__all__ = ["SourceKind", "kind_of", "names_of", "options_of", "read_source"]
 
 SourceKind = Literal["run", "result", "results"]
 
@@ -80,3 +81,13 @@ def read_source(source: Path) -> Run:
         tokens={},
         torn=tuple(torn),
     )
+
+
+def names_of(sources: Sequence[Path]) -> list[str]:
+    """Names of folders or files, with as many of the folders above them as it takes to tell them apart."""
+    parts = [source.resolve().parts for source in sources]
+    longest = max(map(len, parts))
+    count = 1
+    while count < longest and len({own[-count:] for own in parts}) < len(parts):
+        count += 1
+    return [visible("/".join(own[-count:])) for own in parts]

@@ -21,6 +21,7 @@ from viva.report.judge_summary import judge_by_step, judge_totals, telling
 from viva.report.markup import visible
 from viva.report.payload import conversation_payload, text_at
 from viva.report.run_files import transcript_of
+from viva.report.sources import names_of
 from viva.report.token_turns import token_payload
 from viva.view.curves import curve_layout, curve_points
 from viva.view.guard import Guard
@@ -133,7 +134,7 @@ class _Api:
         with self._lock:
             runs = [
                 _run(run, name, is_complete=self._reading.is_complete(run))
-                for run, name in zip(self._runs, _names(self._runs), strict=True)
+                for run, name in zip(self._runs, names_of([run.folder for run in self._runs]), strict=True)
             ]
         return {"viva": __version__, "runs": runs}
 
@@ -195,7 +196,7 @@ class _Api:
         """What ``viva eval`` wrote into the runs' folders, and the results that were given themselves."""
         return [
             {"name": name, "results": read_evaluations(run.folder)}
-            for run, name in zip(self._runs, _names(self._runs), strict=True)
+            for run, name in zip(self._runs, names_of([run.folder for run in self._runs]), strict=True)
         ]
 
     def _run(self, request: Request) -> RunIndex:
@@ -230,16 +231,6 @@ def _whole(request: Request, name: str, default: int | None = None) -> int:
 
 def _row(run: RunIndex, entry: Entry) -> dict[str, Any]:
     return asdict(entry) | {"has_tokens": run.has_tokens(entry.step, entry.group)}
-
-
-def _names(runs: Sequence[RunIndex]) -> list[str]:
-    """Names of the folders, with as many of those above them as it takes to tell the runs apart."""
-    parts = [run.folder.resolve().parts for run in runs]
-    longest = max(map(len, parts))
-    count = 1
-    while count < longest and len({own[-count:] for own in parts}) < len(parts):
-        count += 1
-    return [visible("/".join(own[-count:])) for own in parts]
 
 
 def _run(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
