@@ -96,10 +96,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_eval(commands.add_parser)
     report = commands.add_parser(
         "report",
-        help="write report.html for a run",
-        description="Write one self-contained HTML file: the curves of a run and some whole conversations.",
+        help="write report.html for a run: viva report RUN [RUN2]",
+        description="Write one self-contained HTML file: the curves of a run, the judge over all conversations, some "
+        "whole conversations with credit on tokens, and evaluations. A second run is laid over the first one.",
     )
-    report.add_argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
+    report.add_argument(
+        "run", metavar="RUN", type=Path, help="the run's folder (its log_path), or a result of viva eval"
+    )
+    report.add_argument("second", metavar="RUN2", type=Path, nargs="?", help="another run, laid over it")
     report.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="file to write (default: RUN/report.html)"
     )
@@ -237,7 +241,7 @@ def _report(options: argparse.Namespace) -> int:
     from viva.report import write_report
 
     try:
-        path = write_report(options.run, options.output)
+        path = write_report(options.run, options.output, second=options.second)
     except (ValueError, OSError) as error:
         return _mistake(str(error))
     sys.stdout.write(f"{path}\n")
