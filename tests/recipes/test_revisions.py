@@ -112,6 +112,7 @@ def test_options_name_the_revisions_and_the_run_keeps_them(tmp_path, monkeypatch
     }
     plan = make_plan(Config(**options, engine="local"))
     assert (plan.options.model, plan.options.record["model_revision"]) == (f"{NAME}@v2", "v2")
+    assert resolve_model(resolve_model(NAME, "refs/pr/1")) == f"{NAME}@refs/pr/1"
     with pytest.raises(ValueError, match="a server has one revision of someone/Model"):
         make_plan(Config(**options, base_url="http://localhost:1"))
 

@@ -102,7 +102,7 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
                 f"model_name={model_name} is a folder without config.json, not a Hugging Face model"
             )
         return str(path)
-    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+    if model_name.startswith((".", "/", "~")) or split_revision(model_name)[0].count("/") > 1:
         raise ValueError(
             f"model_name={model_name} is not a folder. Give a model folder, a hub name like Qwen/Qwen3-8B, or tiny."
         )
@@ -179,6 +179,7 @@ async def open_run(
         check: Refuses an engine. Like all that can be wrong, this comes before anything in the folder is touched.
     """
     from viva.conversation.rendering import load_renderer
+    from viva.rl.remote import state_deleter
     from viva.rl.run_folder import prepare_run_folder
     from viva.rl.service import context_window, make_service
     from viva.rl.trackers.open import open_trackers
@@ -200,6 +201,7 @@ async def open_run(
     if check is not None:
         await check(service, client)
     folder = prepared.open()
+    folder.checkpoints.delete_on_server = state_deleter(service) if options.engine.server else None
     folder.go_back_to(resume_from, num_steps=options.num_steps)
     next_step = resume_from.next_step if resume_from else 0
     is_complete = resume_from is not None and resume_from.final and next_step >= options.num_steps

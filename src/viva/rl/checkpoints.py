@@ -13,7 +13,7 @@ import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
@@ -100,6 +100,8 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
         self.ttl_seconds = ttl_seconds
+        self.delete_on_server: Callable[[str], Awaitable[None]] | None = None
+        """Deletes a state that lies with a remote engine, if that can."""
         self._logs = _Beginnings(folder)
 
     def all(self) -> list[Checkpoint]:
@@ -200,7 +202,8 @@ class Checkpoints:
         """Save the state, then add it to the index, then delete what is no longer kept.
 
         If the state after these steps is saved already, only the index is brought up to date. A best checkpoint takes
-        the mark from the one before. What the run leaves is saved for good: the last state and the best one.
+        the mark from the one before. What the run leaves is saved for good: the last state and the best one. With
+        ``ttl_seconds`` what turns out not to be left, such as a former best state, is deleted on the server.
         """
         others = [replace(other, final=False) for other in self.all() if other.next_step != next_step]
         checkpoint = next((other for other in self.all() if other.next_step == next_step), None)
@@ -227,6 +230,8 @@ class Checkpoints:
         for other in dropped:
             if not _is_uri(other.state_path):
                 shutil.rmtree(self.resolve(other), ignore_errors=True)
+            elif self.ttl_seconds and other.ttl_seconds is None and self.delete_on_server:
+                await self.delete_on_server(other.state_path)
         return checkpoint
 
     def discard_after(self, checkpoint: Checkpoint | None) -> None:

@@ -10,17 +10,20 @@ import http.client
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import tinker
 
+from viva.rl.clients import ServiceClient
 from viva.rl.secrets import KEY_VARIABLE, without_secrets
 
-__all__ = ["EngineError", "EngineLostError", "check_address", "explain", "watched"]
+__all__ = ["EngineError", "EngineLostError", "check_address", "explain", "state_deleter", "watched"]
 
 _HEALTH = "/api/v1/healthz"
 _ANSWER_S = 10.0
+_DELETION_S = 30.0
 _FIRST_PAUSES_S = (0.0, 0.5, 1.5, 3.0)
 _LONGEST_DETAIL = 400
 
@@ -116,6 +119,17 @@ async def _until_gone(base_url: str, limit_s: float, every_s: float) -> str:
             last_seen = time.monotonic()
         elif time.monotonic() - last_seen >= limit_s:
             return found
+
+
+def state_deleter(service: ServiceClient) -> Callable[[str], Awaitable[None]]:
+    """What deletes a saved state by its path; where the engine cannot, the state stays."""
+
+    def delete(path: str) -> None:
+        engine: Any = service
+        with suppress(tinker.TinkerError, TimeoutError):
+            engine.create_rest_client().delete_checkpoint_from_tinker_path(path).result(_DELETION_S)
+
+    return lambda path: asyncio.to_thread(delete, path)  # older SDKs block
 
 
 _ADVICE = {
