@@ -222,7 +222,8 @@ def _minimise(
 
     def objective(x: _Array) -> float:
         margins = design @ x
-        losses = weights * np.logaddexp(0.0, margins) - points * margins
+        # both sums are of losses, so that none of them is drowned where weights are large
+        losses = points * np.logaddexp(0.0, -margins) + (weights - points) * np.logaddexp(0.0, margins)
         return float(losses.sum() + 0.5 * precision * (x @ x))
 
     x = np.zeros(design.shape[1])
