@@ -39,6 +39,8 @@ class FailingSampler:
         """Of the failing calls. A test that waits for the clock wants few."""
         self.max_latency = max_latency
         """How often a call may give way to others before it is passed on."""
+        self.abandons = False
+        """Whether calls that fail without an answer were begun, and are given up on the way."""
         self.latency_seed = 0
         self.failed: Counter[str] = Counter()
         self.num_calls = 0
@@ -72,6 +74,11 @@ class FailingSampler:
         if way in ("malformed", "empty", "nan_logprob"):
             response = await self.inner.sample(prompt, num_samples, params, **options)
             return spoiled(response, way, chance(self.seed, "spoil", call))
+        if way is not None and self.abandons:
+            pending = asyncio.ensure_future(self.inner.sample(prompt, num_samples, params, **options))
+            for _ in range(int(chance(self.seed, "given up", call) * 60)):
+                await asyncio.sleep(0)
+            pending.cancel()
         await _fail(way)
         return await self.inner.sample(prompt, num_samples, params, **options)
 

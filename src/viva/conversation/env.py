@@ -96,6 +96,11 @@ class MultiAgentConversationEnv(Env):
             logs={"segment": segment.name, "strategy": reading.strategy},
         )
 
+    @property
+    def round_index(self) -> int | None:
+        """Round of the turn that was asked for and not replied to yet, from 0; ``None`` if there is none."""
+        return None if self._asked is None else self._asked[0].round_index
+
     async def abort(self, reason: str) -> None:
         """Leave the conversation because the agent's policy failed, timed out or was cancelled."""
         await self.coordinator.fail(self.agent_id, reason)

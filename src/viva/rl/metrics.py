@@ -14,7 +14,7 @@ import tinker
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.credit.streams import GroupCredit
-from viva.rl.rollouts import GroupOutcome
+from viva.rl.rollouts import GroupOutcome, Place
 
 __all__ = ["advantage_metrics", "credit_metrics", "logprob_metrics", "rollout_metrics", "summary"]
 
@@ -66,6 +66,7 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     }
     errors = Counter(failure.error_type for outcome in outcomes_P for failure in outcome.failures)
     metrics |= {f"rollout/errors/{error_type}": count for error_type, count in sorted(errors.items())}
+    metrics |= _drop_rates(outcomes_P)
     members = [member for outcome in outcomes_P for member in _members(outcome)]
     metrics |= _mean_by_key(own for _, _, own in members)
     metrics |= _mean_by_key(turn.metrics for traj, _, _ in members for turn in traj.transitions)
@@ -74,6 +75,24 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     void = _mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
     metrics |= {f"void/{name}": value for name, value in void.items()}
     return metrics | _tag_metrics(outcomes_P)
+
+
+def _drop_rates(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    """Shares of the turns of every agent and of every round whose call failed, in all attempts.
+
+    Conversations that lose a turn are repeated or dropped. Where the shares differ, what is trained on is not what was
+    played.
+    """
+    asked = sum((Counter(outcome.asked) for outcome in outcomes_P), Counter[Place]())
+    failures = [failure.place for outcome in outcomes_P for failure in outcome.failures]
+    lost = Counter(place for place in failures if place is not None)
+    metrics: dict[str, float] = {}
+    for axis, name in enumerate(("agent", "round")):
+        for key in sorted({place[axis] for place in asked}):
+            num_asked = sum(count for place, count in asked.items() if place[axis] == key)
+            num_lost = sum(count for place, count in lost.items() if place[axis] == key)
+            metrics[f"rollout/drop_rate/{name}_{key}"] = num_lost / num_asked
+    return metrics
 
 
 def _length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -20,9 +20,10 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats).
 import asyncio
 import inspect
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -34,6 +35,7 @@ from viva.conversation.together import together
 __all__ = [
     "FAILED",
     "GroupOutcome",
+    "Place",
     "RolloutFailure",
     "SeatPolicy",
     "UnusableReplyError",
@@ -45,6 +47,10 @@ FAILED = "failed"
 """Stop reason of the empty trajectory that stands for a failed seat."""
 
 _T = TypeVar("_T")
+
+
+Place: TypeAlias = tuple[int, int]
+"""Agent and round of a conversation, both from 0."""
 
 
 class UnusableReplyError(ValueError):
@@ -68,6 +74,8 @@ class RolloutFailure:
     turn: int | None
     error_type: str
     message: str
+    place: Place | None = None
+    """The turn that failed, if the environment tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +93,8 @@ class GroupOutcome:
     retries: int = 0
     num_sampled_tokens: int = 0
     """Tokens sampled in all attempts, also in those thrown away."""
+    asked: Mapping[Place, int] = field(default_factory=dict[Place, int])
+    """How often the policy was called for a turn, in all attempts, where environments tell which turn it is."""
     void_metrics: tuple[Metrics, ...] = ()
     """Metrics of void attempts, also of those that were played again: of each turn, and of what ended the attempt."""
 
@@ -115,20 +125,31 @@ async def _caught(awaitable: Awaitable[_T]) -> _T | _Caught:
 class _CheckingCompleter(TokenCompleter):
     """Passes calls on, counts them and checks the replies, for any completer."""
 
-    def __init__(self, inner: TokenCompleter) -> None:
+    def __init__(self, inner: TokenCompleter, env: Env) -> None:
         self.inner = inner
+        self.env = env
         self.num_calls = 0
+        self.asked: list[Place] = []
         self.num_sampled_tokens = 0
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         self.num_calls += 1
+        place = _place(self.env)
+        if place is not None:
+            self.asked.append(place)
         limits = {} if max_tokens is None else {"max_tokens": max_tokens}
         result = await self.inner(model_input, stop, **limits)
         self.num_sampled_tokens += len(result.tokens)
         _check_reply(result)
         return result
+
+
+def _place(env: Env) -> Place | None:
+    """The turn that an environment waits for, if it is one of a conversation."""
+    agent_id, round_index = getattr(env, "agent_id", None), getattr(env, "round_index", None)
+    return None if agent_id is None or round_index is None else (int(agent_id), int(round_index))
 
 
 def _check_reply(reply: TokensWithLogprobs) -> None:
@@ -192,6 +213,7 @@ class _Attempt:
         self.failed_seats: frozenset[int] = frozenset()
         self.void_reason: str | None = None
         self.num_sampled_tokens = 0
+        self.asked: Counter[Place] = Counter()
         self.void_metrics: list[Metrics] = []
 
     async def run(self) -> TrajectoryGroup | None:
@@ -216,8 +238,8 @@ class _Attempt:
 
     async def _play(self, envs: Sequence[Env]) -> list[Trajectory] | None:
         completers = [
-            _CheckingCompleter(self.policy.seat(group=self.group_index, attempt=self.number, seat=seat))
-            for seat in range(len(envs))
+            _CheckingCompleter(self.policy.seat(group=self.group_index, attempt=self.number, seat=seat), env)
+            for seat, env in enumerate(envs)
         ]
         seats = enumerate(zip(envs, completers, strict=True))
         try:
@@ -227,12 +249,14 @@ class _Attempt:
             self._record_failed_aborts(errors, completers)
         finally:
             self.num_sampled_tokens = sum(completer.num_sampled_tokens for completer in completers)
+            self.asked = Counter(place for completer in completers for place in completer.asked)
         if results_G is None:
             return None
         trajectories_G: list[Trajectory] = []
         for seat, result in enumerate(results_G):
             if isinstance(result, _Caught):
-                self._record(result, seat=seat, turn=max(completers[seat].num_calls - 1, 0))
+                turn = max(completers[seat].num_calls - 1, 0)
+                self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
                 self.failed_seats |= {seat}
                 if not hasattr(envs[seat], "abort"):
                     self.void_reason = self.void_reason or f"seat {seat} failed: {result}"
@@ -249,7 +273,7 @@ class _Attempt:
         found = [error for error in errors.exceptions if isinstance(error, _AbortFailedError)]
         for error in sorted(found, key=lambda error: error.seat):
             turn = max(completers[error.seat].num_calls - 1, 0)
-            self._record(error.failure, seat=error.seat, turn=turn)
+            self._record(error.failure, seat=error.seat, turn=turn, place=_place(completers[error.seat].env))
             self._record(error.abort_failure, seat=error.seat, turn=turn)
             self.void_reason = self.void_reason or (
                 f"seat {error.seat} failed: {error.failure}; its environment could not be told: {error.abort_failure}"
@@ -274,7 +298,9 @@ class _Attempt:
                 raise ValueError(f"rewards must be finite numbers; seat {seat} got {reward}")
         return group
 
-    def _record(self, caught: _Caught, *, seat: int | None, turn: int | None) -> None:
+    def _record(
+        self, caught: _Caught, *, seat: int | None, turn: int | None, place: Place | None = None
+    ) -> None:
         self.failures.append(
             RolloutFailure(
                 attempt=self.number,
@@ -282,6 +308,7 @@ class _Attempt:
                 turn=turn,
                 error_type=caught.error_type,
                 message=caught.message,
+                place=place,
             )
         )
 
@@ -306,12 +333,14 @@ async def run_group(
     """
     failures: list[RolloutFailure] = []
     num_sampled_tokens = 0
+    asked: Counter[Place] = Counter()
     void_metrics: list[Metrics] = []
     for number in range(max_retries + 1):
         attempt = _Attempt(builder, policy, group_index=group_index, number=number)
         group = await attempt.run()
         failures.extend(attempt.failures)
         num_sampled_tokens += attempt.num_sampled_tokens
+        asked.update(attempt.asked)
         void_metrics.extend(attempt.void_metrics)
         if group is not None or number == max_retries:
             return GroupOutcome(
@@ -322,6 +351,7 @@ async def run_group(
                 void_reason=attempt.void_reason,
                 retries=number,
                 num_sampled_tokens=num_sampled_tokens,
+                asked=asked,
                 void_metrics=tuple(void_metrics),
             )
     raise ValueError(f"max_retries must be 0 or more; got {max_retries}")
