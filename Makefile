@@ -7,7 +7,7 @@
 #   make test-oldest    the tests that touch the SDK, with the oldest one
 #   make test-reliability    every recipe of docs/reliability.md in full, an hour of soak among them; some hours
 #   make test-mutation    how many small faults in the code the tests notice; some hours
-#   make test-remote    the recipes on a SkyRL server of their own (needs Python 3.12)
+#   make test-remote    the recipes on a SkyRL server of their own (needs Python 3.12; SKYRL_PYTHON=... names it)
 #   make lint    ruff (check and format) and pyright
 #   make bench   speed against other packages; writes docs/performance.md (BENCH="rows=long repeats=3" chooses)
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
@@ -75,7 +75,7 @@ setup: $(STAMP)
 	@touch $@
 
 .venv-skyrl/.viva-is-set-up: scripts/make_skyrl_env.sh constraints-skyrl.txt
-	scripts/make_skyrl_env.sh .venv-skyrl
+	PYTHON="$(SKYRL_PYTHON)" scripts/make_skyrl_env.sh .venv-skyrl
 	@touch $@
 
 .venv-peers/.viva-is-set-up: benchmarks/performance/requirements-peers.txt | setup

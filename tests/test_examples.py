@@ -126,6 +126,20 @@ async def test_two_players_of_the_cookbook_play_each_other_in_vivas_loop(
     assert all(row["optim/grad_norm"] > 0 for row in metrics)
 
 
+async def test_tic_tac_toe_of_textarena_is_played_by_two_players_of_the_policy(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("textarena")
+    # a stand-in of another test may be in it
+    monkeypatch.delitem(sys.modules, "tinker_cookbook.recipes.multiplayer_rl.text_arena.env", raising=False)
+    cookbook = example("cookbook_environments")
+    run = tmp_path / "run"
+    await cookbook.main(cookbook.Config(env="text_arena", log_path=str(run), model_name=model, **SMALL))
+    # a random model's first move is none, and loses
+    assert [row["rewards"] for row in lines(run / "transcripts.jsonl")] == [[-2.0, 0.0]] * 4
+    assert all(row["optim/grad_norm"] > 0 for row in lines(run / "metrics.jsonl"))
+
+
 def conversations(folder: Path) -> str:
     path = folder / "conversations.jsonl"
     rows = [
