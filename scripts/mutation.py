@@ -192,7 +192,7 @@ def _prepared(name: str, work: Path) -> Path:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)
     (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)  # which tests reach what
-    tests = [f"tests/{path}" for path in area.tests if (ROOT / "tests" / path).exists()]
+    tests = [f"tests/{path}" for path in area.tests]
     settings = {
         "source_paths": ["src"],
         "only_mutate": [f"src/viva/{path}" for path in area.sources],
@@ -213,9 +213,8 @@ def _prepared(name: str, work: Path) -> Path:
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     text = (ROOT / "pyproject.toml").read_text() + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n"
     (folder / "pyproject.toml").write_text(text)
-    (folder / "mutants" / "src").mkdir(
-        parents=True, exist_ok=True
-    )  # Python forgets paths that are not there at first
+    # a path that is not there when Python starts is never looked into
+    (folder / "mutants" / "src").mkdir(parents=True, exist_ok=True)
     (folder / "plugin").mkdir(exist_ok=True)  # mutmut hides the folder itself from imports
     (folder / "plugin" / "quick_tests.py").write_text(QUICK)
     return folder
@@ -316,9 +315,15 @@ def _report(name: str, folder: Path, drawn: dict[str, Any], options: argparse.Na
         Change(function=entry["function"], before=entry["before"], after=entry["after"]): entry["reason"]
         for entry in json.loads(EQUIVALENT.read_text())
     }
-    changes = {mutant: _change(folder, mutant) for mutant in _survivors(folder)}
-    alive = {mutant: change for mutant, change in changes.items() if change not in reasons}
-    equivalent = len(changes) - len(alive)
+    survivors = _survivors(folder)
+    changes = {mutant: _change(folder, mutant) for mutant in verdicts}
+    alive = {mutant: changes[mutant] for mutant in survivors if changes[mutant] not in reasons}
+    equivalent = len(survivors) - len(alive)
+    for mutant, change in changes.items():
+        if change in reasons and mutant not in survivors:
+            raise SystemExit(
+                f"{mutant} is in {EQUIVALENT.name}, but a test tells it from the original: {change}"
+            )
     killed = counts["killed"] + counts["timed out"]
     score = killed / max(len(verdicts) - equivalent, 1)
     for mutant, change in alive.items():

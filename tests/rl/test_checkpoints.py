@@ -83,11 +83,9 @@ def test_the_processor_is_the_one_the_system_names_first(tmp_path, monkeypatch):
 
 
 def test_a_package_that_is_not_installed_has_an_unknown_version(monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("viva.rl.checkpoints.metadata.version", missing)
-    assert environment()["torch"] == "unknown"
+    monkeypatch.setattr("viva.rl.checkpoints._PACKAGES", ("viva", "viva-is-never-called-so"))
+    assert environment()["viva"] == metadata.version("viva")
+    assert environment()["viva-is-never-called-so"] == "unknown"
 
 
 async def test_the_engines_precision_is_part_of_it_and_each_change_is_told_by_name(tmp_path, monkeypatch):
