@@ -161,3 +161,14 @@ async def test_a_failed_seat_is_neither_centred_nor_trained(tmp_path):
     assert row["optim/datums"] == 6
     assert row["reward/max"] < 3
     assert row["advantage/mean"] == pytest.approx(0, abs=1e-12)
+
+
+async def test_the_last_three_checkpoints_and_the_final_one_are_kept(tmp_path):
+    run = make_run(tmp_path, num_steps=9)
+    assert await train(run)
+    kept = run.folder.checkpoints.all()
+    assert [checkpoint.name for checkpoint in kept] == ["000004", "000006", "000008", "000009"]
+    assert [checkpoint.final for checkpoint in kept] == [False, False, False, True]
+    assert sorted(path.name for path in (tmp_path / "state" / "weights").iterdir()) == [
+        checkpoint.name for checkpoint in kept
+    ]
