@@ -19,10 +19,19 @@ __all__ = ["JointPart", "PackedLinear", "can_pack", "pack_linears"]
 
 _LEAST_ROWS = 4
 """Fewer rows are filled up to this: the product of four is faster than that of one."""
+_FINE_ROWS = 64
+_GRAIN = 8
+"""More rows than the former are filled up to a multiple of the latter. oneDNN makes a kernel for every number of rows
+it meets, in a millisecond, and keeps it, half a megabyte: prompts of all lengths would take a gigabyte."""
 _TYPICAL_ROWS = 16
 """The layout is chosen for this many rows. It is right for any number."""
 _JOINT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that read the same input one after another, as ``transformers`` names them within their parent."""
+
+
+def _missing_rows(num_rows: int) -> int:
+    """Rows of zeros to fill up with."""
+    return max(_LEAST_ROWS - num_rows, -num_rows % _GRAIN if num_rows > _FINE_ROWS else 0)
 
 
 class PackedLinear(nn.Module):
@@ -38,9 +47,10 @@ class PackedLinear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[..., I]`` inputs to ``[..., O]`` outputs."""
         num_rows = inputs.numel() // self.in_features
-        if num_rows >= _LEAST_ROWS:
+        missing = _missing_rows(num_rows)
+        if not missing:
             return self._product(inputs, self._packed, self._bias, "none", [], "")
-        flat = nn.functional.pad(inputs.reshape(-1, self.in_features), (0, 0, 0, _LEAST_ROWS - num_rows))
+        flat = nn.functional.pad(inputs.reshape(-1, self.in_features), (0, 0, 0, missing))
         output = self._product(flat, self._packed, self._bias, "none", [], "")
         return output[:num_rows].view(*inputs.shape[:-1], self.out_features)
 
