@@ -236,3 +236,25 @@ async def test_the_folder_of_a_dropped_state_is_deleted(tmp_path):
     await checkpoints.save(engine, next_step=1, log_sizes={})
     await checkpoints.save(engine, next_step=2, log_sizes={})
     assert [path.name for path in (tmp_path / "state" / "weights").iterdir()] == ["000002"]
+
+
+async def test_a_former_best_state_that_would_stay_for_ever_is_deleted_on_the_server(tmp_path):
+    deleted = []
+
+    async def delete(path):
+        deleted.append(path)
+
+    async def run(folder, **options):
+        folder.mkdir()
+        checkpoints = Checkpoints(folder, keep=1, **options)
+        checkpoints.delete_on_server = delete
+        await save(checkpoints, Engine(), 1, best=True)
+        await save(checkpoints, Engine(), 2)
+        assert deleted == []
+        await save(checkpoints, Engine(), 3, best=True)  # drops the second, which expires, and the first
+        return steps_of(checkpoints)
+
+    assert await run(tmp_path / "kept") == [3]
+    assert deleted == []
+    assert await run(tmp_path / "expiring", ttl_seconds=60) == [3]
+    assert deleted == ["tinker://run/weights/000001"]
