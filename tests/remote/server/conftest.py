@@ -15,6 +15,15 @@ _spec.loader.exec_module(_ledger)
 trials, ledger = _ledger.trials, _ledger.ledger
 pytest_terminal_summary, pytest_sessionfinish = _ledger.pytest_terminal_summary, _ledger.pytest_sessionfinish
 
+# the SDK keeps its connections open as long as it pleases, and tests after the one that had it hear of them
+_LEFT_OPEN = "ignore:Exception ignored in.*(socket|Transport):pytest.PytestUnraisableExceptionWarning"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings(_LEFT_OPEN))
+
+
 CHANCES = {"A": 0.3, "B": 0.25, "<|eot_id|>": 0.45}
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import httpx
 import numpy as np
-import pytest
 import tinker
 from lossy_proxy import UNHEARD, Fault, Proxy, drawn, named
 
@@ -17,11 +16,6 @@ from viva.rl.applied_once import RepeatedStepError
 from viva.rl.checkpoints import Checkpoints
 from viva.rl.clients import settled
 from viva.rl.service import EngineConfig, make_service
-
-LEFT_OPEN = pytest.mark.filterwarnings(  # the SDK keeps its connections until the process ends
-    r"ignore:Exception ignored in.*(socket|Transport):pytest.PytestUnraisableExceptionWarning"
-)
-pytestmark = LEFT_OPEN
 
 SEED = 5
 RATE = 0.1

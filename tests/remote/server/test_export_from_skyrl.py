@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from test_exactly_once import CONFIG, LEFT_OPEN, datums, leave
+from test_exactly_once import CONFIG, datums, leave
 from transformers import AutoModelForCausalLM
 
 from viva.recipes.export import ExportOptions, export_run
@@ -13,8 +13,6 @@ from viva.rl import update
 from viva.rl.clients import settled
 from viva.rl.run_folder import open_run_folder
 from viva.rl.service import EngineConfig, make_service
-
-pytestmark = LEFT_OPEN
 
 
 def logprobs(model, datum):
@@ -33,7 +31,8 @@ async def test_a_run_on_a_server_is_exported_with_the_servers_logprobs(server, t
     client = await settled(service.create_lora_training_client(str(server.model), rank=4, seed=0))
     for step in range(3):
         await update.update_policy(client, datums(step), CONFIG)
-    await run.checkpoints.save(client, next_step=3, log_sizes={}, final=True)
+    run.log.write_step(0, {"optim/lr": CONFIG.learning_rate})
+    await run.checkpoints.save(client, next_step=3, log_sizes=run.log.sizes(), final=True)
     probe = datums(3)
     output = await client.forward([update.without_mask(datum) for datum in probe], "importance_sampling")
     leave(server.address, client)
