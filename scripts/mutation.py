@@ -2,7 +2,7 @@
 
     python scripts/mutation.py                      # every area
     python scripts/mutation.py credit estimators    # some
-    python scripts/mutation.py credit --again       # after writing tests: only what survived the last time
+    python scripts/mutation.py credit --again       # only what survived the last time, or was not drawn then
 
 The faults are made and tried by mutmut (dependency group ``mutation``), in a copy of the repository under
 ``build/mutation/AREA``, so the sources stay as they are. Where an area has more than ``--most`` mutants, a sample is
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=150, help="mutants tried per area")
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--wanted", type=float, default=0.8, help="score below which the command fails")
-    parser.add_argument("--again", action="store_true", help="try only what survived the last time")
+    parser.add_argument("--again", action="store_true", help="leave out what was killed the last time")
     parser.add_argument("--work", type=Path, default=WORK, help="folder for the copies")
     parser.add_argument("--ledger", action="store_true", help=f"write results to {LEDGER.relative_to(ROOT)}")
     options = parser.parse_args()
@@ -171,13 +171,12 @@ def main() -> int:
     for name in options.areas or AREAS:
         began = time.monotonic()
         folder = _prepared(name, options.work.resolve())
-        if not options.again:
-            _draw(folder, options.most, options.seed)
-        drawn = json.loads((folder / "sample.json").read_text())
-        tried = _survivors(folder) if options.again else drawn["sample"]
-        if tried:
+        drawn = _draw(folder, options.most, options.seed)
+        before = json.loads((folder / "sample.json").read_text())["seconds"] if options.again else 0.0
+        (folder / "sample.json").write_text(json.dumps(drawn))
+        if tried := _survivors(folder) if options.again else drawn["sample"]:
             _mutmut(folder, "run", "--max-children", "1", *tried)
-        drawn["seconds"] += time.monotonic() - began
+        drawn["seconds"] = before + time.monotonic() - began
         (folder / "sample.json").write_text(json.dumps(drawn))
         is_low |= _report(name, folder, drawn, options) < options.wanted
     return int(is_low)
@@ -241,8 +240,8 @@ def _tail(file: Path) -> str:
     return "\n".join(file.read_text(errors="replace").replace("\r", "\n").splitlines()[-40:])
 
 
-def _draw(folder: Path, most: int, seed: int) -> None:
-    """Choose the mutants to try: all, or a sample in the order of the code."""
+def _draw(folder: Path, most: int, seed: int) -> dict[str, Any]:
+    """The mutants to try: all, or a sample in the order of the code."""
     from mutmut.configuration import reset_config
     from mutmut.mutation.file_mutation import mutate_file_contents
     from mutmut.utils.file_utils import walk_mutatable_files
@@ -258,8 +257,7 @@ def _draw(folder: Path, most: int, seed: int) -> None:
     places = list(range(len(names)))
     random.Random(seed).shuffle(places)  # so that a larger sample holds every smaller one
     sample = [names[place] for place in sorted(places[:most])]
-    drawn = {"mutants": len(names), "sample": sample, "seed": seed, "seconds": 0.0}
-    (folder / "sample.json").write_text(json.dumps(drawn))
+    return {"mutants": len(names), "sample": sample, "seed": seed, "seconds": 0.0}
 
 
 def _results(folder: Path) -> dict[str, int | None]:
@@ -268,7 +266,7 @@ def _results(folder: Path) -> dict[str, int | None]:
     for meta in (folder / "mutants" / "src").rglob("*.meta"):
         codes |= json.loads(meta.read_text())["exit_code_by_key"]
     sample = json.loads((folder / "sample.json").read_text())["sample"]
-    return {name: codes[name] for name in sample if name in codes}
+    return {name: codes.get(name) for name in sample}
 
 
 def _verdict(code: int | None) -> str:

@@ -84,6 +84,13 @@ def test_a_seat_of_which_nothing_is_trained_has_no_sample(completions):
     assert samples_of(Chosen(completions), played((SEEN, [1, 2]))) == []
 
 
+def test_a_reply_that_its_environment_masks_has_no_sample_and_the_other_turns_keep_theirs():
+    masked, plain = transition(SEEN, [1, 2], masked=True), transition([7], [3])
+    assert samples_of(Chosen(), Trajectory([masked], tinker.ModelInput.empty())) == []
+    (sample,) = samples_of(Chosen(), Trajectory([masked, plain], tinker.ModelInput.empty()))
+    assert [(turn.turn, turn.tokens) for turn in sample.turns_K] == [(1, (3,))]
+
+
 def test_samples_that_are_trained_behind_the_same_context_answer_the_same_question():
     def prompts(*builders):
         groups = [outcome(builder, [played((SEEN, [1])), played(([7], [2]))], [0, 0]) for builder in builders]
