@@ -2,8 +2,8 @@
 
 A signal cancels the running step. Inside `Interrupts.protected` (an update, a checkpoint) the step may end first, for
 `GRACE_S`; an update that takes longer is left unfinished, and the weights in memory with it. A thread of its own gets
-the signals, so that they are heard while the engine computes. It ends the process after `LIMIT_S` if that still
-computes then, or at the second signal. Whatever the moment, the run folder is one that a killed run leaves: it can be
+the signals, so that they are heard while the engine computes. It ends the process after `LIMIT_S` if that is still
+busy then, or at the second signal. Whatever the moment, the run folder is one that a killed run leaves: it can be
 resumed from the last checkpoint and the journal.
 """
 
@@ -19,10 +19,11 @@ from contextlib import contextmanager
 
 __all__ = ["GRACE_S", "LIMIT_S", "Interrupts"]
 
-GRACE_S = 2.0
+GRACE_S = 1.0
 """How long a protected part may go on."""
-LIMIT_S = 4.5
-"""How long after the signal the process ends, whatever it does."""
+LIMIT_S = 3.5
+"""How long after the signal the process ends at the latest if it still listens: an interpreter with torch may need
+another second to end by itself."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LIMIT_REACHED = 0
