@@ -103,14 +103,14 @@ def test_a_recipe_goes_on_after_its_client_and_after_its_server_was_killed(run, 
 
 
 def test_a_new_run_starts_from_the_weights_of_another(run, problems, tmp_path):
-    code, told = run.to_end(max_steps=3)
+    code, told = run.to_end(max_steps=2)
     assert code == 0, told
     *_, saved = run.rows("checkpoints.jsonl")
     other = Run(run.recipe, run.server, problems, tmp_path / "other" / "run")
     other.folder.parent.mkdir()
-    code, told = other.to_end(max_steps=3, load_checkpoint_path=saved["state_path"])
+    code, told = other.to_end(max_steps=2, load_checkpoint_path=saved["state_path"])
     assert code == 0, told
-    check_complete(other, 3)
+    check_complete(other, 2)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_the_server_cannot_do_is_refused_before_training(run, options, told
 
 def test_a_lost_answer_to_a_step_is_noticed_and_nothing_of_it_is_kept(run, server):
     with Proxy(server.address, named({"optim_step": [Fault.LOST_ANSWER]})) as proxy:
-        code, told = run.to_end(address=proxy.own_address, max_steps=3)
+        code, told = run.to_end(address=proxy.own_address, max_steps=2)
         assert proxy.seen["optim_step"] == 2  # the SDK asked again, and the server did it twice
     assert code == 1, told
     assert "applied an optimiser step twice" in told
@@ -144,10 +144,10 @@ def test_a_lost_answer_to_a_step_is_noticed_and_nothing_of_it_is_kept(run, serve
 def test_lost_answers_to_samples_and_gradients_change_nothing(run, server):
     lost = {"asample": [Fault.LOST_ANSWER] * 2, "forward_backward": [Fault.LOST_ANSWER]}
     with Proxy(server.address, named(lost)) as proxy:
-        code, told = run.to_end(address=proxy.own_address, max_steps=3)
+        code, told = run.to_end(address=proxy.own_address, max_steps=2)
         assert proxy.done.total() == 3
     assert code == 0, told
-    check_complete(run, 3)
+    check_complete(run, 2)
     for row in run.rows("metrics.jsonl"):
         counted = [value for name, value in row.items() if name.endswith("/num_samples")]
         assert sum(counted) == RECIPES["math_efficiency"]["batch_size"]  # each sample once
