@@ -4,6 +4,7 @@ import io
 import statistics
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -187,3 +188,59 @@ def test_the_display_costs_less_than_a_hundredth_of_a_processor():
         run.console.print(run.display())
         seconds.append(time.thread_time() - began)
     assert 2 * statistics.median(seconds) < 0.01  # it is drawn twice a second
+
+
+def rows(run: RunConsole) -> list[str]:
+    return [" ".join(line.replace("━", "").replace("╸", "").replace("╺", "").split()) for line in shown(run)]
+
+
+def test_an_evaluation_shows_how_far_it_is_beside_rollouts_that_run_ahead():
+    clock = Clock()
+    run = RunConsole(num_steps=4, console=terminal(100), clock=clock)
+    ahead = run.sampling(12)
+    questions = run.evaluating("test questions", 500, "questions")
+    clock.now += 10
+    for _ in range(100):
+        questions.on_reply(20)
+        questions.on_group(None)
+    ahead.on_reply(50)
+    assert rows(run)[1:] == [
+        "evaluating 100 of 500 questions, 200 tok/s, 40 s left",
+        "sampling 0 of 12 conversations, 5 tok/s",
+    ]
+    run.evaluated()
+    assert rows(run)[1:] == ["sampling 0 of 12 conversations, 5 tok/s"]
+
+
+def test_the_next_evaluation_knows_how_much_the_last_one_took():
+    clock = Clock()
+    run = RunConsole(num_steps=4, console=terminal(100), clock=clock)
+    for tokens in (1000, 500):
+        progress = run.evaluating("test conversations", 2, "conversations")
+        clock.now += 10
+        progress.on_reply(tokens)
+        if tokens == 1000:  # the first one ends
+            progress.on_group(None)
+            progress.on_group(None)
+    assert rows(run)[1:] == ["evaluating 0 of 2 conversations, 50 tok/s, 10 s left"]
+
+
+async def test_the_evaluators_of_a_run_tell_the_console_how_far_they_are(tmp_path):
+    told = []
+
+    class Counting:
+        begin = None
+
+        def reporting(self, begin):
+            self.begin = begin
+            return self
+
+        async def __call__(self, sampler, step):
+            progress = self.begin("test questions", 3, "questions")
+            progress.on_group(None)
+            told.append((step, progress.num_groups, progress.num_done))
+            return {"test/x": 1.0}
+
+    await train(replace(make_run(tmp_path), evaluators=[Counting()]))
+    assert {(count, done) for _, count, done in told} == {(3, 1)}
+    assert told[0][0] == 0

@@ -1,13 +1,14 @@
 """The conversation's own metrics on held-out prompts: nothing is trained on what these conversations say."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.judging.policy import SamplingClient
 from viva.rl.completer import Policy
 from viva.rl.metrics import rollout_metrics
+from viva.rl.progress import Begin, unseen
 from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.seeds import derive_seed
 
@@ -28,6 +29,12 @@ class ConversationEvaluator:
     max_retries: int = 1
     """How often a conversation that failed is played again."""
     prefix: str = "test/conversation/"
+    begin: Begin = unseen
+    """Is told that conversations begin."""
+
+    def reporting(self, begin: Begin) -> "ConversationEvaluator":
+        """The same evaluator, which tells how far it is."""
+        return replace(self, begin=begin)
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics with the prefix."""
@@ -36,6 +43,8 @@ class ConversationEvaluator:
 
     async def play(self, sampler: SamplingClient) -> list[GroupOutcome]:
         """What became of every group, in the order of the builders."""
+        builders = self.make_builders()
+        progress = self.begin("test conversations", len(builders), "conversations")
         policy = Policy(
             sampler=sampler,
             seed=derive_seed(self.seed, "test conversations"),
@@ -43,8 +52,14 @@ class ConversationEvaluator:
             temperature=self.temperature,
             context_window=self.context_window,
             timeout_s=self.policy_timeout_s,
+            on_reply=progress.on_reply,
         )
-        return await run_groups(self.make_builders(), policy, max_retries=self.max_retries)
+        return await run_groups(
+            builders,
+            policy,
+            max_retries=self.max_retries,
+            on_group=lambda _, outcome: progress.on_group(outcome),
+        )
 
     def metrics(self, outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
         """Rollout metrics of groups, with the prefix."""

@@ -5,7 +5,7 @@ This is what training is for: what the policy could only answer after a conversa
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinker_cookbook.renderers.base import Renderer
 
@@ -16,6 +16,7 @@ from viva.eval.answers import answer_key, is_correct
 from viva.eval.records import WRONG, Answer
 from viva.judging.policy import SamplingClient
 from viva.rl.completer import PromptTooLongError, SeededCompleter
+from viva.rl.progress import Begin, StepProgress, unseen
 from viva.rl.prompts import PromptItem
 from viva.rl.seeds import derive_seed
 
@@ -37,7 +38,14 @@ class DirectSampler:
     grader: Callable[[str, str], bool] = is_correct
     vote: Callable[[str], str | None] = answer_key
 
-    async def answer(self, sampler: SamplingClient, index: int, item: PromptItem, number: int = 0) -> Answer:
+    async def answer(
+        self,
+        sampler: SamplingClient,
+        index: int,
+        item: PromptItem,
+        number: int = 0,
+        progress: StepProgress | None = None,
+    ) -> Answer:
         """One answer, graded; a reply that is cut off, unreadable or not given (the question does not fit) is wrong.
 
         Args:
@@ -45,7 +53,15 @@ class DirectSampler:
             index: The question's place in the test set; part of the seed.
             item: The question.
             number: Which of several answers to the question this is; part of the seed.
+            progress: Counts the answer.
         """
+        answer = await self._answer(sampler, index, item, number)
+        if progress is not None:
+            progress.on_reply(answer.num_tokens)
+            progress.on_group(answer)
+        return answer
+
+    async def _answer(self, sampler: SamplingClient, index: int, item: PromptItem, number: int) -> Answer:
         place = (index, number) if number else (index,)
         completer = SeededCompleter(
             sampler=sampler,
@@ -80,6 +96,8 @@ class DirectEvaluator:
 
     items: Sequence[PromptItem]
     direct: DirectSampler
+    begin: Begin = unseen
+    """Is told that questions begin."""
 
     def __post_init__(self) -> None:
         """Reject a test set that cannot be graded."""
@@ -88,9 +106,17 @@ class DirectEvaluator:
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Ask all questions at once; metrics ``test/direct_*``."""
         del step  # seeds are the same at every step
+        progress = self.begin("test questions", len(self.items), "questions")
         return direct_metrics(
-            await together(self.direct.answer(sampler, index, item) for index, item in enumerate(self.items))
+            await together(
+                self.direct.answer(sampler, index, item, progress=progress)
+                for index, item in enumerate(self.items)
+            )
         )
+
+    def reporting(self, begin: Begin) -> "DirectEvaluator":
+        """The same evaluator, which tells how far it is."""
+        return replace(self, begin=begin)
 
 
 def check_answers(items: Sequence[PromptItem]) -> None:

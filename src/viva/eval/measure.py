@@ -20,6 +20,7 @@ from viva.eval.metering import MeteredClient
 from viva.eval.played import read_outcome
 from viva.eval.records import Answer, Asked, Played
 from viva.judging.policy import PolicyRef, SamplingClient
+from viva.rl.progress import Begin, StepProgress, unseen
 from viva.rl.prompts import PromptItem
 from viva.rl.rollouts import GroupOutcome
 from viva.selfplay.group import Grader
@@ -76,11 +77,16 @@ class _KeptGrader:
 
 
 async def ask_all(
-    sampler: SamplingClient, direct: DirectSampler, items: Sequence[PromptItem], num_samples: int
+    sampler: SamplingClient,
+    direct: DirectSampler,
+    items: Sequence[PromptItem],
+    num_samples: int,
+    begin: Begin = unseen,
 ) -> tuple[tuple[Asked, ...], dict[str, float]]:
     """Ask every question a number of times; answers, and the metrics of the first one to each."""
+    progress = begin("direct", len(items) * num_samples, "answers")
     asked = await together(
-        _ask(sampler, direct, index, item, range(num_samples)) for index, item in enumerate(items)
+        _ask(sampler, direct, index, item, range(num_samples), progress) for index, item in enumerate(items)
     )
     found = tuple(
         Asked(question=item.question, answer=item.answer or "", answers=tuple(answers))
@@ -94,6 +100,7 @@ async def play_all(
     conversations: Conversations,
     items: Sequence[PromptItem],
     check: AnswerCheck,
+    begin: Begin = unseen,
 ) -> tuple[tuple[Played, ...], list[GroupOutcome], dict[str, float]]:
     """Hold one conversation on every problem; what was answered, the outcomes themselves, and the loop's metrics.
 
@@ -118,6 +125,7 @@ async def play_all(
         context_window=conversations.context_window,
         policy_timeout_s=conversations.policy_timeout_s,
         max_retries=conversations.max_retries,
+        begin=begin,
     )
     playing = asyncio.create_task(evaluator.play(sampler))
     try:
@@ -147,6 +155,7 @@ async def match_tokens(
     direct: DirectSampler,
     played: Sequence[Played],
     asked: Sequence[Asked] = (),
+    begin: Begin = unseen,
 ) -> tuple[Played, ...]:
     """The same conversations with direct answers at equal tokens.
 
@@ -155,20 +164,29 @@ async def match_tokens(
         direct: Asks.
         played: The conversations, on the first problems of the test set.
         asked: Answers that are there already.
+        begin: Is told that problems begin.
     """
+    progress = begin("equal tokens", len(played), "problems")
 
     async def match(index: int, each: Played) -> Played:
         have = list(asked[index].answers) if index < len(asked) else []
         answers = await _answers_within(sampler, direct, index, each, have)
+        progress.on_reply(sum(answer.num_tokens for answer in answers[len(have) :]))
+        progress.on_group(answers)
         return replace(each, direct=tuple(answers))
 
     return tuple(await together(match(index, each) for index, each in enumerate(played)))
 
 
 async def _ask(
-    sampler: SamplingClient, direct: DirectSampler, index: int, item: PromptItem, numbers: range
+    sampler: SamplingClient,
+    direct: DirectSampler,
+    index: int,
+    item: PromptItem,
+    numbers: range,
+    progress: StepProgress | None = None,
 ) -> list[Answer]:
-    return await together(direct.answer(sampler, index, item, number) for number in numbers)
+    return await together(direct.answer(sampler, index, item, number, progress) for number in numbers)
 
 
 async def _answers_within(

@@ -12,10 +12,11 @@ from rich.table import Table
 
 from viva.rl.progress import StepProgress
 
-__all__ = ["RunConsole", "sparkline"]
+__all__ = ["BARS_PER_SECOND", "RunConsole", "duration", "progress_row", "sparkline"]
 
 _BAR_WIDTH = 24
-_REFRESHES_PER_SECOND = 2
+BARS_PER_SECOND = 2
+"""How often what stands on a terminal is drawn anew."""
 _TREND_STEPS = 30
 _TREND_WIDTH = 70
 """Characters of a terminal that has room for trends beside the values."""
@@ -87,6 +88,10 @@ class RunConsole:
         self._started = self._step_began = clock()
         self._phase: str | None = "starting"
         self._progress: StepProgress | None = None
+        self._evaluation: StepProgress | None = None
+        self._evaluated: dict[str, int] = {}
+        """Tokens that a part of the last evaluation sampled, by its title."""
+        self._title = ""
         self._sampled: float | None = None
         self._trends: dict[str, _Trend] = {}
         self._said: set[str] = set()
@@ -95,7 +100,7 @@ class RunConsole:
             self._live = Live(
                 console=self.console,
                 get_renderable=self.display,
-                refresh_per_second=_REFRESHES_PER_SECOND,
+                refresh_per_second=BARS_PER_SECOND,
             )
         for metrics in history:
             self.measured(metrics)
@@ -106,7 +111,7 @@ class RunConsole:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._phase = self._progress = None
+        self._phase = self._progress = self._evaluation = None
         if self._live is not None:
             self._live.stop()
 
@@ -129,6 +134,23 @@ class RunConsole:
         progress = StepProgress(num_groups=num_groups, expected_tokens=self._sampled, clock=self._clock)
         self._phase, self._progress = None, progress
         return progress
+
+    def evaluating(self, title: str, count: int, noun: str) -> StepProgress:
+        """A part of an evaluation begins: a `viva.rl.progress.Begin`. It stands beside conversations that go on."""
+        self.evaluated()
+        expected = self._evaluated.get(title)
+        self._title = title
+        self._evaluation = StepProgress(
+            num_groups=count, expected_tokens=expected, clock=self._clock, noun=noun
+        )
+        self._phase = None
+        return self._evaluation
+
+    def evaluated(self) -> None:
+        """The evaluation, or a part of it, is over; how much it took is kept for the next one."""
+        if self._evaluation is not None and self._evaluation.is_done:
+            self._evaluated[self._title] = self._evaluation.num_tokens
+        self._evaluation = None
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report a finished step with the time that is left at the pace so far."""
@@ -160,7 +182,7 @@ class RunConsole:
 
         A thread of its own draws it, at any time.
         """
-        phase, progress = self._phase, self._progress
+        phase, progress, evaluation = self._phase, self._progress, self._evaluation
         bars = Table.grid(padding=(0, 1))
         bars.add_row(
             f"step {min(self._next_step + 1, self._num_steps)}/{self._num_steps}",
@@ -169,12 +191,10 @@ class RunConsole:
         )
         if phase is not None:
             bars.add_row(phase)
-        if progress is not None and progress.num_done < progress.num_groups:
-            bars.add_row(
-                "sampling",
-                ProgressBar(total=1.0, completed=progress.share, width=_BAR_WIDTH),
-                _step_text(progress),
-            )
+        if evaluation is not None and not evaluation.is_done:
+            bars.add_row(*progress_row("evaluating", evaluation))
+        if progress is not None and not progress.is_done:
+            bars.add_row(*progress_row("sampling", progress))
         return Group(bars, self._figures())
 
     def _figures(self) -> Table:
@@ -197,7 +217,7 @@ class RunConsole:
         if not done:
             return ""
         pace = (self._step_began - self._started) / done
-        return f"{_duration(max(0.0, pace * left - (self._clock() - self._step_began)))} left"
+        return f"{duration(max(0.0, pace * left - (self._clock() - self._step_began)))} left"
 
 
 def sparkline(values: Iterable[float]) -> str:
@@ -210,16 +230,19 @@ def sparkline(values: Iterable[float]) -> str:
     return "".join(_SPARKS[round((value - low) * scale)] for value in known)
 
 
-def _step_text(progress: StepProgress) -> str:
-    parts = [f"{progress.num_done} of {progress.num_groups} conversations"]
+def progress_row(title: str, progress: StepProgress) -> tuple[RenderableType, ...]:
+    """One row of a display: how far it is, as a bar and in words."""
+    parts = [f"{progress.num_done} of {progress.num_groups} {progress.noun}"]
     if progress.num_tokens:
         parts.append(f"{progress.tokens_per_second:,.0f} tok/s")
     if progress.seconds_left is not None:
-        parts.append(f"{_duration(progress.seconds_left)} left")
-    return ", ".join(parts)
+        parts.append(f"{duration(progress.seconds_left)} left")
+    bar = ProgressBar(total=1.0, completed=progress.share, width=_BAR_WIDTH)
+    return title, bar, ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds for people."""
     minutes, whole_seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -1,24 +1,32 @@
-"""How far the rollouts of a step are: counted by callbacks, which change nothing and cost next to nothing."""
+"""How far the rollouts of a step, or a part of an evaluation, are: counted by callbacks, which change nothing."""
 
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
-__all__ = ["StepProgress"]
+__all__ = ["Begin", "StepProgress", "unseen"]
 
 
 class StepProgress:
-    """Conversations and tokens of one step so far.
+    """Conversations and tokens of one step so far; or questions, and what else an evaluation consists of.
 
     Args:
         num_groups: Conversations of the step.
         expected_tokens: What the step is likely to sample, judging by those before; ``None`` if nothing is known.
         clock: Seconds.
+        noun: What is counted.
     """
 
     def __init__(
-        self, *, num_groups: int, expected_tokens: float | None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        num_groups: int,
+        expected_tokens: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        noun: str = "conversations",
     ) -> None:
         self.num_groups = num_groups
+        self.noun = noun
         self.num_done = 0
         """Conversations that ended."""
         self.num_tokens = 0
@@ -34,6 +42,11 @@ class StepProgress:
     def on_group(self, _: object) -> None:
         """Count a conversation."""
         self.num_done += 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have ended."""
+        return self.num_done >= self.num_groups
 
     @property
     def share(self) -> float:
@@ -58,3 +71,13 @@ class StepProgress:
         """Until the last conversation ends at the pace so far; ``None`` as long as nothing is known."""
         share = self.share
         return (self._clock() - self._started) * (1 - share) / share if share > 0 else None
+
+
+Begin: TypeAlias = Callable[[str, int, str], StepProgress]
+"""Begins a part of an evaluation: its title, how many of what it consists of; counted with what it returns."""
+
+
+def unseen(title: str, count: int, noun: str) -> StepProgress:
+    """A `Begin` that shows nothing."""
+    del title
+    return StepProgress(num_groups=count, expected_tokens=None, noun=noun)

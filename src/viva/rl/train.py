@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tinker_cookbook.rl.types import RLDataset
 
@@ -31,6 +31,7 @@ from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig, expert_bat
 from viva.rl.interrupts import Interrupts
 from viva.rl.journal import JournalMode
 from viva.rl.metrics import rollout_metrics
+from viva.rl.progress import Begin
 from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.run_folder import RunFolder
 from viva.rl.seeds import derive_seed
@@ -44,6 +45,7 @@ __all__ = [
     "Evaluator",
     "LoopConfig",
     "MetricSink",
+    "Reporting",
     "Training",
     "crossed",
     "train",
@@ -63,6 +65,15 @@ class Evaluator(Protocol):
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics, with names that start with ``test/``."""
+        ...
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """An evaluator that can tell how far it is."""
+
+    def reporting(self, begin: Begin) -> Evaluator:
+        """The same evaluator, which tells it."""
         ...
 
 
@@ -247,7 +258,7 @@ async def _step(run: Training, step: int, ahead: RolloutsAhead[_Batch], console:
     if config.eval_every and step % config.eval_every == 0:
         console.phase("evaluating")
         async with _journaled(run, sampler, console, step, is_last=False):
-            metrics |= await _evaluate(run, sampler, step)
+            metrics |= await _evaluate(run, sampler, step, console)
         clock.lap("evaluation")
     ahead.offer(step, sampler)
     played = await ahead.take(step)
@@ -323,11 +334,15 @@ def _judge_with(run: Training, sampler: SamplingClient) -> None:
         policy_ref.sampling_client = sampler
 
 
-async def _evaluate(run: Training, sampler: SamplingClient, step: int) -> dict[str, float]:
+async def _evaluate(
+    run: Training, sampler: SamplingClient, step: int, console: RunConsole
+) -> dict[str, float]:
     _judge_with(run, sampler)
     metrics: dict[str, float] = {}
     for evaluator in run.evaluators:
-        metrics |= await evaluator(sampler, step)
+        told = evaluator.reporting(console.evaluating) if isinstance(evaluator, Reporting) else evaluator
+        metrics |= await told(sampler, step)
+    console.evaluated()
     return metrics
 
 
@@ -449,7 +464,7 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
         clock = _Clock()
         sampler = await _snapshot(run, next_step)
         async with _journaled(run, sampler, console, next_step, name="{:06d}-end"):
-            metrics = await _evaluate(run, sampler, next_step)
+            metrics = await _evaluate(run, sampler, next_step, console)
         clock.lap("evaluation")
         _log(run, next_step, metrics | clock.all(0, 0))
         console.measured(metrics)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -27,6 +27,7 @@ from viva.recipes.evaluation.options import EvalOptions
 from viva.recipes.evaluation.plan import EvalPlan, check_output, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.rl.clients import ServiceClient, settled
+from viva.rl.evaluation_console import EvaluationConsole
 from viva.rl.prompts import PromptItem
 from viva.rl.remote import watched
 from viva.rl.seeds import derive_seed
@@ -47,6 +48,12 @@ class _Result:
     """Of the result file."""
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Transcripts."""
+
+
+_Samples: TypeAlias = tuple[
+    tuple[Asked, ...], dict[str, tuple[Played, ...]], dict[str, dict[str, float]], list[dict[str, Any]]
+]
+"""Direct answers; by kind, conversations and the training loop's metrics; transcripts."""
 
 
 async def evaluate(name: str, options: EvalOptions) -> str:
@@ -129,22 +136,8 @@ async def _watched(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Resul
 
 
 async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
-    direct = _direct(plan, opened)
-    asked: tuple[Asked, ...] = ()
-    played: dict[str, tuple[Played, ...]] = {}
-    metrics: dict[str, dict[str, float]] = {}
-    rows: list[dict[str, Any]] = []
-    if "direct" in plan.kinds:
-        asked, metrics["direct"] = await ask_all(opened.client, direct, plan.items, plan.options.num_samples)
-    for kind, config in plan.conversations.items():
-        talks = await _conversations(plan, config, opened)
-        found, outcomes, metrics[kind] = await play_all(opened.client, talks, plan.talked_about, plan.check)
-        step = target.next_step or 0
-        # a second kind of conversation counts on: step and group tell conversations apart
-        rows += [transcript_row(step, group, outcome) for group, outcome in enumerate(outcomes, len(rows))]
-        if plan.options.equal_tokens:
-            found = await match_tokens(opened.client, direct, found, asked)
-        played[kind] = found
+    with EvaluationConsole() as console:
+        asked, played, metrics, rows = await _sample(plan, target, opened, console)
     evaluation = Evaluation(
         target=target.summary | {"model": opened.model},
         options=plan.record,
@@ -156,6 +149,30 @@ async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Resu
     )
     figures = summarise(figures_of(evaluation), resamples=plan.options.resamples, seed=_draws(plan.record))
     return _Result(evaluation=replace(evaluation, figures=figures), path=_path(plan, target), rows=rows)
+
+
+async def _sample(plan: EvalPlan, target: Target, opened: OpenPolicy, console: EvaluationConsole) -> _Samples:
+    direct = _direct(plan, opened)
+    asked: tuple[Asked, ...] = ()
+    played: dict[str, tuple[Played, ...]] = {}
+    metrics: dict[str, dict[str, float]] = {}
+    rows: list[dict[str, Any]] = []
+    if "direct" in plan.kinds:
+        asked, metrics["direct"] = await ask_all(
+            opened.client, direct, plan.items, plan.options.num_samples, console.begin
+        )
+    for kind, config in plan.conversations.items():
+        talks = await _conversations(plan, config, opened)
+        found, outcomes, metrics[kind] = await play_all(
+            opened.client, talks, plan.talked_about, plan.check, console.begin
+        )
+        step = target.next_step or 0
+        # a second kind of conversation counts on: step and group tell conversations apart
+        rows += [transcript_row(step, group, outcome) for group, outcome in enumerate(outcomes, len(rows))]
+        if plan.options.equal_tokens:
+            found = await match_tokens(opened.client, direct, found, asked, console.begin)
+        played[kind] = found
+    return asked, played, metrics, rows
 
 
 def _draws(record: dict[str, Any]) -> int:
