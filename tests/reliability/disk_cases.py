@@ -1,6 +1,7 @@
 """What the tests of failing disks and torn files share: the server of runs, and what has to hold after each."""
 
-import contextlib
+import atexit
+import functools
 import hashlib
 import json
 import subprocess
@@ -13,20 +14,28 @@ from viva.rl.checkpoints import Checkpoints
 SCRIPT = Path(__file__).with_name("disk_run.py")
 
 
-@contextlib.contextmanager
-def server(script=SCRIPT):
-    """Does a run for every dictionary of arguments of `disk_run.job`, each in a process of its own."""
-    with subprocess.Popen([sys.executable, str(script)], stdin=-1, stdout=-1, text=True) as process:
+@functools.cache
+def server():
+    """Does a run for every dictionary of arguments of `disk_run.job`, each in a process of its own.
 
-        def run(folder, **options):
-            process.stdin.write(json.dumps({"folder": str(folder), **options}) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-            assert answer, "the server of runs died"
-            return json.loads(answer)
+    There is one server for all tests, since it takes seconds to start.
+    """
+    process = subprocess.Popen([sys.executable, str(SCRIPT)], stdin=-1, stdout=-1, text=True)
 
-        yield run
+    def stop():
         process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+    def run(folder, **options):
+        process.stdin.write(json.dumps({"folder": str(folder), **options}) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, "the server of runs died"
+        return json.loads(answer)
+
+    atexit.register(stop)
+    return run
 
 
 def outcome(folder: Path):

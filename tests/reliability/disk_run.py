@@ -22,6 +22,7 @@ import torch
 from bandit_engine import BanditTrainer, CountDataset, Done
 from faulty_disk import KILLED, FaultyDisk
 
+import viva.rl.checkpoints
 from viva.engine.checkpoint import read_checkpoint, read_tensors, write_checkpoint, write_tensors
 from viva.recipes.loop import _disk_problem
 from viva.rl.run_folder import prepare_run_folder
@@ -93,8 +94,10 @@ async def go(folder, told, saved):
     )
 
 
-def job(folder, k=0, fault="ENOSPC", limit=None):
+def job(folder, k=0, fault="ENOSPC", limit=None, broken=False):
     """Do a run, its k-th file operation failing, or with no file longer than a limit.
+
+    `broken` is the sabotage: an index that is written in place.
 
     Returns:
         ``error`` (the message a user reads; empty if it ended well), ``kind`` (the exception's class), ``told``
@@ -105,6 +108,8 @@ def job(folder, k=0, fault="ENOSPC", limit=None):
     told, saved = [], []
     result = {"error": "", "kind": "", "told": told, "saved": saved}
     disk.install()
+    if broken:
+        viva.rl.checkpoints.write_atomic = lambda path, text: path.write_text(text)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:

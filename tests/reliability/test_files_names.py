@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -74,10 +75,12 @@ class World:
             "/proc/meminfo",
             "/proc/stat",
         ]
+        scratch = os.path.join(os.path.realpath(tempfile.gettempdir()), "viva-")  # folders of its own making
         return [
             place
             for place in sorted(seen.places)
             if not any(place == home or place.startswith(f"{home}/") for home in homes)
+            and not place.startswith(scratch)
         ]
 
     @contextlib.contextmanager
