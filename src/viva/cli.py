@@ -243,7 +243,7 @@ def _report(options: argparse.Namespace) -> int:
     try:
         path = write_report(options.run, options.output, second=options.second)
     except (ValueError, OSError) as error:
-        return _mistake(str(error))
+        return _mistake(_told(error))
     sys.stdout.write(f"{path}\n")
     return 0
 
@@ -254,7 +254,7 @@ def _view(options: argparse.Namespace) -> int:
     try:
         serve(options.runs, port=options.port, open_browser=options.open, say=_say)
     except (ValueError, OSError) as error:
-        return _mistake(str(error))
+        return _mistake(_told(error))
     return 0
 
 
@@ -273,7 +273,7 @@ def _export(options: argparse.Namespace) -> int:
     try:
         written = export_run(options.run, chosen)
     except (ValueError, OSError) as error:
-        return _mistake(str(error))
+        return _mistake(_told(error))
     sys.stdout.write("".join(f"{path}\n" for path in written))
     return 0
 
@@ -286,7 +286,7 @@ def _cost(options: argparse.Namespace) -> int:
         chosen, config = parse_cost(options.options)
         text = cost_text(recipe_cost(config, chosen.text), chosen)
     except (ValueError, OSError) as error:
-        return _mistake(str(error))
+        return _mistake(_told(error))
     sys.stdout.write(text)
     return 0
 
@@ -307,7 +307,7 @@ def _doctor(options: argparse.Namespace) -> int:
     try:
         is_sound = asyncio.run(examine_engine(chosen, _say))
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
-        return _mistake(explain(error, "the engine") or str(error))
+        return _mistake(explain(error, "the engine") or _told(error))
     return 0 if is_sound else 1
 
 
@@ -328,7 +328,7 @@ def _eval(options: argparse.Namespace) -> int:
     try:
         text = asyncio.run(evaluate(options.target, chosen))
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
-        return _mistake(explain(error, "the engine") or str(error))
+        return _mistake(explain(error, "the engine") or _told(error))
     sys.stdout.write(text)
     return 0
 
@@ -341,7 +341,7 @@ def _rescore(options: argparse.Namespace) -> int:
     try:
         result = rescore(options.run, rules)
     except (ValueError, OSError) as error:
-        return _mistake(str(error))
+        return _mistake(_told(error))
     sys.stdout.write(rescore_text(result))
     return 0
 
@@ -354,7 +354,7 @@ def _estimate(options: argparse.Namespace) -> int:
     try:
         result = estimate_run(options.run, chosen)
     except (ValueError, OSError) as error:
-        return _mistake(str(error))
+        return _mistake(_told(error))
     sys.stdout.write(estimation_text(result))
     return 0
 
@@ -372,7 +372,7 @@ def _protocol(options: argparse.Namespace) -> int:
         protocol = find_protocol(options.target, options.agents)
         lines, problems = check_protocol(protocol, options.agents)
     except ValueError as error:
-        return _mistake(str(error))
+        return _mistake(_told(error))
     sys.stdout.write("\n".join(lines) + "\n")
     if problems:
         return _mistake("\n".join(["the protocol does not work:", *(f"- {problem}" for problem in problems)]))
@@ -385,8 +385,17 @@ def _unknown(noun: str, value: str, allowed: list[str]) -> str:
     return f"unknown {noun} {value!r}; allowed: {', '.join(allowed)}.{hint}"
 
 
+def _told(error: BaseException) -> str:
+    """What an error says; those of the disk do not say what to do."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; give another file or folder, or see to this one"
+    return str(error)
+
+
 def _mistake(message: str) -> int:
-    sys.stderr.write(f"viva: error: {message}\n")
+    from viva.rl.secrets import without_secrets
+
+    sys.stderr.write(without_secrets(f"viva: error: {message}\n"))
     return 2
 
 

@@ -73,7 +73,7 @@ def test_offline_mode_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_errors_that_have_nothing_to_do_with_the_hub_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
-        raise OSError("disk full")
+        raise OSError(28, "disk full")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
     with pytest.raises(OSError, match="disk full"):

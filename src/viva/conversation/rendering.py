@@ -143,9 +143,10 @@ def _check_control_tokens(
         if text_only or tokenizer.control_ids.intersection(tokens).difference(stops):
             return
         missing = "its role markers are not control tokens"
+    fitting = _by_control_tokens(tokenizer)
     raise ValueError(
         f"renderer {name!r} does not fit the tokenizer of {model_name!r}: {missing}. "
-        f"Pass renderer_name={_by_control_tokens(tokenizer)!r}."
+        f"Pass renderer_name={(_FALLBACK if fitting == name else fitting)!r}."
     )
 
 

@@ -6,6 +6,7 @@ meaning over ranks. ``A`` starts uniform in ``+-1/sqrt(inputs)``, from the adapt
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "adapter_config",
     "adapter_tensors",
     "add_adapter",
+    "check_adapter",
     "merge_adapter",
     "target_modules",
 ]
@@ -109,6 +111,37 @@ def adapter_config(base: BaseModel, settings: AdapterSettings) -> Any:
         base_model_name_or_path=repository,
         revision=revision,
     )
+
+
+def check_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], rank: int, folder: Path) -> None:
+    """Refuse an adapter that does not fit the model.
+
+    Args:
+        base: The model.
+        adapter: See `merge_adapter`.
+        rank: That it should have.
+        folder: Where it lies.
+
+    Raises:
+        ValueError: It names a layer that the model lacks, or has other shapes.
+    """
+    layers: dict[str, Any] = dict(base.module.named_modules())
+    advice = f"Give the model that it was trained on; this is {base.name!r}."
+    for key in adapter:
+        name, _, part = key.rpartition(".")
+        if part != "lora_A":
+            continue
+        if name not in layers or f"{name}.lora_B" not in adapter:
+            raise ValueError(
+                f"the adapter {str(folder)!r} changes {name}, which the model does not have. {advice}"
+            )
+        down, up, shape = adapter[key].shape, adapter[f"{name}.lora_B"].shape, layers[name].weight.shape
+        if (*down, *up) != (rank, shape[1], shape[0], rank):
+            raise ValueError(
+                f"the adapter {str(folder)!r} has tensors of the shapes {list(down)} and {list(up)} for {name} "
+                f"of {list(shape)}, with the rank {rank} they must be {[rank, shape[1]]} and "
+                f"{[shape[0], rank]}. {advice}"
+            )
 
 
 def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: float) -> Any:

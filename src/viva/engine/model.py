@@ -5,11 +5,13 @@ LoRA, sampling merges the LoRA into fresh tensors of another copy.
 """
 
 import copy
+import math
 import os
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from torch import nn
 
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
 from viva.engine.hub import hub_errors, split_revision
+from viva.engine.loading import check_loaded, load_errors
+from viva.engine.model_folder import LOADING, check_model_folder
 from viva.engine.tree_attention import TREE_ATTENTION, TreeStep, register_tree_attention
 from viva.engine.trees import pack_tree
 
@@ -144,18 +148,23 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
-        raise ValueError(
-            f"{name!r} is a folder without config.json. Give the folder that save_pretrained wrote."
-        )
+    if os.path.isdir(name):
+        check_model_folder(Path(name))
     repository, revision = split_revision(name)
-    with _no_progress_bar(), hub_errors(name, option="model_name"):
-        module: Any = AutoModelForCausalLM.from_pretrained(
-            repository, revision=revision or "main", dtype=dtype, trust_remote_code=False
+    with _no_progress_bar(), hub_errors(name, option="model_name"), load_errors(name):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            repository,
+            revision=revision or "main",
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_loaded` refuses them, and says which
+            **LOADING,
         )
         tokenizer: Any = AutoTokenizer.from_pretrained(
             repository, revision=revision or "main", trust_remote_code=False
         )
+    module, told = loaded
+    check_loaded(name, told, tokenizer)
     module.config._attn_implementation = "eager" if _softcap(module.config) else "sdpa"
     module = module.to(device).eval().requires_grad_(False)
     base = BaseModel(
@@ -301,6 +310,11 @@ def _check_decoding(base: BaseModel, device: torch.device) -> None:
             ) from error
         actual = head_logits(base.module, hidden[:, 0])
     error = _deviation(actual, expected[[_PROBE_LONG, _PROBE_SHORT]], base.module.dtype)
+    if error is not None and math.isnan(error):
+        raise ValueError(
+            f"{kind} computes logits that are no finite numbers: its weights are damaged, or too large for this "
+            "precision. Fetch it anew, or use precision=float32."
+        )
     if error is not None:
         raise ValueError(
             f"The engine's decoding of {kind} is off by {error:.3g} from the model's own logits, so this architecture "

@@ -27,6 +27,7 @@ from viva.engine.lora import (
     adapter_config,
     adapter_tensors,
     add_adapter,
+    check_adapter,
     merge_adapter,
 )
 from viva.engine.losses import Loss
@@ -269,6 +270,8 @@ def stored_builder(base: BaseModel, settings: AdapterSettings, folder: Path) -> 
     """A builder for the weights of a checkpoint, which are read now."""
     device = base.module.device
     weights = {name: tensor.to(device) for name, tensor in _read_weights(folder, settings).items()}
+    if settings.rank:
+        check_adapter(base, weights, settings.rank, folder)
     return _builder(base, settings, weights)
 
 

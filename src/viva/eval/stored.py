@@ -68,7 +68,7 @@ def read_evaluation(path: Path) -> Evaluation:
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise ValueError(f"{path} cannot be read: {error}; evaluate anew") from error
     if not isinstance(content, dict) or cast("dict[str, Any]", content).pop("format", None) != FORMAT:
         raise ValueError(f"{path} is not an evaluation; give a file that `viva eval` wrote ({FORMAT!r})")
     try:

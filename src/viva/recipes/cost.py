@@ -119,7 +119,10 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
     if not options.accelerators or min(options.accelerators) < 1:
         raise ValueError(f"accelerators must be numbers of 1 or more; got {options.accelerators}")
     theirs = [text for text, yes in zip(argv, is_own, strict=True) if not yes]
-    return options, parse_options(_config_class(recipe), theirs)
+    config = parse_options(_config_class(recipe), theirs)
+    if config.lora_rank < 0:
+        raise ValueError(f"lora_rank must be 0 or more; got {config.lora_rank}")
+    return options, config
 
 
 def recipe_cost(config: Any, text: Text) -> RecipeCost:

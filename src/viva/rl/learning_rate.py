@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from viva.engine.hub import hub_problem, split_revision
 
-__all__ = ["LARGEST_RATE", "cached_config", "default_learning_rate"]
+__all__ = ["LARGEST_RATE", "cached_config", "default_learning_rate", "read_model_config"]
 
 LARGEST_RATE = 1e-3
 """Upper bound of the rule for local models; policy gradients of small models are unstable above it."""
@@ -48,8 +48,23 @@ def default_learning_rate(model_name: str, *, is_lora: bool = True, may_fetch: b
     raise ValueError(f"no learning rate is known for {model_name}; pass learning_rate=..., for example 1e-4")
 
 
+def read_model_config(path: Path) -> dict[str, Any]:
+    """A model's ``config.json``.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    try:
+        config: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); fetch or save the model anew") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} must hold an object; fetch or save the model anew")
+    return cast(dict[str, Any], config)
+
+
 def _local_rate(config_path: Path, is_lora: bool) -> float:
-    config = cast(dict[str, Any], json.loads(config_path.read_text(encoding="utf-8")))
+    config = read_model_config(config_path)
     nested: dict[str, Any] = config.get("text_config") or {}
     width = config.get("hidden_size") or nested.get("hidden_size")
     if not isinstance(width, int) or width < 1:

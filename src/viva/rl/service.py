@@ -1,13 +1,12 @@
 """Which engine computes: the embedded one, or a remote one with the same interface."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from viva.rl.clients import ServiceClient
-from viva.rl.learning_rate import cached_config
+from viva.rl.learning_rate import cached_config, read_model_config
 from viva.rl.old_sdk import awaitable_service
 from viva.rl.remote import check_address
 from viva.rl.secrets import KEY_VARIABLE, without_secrets
@@ -100,6 +99,5 @@ def context_window(model: str) -> int | None:
     path = folder_config if folder_config.is_file() else cached_config(model)
     if path is None:
         return None
-    config = cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
-    window = config.get("max_position_embeddings")
+    window = read_model_config(path).get("max_position_embeddings")
     return window if isinstance(window, int) else None

@@ -143,3 +143,7 @@ def read_shape(name: str) -> ModelShape:
         )
     except KeyError as error:
         raise ValueError(f"{path} has no {error.args[0]}; give the folder of an intact model") from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"{path} has a size that is no whole number above 0 ({error}); give the folder of an intact model"
+        ) from error

@@ -1,5 +1,6 @@
 """Objects of the user's own code, named on a command line as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -25,7 +26,9 @@ def load_target(target: str) -> Any:
     where, _, attribute = target.rpartition(":")
     module = _module(where)
     if not hasattr(module, attribute):
-        raise ValueError(f"{where!r} has no attribute {attribute!r}")
+        close = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{where!r} has no attribute {attribute!r}; name one that it defines.{hint}")
     return getattr(module, attribute)
 
 
@@ -34,10 +37,15 @@ def _module(where: str) -> ModuleType:
         path = Path(where)
         spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
         if spec is None or spec.loader is None:
-            raise ValueError(f"there is no file {where!r}")
+            raise ValueError(
+                f"there is no file {where!r}; give path.py:ATTRIBUTE, seen from the working folder"
+            )
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except SyntaxError as error:
+            raise ValueError(f"{where!r} is no Python code: {error}; mend it") from error
         return module
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -68,7 +68,7 @@ def make_plan(config: Config) -> Plan[Config]:
     if config.max_staleness or config.stream_updates:
         raise ValueError(
             "the estimators weigh a whole batch that the policy being trained has sampled; leave out max_staleness and "
-            "stream_updates"
+            f"stream_updates; got {config.max_staleness} and {config.stream_updates}"
         )
     EfficientReward(answer="0", token_budget=_budget(config), length_weight=config.length_weight)
     plan = plan_run(
@@ -118,7 +118,9 @@ def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
     if Need.CONTEXT_LOGPROBS not in estimator.needs:
         return
     if config.assignment == "split":
-        raise ValueError(f"{config.estimator} compares strategies on the same problem; use assignment=all")
+        raise ValueError(
+            f"{config.estimator} compares strategies on the same problem; use assignment=all; got assignment=split"
+        )
     if "feedback" in strategies and config.train_behind == "attempt":
         raise ValueError(
             f"{config.estimator} needs one training context for all strategies; use train_behind=problem"

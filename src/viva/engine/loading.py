@@ -1,0 +1,86 @@
+"""What goes wrong when a model is read, in words that say what to do; nothing is filled in that a model lacks."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["check_loaded", "load_errors"]
+
+_ADVICE = "Fetch it anew, or save it anew with save_pretrained."
+_LONGEST = 300
+_SHOWN = 3
+
+
+@contextmanager
+def load_errors(name: str) -> Generator[None, None, None]:
+    """Turn errors of reading a model or its tokenizer into a `ValueError` that names the model.
+
+    Args:
+        name: Path or hub name.
+
+    Raises:
+        ValueError: A file is missing or damaged, or does not fit the others.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    # what transformers lets through where a file holds something else than it expects
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RecursionError),
+        SafetensorError,
+    ) as error:
+        if (
+            isinstance(error, OSError)
+            and error.errno is not None
+            and not isinstance(error, FileNotFoundError)
+        ):
+            raise  # of the disk, not of the model
+        raise ValueError(f"the model {name!r} cannot be loaded: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip()
+    if "trust_remote_code" in text:
+        return "it needs code from its own repository, which is never run. Use a model that transformers has."
+    text = text.partition("\n")[0][:_LONGEST].rstrip(".")
+    if not isinstance(error, OSError | ValueError):
+        text = f"{type(error).__name__}: {text}"
+    return f"{text}. {_ADVICE}"
+
+
+def check_loaded(name: str, told: Mapping[str, Any], tokenizer: Any) -> None:
+    """Refuse a model that would be completed with random weights, and a tokenizer that reads nothing.
+
+    Args:
+        name: Path or hub name.
+        told: What ``from_pretrained`` reports of the weights.
+        tokenizer: The model's.
+
+    Raises:
+        ValueError: See above.
+    """
+    missing = sorted(str(key) for key in told["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"the model {name!r} lacks {len(missing)} tensors that its config.json asks for: "
+            f"{_some(missing)}. {_ADVICE}"
+        )
+    shapes = sorted(
+        f"{key} has the shape {list(found)} and should have {list(wanted)}"
+        for key, found, wanted in told["mismatched_keys"]
+    )
+    if shapes:
+        raise ValueError(
+            f"the model {name!r} has {len(shapes)} tensors of other shapes than its config.json asks for: "
+            f"{_some(shapes)}. {_ADVICE}"
+        )
+    if not tokenizer.encode("A", add_special_tokens=False):
+        raise ValueError(
+            f"the model {name!r} has no tokenizer that reads text: 'A' is no token for it. Its folder needs "
+            f"tokenizer.json. {_ADVICE}"
+        )
+
+
+def _some(texts: list[str]) -> str:
+    return ", ".join(texts[:_SHOWN]) + (", ..." if len(texts) > _SHOWN else "")
