@@ -2,7 +2,7 @@
 
 import pytest
 
-from viva.conversation.coordinator import MultiAgentCoordinator
+from viva.conversation.coordinator import MultiAgentCoordinator, OutOfTurnError
 from viva.conversation.critiques import read_solution
 from viva.conversation.prompts import persona
 from viva.conversation.protocol import Protocol, Round, Segment
@@ -120,3 +120,18 @@ async def test_an_agent_is_out_of_a_lane_before_it_is_out_of_all() -> None:
     assert not coordinator.is_out(0)
     assert not coordinator.episode_done
     assert coordinator.num_agents_left == 1
+
+
+async def test_who_has_finished_sees_everything_and_is_told_that_it_has() -> None:
+    coordinator = MultiAgentCoordinator("q", 1, protocol_of(2))
+    await coordinator.wait_for_turn(0, 1)
+    await coordinator.submit_response(0, Solution(solution="4"), lane=1)
+    with pytest.raises(OutOfTurnError, match="agent 0 may not reply: the conversation is over for it"):
+        await coordinator.submit_response(0, Solution(solution="5"), lane=1)
+    with pytest.raises(OutOfTurnError, match="it has not been given a turn"):
+        await coordinator.submit_response(0, Solution(solution="5"))
+    await coordinator.wait_for_turn(0)
+    await coordinator.submit_response(0, Solution(solution="5"))
+    for lane in (0, 1):
+        assert [turn.lane for turn in coordinator.visible_turns(0, lane)] == [0, 1]
+        assert await coordinator.wait_for_turn(0, lane) is None
