@@ -126,6 +126,25 @@ async def test_a_run_whose_engine_is_lost_ends_with_1_and_says_how_to_go_on(
     assert f"gone. {told}" in line
 
 
+async def test_a_disk_that_fails_is_told_with_the_file_and_the_way_out(ends, capsys):
+    checkpoints = SimpleNamespace(latest=lambda: SimpleNamespace(next_step=20))
+    opened = SimpleNamespace(trackers=(), folder=SimpleNamespace(checkpoints=checkpoints))
+    full = OSError(28, "No space left on device", "runs/x/metrics.jsonl")
+    assert await ends(open_run=lambda *_: opened, train=raises(full)) == 1
+    told = capsys.readouterr().err
+    assert (
+        "error: runs/x/metrics.jsonl: No space left on device. Make room there, or see to the disk." in told
+    )
+    assert "The state after 20 steps is saved" in told
+
+    def damaged():
+        raise ValueError("checkpoints.jsonl is damaged")
+
+    opened.folder.checkpoints.latest = damaged
+    assert await ends(open_run=lambda *_: opened, train=raises(full)) == 1
+    assert "see to the disk. checkpoints.jsonl is damaged" in capsys.readouterr().err
+
+
 async def test_a_run_whose_engine_is_lost_before_its_first_step_is_refused(ends, capsys, monkeypatch):
     async def gone(*_, **__):
         await asyncio.Event().wait()

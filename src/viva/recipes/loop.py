@@ -84,19 +84,24 @@ async def _run_recipe(
     try:
         async with watched(engine.base_url):
             is_complete = await train(training)
+        return finish_run(plan.options, opened, training, is_complete=is_complete)
     except (AllGroupsFailedError, EstimatorStoppedError) as error:
         complain(f"error: {error}")
         return 1
     except FloatingPointError as error:  # nothing was saved since
         complain(f"error: {error} {_how_to_go_on(opened)}")
         return 1
-    except (ValueError, RuntimeError, tinker.TinkerError) as error:  # what the SDK raises, among others
-        told = explain(error, engine.server)
+    except (
+        ValueError,
+        RuntimeError,
+        OSError,
+        tinker.TinkerError,
+    ) as error:  # what the SDK raises, among others
+        told = explain(error, engine.server) or _disk_problem(error)
         if told is None:
             raise
         complain(f"error: {told} {_how_to_go_on(opened)}")
         return 1
-    return finish_run(plan.options, opened, training, is_complete=is_complete)
 
 
 async def judged_by(
@@ -246,8 +251,18 @@ def _conversation_evaluators(
     ]
 
 
+def _disk_problem(error: Exception) -> str | None:
+    """What a file that cannot be written or read means; ``None`` if it is about something else."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    return f"{error.filename}: {error.strerror}. Make room there, or see to the disk."
+
+
 def _how_to_go_on(opened: OpenRun) -> str:
-    last = opened.folder.checkpoints.latest()
+    try:
+        last = opened.folder.checkpoints.latest()
+    except (ValueError, OSError) as error:
+        return str(error)
     if last is None:
         return "Nothing was saved yet: begin again with the same command and behavior_if_exists=resume."
     return (
