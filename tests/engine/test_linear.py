@@ -32,6 +32,17 @@ def test_a_packed_layer_computes_what_the_layer_computed(
     torch.testing.assert_close(output, nn.functional.linear(values, weight, bias), atol=1e-5, rtol=1e-5)
 
 
+def test_prompts_of_all_lengths_need_few_kernels() -> None:
+    sizes: set[int] = set()
+    layer = PackedLinear(torch.eye(4), None)
+    layer._product = lambda rows, *_: sizes.add(rows.numel() // 4) or rows
+    values = torch.arange(4 * 4096.0).view(4096, 4)
+    with torch.inference_mode():
+        for length in range(1, 4097):
+            assert torch.equal(layer(values[:length]), values[:length])
+    assert len(sizes) < 150
+
+
 def test_packing_a_copy_leaves_the_base_model_alone(model_dir: Callable[[str], str]) -> None:
     base = load_base_model(model_dir("qwen2"), torch.device("cpu"), torch.float32)
     linears = [name for name, layer in base.module.named_modules() if isinstance(layer, nn.Linear)]

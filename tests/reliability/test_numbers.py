@@ -144,17 +144,17 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "error", "match"), FAULTS)
-async def test_what_is_no_number_stops_the_run_before_it_is_saved(
-    tmp_path, kind, value, error, match, ledger
-):
-    for step in range(NUM_STEPS):
-        saved = await stopped_by(tmp_path / str(step), Fault(kind, step, value), error, match)
-        assert saved == step
+async def test_what_is_no_number_stops_the_run_before_it_is_saved(tmp_path, ledger):
+    for number, (kind, value, error, match) in enumerate(FAULTS):
+        for step in range(NUM_STEPS):
+            folder = tmp_path / f"{number}-{step}"
+            saved = await stopped_by(folder, Fault(kind, step, value), error, match)
+            assert saved == step, f"{kind} {value} in step {step}"
     ledger(
         "5 numbers",
-        f"{kind} {value} stops the run; the newest checkpoint is that of the step before",
-        trials=NUM_STEPS,
+        "NaN or infinity in a logprob, loss, gradient, reward or metric, or a gap between sampler and trainer, stops "
+        "the run; the newest checkpoint is that of the step before",
+        trials=len(FAULTS) * NUM_STEPS,
     )
 
 

@@ -20,9 +20,8 @@ __all__ = ["JointPart", "PackedLinear", "can_pack", "pack_linears"]
 _LEAST_ROWS = 4
 """Fewer rows are filled up to this: the product of four is faster than that of one."""
 _FINE_ROWS = 64
-_GRAIN = 8
-"""More rows than the former are filled up to a multiple of the latter. oneDNN makes a kernel for every number of rows
-it meets, in a millisecond, and keeps it, half a megabyte: prompts of all lengths would take a gigabyte."""
+"""More rows are filled up to a round number, by 2 % on average. oneDNN makes a kernel for every number of rows it
+meets, in a millisecond, and keeps it, half a megabyte: prompts of all lengths would take a gigabyte."""
 _TYPICAL_ROWS = 16
 """The layout is chosen for this many rows. It is right for any number."""
 _JOINT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -30,8 +29,10 @@ _JOINT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def _missing_rows(num_rows: int) -> int:
-    """Rows of zeros to fill up with."""
-    return max(_LEAST_ROWS - num_rows, -num_rows % _GRAIN if num_rows > _FINE_ROWS else 0)
+    """Rows of zeros to fill up with: many rows come to a multiple of 8, or of a 32nd of the next power of two."""
+    if num_rows <= _FINE_ROWS:
+        return max(_LEAST_ROWS - num_rows, 0)
+    return -num_rows % max(8, 1 << (num_rows.bit_length() - 5))
 
 
 class PackedLinear(nn.Module):
