@@ -25,7 +25,7 @@ _WORD = re.compile(r"[A-Za-z]{3,}")
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "log", "exp", "sqrt", "pi"})
 _ENDLESS = ("!", "\\sum", "\\prod", "\\int", "\\lim", "\\binom", "**")
 _POWER = re.compile(r"\^\s*(?:\{([^{}]*)\}|(\\?\w))")
-_BRACKET_POWER = re.compile(r"[)\]}]\s*\^\s*\{?\s*[0-9]{2}")
+_BRACKET_POWER = re.compile(r"[)\]}]\s*+\^\s*+\{?+\s*+[0-9]{2}")
 _MAX_EXPONENT = 99
 _MAX_BRACKETS = 8
 

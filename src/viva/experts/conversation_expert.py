@@ -206,7 +206,7 @@ def solution_tokens(
         text: The reply as it was read.
         solution: What is looked for; the last place where it stands verbatim counts.
     """
-    first = text.rfind(solution) if solution else -1
+    first = _last_place(text, solution) if solution else -1
     if first < 0:
         return None
     last = first + len(solution)
@@ -233,8 +233,14 @@ def ends_behind(
     if span[1] >= len(tokens_T) or tokens_T[-1] not in renderer.get_stop_sequences():
         return False
     spelt = _decode(renderer, tokens_T[span[0] : span[1]])
-    rest = text[text.rfind(solution) + len(solution) :]
+    rest = text[_last_place(text, solution) + len(solution) :]
     return spelt.strip() == solution.strip() and _CLOSING.fullmatch(rest) is not None
+
+
+def _last_place(text: str, piece: str) -> int:
+    """Where a piece of text stands last, or -1. ``rfind`` could take time quadratic in a text that a model wrote."""
+    place = text[::-1].find(piece[::-1])
+    return -1 if place < 0 else len(text) - place - len(piece)
 
 
 def _decode(renderer: Renderer, tokens_T: Sequence[int]) -> str:

@@ -29,6 +29,10 @@ _OPERATORS = frozenset("<=>")
 _TITLES = frozenset({"solution", "agent", "answer", "proposal"})
 _LABELS = frozenset({"ranking", "rankings", "order", "preference", "preferences", "verdict"})
 _LABEL_ADJECTIVES = frozenset({"my", "the", "final", "overall", "blind", "pairwise", "initial", "complete"})
+_MOST_VOTES = 3_000
+"""A reply in which more was voted is not read further: no ballot of 26 items has more than 325 pairs."""
+_LONGEST_LINE = 10_000
+"""Characters of a line that may be a ranking; all pairs of 26 items, with titles, take 8,000."""
 _EMPHASIS = str.maketrans("", "", "*_`$")
 _START = re.compile(r"(?:#{1,6}\s++|[-+•]\s++)?+(?:([0-9]{1,3}+)[.)]\s*+)?+")
 _TOKEN = re.compile(r"\s*+([A-Za-z]++|[<>=~!≥≤≠≈≻≺≽≼-]++|[,;:])")
@@ -66,7 +70,7 @@ def parse_ranking(
         the voter's ``own`` item, ``repeated`` votes, and every vote of a ``contradiction``, be it between votes or
         within a chain that names a letter twice (counted once); lines that are ``unreadable`` in full or in part:
         with another operator such as ``>=``, with letters and nothing between them, or of a list that is not
-        numbered 1, 2, 3.
+        numbered 1, 2, 3; ``flood`` (counted once) where a reply votes without end, and the rest was not read.
 
     Raises:
         ValueError: If the letters are not single capitals for different items, or the own letter is not among them.
@@ -75,6 +79,9 @@ def parse_ranking(
     dropped: Counter[str] = Counter()
     votes: list[Vote] = []
     for chain in _chains(text, dropped):
+        if len(votes) + dropped.total() > _MOST_VOTES:
+            dropped["flood"] += 1
+            break
         if len(set(chain.letters)) < len(chain.letters):
             dropped["contradiction"] += 1
             continue
@@ -115,8 +122,8 @@ def _chains(text: str, dropped: Counter[str]) -> Iterator[_Chain]:
         line = raw.translate(_EMPHASIS).strip()
         if not line:
             continue
-        number, content = _split_start(line)
-        tokens = _tokens(content)
+        number, content = (None, line) if len(line) == 1 else _split_start(line)
+        tokens = None if len(line) == 1 else _tokens(content)  # one character ranks nothing
         letter = None if number is None or tokens is None else _single_letter(tokens)
         if letter is not None and number == len(entries) + 1:
             entries.append(letter)
@@ -150,8 +157,10 @@ def _split_start(line: str) -> tuple[int | None, str]:
 
 
 def _tokens(line: str) -> list[str] | None:
-    """Words, operators and separators of a line; ``None`` if there is anything else in it."""
+    """Words, operators and separators of a line; ``None`` if there is anything else in it, or too much."""
     line = line.rstrip(" \t.;,")
+    if len(line) > _LONGEST_LINE:
+        return None
     tokens: list[str] = []
     place = 0
     while place < len(line):
