@@ -57,11 +57,19 @@ def _hook(event, args):
         if event in _TOUCHING:
             for argument in args[:2] if event in _OF_TWO else args[:1]:
                 if isinstance(argument, str | bytes | os.PathLike):
-                    seen.places.add(os.path.realpath(os.fsdecode(argument)))
+                    seen.places.add(
+                        os.path.realpath(os.path.join(_parent(event, args), os.fsdecode(argument)))
+                    )
         elif event in _RUNNING or event in _CONNECTING or _runs_foreign_code(seen, event, args):
             seen.runs.append(f"{event} {args!r:.300}")
     finally:
         _now = seen
+
+
+def _parent(event, args):
+    """Where a relative path starts: some are relative to an open folder."""
+    descriptor = args[-1] if event in ("os.remove", "os.rmdir", "os.mkdir") else -1
+    return os.readlink(f"/proc/self/fd/{descriptor}") if descriptor not in (None, -1) else os.getcwd()
 
 
 def _runs_foreign_code(seen, event, args):

@@ -139,7 +139,7 @@ def test_logs_are_cut_back_to_a_checkpoint(tmp_path):
 
 
 def test_a_metric_that_is_no_number_is_refused(tmp_path):
-    with pytest.raises(FloatingPointError, match="metrics of step 0 must be finite numbers; got {'a': nan}"):
+    with pytest.raises(FloatingPointError, match=r"metrics of step 0 must be finite numbers; got \{'a': nan\}"):
         RunLog(tmp_path).write_step(0, {"a": float("nan")})
 
 
@@ -231,6 +231,8 @@ def test_a_line_of_the_index_of_before_they_were_sealed_is_read(tmp_path):
         {"next_step": -1},
         {"next_step": True},
         {"state_path": 3},
+        {"state_path": "http://127.0.0.1:9/x"},
+        {"log_digests": {"metrics.jsonl": "0"}},
         {"more": 1},
     ],
 )
@@ -330,7 +332,11 @@ async def test_a_changed_environment_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("viva.rl.checkpoints.environment", lambda: now)
     assert list(checkpoints.changed_environment(before, SimpleNamespace())) == ["threads"]
     await save(checkpoints, tmp_path, [2, 3])
-    assert [one.earlier_environments for one in checkpoints.all()] == [[], [before.environment], [before.environment]]
+    assert [one.earlier_environments for one in checkpoints.all()] == [
+        [],
+        [before.environment],
+        [before.environment],
+    ]
 
 
 async def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones(tmp_path):

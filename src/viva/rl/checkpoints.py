@@ -151,6 +151,9 @@ class Checkpoints:
         except (TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"the line is no checkpoint ({error})") from error
         _check(checkpoint)
+        for name in checkpoint.log_sizes:
+            if not is_inside(self.folder / name, self.folder):
+                raise ValueError(f"its log {name!r} is outside of the run's folder")
         if not _is_uri(checkpoint.state_path):
             path = self.folder / checkpoint.state_path
             if not is_inside(path, self.folder):
@@ -300,7 +303,7 @@ async def _save_state(client: TrainingClient, name: str, ttl_seconds: int | None
 
 
 def _is_uri(path: str) -> bool:
-    return "://" in path
+    return path.startswith("tinker://")
 
 
 def _check(checkpoint: Checkpoint) -> None:
@@ -312,6 +315,8 @@ def _check(checkpoint: Checkpoint) -> None:
     numbers = (checkpoint.next_step, *sizes.values())
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"its steps and sizes must be whole numbers; got {numbers!r}")
+    if set(digests) - set(sizes):
+        raise ValueError(f"it has digests of {sorted(digests)} and sizes of {sorted(sizes)}")
     texts: list[object] = [checkpoint.state_path, *digests.values()]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"its paths and digests must be texts; got {texts!r}")
