@@ -68,6 +68,18 @@ def test_everything_is_on_the_disk_before_it_takes_its_place(
     assert [path.name for path in saved.parent.iterdir()] == ["one"]
 
 
+def test_files_are_written_beside_their_place_where_a_rename_cannot_tear_them(saved: Path) -> None:
+    seen: list[Path] = []
+
+    def write(folder: Path) -> None:
+        seen.append(folder)
+        write_two(folder)
+
+    write_checkpoint(saved, {}, write, overwrite=True)
+    assert [folder.parent for folder in seen] == [saved.parent]
+    assert seen[0].name.startswith(".one~")
+
+
 def test_remains_of_a_killed_writer_go_with_the_next_one_and_those_of_others_stay(saved: Path) -> None:
     for name in (".one~abc", ".two~abc"):
         (saved.parent / name).mkdir()

@@ -258,3 +258,20 @@ async def test_a_former_best_state_that_would_stay_for_ever_is_deleted_on_the_se
     assert deleted == []
     assert await run(tmp_path / "expiring", ttl_seconds=60) == [3]
     assert deleted == ["tinker://run/weights/000001"]
+
+
+async def test_empty_lines_of_the_index_say_nothing(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    await save(checkpoints, Engine(), 1, 2)
+    path = tmp_path / "checkpoints.jsonl"
+    path.write_text(path.read_text().replace("\n", "\n\n  \n"))
+    assert steps_of(checkpoints) == [1, 2]
+    assert checkpoints.damage() == []
+
+
+async def test_a_state_that_lies_elsewhere_is_named_by_its_full_place(tmp_path):
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    run.mkdir()
+    saved = await Checkpoints(run).save(BanditTrainer(elsewhere), next_step=1, log_sizes={})
+    assert saved.state_path == str(elsewhere / "weights" / "000001")
+    assert Checkpoints(run).resolve(saved) == saved.state_path
