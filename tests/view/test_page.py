@@ -26,6 +26,12 @@ GO = """place => {
 
 ALL_READ = "() => document.body.dataset.version && document.getElementById('status').textContent === ''"
 
+MIDDLE = """path => {
+    path.scrollIntoView({ block: "center" });
+    const at = path.getPointAtLength(path.getTotalLength() / 2).matrixTransform(path.getScreenCTM());
+    return [at.x, at.y];
+}"""
+
 COLOURS = """["color", "backgroundColor"].map(
     name => getComputedStyle(document.body)[name].match(/\\d+/g).slice(0, 3).map(Number)
 )"""
@@ -116,6 +122,19 @@ def test_curves_are_grouped_and_two_runs_lie_over_each_other(site: Site) -> None
     assert page.locator("figure[data-chart='test: direct_accuracy'] path.band").count() == 2
 
 
+def test_every_metric_has_its_chart(site: Site) -> None:
+    page = site.show("curves")
+    folded = page.locator("details[data-section]:not([open]) > summary")
+    while folded.count():
+        folded.first.click()
+    page.locator("figure[data-chart='time: step']").scroll_into_view_if_needed()
+    page.wait_for_selector("figure[data-chart='time: step'] svg")
+    assert len(site.texts("figure")) == 8  # of ten metrics, two pairs share a chart
+    assert "<script>document.title='broken in'<" in page.evaluate(
+        "document.querySelector('.groups').textContent"
+    )
+
+
 def test_the_mouse_and_the_arrow_keys_read_values_off(site: Site) -> None:
     page = site.show("curves/test/direct_accuracy")
     chart = page.locator("figure svg")
@@ -175,7 +194,18 @@ def test_conversations_are_filtered_by_step_strategy_reward_answers_and_failure(
     page.wait_for_function("() => document.getElementById('total').textContent === '2'")
     assert rows(site) == [("2", "2"), ("3", "2")]
     assert "strategy=feedback" in page.url
+    site.show("conversations")
+    page.locator("select[name=answers]").select_option("wrong")
+    page.wait_for_function("() => document.getElementById('total').textContent === '0'")
+    page.locator("select[name=answers]").select_option("mixed")
+    page.wait_for_function("() => document.getElementById('total').textContent === '122'")
+    page.locator("select[name=state]").select_option("failed")
+    page.wait_for_function("() => document.getElementById('total').textContent === '1'")
+    page.locator("select[name=state]").select_option("")
+    page.locator("input[name=reward_from]").fill("9")
+    page.wait_for_function("() => document.getElementById('total').textContent === '14'")
     for filters, expected in (
+        ("answers=right", "0"),
         ("state=void", "1"), ("state=failed", "1"), ("answers=mended&step_to=0", "2"), ("answers=mixed&run=1", "120"),
         ("reward_from=9", "14"), ("text=box+7-3", "1"),
     ):  # fmt: skip
@@ -217,6 +247,8 @@ def test_critiques_are_arrows_that_lead_to_their_text(site: Site) -> None:
     assert [arc.get_attribute("aria-label") for arc in arcs.all()] == [
         f"critique of agent {(agent + 1) % 3} by agent {agent}" for agent in range(3)
     ]
+    page.mouse.click(*arcs.nth(0).locator("path").evaluate(MIDDLE))
+    page.wait_for_selector("#critique-0-1-1.flash")
     arcs.nth(2).press("Enter")
     page.wait_for_selector("#critique-2-0-1.flash")
     assert page.locator("#critique-2-0-1 pre").inner_text() == "agent 0 is off by one"
@@ -250,6 +282,8 @@ def test_verdicts_stand_in_both_orders_with_flips_marked(site: Site) -> None:
     assert flipped.count() == 2
     assert "agent 0" in flipped.first.inner_text()
     assert page.locator(".judge-panel .flips").inner_text() == "33.3 % (1 of 3)"
+    assert page.locator(".judge-panel .cycles").inner_text() == "none"
+    assert page.locator(".judge-panel .agreement").inner_text() == "75.0 % (3 of 4)"
 
 
 def test_tokens_are_shaded_by_stream_and_tell_their_numbers(site: Site) -> None:

@@ -39,7 +39,7 @@ function range(values) {
 
 function scales(lines, size) {
   const [x0, x1] = range(lines.flatMap((line) => [line.steps[0], line.steps.at(-1)]));
-  const [y0, y1] = range(lines.flatMap((line) => line.shown.concat(
+  const [y0, y1] = range(lines.flatMap((line) => line.shown.concat(line.values,
     line.band ? line.values.flatMap((value, index) => [value - line.band[index], value + line.band[index]]) : [])));
   const { left, right, top, bottom } = WIDE;
   return {
