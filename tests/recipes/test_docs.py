@@ -164,7 +164,7 @@ def test_metrics_and_files_of_a_run_are_those_of_the_page(finished_run) -> None:
     names = {name for table in tables(PAGE, "in `log_path`") for row in table for name in codes(row[0])}
     assert {path.name for path in folder.iterdir()} == names - {
         "model",
-        *("trackers.json", "tensorboard", "wandb", "export"),
+        *("journal", "trackers.json", "tensorboard", "wandb", "export"),
     }
     assert any("Prefer the odd one." in prompt for prompt in sampler.prompts)
 
@@ -199,7 +199,7 @@ def test_every_message_of_the_page_is_one_of_the_code() -> None:
 
 
 def test_the_engines_methods_are_those_of_the_page() -> None:
-    inherited = {"result", "result_async", "model_id"}
+    inherited = {"result", "result_async", "model_id", "answers_together", "precision"}
     alone = {"get_tokenizer", "create_rest_client"}  # in the SDK, too
     (table,) = tables(ENGINE_PAGE, "client")
     for name, methods in ((codes(row[0])[0], codes(row[1])) for row in table):

@@ -253,10 +253,12 @@ def serve() -> None:
     torch.set_num_threads(1)
     keep_base_models()
     from viva.engine import core
+    from viva.recipes.common import resolve_model
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
-        core.load_base_model(json.loads(line)["options"]["model_name"], torch.device("cpu"), torch.float32)
+        model = resolve_model(json.loads(line)["options"]["model_name"])
+        core.load_base_model(model, torch.device("cpu"), torch.float32)
         answers.write(json.dumps(do(json.loads(line))) + "\n")
         answers.flush()
 

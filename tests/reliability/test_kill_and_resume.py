@@ -56,6 +56,7 @@ RECIPES = {
     "math_efficiency": MATH,
 }
 COMMON = {
+    "device": "cpu",
     "lora_rank": 4,
     "eval_every": 2,
     "save_every": 2,
