@@ -413,6 +413,15 @@ def test_evaluations_show_figures_with_their_intervals(site: Site) -> None:
     assert cells == ["0.5", "0.4", "0.6", "100"]
 
 
+def test_another_view_begins_at_its_top(site: Site) -> None:
+    page = site.show("conversation/0/0")
+    page.locator("#tokens").scroll_into_view_if_needed()
+    assert page.evaluate("scrollY") > 300
+    page.keyboard.press("3")
+    page.wait_for_selector("#judge-flips")
+    page.wait_for_function("() => scrollY === 0")
+
+
 def test_differences_of_options_are_marked(site: Site) -> None:
     page = site.show("options")
     page.wait_for_selector(".options")

@@ -64,6 +64,9 @@ async function draw() {
     if (drawing !== state.drawing) return void (view && view.leave && view.leave());
     state.view = view || {};
     replace(main, root);
+    const path = parts.join("/");
+    if (state.path !== undefined && state.path !== path) scrollTo(0, 0); // another view begins at its top
+    state.path = path;
     document.title = `${root.dataset.title || name} · Viva`;
     if (state.view.shown) state.view.shown();
   } catch (error) {
