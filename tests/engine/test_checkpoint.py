@@ -17,6 +17,7 @@ from viva.engine.checkpoint import (
     write_tensors,
 )
 from viva.engine.trust import SEAL, check_name, sealed, unsealed
+from viva.rl.export import export_weights
 
 
 def write_one(folder: Path) -> None:
@@ -228,3 +229,16 @@ def test_an_accepted_name_stays_in_its_folder(name: str) -> None:
         return
     folder = Path("/states/weights")
     assert (folder / name).resolve().parent == folder
+
+
+def test_a_damaged_state_is_not_exported(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        (folder / "adapter_config.json").write_text("{}")
+        write_tensors(folder / "adapter_model.safetensors", {"a": torch.zeros(3)})
+
+    state = tmp_path / "state"
+    write_checkpoint(state, {}, write, overwrite=False)
+    assert export_weights(str(state), model="unused", folder=tmp_path) == tmp_path / "adapter"
+    (state / "adapter_config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"adapter_config\.json' is damaged"):
+        export_weights(str(state), model="unused", folder=tmp_path)
