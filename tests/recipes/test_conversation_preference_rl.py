@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -174,33 +172,6 @@ def test_full_fine_tuning_leaves_a_whole_model(models, problems, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(models["llama"])
     gap = max((a - b).abs().max() for a, b in zip(trained.parameters(), base.parameters(), strict=True))
     assert 0 < gap < 0.01
-
-
-KILLED = """
-import os, signal, sys
-from viva.engine import LocalTrainingClient
-from viva.recipes.conversation_preference_rl.train import main
-
-step = LocalTrainingClient.optim_step
-def fatal_step(self, *args, **kwargs):
-    if os.path.exists(sys.argv[1] + "/state/weights/000001"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, *args, **kwargs)
-LocalTrainingClient.optim_step = fatal_step
-main(sys.argv[2:])
-"""
-
-
-def test_a_killed_run_resumes_to_the_same_metrics_and_weights(jsonl_run, models, problems, tmp_path):
-    data = {"model_name": models["qwen3"], "train_prompts_path": problems, "test_prompts_path": problems}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), *arguments(tmp_path, data)], check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
-    assert run(tmp_path, **data, behavior_if_exists="resume") == 0
-    assert metrics_of(tmp_path) == metrics_of(jsonl_run)
-    assert (tmp_path / "transcripts.jsonl").read_text() == (jsonl_run / "transcripts.jsonl").read_text()
-    assert _weights(tmp_path) == _weights(jsonl_run)
 
 
 def test_ctrl_c_saves_and_tells_how_to_go_on(jsonl_run, models, problems, tmp_path, monkeypatch, capsys):
