@@ -52,6 +52,8 @@ def _turn(turn: Mapping[str, Any], streams: Sequence[str], most: float) -> str:
     count = len(turn["ids"])
     tokens = "".join(_token(turn, place, streams, most) for place in range(min(count, _MAX_TOKENS)))
     cut = f'<span class="cut">[{count - _MAX_TOKENS:,} tokens left out]</span>' if count > _MAX_TOKENS else ""
+    names = dict.fromkeys(span["stream"] for span in turn["spans"])
+    earned = f", {escape(', '.join(names))}" if names else ""
     contexts = ""
     if turn["sampled_in"] is not None or turn["trained_in"] is not None:
         contexts = "".join(
@@ -60,7 +62,8 @@ def _turn(turn: Mapping[str, Any], streams: Sequence[str], most: float) -> str:
         )
         contexts = f'<div class="contexts">{contexts}</div><h4>The completion they share</h4>'
     return (
-        f'<details><summary>{escape(turn["title"])} <span class="muted">{data(count)} tokens</span></summary>'
+        f'<details><summary>{escape(turn["title"])} <span class="muted">{data(count)} tokens{earned}</span>'
+        "</summary>"
         f'{contexts}<p class="tokens">{tokens}{cut}</p></details>'
     )
 

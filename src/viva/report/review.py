@@ -46,7 +46,8 @@ def marks(record: RecordedConversation, agent: int) -> str:
         for correct in (record.correct_initial, record.correct)
         if correct is not None and agent in correct
     ]
-    return " \u2192 ".join(shown)
+    both = " \u2192 ".join(shown)
+    return f'<span class="marks">{both}</span>' if shown else ""
 
 
 def _score_cells(scores: RecordedScores, agent: int) -> list[str]:
