@@ -144,6 +144,14 @@ def test_tensors_are_told_of_by_file(tmp_path: Path) -> None:
         read_tensors(file)
 
 
+def test_tensors_say_that_they_are_torchs_as_other_programs_ask(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    write_tensors(tmp_path / "a", {"a": torch.ones(1)})
+    with safe_open(tmp_path / "a", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
 @pytest.mark.parametrize("format_", [0, 3, None, "2"])
 def test_only_known_formats_are_read(saved: Path, format_: Any) -> None:
     manifest = json.loads((saved / MANIFEST).read_text()) | {"format": format_}
