@@ -272,14 +272,18 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
 
 
 def say(text: str) -> None:
-    """One line for the user."""
+    """One line for the user; it tells no secrets."""
     from rich.console import Console
 
-    Console(highlight=False).print(text, soft_wrap=True, markup=False)
+    from viva.rl.secrets import without_secrets
+
+    Console(highlight=False).print(without_secrets(text), soft_wrap=True, markup=False)
 
 
 def complain(text: str) -> None:
-    """One line about what went wrong, on the error stream."""
+    """One line about what went wrong, on the error stream; it tells no secrets."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
+    from viva.rl.secrets import without_secrets
+
+    Console(stderr=True, highlight=False).print(without_secrets(text), soft_wrap=True, markup=False)

@@ -16,6 +16,7 @@ from chz.blueprint import (
 
 from viva.recipes.data import HubSource, PromptSources
 from viva.recipes.mistakes import told_mistake
+from viva.rl.secrets import guard_tracebacks
 
 __all__ = ["RecipeConfig", "parse_options"]
 
@@ -149,7 +150,7 @@ _MISTAKES = (
 
 
 def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> ConfigT:
-    """Options from a command line.
+    """Options from a command line; from now on a traceback tells no secrets.
 
     Args:
         config_class: A class made with ``chz.chz``, such as a recipe's ``Config``.
@@ -158,6 +159,7 @@ def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> Co
     Raises:
         SystemExit: 0 after ``--help``, 2 after a mistake; what was wrong is on the error stream then.
     """
+    guard_tracebacks()
     arguments = None if argv is None else list(argv)
     try:
         return Blueprint(config_class).make_from_argv(arguments, allow_hyphens=True)

@@ -17,7 +17,7 @@ from typing import Any
 import tinker
 
 from viva.rl.clients import ServiceClient
-from viva.rl.secrets import KEY_VARIABLE, without_secrets
+from viva.rl.secrets import KEY_VARIABLE, split_address, without_secrets
 
 __all__ = ["EngineError", "EngineLostError", "check_address", "explain", "state_deleter", "watched"]
 
@@ -38,14 +38,16 @@ class EngineLostError(EngineError):
 
 def _problem(base_url: str) -> str | None:
     """Why nobody answers at an address; ``None`` if somebody does, whatever the answer is."""
+    address, headers = split_address(base_url)
     try:
-        with urllib.request.urlopen(base_url.rstrip("/") + _HEALTH, timeout=_ANSWER_S):
+        request = urllib.request.Request(address.rstrip("/") + _HEALTH, headers=headers)
+        with urllib.request.urlopen(request, timeout=_ANSWER_S):
             return None
     except urllib.error.HTTPError as error:
         return None if error.code < 500 else f"it answers {error.code} {error.reason}"
     # URLError, a closed connection; no URL; a port that is none, an answer that is not HTTP
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return str(getattr(error, "reason", error)).strip() or type(error).__name__
+        return without_secrets(str(getattr(error, "reason", error)).strip()) or type(error).__name__
 
 
 def check_address(base_url: str) -> None:
