@@ -120,7 +120,8 @@ def test_the_package_offers_its_names_and_no_others() -> None:
 def test_threads_follow_cores_and_quota_but_never_the_users_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS"):
+    threading = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS")
+    for name in (*threading, "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
@@ -134,6 +135,7 @@ def test_threads_follow_cores_and_quota_but_never_the_users_settings(
     quota.write_text("250000 100000")
     assert threads.prepare_threads() == 3
     assert (threads.os.environ["OMP_NUM_THREADS"], threads.os.environ["OMP_WAIT_POLICY"]) == ("3", "passive")
+    assert threads.os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == threads.os.environ["LRU_CACHE_CAPACITY"]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert threads.prepare_threads() == 2

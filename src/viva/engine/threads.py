@@ -1,7 +1,10 @@
-"""Threads and waiting policy, set before torch starts its pool.
+"""Threads, waiting policy and kernel caches, set before torch is imported, which reads them once.
 
 OpenMP's threads spin while they wait. Beside another busy process that turns a 7 ms forward pass into
-100 to 250 ms; passive waiting removes it. The policy is read once, when torch is imported.
+100 to 250 ms; passive waiting removes it.
+
+oneDNN makes a kernel for every shape of a product, half a megabyte in a millisecond, and two caches (its own and that of
+torch's binding) keep a thousand each: a run whose prompts have all lengths would grow by a gigabyte.
 """
 
 import math
@@ -11,12 +14,14 @@ from pathlib import Path
 
 __all__ = ["prepare_threads", "usable_cores"]
 
+_KERNELS = "256"
+"""Kernels that each of the two caches keeps. A step of decoding needs one for every shape of a weight, some dozen."""
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 
 
 def prepare_threads() -> int:
-    """Set thread count and passive waiting for OpenMP and MKL, unless the user has set them.
+    """Set thread count and passive waiting for OpenMP and MKL, and how many kernels are kept, unless the user has.
 
     Call it before torch is imported; afterwards it changes nothing.
 
@@ -28,6 +33,8 @@ def prepare_threads() -> int:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         os.environ.setdefault("OMP_NUM_THREADS", threads)
         os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
+        os.environ.setdefault("LRU_CACHE_CAPACITY", _KERNELS)
     chosen = os.environ.get("OMP_NUM_THREADS", threads)
     return int(chosen) if chosen.isdecimal() and int(chosen) > 0 else int(threads)
 
