@@ -20,10 +20,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-from viva.engine.threads import prepare_threads
-
-prepare_threads()  # as the recipes' commands do, before torch is imported
-
 from failing_calls import FailingSampler
 from random_models import make_model
 

@@ -46,7 +46,9 @@ class Soak:
 
     def start(self, seconds: float, period: float) -> subprocess.Popen:
         command = [sys.executable, str(SCRIPT), str(self.folder), str(seconds), str(period)]
-        settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        # the rest is what the recipes' commands set before they import torch
+        kernels = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
+        settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", **kernels}
         log = (self.folder / "log.txt").open("a")
         with log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | settings)

@@ -3,8 +3,8 @@
 OpenMP's threads spin while they wait. Beside another busy process that turns a 7 ms forward pass into
 100 to 250 ms; passive waiting removes it.
 
-oneDNN makes a kernel for every shape of a product, half a megabyte in a millisecond, and two caches (its own and that of
-torch's binding) keep a thousand each: a run whose prompts have all lengths would grow by a gigabyte.
+oneDNN makes a kernel for every shape of a product, half a megabyte in a millisecond, and two caches (its own and that
+of torch's binding) keep a thousand each: a run whose prompts have all lengths would grow by a gigabyte.
 """
 
 import math
