@@ -1,4 +1,4 @@
-"""tinker-cookbook's Inspect evaluators on the local engine. They need inspect-ai, which is none of Viva's own dependencies."""
+"""tinker-cookbook's Inspect evaluators on the local engine. They need inspect-ai, none of Viva's own dependencies."""
 
 import pytest
 from random_models import make_model

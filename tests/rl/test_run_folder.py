@@ -139,7 +139,9 @@ def test_logs_are_cut_back_to_a_checkpoint(tmp_path):
 
 
 def test_a_metric_that_is_no_number_is_refused(tmp_path):
-    with pytest.raises(FloatingPointError, match=r"metrics of step 0 must be finite numbers; got \{'a': nan\}"):
+    with pytest.raises(
+        FloatingPointError, match=r"metrics of step 0 must be finite numbers; got \{'a': nan\}"
+    ):
         RunLog(tmp_path).write_step(0, {"a": float("nan")})
 
 
