@@ -132,6 +132,8 @@ def test_ranges_lie_in_the_text_in_order_and_apart(text: str) -> None:
         ("**Revise:**\n\n4", "revise", "4", "ok"),
         ("## Revised solution\n4", "revise", "4", "ok"),
         ("I defend my solution.\n4", "defend", "4", "ok"),
+        ("I will revise: 4", "revise", "4", "ok"),
+        ("We will defend our sum", "unstated", "We will defend our sum", "repaired"),
         ("Decision: revise\r\n4", "revise", "4", "ok"),
         ("They are right.\nREVISE: 4", "revise", "4", "repaired"),
         ("4", "unstated", "4", "repaired"),

@@ -193,7 +193,7 @@ def test_another_kind_of_conversation_than_the_trained_one(run, capsys):
         ({"max_rounds": 0, "kinds": '["conversation"]'}, "max_rounds must be 1 or more; got 0"),
         ({"output": "results"}, "output must be a file that ends in .json"),
         ({"output": "."}, "output must be a file that ends in .json"),
-        ({"test_prompts_path": "gone.jsonl"}, "gone.jsonl cannot be read"),
+        ({"test_prompts_path": "gone.jsonl"}, "gone.jsonl is not a file"),
         ({"against": "./gone"}, "model_name=./gone is not a folder"),
     ],
 )

@@ -255,7 +255,7 @@ def test_what_is_missing_is_a_dash(make_review_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "hint"), [("prest=paper", "Did you mean 'preset'?"), ("preset=papr", "'paper', 'robust'")]
+    ("option", "hint"), [("prest=paper", "Did you mean 'preset'?"), ("preset=papr", "one of paper, robust")]
 )
 def test_an_option_that_there_is_not_is_refused_with_what_was_meant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, hint: str

@@ -30,7 +30,7 @@ _HEADER = re.compile(
 a known letter is, for "Note:" and "Q:" may stand in a critique."""
 _DECISION = re.compile(
     rf"""^{_START}
-    (?: (?i:decision|i|we|i\s++will)[ \t]*+:?+[ \t]*+ [*_]{{0,3}}+ )?+
+    (?: (?i:decision|(?:i|we)(?:[ \t]++will)?+)[ \t]*+:?+[ \t]*+ [*_]{{0,3}}+ )?+
     (?: (?P<revise>(?i:revis(?:e|ed|ion)))\b | (?P<defend>(?i:defen(?:d|ded|s[ei]ng|[cs]e)))\b )
     (?: [ \t]++(?i:my|the|solution)\b )*+
     ["')*_]{{0,4}}+ (?: [ \t]*+:[*_]{{0,3}}+ | [ \t]++-[ \t] | [.]?+[ \t\r]*+$ )
