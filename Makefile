@@ -66,9 +66,10 @@ bench: setup
 
 setup: $(STAMP)
 
-# An environment with one version of the SDK, and the oldest of what comes with it.
+# An environment with one version of the SDK, and the oldest of what comes with it. It is made anew: a folder that was
+# there before may belong to another interpreter.
 .venv-tinker-%/.viva-is-set-up: pyproject.toml constraints-oldest.txt | setup
-	$(PY) -m venv .venv-tinker-$*
+	$(PY) -m venv --clear .venv-tinker-$*
 	.venv-tinker-$*/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	.venv-tinker-$*/bin/python -m pip install --quiet -c constraints-oldest.txt torch
 	.venv-tinker-$*/bin/python -m pip install --quiet -c constraints-oldest.txt -e . tinker==$* choix hypothesis pytest pytest-asyncio
@@ -79,7 +80,7 @@ setup: $(STAMP)
 	@touch $@
 
 .venv-peers/.viva-is-set-up: benchmarks/performance/requirements-peers.txt | setup
-	$(PY) -m venv .venv-peers
+	$(PY) -m venv --clear .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	.venv-peers/bin/python -m pip install --quiet $(TORCH)
 	.venv-peers/bin/python -m pip install --quiet -r benchmarks/performance/requirements-peers.txt
