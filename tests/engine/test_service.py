@@ -306,6 +306,7 @@ def test_fast_is_refused_where_it_would_be_slow(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match=r"precision='fast' .* cpu device.* precision='float32'"):
         LocalServiceClient(device="cpu", precision="fast")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     # a GPU without such instructions, on which torch can emulate them
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     with pytest.raises(ValueError, match=r"precision='fast' .* cuda device.* precision='float32'"):

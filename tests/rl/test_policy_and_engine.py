@@ -148,7 +148,8 @@ def test_what_was_loaded_from_the_hub_tells_its_context_window_and_rate(hub_cach
 def test_the_hub_is_asked_for_the_configuration_only_where_that_is_allowed(tmp_path, monkeypatch):
     asked = []
 
-    def download(name, file):
+    def download(name, file, *, revision):
+        assert revision is None
         asked.append((name, file))
         if name == "someone/missing":
             raise FileNotFoundError("no such model")

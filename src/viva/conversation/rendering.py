@@ -46,6 +46,8 @@ _NAMES = (
 _Parsed = tuple[Message, ParseTermination]
 
 _ROLES = ("system", "user", "assistant")
+_ROLE_WORD = re.compile("[a-z_]+")
+"""Other roles that environments of others use, where a role is not told by text alone."""
 _FORGED_ROLE = re.compile(
     r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029])(?=(?:system|user|assistant|tool)\s*:)", re.I
 )
@@ -218,6 +220,10 @@ def shield_messages(renderer: Renderer, messages: Sequence[Message]) -> list[Mes
         # what the shield drops must not hide a role from the look for forged ones
         return tokenizer.shield(_FORGED_ROLE.sub(r"\1> ", text.replace(MARKER, "")) if text_roles else text)
 
+    for role in (message["role"] for message in messages):
+        if role not in _ROLES and (text_roles or not _ROLE_WORD.fullmatch(role)):
+            also = "" if text_roles else ", or another word of lower-case letters"
+            raise ValueError(f"a message must have a role of {', '.join(_ROLES)}{also}; got {role!r}")
     return [_shielded(message, shield) for message in messages]
 
 
@@ -233,10 +239,10 @@ def _require_guard(renderer: Renderer) -> GuardedTokenizer:
 
 def _shielded(message: Message, shield: Any) -> Message:
     fields = sorted(set(message) - {"role", "content"})
-    if fields or message["role"] not in _ROLES:
+    if fields:
         raise ValueError(
-            f"a message must have a role of {', '.join(_ROLES)} and a content, nothing else; got role "
-            f"{message['role']!r} and also {fields}. Write what else it should say into its content."
+            f"a message must have a role and a content, nothing else; got also {', '.join(fields)}. Write what else "
+            "it should say into its content."
         )
     content = message["content"]
     if isinstance(content, str):
