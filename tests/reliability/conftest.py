@@ -30,9 +30,12 @@ class Entry:
     figures: str
     """Anything measured on the way, in words."""
     seconds: float
+    test: str
 
 
 _entries: list[Entry] = []
+_tests: set[str] = set()
+"""Those that were begun."""
 
 
 @pytest.fixture(scope="session")
@@ -46,14 +49,23 @@ def trials():
 
 
 @pytest.fixture
-def ledger():
+def ledger(request):
     """Records what a test has tried; called at its end, so that only what held is recorded."""
-    began = time.monotonic()
+    began, test = time.monotonic(), request.node.nodeid
+    _tests.add(test)
 
     def record(recipe: str, claim: str, *, trials: int, seed: int | None = None, figures: str = "") -> None:
         seconds = round(time.monotonic() - began, 1)
         _entries.append(
-            Entry(recipe=recipe, claim=claim, trials=trials, seed=seed, figures=figures, seconds=seconds)
+            Entry(
+                recipe=recipe,
+                claim=claim,
+                trials=trials,
+                seed=seed,
+                figures=figures,
+                seconds=seconds,
+                test=test,
+            )
         )
 
     return record
@@ -66,12 +78,19 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(json.dumps(asdict(entry)))
 
 
+def merged(known, entries, tests):
+    """Recorded rows with those of now: of a test that was begun nothing else stays, also if it failed."""
+    now = [asdict(entry) for entry in entries]
+    claims = {(row["recipe"], row["claim"]) for row in now}
+    others = [
+        row for row in known if row.get("test") not in tests and (row["recipe"], row["claim"]) not in claims
+    ]
+    return sorted([*others, *now], key=lambda row: row["recipe"])
+
+
 def pytest_sessionfinish():
-    """Replace the results of the claims that were tried now; others stay."""
-    if not FULL or not _entries:
+    """Replace the results of the tests that were begun now; others stay."""
+    if not FULL or not _tests:
         return
     known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    now = [asdict(entry) for entry in _entries]
-    tried = {(entry["recipe"], entry["claim"]) for entry in now}
-    rows = [*(row for row in known if (row["recipe"], row["claim"]) not in tried), *now]
-    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in sorted(rows, key=lambda row: row["recipe"])))
+    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in merged(known, _entries, _tests)))

@@ -278,7 +278,7 @@ def test_a_signal_ends_a_run_in_seconds_and_it_resumes_exactly(server, tmp_path,
     for number in range(10 * wanted):
         log_path = tmp_path / f"{number}"
         ended = server.run(log_path, signal=name, after_s=rng.uniform(0.3, 0.9) * whole.seconds)
-        assert ended["code"] in (0, {"SIGTERM": 143, "SIGINT": 130}[name], -15, -2, 1), ended
+        assert ended["code"] in (0, {"SIGTERM": 143, "SIGINT": 130}[name], -15, -2), ended
         slowest = max(slowest, ended["after_signal_s"])
         if ended["code"]:
             num_stopped += 1
@@ -290,6 +290,7 @@ def test_a_signal_ends_a_run_in_seconds_and_it_resumes_exactly(server, tmp_path,
             )
         if num_stopped == wanted:
             break
+    assert num_stopped == wanted, "almost every run ends before the signal, or does not hear it"
     assert slowest < LIMIT_S
     ledger(
         RECIPE,
