@@ -218,15 +218,15 @@ def _limit() -> Row:
 
 
 def _orchestration() -> Row:
-    def side(conversations: int) -> Side:
-        settings = {"conversations": conversations, "agents": 3, "rounds": 4}
+    def side(conversations: int, *, without: bool) -> Side:
+        settings = {"conversations": conversations, "agents": 3, "rounds": 4, "without": without}
         return Side(script="side_orchestration.py", settings=settings)
 
     small, large = "1,000 at once", "10,000 at once"
     return Row(
         work="orchestration alone: scripted policy, 3 agents x 4 rounds, 6 verdicts",
         unit="processor ms by turn",
-        sides={small: side(1000), large: side(10_000)},
+        sides={small: side(1000, without=True), large: side(10_000, without=False)},
         figures=(
             Figure(
                 side=small,
@@ -237,7 +237,6 @@ def _orchestration() -> Row:
             ),
             Figure(side=small, name="without", title="processor ms by turn, tokenizer left out"),
             Figure(side=large, name="cost", title="processor ms by turn"),
-            Figure(side=large, name="without", title="processor ms by turn, tokenizer left out"),
             Figure(side=small, name="kb", title="KB by conversation", largest=True),
             Figure(side=large, name="kb", title="KB by conversation", largest=True),
         ),

@@ -1,7 +1,8 @@
 """Orchestration alone: conversations held together by a policy that answers at once.
 
-Settings: ``model`` (folder, for its tokenizer), ``conversations``, ``agents``, ``rounds``. Prompts are built and
-encoded, replies decoded and parsed, verdicts asked for and read, rewards computed. Nothing is sampled by a model.
+Settings: ``model`` (folder, for its tokenizer), ``conversations``, ``agents``, ``rounds``, ``without`` (whether to
+measure it without the tokenizer, too). Prompts are built and encoded, replies decoded and parsed, verdicts asked for
+and read, rewards computed. Nothing is sampled by a model.
 """
 
 import asyncio
@@ -123,12 +124,14 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         before = memory_mb()
         seconds = asyncio.run(play(number, count))
         kb = 1024 * (memory_mb() - before) / count
-        encode.is_on = True
-        asyncio.run(play(number, count))  # fills the memory
-        without = asyncio.run(play(number, count))
-        encode.forget()
         turns = count * agents * rounds
-        return {"cost": 1000 * seconds / turns, "without": 1000 * without / turns, "kb": kb}
+        found = {"cost": 1000 * seconds / turns, "kb": kb}
+        if settings["without"]:
+            encode.is_on = True
+            asyncio.run(play(number, count))  # fills the memory
+            found["without"] = 1000 * asyncio.run(play(number, count)) / turns
+            encode.forget()
+        return found
 
     return step
 
