@@ -13,6 +13,7 @@ from viva.recipes.data import (
     load_hub,
     load_jsonl,
     load_prompts,
+    load_test_prompts,
 )
 from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
 
@@ -145,6 +146,14 @@ def test_a_folder_of_files_has_its_splits(tmp_path, rows, monkeypatch):
     datasets.Dataset.from_dict(rows).to_parquet(folder / "test.parquet")
     train, test = load_hub(hub(folder))
     assert (len(train), len(test)) == (3, 3)
+
+
+def test_a_test_set_needs_no_training_split(tmp_path, rows):
+    datasets.DatasetDict(test=datasets.Dataset.from_dict(rows)).save_to_disk(tmp_path / "d")
+    found = load_test_prompts(None, hub(tmp_path / "d"), 2)
+    assert [item.question for item in found] == rows["question"][:2]
+    with pytest.raises(ValueError, match="has no split 'train'; it has test"):
+        load_hub(hub(tmp_path / "d"))
 
 
 def test_unknown_splits_and_columns_are_listed(tmp_path, rows):

@@ -205,6 +205,20 @@ def test_a_mistake_is_told_before_a_model_is_loaded(run, options, message, capsy
     assert message in capsys.readouterr().err
 
 
+def test_a_result_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    model, problems, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("viva.recipes.evaluation.build._open", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")
+    asked = ["eval", str(model), f"test_prompts_path={problems}"]
+    for more in ([], [f"output={tmp_path}/runs/a/b.json"], [f"output={tmp_path}/a.json", f"against={model}"]):
+        assert viva.cli.main([*asked, *more]) == 2
+        told = capsys.readouterr().err
+        assert "runs, which is a file; give another output=FILE.json" in told
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
+
+
 def test_a_model_needs_a_test_set_and_no_checkpoint(model, capsys):
     assert viva.cli.main(["eval", str(model)]) == 2
     assert "there is no test set" in capsys.readouterr().err

@@ -47,6 +47,11 @@ def test_every_option_of_the_specification_has_its_name_and_default():
     assert {"model_name", "batch_size", "log_path"} <= set(defaults)
 
 
+def test_weights_that_a_run_started_from_are_not_asked_for_when_it_goes_on(tmp_path):
+    plan = make_plan(config(load_checkpoint_path=str(tmp_path / "gone"), engine="local", log_path="x"))
+    assert plan.options.load_checkpoint_path == str(tmp_path / "gone")
+
+
 @given(st.integers(2, 300))
 def test_the_default_batch_size_is_the_largest_multiple_up_to_128(num_agents):
     size = resolve_batch_size(None, num_agents)

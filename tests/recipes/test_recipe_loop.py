@@ -145,6 +145,15 @@ async def test_a_disk_that_fails_is_told_with_the_file_and_the_way_out(ends, cap
     assert "see to the disk. checkpoints.jsonl is damaged" in capsys.readouterr().err
 
 
+async def test_a_disk_that_fails_before_the_first_step_is_told_likewise(ends, capsys):
+    full = OSError(28, "No space left on device", "runs/x/config.json")
+    assert await ends(open_run=raises(full)) == 2
+    told = capsys.readouterr().err
+    assert (
+        told == "error: runs/x/config.json: No space left on device. Make room there, or see to the disk.\n"
+    )
+
+
 async def test_a_run_whose_engine_is_lost_before_its_first_step_is_refused(ends, capsys, monkeypatch):
     async def gone(*_, **__):
         await asyncio.Event().wait()

@@ -33,6 +33,17 @@ def test_credentials_in_addresses_are_not_written(tmp_path):
     }
 
 
+def test_what_is_hidden_in_an_option_leaves_the_options_readable(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "20261122")
+    text = 'see "http://h/?token=abcdefgh" and "authorization: bearer abcdefgh"'
+    open_folder(tmp_path / "run", config={"personas": {"0": text}, "seed": 20261122, "prompts": ["20261122"]})
+    assert read_json(tmp_path / "run" / "config.json") == {
+        "personas": {"0": 'see "http://h/?token=***" and "authorization: bearer ***"'},
+        "seed": 20261122,
+        "prompts": ["***"],
+    }
+
+
 def test_raise_refuses_a_folder_that_holds_a_run(tmp_path):
     open_folder(tmp_path)
     with pytest.raises(ValueError, match=r"already holds a run.*behavior_if_exists=resume .* or =delete"):

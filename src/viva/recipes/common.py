@@ -230,10 +230,22 @@ async def _open_client(
         if opened is not None:
             _report_changes(prepared.folder, *opened)
             return opened
-    if options.load_checkpoint_path is not None:
-        return await settled(service.create_training_client_from_state(options.load_checkpoint_path)), None
+    start = options.load_checkpoint_path
+    if start is not None:
+        _check_start(start, options.engine)
+        return await settled(service.create_training_client_from_state(start)), None
     pending = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)
     return await settled(pending), None
+
+
+def _check_start(start: str, engine: EngineConfig) -> None:
+    """Refuse weights that a new run cannot start from; one that goes on does not need them any more."""
+    if engine.engine == "local" and not Path(start).is_dir():
+        what = "lies with a remote engine, and needs engine=remote" if "://" in start else "is not a folder"
+        raise ValueError(
+            f"load_checkpoint_path={start} {what}; the local engine starts from a folder of weights that it saved, "
+            "like RUN/state/weights/000020"
+        )
 
 
 def _report_changes(folder: RunFolder, client: TrainingClient, resume_from: Checkpoint) -> None:

@@ -226,7 +226,7 @@ def load_hub(
         ValueError: If the data set, a split or a column cannot be found; the message lists what there is.
     """
     splits = _load_splits(source)
-    train = _rows(source, splits, source.train_split, max_train)
+    train = LazyPrompts([]) if max_train == 0 else _rows(source, splits, source.train_split, max_train)
     test_split = source.test_split or ("test" if "test" in splits else None)
     test = list(_rows(source, splits, test_split, max_test)) if test_split else []
     return train, test
@@ -315,7 +315,7 @@ def _rows(source: HubSource, splits: Mapping[str, Any], split: str, limit: int |
     rows = splits[split]
     columns: list[str] = list(rows.column_names or ())
     if not hasattr(rows, "__len__"):  # a stream; tables that `datasets` saved are none
-        rows = _fetched(source, rows, limit if limit is None else max(limit, 1))
+        rows = _fetched(source, rows, limit)
         columns = columns or list(
             rows[0] if rows else ()
         )  # the columns of some kinds of files are in the rows

@@ -78,7 +78,7 @@ async def _run_recipe(
             training = await build_training(plan, opened)
     # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
-        complain(f"error: {explain(error, engine.server) or error}")
+        complain(f"error: {explain(error, engine.server) or _disk_problem(error) or error}")
         return 2
     _introduce(plan, training)
     try:

@@ -108,7 +108,6 @@ def plan_run(
     model = resolve_model(config.model_name, config.model_revision)
     engine = _engine(config, model)
     _check_overlap(config, engine)
-    _check_start(config, engine)
     options = RunOptions(
         model=model,
         renderer_name=config.renderer_name,
@@ -192,16 +191,6 @@ def _check_overlap(config: RecipeConfig, engine: EngineConfig) -> None:
         raise ValueError(
             f"{chosen[0]}={getattr(config, chosen[0])} lets an engine sample and train at the same time, which needs "
             "engine=remote; the local one does one thing at a time, and training a batch as a whole is faster"
-        )
-
-
-def _check_start(config: RecipeConfig, engine: EngineConfig) -> None:
-    start = config.load_checkpoint_path
-    if start is not None and engine.engine == "local" and not Path(start).is_dir():
-        what = "lies with a remote engine, and needs engine=remote" if "://" in start else "is not a folder"
-        raise ValueError(
-            f"load_checkpoint_path={start} {what}; the local engine starts from a folder of weights that it saved, "
-            "like RUN/state/weights/000020"
         )
 
 

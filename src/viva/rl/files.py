@@ -10,7 +10,16 @@ from typing import Any, cast
 
 from viva.engine.trust import sealed, unsealed
 
-__all__ = ["naming", "read_json", "read_json_lines", "sweep", "sync_folder", "write_atomic", "write_json"]
+__all__ = [
+    "naming",
+    "place_problem",
+    "read_json",
+    "read_json_lines",
+    "sweep",
+    "sync_folder",
+    "write_atomic",
+    "write_json",
+]
 
 
 @contextmanager
@@ -42,6 +51,17 @@ def write_atomic(path: Path, text: str) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def place_problem(folder: Path) -> str | None:
+    """Why nothing could be written to a folder that is there or will be made; ``None`` if nothing is in the way."""
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            is_free = os.access(place, os.W_OK | os.X_OK)
+            return None if is_free else f"lies in {place}, which may not be written to"
+        if place.exists():
+            return "is a file" if place == folder else f"lies below {place}, which is a file"
+    return None
 
 
 def sweep(path: Path) -> None:

@@ -7,17 +7,16 @@ and what trackers, ``viva export`` and ``viva eval`` leave.
 """
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from viva.engine.trust import is_inside
 from viva.rl.checkpoints import Checkpoint, Checkpoints, environment
-from viva.rl.files import read_json, sweep, write_json
+from viva.rl.files import place_problem, read_json, sweep, write_json
 from viva.rl.journal import Journal
 from viva.rl.run_log import RunLog
 from viva.rl.secrets import without_secrets
@@ -195,8 +194,9 @@ def prepare_run_folder(
         ValueError: If the folder may not be used, or its run had other options.
     """
     check_behavior(behavior)
-    config = json.loads(without_secrets(json.dumps(dict(config), allow_nan=False)))
-    _check_place(path)
+    config = _told(json.loads(json.dumps(dict(config), allow_nan=False)))
+    if problem := place_problem(path):
+        raise ValueError(f"log_path={path} {problem}; give a folder that can be written to")
     holds_run = _holds_run(path)
     if holds_run:
         behavior = _asked(path, ask) if behavior == "ask" else behavior
@@ -216,16 +216,15 @@ def prepare_run_folder(
     )
 
 
-def _check_place(path: Path) -> None:
-    """Refuse a path at which no folder can be."""
-    for place in (path, *path.parents):
-        if place.is_dir():
-            if not os.access(place, os.W_OK | os.X_OK):
-                raise ValueError(f"log_path={path}: {place} may not be written to; give another log_path")
-            return
-        if place.exists():
-            what = "is a file" if place == path else f"lies below {place}, which is a file"
-            raise ValueError(f"log_path={path} {what}; give a folder")
+def _told(value: Any) -> Any:
+    """JSON values without secrets, text by text: the whole as one text would not be JSON any more."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, list):
+        return [_told(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {_told(key): _told(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def _holds_run(path: Path) -> bool:

@@ -30,7 +30,7 @@ from viva.recipes.evaluation.earlier import (
     read_stored,
 )
 from viva.recipes.evaluation.options import EvalOptions
-from viva.recipes.evaluation.plan import EvalPlan, engine_of, make_plan
+from viva.recipes.evaluation.plan import EvalPlan, check_place, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.rl.clients import ServiceClient, settled
 from viva.rl.evaluation_console import EvaluationConsole
@@ -88,11 +88,13 @@ async def evaluate(name: str, options: EvalOptions) -> str:
     against = None
     if other is not None and stored is None:
         against = find_target(other, checkpoint=options.against_checkpoint, model_name=options.model_name)
+    targets = [each for each in (target, against) if each is not None]
+    for each in targets[options.output is not None :]:
+        check_place(_path(plan, each))
     _introduce(plan)
     services: dict[EngineConfig, ServiceClient] = {}
-    policies = [
-        await _open(plan, each, services) for each in (target, against) if each is not None
-    ]  # all of them, before the first reply is sampled
+    # all of them, before the first reply is sampled
+    policies = [await _open(plan, each, services) for each in targets]
     first = await _watched(plan, target, policies[0])
     if options.output is not None:
         first = replace(first, path=Path(options.output).expanduser())

@@ -19,12 +19,13 @@ from viva.recipes.evaluation.options import EvalOptions, check_options, recipe_o
 from viva.recipes.evaluation.target import Target
 from viva.recipes.math_efficiency.train_rl import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
+from viva.rl.files import place_problem
 from viva.rl.prompts import PromptItem, prompts_digest
 from viva.rl.service import EngineConfig, choose_engine
 from viva.selfplay.critique_protocol import critique_protocol
 from viva.tiny import model_path
 
-__all__ = ["EvalPlan", "check_output", "engine_of", "make_plan"]
+__all__ = ["EvalPlan", "check_output", "check_place", "engine_of", "make_plan"]
 
 _RECIPES: dict[str, type[RecipeConfig]] = {
     "conversation_preference_rl": ConversationConfig,
@@ -124,8 +125,9 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
     everything = _problems(shared, target, options)
     items = tuple(item for item in everything if item.answer is not None)
     if not items:
+        split = ", or its split (hf_test_split=...)" if shared.hub is not None else ""
         raise ValueError(
-            f"there is no problem with a known answer among {len(everything)}; give a test set with some"
+            f"there is no problem with a known answer among {len(everything)}; give a test set with some{split}"
         )
     for item in items:
         if why := check.refuses(item.answer or ""):
@@ -150,8 +152,19 @@ def check_output(name: str | None) -> None:
     if name is None:
         return
     path = Path(name).expanduser()
-    if not name.endswith(".json") or path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
+    if not name.endswith(".json") or path.is_dir():
         raise ValueError(f"output must be a file that ends in .json, as in output=result.json; got {name!r}")
+    check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """Refuse a result file in a folder that cannot be written to.
+
+    Raises:
+        ValueError: See above.
+    """
+    if problem := place_problem(path.parent):
+        raise ValueError(f"{path} cannot be written: {path.parent} {problem}; give another output=FILE.json")
 
 
 def _default_kinds(recipe: str, shared: RecipeConfig) -> list[str]:
