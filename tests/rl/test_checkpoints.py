@@ -269,9 +269,11 @@ async def test_empty_lines_of_the_index_say_nothing(tmp_path):
     assert checkpoints.damage() == []
 
 
-async def test_a_state_that_lies_elsewhere_is_named_by_its_full_place(tmp_path):
+async def test_a_state_outside_of_the_run_is_refused_when_it_is_first_saved(tmp_path):
     elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
     run.mkdir()
-    saved = await Checkpoints(run).save(BanditTrainer(elsewhere), next_step=1, log_sizes={})
-    assert saved.state_path == str(elsewhere / "weights" / "000001")
-    assert Checkpoints(run).resolve(saved) == saved.state_path
+    with pytest.raises(
+        ValueError, match=r"elsewhere/weights/000001, outside of the run's folder .*state_dir"
+    ):
+        await Checkpoints(run).save(BanditTrainer(elsewhere), next_step=1, log_sizes={})
+    assert Checkpoints(run).all() == []

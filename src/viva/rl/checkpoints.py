@@ -42,7 +42,7 @@ class Checkpoint:
     next_step: int
     """The first step that is not in the saved weights."""
     state_path: str
-    """Where the engine saved the state; relative to the run folder if it is inside."""
+    """Where the engine saved the state: an address, or a path relative to the run folder."""
     log_sizes: Mapping[str, int]
     log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """SHA-256 of the log files up to these sizes."""
@@ -207,6 +207,9 @@ class Checkpoints:
         If the state after these steps is saved already, only the index is brought up to date. A best checkpoint takes
         the mark from the one before. What the run leaves is saved for good: the last state and the best one. With
         ``ttl_seconds`` what turns out not to be left, such as a former best state, is deleted on the server.
+
+        Raises:
+            ValueError: If the engine saved outside of the run's folder.
         """
         others = [replace(other, final=False) for other in self.all() if other.next_step != next_step]
         checkpoint = next((other for other in self.all() if other.next_step == next_step), None)
@@ -273,7 +276,12 @@ class Checkpoints:
         if _is_uri(path):
             return path
         absolute, folder = Path(path).resolve(), self.folder.resolve()
-        return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)
+        if not absolute.is_relative_to(folder):  # it could not be resumed from
+            raise ValueError(
+                f"the engine saved its state at {path}, outside of the run's folder {self.folder}; give it "
+                "the state_dir of that folder (RunFolder.state_dir)"
+            )
+        return str(absolute.relative_to(folder))
 
     def changed_environment(
         self, checkpoint: Checkpoint, client: TrainingClient
