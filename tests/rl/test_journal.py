@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -181,6 +182,26 @@ async def test_equal_calls_have_answers_of_their_own(tmp_path):
         assert tokens == [[1], [2], [3]]
         assert sampler.count == 3
     assert told == ["3 answers are taken from the journal: they were sampled before"]
+
+
+async def test_an_answer_that_another_thread_waits_for_is_kept_too(tmp_path):
+    class Blocking(BanditSampler):
+        def sample(self, prompt, num_samples, sampling_params):
+            answer = Future()
+            answer.set_result(super().sample(prompt, num_samples, sampling_params).value)
+            return answer
+
+    params, prompt, told = tinker.SamplingParams(max_tokens=4, seed=1), tinker.ModelInput.from_ints([1]), []
+    answers = []
+    for _ in range(2):
+        journal = Journal(tmp_path, environment=dict)
+        sampler = journal.client(Blocking(np.zeros(8)), 0)
+        async with journal.part("000000", "turns", is_last=True, report=told.append):
+            answers.append(
+                await asyncio.to_thread(lambda ask: ask(prompt, 1, params).result(), sampler.sample)
+            )
+    assert answers[0].sequences[0].tokens == answers[1].sequences[0].tokens
+    assert told == ["1 answers are taken from the journal: they were sampled before"]
 
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)

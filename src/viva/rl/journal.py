@@ -234,16 +234,24 @@ class _Turns(_Answers):
         self._file.seek(0, os.SEEK_END)
         self._waiting: list[bytes] = []
         self._writing: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
 
     def keep(self, key: str, response: Any) -> None:
         """Write it soon."""
         answer = encode_answer(response)
         if answer is None:
             return
-        self._waiting.append(make_line({"key": key, "answer": answer}))
+        line = make_line({"key": key, "answer": answer})
+        if asyncio._get_running_loop() is self._loop:
+            self._add(line)
+        else:  # whoever waits with `result` does so in another thread
+            self._loop.call_soon_threadsafe(self._add, line)
+
+    def _add(self, line: bytes) -> None:
+        self._waiting.append(line)
         if self._writing is None or self._writing.done():
             self._raise_failure()
-            self._writing = asyncio.get_running_loop().create_task(self._write())
+            self._writing = self._loop.create_task(self._write())
 
     async def close(self, *, is_whole: bool) -> None:
         """Wait until all is on the disk."""
