@@ -137,6 +137,16 @@ async def test_every_kind_of_failure_of_one_seat_leaves_its_peers_alone(action, 
     assert [env.reason for env in builder.made[0][1:]] == [None, None]
 
 
+async def test_an_environment_may_name_its_agents_as_it_likes():
+    class Named(ToldEnv):
+        agent_id, round_index = "alice", "opening"
+
+    outcome = await run_group(Builder(Named), ScriptedPolicy({(0, 0, 0, 0): OSError("x")}))
+    assert outcome.group is not None
+    assert [failure.error_type for failure in outcome.failures] == ["OSError"]
+    assert (outcome.asked, outcome.failures[0].place) == ({}, None)
+
+
 async def test_a_reward_that_raises_voids_the_group_and_is_never_replaced():
     async def broken(trajectories, envs):
         raise ConnectionError("judge unreachable")

@@ -149,7 +149,11 @@ class _CheckingCompleter(TokenCompleter):
 def _place(env: Env) -> Place | None:
     """The turn that an environment waits for, if it is one of a conversation."""
     agent_id, round_index = getattr(env, "agent_id", None), getattr(env, "round_index", None)
-    return None if agent_id is None or round_index is None else (int(agent_id), int(round_index))
+    if not (
+        isinstance(agent_id, int) and isinstance(round_index, int)
+    ):  # others may mean something else by it
+        return None
+    return agent_id, round_index
 
 
 def _check_reply(reply: TokensWithLogprobs) -> None:
