@@ -59,6 +59,18 @@ async def test_what_was_there_before_is_there_again():
     assert signal.set_wakeup_fd(-1) == -1
 
 
+async def test_a_signal_in_the_last_moment_ends_nothing_that_comes_after():
+    interrupts = Interrupts()
+
+    async def work():
+        with interrupts.listening():
+            os.kill(os.getpid(), signal.SIGINT)  # the loop hears of it when it has its next turn
+        await asyncio.sleep(0)
+        return interrupts.received
+
+    assert await asyncio.create_task(work()) is signal.SIGINT
+
+
 COMPUTING = """
 import asyncio, sys, time
 from viva.rl.interrupts import Interrupts

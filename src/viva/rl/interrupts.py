@@ -69,6 +69,7 @@ class Interrupts:
             signal.set_wakeup_fd(before)
             writer.close()
             listener.join()
+            self._task = None  # a signal that was heard a moment ago ends nothing that comes after
 
     @contextmanager
     def protected(self) -> Generator[None]:
