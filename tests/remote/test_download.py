@@ -41,6 +41,8 @@ def archive(members):
 def serving(content):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
+            if callable(content):
+                return content(self)
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -141,6 +143,22 @@ async def test_an_archive_that_is_none_is_refused(tmp_path, content, told):
     with pytest.raises(ValueError, match=f"the archive of {STATE} could not be read: .*") as error:
         await fetched(content, tmp_path / "a")
     assert told in str(error.value)
+
+
+async def test_an_answer_that_breaks_off_and_an_address_that_is_none_are_told(tmp_path):
+    def break_off(handler):
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"ffff\r\n" + WHOLE)
+
+    with serving(break_off) as url, pytest.raises(ValueError, match=r"could not be read: .*Export again"):
+        await fetch_adapter(Server(url), STATE, tmp_path / "a", base_url="http://s")
+    told = r"could not be read: .*control characters.*signature=\*\*\*"
+    with pytest.raises(ValueError, match=told):
+        await fetch_adapter(
+            Server("http://127.0.0.1/a b?signature=abc"), STATE, tmp_path / "b", base_url="http://s"
+        )
 
 
 async def test_a_file_of_this_machine_is_no_archive(tmp_path):

@@ -5,6 +5,7 @@ its own, and its archive is read. No name in an archive is used: two files are l
 """
 
 import asyncio
+import http.client
 import tarfile
 import tempfile
 import urllib.request
@@ -65,8 +66,9 @@ async def fetch_adapter(
         )
     try:
         await asyncio.to_thread(_read_archive, url, folder)
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise ValueError(f"the archive of {state_path} could not be read: {error}. Export again.") from error
+    except (OSError, http.client.HTTPException, EOFError, zlib.error, tarfile.TarError) as error:
+        told = without_secrets(f"the archive of {state_path} could not be read: {error}. Export again.")
+        raise ValueError(told) from error
     return folder
 
 
