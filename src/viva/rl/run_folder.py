@@ -276,7 +276,13 @@ def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Col
         if before.get(name) != config.get(name)
     ]
     if changed:
+        strange = sorted({*before} - {*config, *free_options, *_RETIRED})
+        damaged = (
+            f" If no option was ever called {strange[0]}, {path / _CONFIG} is damaged: put it back from a copy."
+            if strange
+            else ""
+        )
         raise ValueError(
             f"log_path={path} holds a run with other options: {'; '.join(changed)}. "
-            "Resume with the same options, give another log_path, or behavior_if_exists=delete."
+            f"Resume with the same options, give another log_path, or behavior_if_exists=delete.{damaged}"
         )
