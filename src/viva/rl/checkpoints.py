@@ -56,6 +56,8 @@ class Checkpoint:
     """Whether the stop rule's metrics stood lowest here; kept however old it is."""
     ttl_seconds: int | None = None
     """When the engine may delete the state, counted from saving; ``None``: never."""
+    following: int | None = field(default=None, compare=False)
+    """Lines behind it in the index, by which one that was cut between two lines shows."""
 
 
 def environment() -> dict[str, str]:
@@ -131,13 +133,15 @@ class Checkpoints:
         damage: list[str] = []
         with naming(path):
             lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+        lines = [line for line in lines if line.strip()]
         for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
             try:
                 found.append(self._parsed(line))
             except ValueError as error:
                 damage.append(f"{path}:{number}: {error}")
+                continue
+            if found[-1].following not in (None, len(lines) - number):
+                damage.append(f"{path}:{number}: {found[-1].following} lines stood behind it")
         return found, damage if found or damage else [f"{path} is empty"]
 
     def _parsed(self, line: str) -> Checkpoint:
@@ -268,7 +272,10 @@ class Checkpoints:
     def _write(self, checkpoints: Sequence[Checkpoint]) -> None:
         path = self.folder / _INDEX
         if checkpoints:
-            write_atomic(path, "".join(json.dumps(sealed(asdict(one))) + "\n" for one in checkpoints))
+            counted = [
+                replace(one, following=len(checkpoints) - number) for number, one in enumerate(checkpoints, 1)
+            ]
+            write_atomic(path, "".join(json.dumps(sealed(asdict(one))) + "\n" for one in counted))
         else:
             path.unlink(missing_ok=True)  # an empty index is a damaged one
 
