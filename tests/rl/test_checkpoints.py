@@ -277,3 +277,12 @@ async def test_a_state_outside_of_the_run_is_refused_when_it_is_first_saved(tmp_
     ):
         await Checkpoints(run).save(BanditTrainer(elsewhere), next_step=1, log_sizes={})
     assert Checkpoints(run).all() == []
+
+
+async def test_an_index_that_was_cut_between_two_lines_is_told(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    await save(checkpoints, Engine(), 1, 2)
+    path = tmp_path / "checkpoints.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    assert steps_of(checkpoints) == [1]
+    assert checkpoints.damage() == [f"{path}:1: 1 lines stood behind it"]
