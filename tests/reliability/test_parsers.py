@@ -146,7 +146,8 @@ def test_a_flooded_reply_is_read_in_linear_time(name, trials, ledger):
         return
     longest = {unit: seconds(call, flood(unit, WORD << 4)) for unit in spent}
     for unit, longer in longest.items():
-        assert longer <= 2.5**4 * max(spent[unit], 0.002), (unit, spent[unit], longer)
+        # half a second for 1 MB is well, also where the shorter text happened to end in what is read at once
+        assert longer <= max(2.5**4 * spent[unit], 0.5), (unit, spent[unit], longer)
     ratios = []
     for unit in sorted(longest, key=lambda unit: -longest[unit])[:8]:
         times = [seconds(call, flood(unit, WORD << shift)) for shift in range(5)]
