@@ -1,6 +1,7 @@
 """What is said in several places about the package agrees."""
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -37,3 +38,10 @@ def test_every_requirement_is_pinned_inside_its_range() -> None:
 def test_set_up_installs_the_torch_that_is_pinned() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert f"TORCH := torch=={pins()['torch']}\n" in makefile
+
+
+def test_the_page_on_reliability_has_the_table_of_its_results() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    script = runpy.run_path(str(ROOT / "scripts" / "reliability_page.py"))
+    assert page == script["page"]()
+    assert "| 1 kill and resume |" in page
