@@ -132,7 +132,7 @@ class Toy:
         return Done(tinker.OptimStepResponse(metrics={}))
 
     def save_state(self, name):
-        return Done(SimpleNamespace(path=name))
+        return Done(SimpleNamespace(path=f"tinker://run/weights/{name}"))
 
 
 class Shuffled(CritiqueSelfPlayEnvGroupBuilder):
