@@ -1,5 +1,8 @@
 """Answers that are formulas are compared as formulas, and nothing that a policy writes makes that slow or silly."""
 
+import os
+import signal
+import sys
 import threading
 import time
 
@@ -7,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from viva.eval import expressions
 from viva.eval.answers import is_correct
 from viva.eval.expressions import MAX_LENGTH, same_expression
 
@@ -83,3 +87,60 @@ def test_expressions_are_compared_in_other_threads_too():
     thread.start()
     thread.join()
     assert found == [True]
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """A comparing process of the test's own."""
+    ours = expressions._Process()
+    monkeypatch.setattr(expressions, "_PROCESS", ours)
+    yield ours
+    ours.close()
+
+
+def test_what_does_not_end_is_ended_and_the_next_pair_is_compared(process):
+    """In two processes, since an alarm inside did not end every comparison."""
+    assert same_expression("1+x", "x+1")
+    first = process._child.pid
+    start = time.process_time()
+    assert not same_expression(r"\exp(999999999999999999999^{99})", r"\cot(x)+\tan(x)")
+    assert process._child.returncode == -signal.SIGXCPU
+    assert time.process_time() - start < 1
+    assert same_expression("1+x", "x+1")
+    assert process._child.pid != first
+
+
+def test_one_process_is_used_again_and_ends_with_its_owner(process):
+    assert same_expression("1+x", "x+1")
+    first = process._child
+    assert same_expression("2+x", "x+2")
+    assert process._child is first
+    process.close()
+    assert first.returncode == 0
+
+
+def test_a_process_ended_from_outside_grades_nothing(process, monkeypatch):
+    assert same_expression("1+x", "x+1")
+    child = process._child
+    monkeypatch.setattr(expressions, "_asked", lambda child, line: child.kill() or "")
+    with pytest.raises(RuntimeError, match=r"ended with status -9 while it compared \['x\+1', '1\+x'\]"):
+        same_expression("1+x", "x+1")
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/bin/cat"])
+def test_a_process_that_does_not_start_is_an_error(process, monkeypatch, program):
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(RuntimeError, match="math-verify"):
+        same_expression("1+x", "x+1")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_leaves_the_child_to_its_parent(process):
+    assert same_expression("1+x", "x+1")
+    if (pid := os.fork()) == 0:
+        expressions._PROCESS.forget()
+        os._exit(0 if same_expression("3+x", "x+3") else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert same_expression("2+x", "x+2")

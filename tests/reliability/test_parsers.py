@@ -188,6 +188,25 @@ def test_a_ballot_is_not_flooded():
     assert ballot.dropped["repeated"] < 10_000
 
 
+# third parties
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\left(e^{99}\cot(1000000e))",
+        r"\exp(999999999999999999999^{99})",
+        r"\cot(\cot(\sin(x)-\sec(\cos(\tan(x)))))",
+    ],
+)
+def test_what_simplification_cannot_finish_is_cut_off(text):
+    """Four seconds of the processor at most; and nothing longer than 200 characters is looked at."""
+    start = time.monotonic()
+    assert type(same_expression(text, r"\cot(x)+\tan(x)")) is bool
+    assert time.monotonic() - start < 30
+    assert seconds(lambda text: same_expression(text, "x"), text * 20_000, tries=1) < 0.5
+
+
 # patterns
 
 REVIEWED = {

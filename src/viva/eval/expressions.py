@@ -3,20 +3,26 @@
 math-verify is made for whole solutions of well-behaved models. Here it gets short final answers only, and what a policy
 in training may write is looked at first: its patterns and sympy's simplification can take minutes on a few
 characters, it reads words as products of letters (``apples`` equals ``elppas``), and of an equation it takes one
-side (``10=9`` equals 9).
+side (``10=9`` equals 9). The rest is compared in a process of its own, since nothing else ends what hangs.
 """
 
+import atexit
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
-from typing import Any, cast
+from pathlib import Path
 
 __all__ = ["MAX_LENGTH", "same_expression"]
 
 MAX_LENGTH = 200
 """Characters; longer answers are compared as text only."""
 
-_SECONDS = 3
-"""A net below the rules of `_is_tame`, which nothing ordinary falls into. It needs the main thread."""
+_ENDED_BY_A_TEXT = (-signal.SIGXCPU, -signal.SIGSEGV)
+"""What the text of a policy can bring about: seconds without end, and recursion that ends in the stack."""
 
 _ASSIGNED = re.compile(r"^\s*([A-Za-z]|\\[a-z]+)\s*=(?!=)")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{[^{}]*\}")
@@ -33,18 +39,81 @@ _MAX_BRACKETS = 8
 def same_expression(given: str, wanted: str) -> bool:
     """Whether a given answer equals the known one as an expression; ``False`` if either is none that can be compared.
 
-    ``x = 5`` counts as ``5``. Never raises for what a model wrote.
+    ``x = 5`` counts as ``5``. Comparing takes at most four seconds of the processor; what takes longer is ``False``.
+
+    Raises:
+        RuntimeError: the process that compares does not start, or was ended from outside; never for what a model wrote.
     """
     texts = [_without_name(text) for text in (wanted, given)]
-    if not all(_is_tame(text) for text in texts):
-        return False
-    seconds = _SECONDS if threading.current_thread() is threading.main_thread() else 0  # 0: none
-    gold, target = (_parsed(text, seconds) for text in texts)
-    if not gold or not target:
-        return False
-    from math_verify import verify
+    return all(_is_tame(text) for text in texts) and _PROCESS.are_the_same(texts)
 
-    return bool(verify(gold, target, timeout_seconds=seconds))
+
+class _Process:
+    """Compares in a child process, which is started when it is first needed and again after it was ended."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def are_the_same(self, texts: list[str]) -> bool:
+        with self._lock:
+            if self._child is None or self._child.poll() is not None:
+                self.close()
+                self._child = self._started()
+            answer = _asked(self._child, json.dumps(texts) + "\n")
+            if answer:
+                return json.loads(answer) is True
+            status = self._child.wait()
+        if status not in _ENDED_BY_A_TEXT:
+            raise RuntimeError(
+                f"the process that compares formulas ended with status {status} while it compared {texts}; -9 is "
+                "also what the system does when memory runs out. Nothing was graded: run again, or use an exact check"
+            )
+        return False
+
+    def close(self) -> None:
+        """Let the child end, which does so when nobody can write to it."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.communicate()
+
+    def forget(self) -> None:
+        """In a forked process: the child is the parent's."""
+        self.__init__()
+
+    def _started(self) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-P", str(Path(__file__).with_name("expression_process.py"))]
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # an interrupt from the terminal is for the run, which then ends in order
+        )
+        if _asked(child, "").strip() != "true":
+            child.communicate()
+            raise RuntimeError(
+                f"the process that compares formulas (math-verify) does not start: {' '.join(command)} "
+                f"ended with status {child.returncode}, with the reason above; pip install -U math-verify may help"
+            )
+        return child
+
+
+def _asked(child: "subprocess.Popen[str]", line: str) -> str:
+    """One line of answer, empty if the child has ended."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(line)
+        child.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    return child.stdout.readline()
+
+
+_PROCESS = _Process()
+atexit.register(_PROCESS.close)
+os.register_at_fork(after_in_child=_PROCESS.forget)
 
 
 def _without_name(text: str) -> str:
@@ -71,11 +140,3 @@ def _is_tame(text: str) -> bool:
 def _is_small(exponent: str) -> bool:
     """Whether a power is no tower and no expansion without end."""
     return all(int(digits[:9]) <= _MAX_EXPONENT for digits in re.findall(r"[0-9]+", exponent))
-
-
-def _parsed(text: str, seconds: int) -> list[Any]:
-    from math_verify import LatexExtractionConfig, parse
-
-    found = parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=seconds)
-    # beside the expression it returns the text, which would make it a comparison of texts
-    return [each for each in cast(list[Any], found) if not isinstance(each, str)]
