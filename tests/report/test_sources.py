@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from viva.report.evaluations import read_evaluations
-from viva.report.sources import kind_of, options_of, read_source
+from viva.report.sources import kind_of, names_of, options_of, read_source
 
 MakeRun = Callable[..., Path]
 
@@ -70,6 +70,12 @@ def test_what_is_none_of_these_is_refused_with_what_to_give(
         (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=f"{why}.*Give the folder of a run.* or a result of viva eval"):
         kind_of(tmp_path / name)
+
+
+def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is given twice; give another run beside it"):
+        names_of([tmp_path / "run", tmp_path / "." / "run"])
+    assert names_of([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_what_cannot_be_opened_or_is_nested_too_deeply_is_counted_and_ends_no_re
     folder = make_run(steps=2)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write("[" * 100_000 + "\n")
+        file.write(f'{{"step": {2**63}, "unheard": 1.0}}\n')
     new_lines = GrowingFile.new_lines
 
     def refuse(file: GrowingFile) -> Any:
@@ -134,7 +135,7 @@ def test_what_cannot_be_opened_or_is_nested_too_deeply_is_counted_and_ends_no_re
     monkeypatch.setattr(GrowingFile, "new_lines", refuse)
     run = RunIndex(folder)
     assert run.refresh(60)
-    assert run.damaged == {"metrics.jsonl": 1, "tokens.jsonl": 1}
+    assert run.damaged == {"metrics.jsonl": 2, "tokens.jsonl": 1}
     assert (run.num_steps, len(run.entries)) == (2, 8)
 
 

@@ -84,8 +84,14 @@ def read_source(source: Path) -> Run:
 
 
 def names_of(sources: Sequence[Path]) -> list[str]:
-    """Names of folders or files, with as many of the folders above them as it takes to tell them apart."""
+    """Names of folders or files, with as many of the folders above them as it takes to tell them apart.
+
+    Raises:
+        ValueError: If two are the same.
+    """
     parts = [source.resolve().parts for source in sources]
+    if len(set(parts)) < len(parts):
+        raise ValueError(f"{sources[0]} is given twice; give another run beside it, or it alone")
     longest = max(map(len, parts))
     count = 1
     while count < longest and len({own[-count:] for own in parts}) < len(parts):

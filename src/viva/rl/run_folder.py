@@ -25,7 +25,6 @@ __all__ = [
     "BehaviorIfExists",
     "PreparedFolder",
     "RunFolder",
-    "check_behavior",
     "open_run_folder",
     "prepare_run_folder",
 ]
@@ -115,7 +114,7 @@ class RunFolder:
             sweep(self.path / name)
 
 
-def check_behavior(behavior: str) -> None:
+def _check_behavior(behavior: str) -> None:
     """Reject an unknown behavior, or ``ask`` where nobody can answer.
 
     Raises:
@@ -193,7 +192,7 @@ def prepare_run_folder(
     Raises:
         ValueError: If the folder may not be used, or its run had other options.
     """
-    check_behavior(behavior)
+    _check_behavior(behavior)
     config = _told(json.loads(json.dumps(dict(config), allow_nan=False)))
     if problem := place_problem(path):
         raise ValueError(f"log_path={path} {problem}; give a folder that can be written to")

@@ -52,7 +52,7 @@ def make_app(folders: Sequence[Path], *, token: str, port: int) -> ASGIApp:
         port: Where it will be served; part of the allowed host names.
 
     Raises:
-        ValueError: If one of them is neither, or there are more than two runs.
+        ValueError: If one of them is neither, two are the same, or there are more than two runs.
     """
     runs = [RunIndex(folder) for folder in folders]
     num_runs = sum(run.kind == "run" for run in runs)
@@ -108,6 +108,7 @@ class _Api:
 
     def __init__(self, runs: Sequence[RunIndex]) -> None:
         self._runs = runs
+        self._names = names_of([run.folder for run in runs])
         self._lock = threading.Lock()
         self._reading = Reading(runs, self._lock)
 
@@ -134,7 +135,7 @@ class _Api:
         with self._lock:
             runs = [
                 _run(run, name, is_complete=self._reading.is_complete(run))
-                for run, name in zip(self._runs, names_of([run.folder for run in self._runs]), strict=True)
+                for run, name in zip(self._runs, self._names, strict=True)
             ]
         return {"viva": __version__, "runs": runs}
 
@@ -196,7 +197,7 @@ class _Api:
         """What ``viva eval`` wrote into the runs' folders, and the results that were given themselves."""
         return [
             {"name": name, "results": read_evaluations(run.folder)}
-            for run, name in zip(self._runs, names_of([run.folder for run in self._runs]), strict=True)
+            for run, name in zip(self._runs, self._names, strict=True)
         ]
 
     def _run(self, request: Request) -> RunIndex:

@@ -152,7 +152,7 @@ class RunIndex:
 
     def _add_metrics(self, _: int, row: dict[str, Any]) -> None:
         step = row["step"]
-        if not isinstance(step, int) or isinstance(step, bool):
+        if not isinstance(step, int) or isinstance(step, bool) or step.bit_length() > 63:
             raise TypeError(f"a step is a whole number; got {step!r}")
         values_of_step = numbers(row)
         for key, value in values_of_step.items():
