@@ -37,7 +37,6 @@ def make_judge(settings: Mapping[str, Any], policy: Any, renderer: Any) -> Any:
 
 
 def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
-    prepare_threads()
     from transformers import AutoTokenizer
 
     from viva.conversation.rendering import load_renderer
@@ -98,4 +97,5 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
 
 
 if __name__ == "__main__":
+    prepare_threads()
     serve(make, ("torch", "transformers", "peft", "tinker"))

@@ -17,6 +17,8 @@ from channel import serve
 from side_viva import open_client
 from work import LEARNING_RATE, SHAPES, SIZES, Size, prompts, tail, words
 
+from viva.engine.threads import prepare_threads
+
 DECODE_ROWS = (1, 12, 32)
 DECODE_TOKENS = 48
 DECODE_LENGTH = SHAPES["balanced"].prompt + DECODE_TOKENS // 2
@@ -186,4 +188,5 @@ def sample_s(
 
 
 if __name__ == "__main__":
+    prepare_threads()
     serve(make, ("torch", "transformers", "peft", "tinker"))

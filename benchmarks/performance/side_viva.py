@@ -21,7 +21,6 @@ BURN = "import torch\na = torch.rand(1024, 1024)\nwhile True: a @ a"
 
 
 def open_client(settings: Mapping[str, Any]) -> Any:
-    prepare_threads()
     from viva.engine import LocalServiceClient
 
     service = LocalServiceClient(device=settings.get("device", "cpu"), precision=settings["precision"])
@@ -154,4 +153,5 @@ def judge(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
 WORKS = {"step": policy_step, "ragged": ragged, "judge": judge}
 
 if __name__ == "__main__":
+    prepare_threads()
     serve(lambda settings: WORKS[settings["work"]](settings), ("torch", "transformers", "peft", "tinker"))

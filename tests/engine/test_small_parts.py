@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_engine import make_tokenizer
 
 import viva.engine
-from viva.engine import threads
+from viva.engine import threads, waiting
 from viva.engine.prefixes import BLOCK, PrefixCache, block_digests
 from viva.engine.stopping import StopRule
 
@@ -120,9 +120,10 @@ def test_the_package_offers_its_names_and_no_others() -> None:
 def test_threads_follow_cores_and_quota_but_never_the_users_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    threading = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS")
+    threading = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "GOMP_SPINCOUNT")
     for name in (*threading, "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what is set below is undone
+        monkeypatch.delenv(name)
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     quota = tmp_path / "cpu.max"
@@ -135,6 +136,7 @@ def test_threads_follow_cores_and_quota_but_never_the_users_settings(
     quota.write_text("250000 100000")
     assert threads.prepare_threads() == 3
     assert (threads.os.environ["OMP_NUM_THREADS"], threads.os.environ["OMP_WAIT_POLICY"]) == ("3", "passive")
+    assert "GOMP_SPINCOUNT" not in threads.os.environ  # spinning would use up the quota
     assert threads.os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == threads.os.environ["LRU_CACHE_CAPACITY"]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
@@ -146,6 +148,11 @@ def test_threads_follow_cores_and_quota_but_never_the_users_settings(
     assert threads.usable_cores() == 2
     (tmp_path / "cpu.cfs_quota_us").write_text("-1")
     assert threads.usable_cores() == 8
+    for policy, told in (("active", None), ("passive", waiting.SPINS)):
+        monkeypatch.setenv("OMP_NUM_THREADS", "8")
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+        assert threads.prepare_threads() == 8
+        assert threads.os.environ.get("GOMP_SPINCOUNT") == told
 
 
 def test_once_torch_is_loaded_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:

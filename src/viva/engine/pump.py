@@ -10,6 +10,8 @@ import asyncio
 import threading
 from typing import Protocol
 
+from viva.engine.waiting import Waiting
+
 __all__ = ["Pump", "Worker"]
 
 QUIET_YIELDS = 24
@@ -48,6 +50,7 @@ class Pump:
         self._active: list[Worker] = []
         self._submissions = 0
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        self._waiting = Waiting()
 
     def submit(self, worker: Worker) -> None:
         """Announce a new request, already queued in ``worker``."""
@@ -103,6 +106,7 @@ class Pump:
             if worker is None:
                 return None
             self._executing = True
+            self._waiting.look()
             try:
                 return worker.run_unit()
             except (

@@ -1,7 +1,8 @@
 """Threads, waiting policy and kernel caches, set before torch is imported, which reads them once.
 
-OpenMP's threads spin while they wait. Beside another busy process that turns a 7 ms forward pass into
-100 to 250 ms; passive waiting removes it.
+OpenMP's threads spin while they wait, for milliseconds. Beside another busy process that turns a 7 ms forward pass
+into 100 to 250 ms. Passive waiting removes it; a short spin while nobody else is busy is faster still
+(`viva.engine.waiting`).
 
 oneDNN makes a kernel for every shape of a product, half a megabyte in a millisecond, and two caches (its own and that
 of torch's binding) keep a thousand each: a run whose prompts have all lengths would grow by a gigabyte.
@@ -11,6 +12,8 @@ import math
 import os
 import sys
 from pathlib import Path
+
+from viva.engine.waiting import SPINS
 
 __all__ = ["prepare_threads", "usable_cores"]
 
@@ -33,6 +36,11 @@ def prepare_threads() -> int:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         os.environ.setdefault("OMP_NUM_THREADS", threads)
         os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
+        is_alone = (
+            os.environ["OMP_NUM_THREADS"] == threads == str(_cores())
+        )  # no quota that spinning would use up
+        if is_alone and os.environ["OMP_WAIT_POLICY"].lower() == "passive":
+            os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
         os.environ.setdefault("LRU_CACHE_CAPACITY", _KERNELS)
     chosen = os.environ.get("OMP_NUM_THREADS", threads)
@@ -41,11 +49,14 @@ def prepare_threads() -> int:
 
 def usable_cores() -> int:
     """Cores this process may use: its affinity mask, capped by the container's CPU quota. At least 1."""
+    cores, quota = _cores(), _cgroup_quota()
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def _cores() -> int:
     # macOS and Windows have no affinity call
     affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _cgroup_quota() -> float | None:
