@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,17 @@ def test_threads_sleep_while_others_are_busy_and_spin_again_afterwards(spins: No
 
 def test_what_nobody_can_tell_changes_nothing(spins: None) -> None:
     assert watched([None, None, 0.0])[1] == [False, False, False]
+
+
+@pytest.mark.parametrize("text", [None, "cpu0 1 2 3\n", "cpu0 a b c d e f g h\n"])
+def test_a_container_that_hides_what_others_use_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "stat").write_text(text * len(os.sched_getaffinity(0)))
+    monkeypatch.setattr(waiting, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(waiting.os, "sched_getaffinity", lambda pid: {0})
+    assert waiting._used_by_others() is None
 
 
 def test_it_looks_only_now_and_then(spins: None) -> None:

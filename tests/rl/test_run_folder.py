@@ -314,6 +314,20 @@ async def test_states_that_a_crash_left_behind_are_removed(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == "x"
 
 
+async def test_of_a_complete_run_with_a_damaged_index_no_state_is_deleted(tmp_path):
+    folder = open_folder(tmp_path)
+    await save(folder.checkpoints, tmp_path, [1])
+    await save(folder.checkpoints, tmp_path, [2], final=True)
+    index = tmp_path / "checkpoints.jsonl"
+    states = [checkpoint.state_path for checkpoint in folder.checkpoints.all()]
+    index.write_text("{" + index.read_text()[1:].replace('"next_step": 1', '"next_step": 7'))
+    assert len(folder.checkpoints.damage()) == 1
+    folder.go_back_to(folder.checkpoints.latest(), num_steps=2)
+    assert [(tmp_path / state).exists() for state in states] == [True, True]
+    folder.go_back_to(folder.checkpoints.latest(), num_steps=3)  # it is made longer: what is damaged is given up
+    assert folder.checkpoints.damage() == []
+
+
 async def test_a_complete_run_is_not_cut_back_unless_it_is_made_longer(tmp_path):
     folder = open_run_folder(tmp_path, behavior="resume", config={})
     await save(folder.checkpoints, tmp_path, [2], final=True)

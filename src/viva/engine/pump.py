@@ -105,8 +105,8 @@ class Pump:
             worker = self._next()
             if worker is None:
                 return None
-            self._executing = True
             self._waiting.look()
+            self._executing = True
             try:
                 return worker.run_unit()
             except (

@@ -86,15 +86,14 @@ def _keep_a_team(end: threading.Event) -> None:
 
 def _used_by_others() -> float | None:
     """Seconds that our processors have worked for other processes, or waited for the host."""
-    try:
-        lines = _STAT.read_text().splitlines()
-    except OSError:
-        return None
     ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
-    for name, *columns in map(str.split, lines):
-        if name in ours:
-            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, columns[:8])
-            ticks += user + nice + system + irq + softirq + steal
+    try:
+        for name, *columns in map(str.split, _STAT.read_text().splitlines()):
+            if name in ours:
+                user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, columns[:8])
+                ticks += user + nice + system + irq + softirq + steal
+    except (OSError, ValueError):  # some containers hide it, or fill it in their own way
+        return None
     own = os.times()
     return ticks / os.sysconf("SC_CLK_TCK") - own.user - own.system

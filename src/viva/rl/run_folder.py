@@ -109,7 +109,8 @@ class RunFolder:
         if not is_complete:
             self.checkpoints.discard_after(checkpoint)
             self.log.cut_back(checkpoint.log_sizes if checkpoint else {})
-        self.checkpoints.discard_unlisted(self.state_dir / "weights")
+        if not self.checkpoints.damage():  # else a state without a line may be that of a damaged one
+            self.checkpoints.discard_unlisted(self.state_dir / "weights")
         for name in _REPLACED:
             sweep(self.path / name)
 
