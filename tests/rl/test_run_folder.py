@@ -318,6 +318,7 @@ async def test_of_a_complete_run_with_a_damaged_index_no_state_is_deleted(tmp_pa
     folder = open_folder(tmp_path)
     await save(folder.checkpoints, tmp_path, [1])
     await save(folder.checkpoints, tmp_path, [2], final=True)
+    (tmp_path / "metrics.jsonl").write_text("xx")
     index = tmp_path / "checkpoints.jsonl"
     states = [checkpoint.state_path for checkpoint in folder.checkpoints.all()]
     index.write_text("{" + index.read_text()[1:].replace('"next_step": 1', '"next_step": 7'))
