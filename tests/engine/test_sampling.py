@@ -62,7 +62,7 @@ def test_a_drawn_token_is_where_its_number_falls_in_the_distribution(batch: Any)
         token = draws.tokens[row]
         assert expected[token] > 0
         below = expected[:token].sum()
-        assert rule.temperature == 0 or below - 1e-9 <= uniform <= below + expected[token] + 1e-9
+        assert rule.temperature == 0 or below - 1e-6 <= uniform <= below + expected[token] + 1e-6
         shown = (
             reference_distribution(logits[row].numpy(), SamplingRule()) if rule.temperature == 0 else expected
         )
@@ -90,6 +90,26 @@ def test_top_k_keeps_exactly_k_and_the_most_likely_is_always_kept(batch: Any) ->
             assert keep[row].sum() <= rule.top_k
             if rule.top_p == 1:
                 assert keep[row].sum() == min(rule.top_k, logits.shape[1])
+
+
+@given(
+    st.sampled_from([1, 127, 128, 129, 255, 256, 300, 1000]),
+    st.integers(0, 2**32 - 1),
+    st.lists(st.one_of(number, st.just(0.0), st.just(math.nextafter(1, 0))), min_size=1, max_size=4),
+)
+def test_many_tokens_are_searched_as_one_row_would_be(size: int, seed: int, numbers: list[float]) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(len(numbers), size)) * 4
+    values[rng.random(values.shape) < 0.3] = -np.inf
+    values[:, rng.integers(size)] = 1.0
+    logits = torch.tensor(values, dtype=torch.float32)
+    draws = draw_tokens(logits, [SamplingRule()] * len(numbers), numbers)
+    for row, uniform in enumerate(numbers):
+        expected = reference_distribution(logits[row].numpy(), SamplingRule())
+        token = draws.tokens[row]
+        assert expected[token] > 0
+        assert expected[:token].sum() - 1e-6 <= uniform <= expected[: token + 1].sum() + 1e-6
+        assert draws.logprobs[row] == pytest.approx(math.log(expected[token]), abs=1e-5)
 
 
 def test_the_largest_number_below_one_draws_a_possible_token() -> None:

@@ -325,7 +325,9 @@ async def test_of_a_complete_run_with_a_damaged_index_no_state_is_deleted(tmp_pa
     assert len(folder.checkpoints.damage()) == 1
     folder.go_back_to(folder.checkpoints.latest(), num_steps=2)
     assert [(tmp_path / state).exists() for state in states] == [True, True]
-    folder.go_back_to(folder.checkpoints.latest(), num_steps=3)  # it is made longer: what is damaged is given up
+    folder.go_back_to(
+        folder.checkpoints.latest(), num_steps=3
+    )  # it is made longer: what is damaged is given up
     assert folder.checkpoints.damage() == []
 
 

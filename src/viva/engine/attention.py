@@ -209,6 +209,7 @@ class _Step:
             self.parts = make_parts(self.groups, trunks, num_new, device)
         self.rows = torch.arange(start, start + self.num_rows, device=device)[:, None]
         self._masks: dict[int | None, torch.Tensor | None] = {}
+        self._biases: dict[int | None, torch.Tensor | None] = {}
 
     def causal(self, window: int | None) -> bool:
         """Whether this is plain causal attention of whole prompts, for which there are faster kernels."""
@@ -219,6 +220,17 @@ class _Step:
         if window not in self._masks:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """The mask as what is added to scores, since every call of torch's attention would make it anew."""
+        if window not in self._biases:
+            mask = self.mask(window)
+            self._biases[window] = (
+                None
+                if mask is None
+                else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+            )
+        return self._biases[window]
 
     def _make_mask(self, window: int | None) -> torch.Tensor | None:
         if self.num_new == 1 and self.uniform_past is not None and (window is None or self.length <= window):
@@ -277,7 +289,7 @@ def _ragged_attention(
             query,
             key.repeat_interleave(groups, 1),
             value.repeat_interleave(groups, 1),
-            attn_mask=None if causal else ragged.mask(sliding_window),
+            attn_mask=None if causal else ragged.bias(sliding_window, query.dtype),
             is_causal=causal,
             scale=scaling,
         )
@@ -298,13 +310,13 @@ def _attend_one(
     """
     rows, heads, _, size = query.shape
     folded = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    mask = step.mask(window)
+    bias = step.bias(window, query.dtype)
     parts = [
         scaled_dot_product_attention(
             folded[part],
             key[part, :, :length],
             value[part, :, :length],
-            attn_mask=None if mask is None else mask[part, :, :, :length],
+            attn_mask=None if bias is None else bias[part, :, :, :length],
             scale=scaling,
         )
         for part, length in step.groups

@@ -1,8 +1,9 @@
 """The mathematics of drawing a token.
 
 A token is found by inverting the cumulative distribution at one uniform number per (request seed, sample index,
-position), in float64. The draw of one row is a function of its own logits and its own number, so a sample does not
-depend on what else is in the batch.
+position). Weights are float32, as logits are; they are added up span by span, and the sums of spans, and of the tokens
+of the one span the number falls into, in float64. The draw of one row is a function of its own logits and its own
+number, so a sample does not depend on what else is in the batch.
 
 Shapes: ``B`` rows, ``V`` vocabulary, ``k`` alternatives.
 """
@@ -16,6 +17,8 @@ import torch
 __all__ = ["Draws", "SamplingRule", "UniformStream", "draw_tokens", "truncation_mask"]
 
 _BLOCK = 64
+_SPAN = 128
+"""Tokens whose weights are added up before a number is looked for."""
 _WORD = 2**64
 
 
@@ -78,33 +81,27 @@ def draw_tokens(
         num_alternatives: ``k``, tokens to report beside the drawn one.
     """
     device = logits.device
+    scaled = logits - logits.amax(dim=1, keepdim=True)
     divisors = [rule.temperature or 1.0 for rule in rules]
-    scaled = logits.double()
     if any(divisor != 1 for divisor in divisors):
-        scaled = scaled / torch.tensor(divisors, dtype=torch.float64, device=device)[:, None]
-    scaled = scaled - scaled.amax(dim=1, keepdim=True)
+        scaled /= torch.tensor(divisors, dtype=scaled.dtype, device=device)[:, None]
     truncated = [index for index, rule in enumerate(rules) if rule.truncates]
     if truncated:
         rows = torch.tensor(truncated, device=device)
-        keep = truncation_mask(scaled[rows], [rules[index] for index in truncated])
+        keep = truncation_mask(scaled[rows].double(), [rules[index] for index in truncated])
         scaled[rows] = scaled[rows].masked_fill(~keep, float("-inf"))
-    cumulative = scaled.exp().cumsum(dim=1)
-    totals = cumulative[:, -1:]
     numbers = torch.tensor(uniforms, dtype=torch.float64, device=device)[:, None]
-    # strictly below the total, so that the search always ends on a token with positive probability
-    targets = torch.minimum(numbers * totals, torch.nextafter(totals, torch.zeros_like(totals)))
-    tokens = torch.searchsorted(cumulative, targets, right=True)
+    tokens, totals = _search(scaled.exp(), numbers)
     greedy = [index for index, rule in enumerate(rules) if rule.temperature == 0]
     if greedy:
         rows = torch.tensor(greedy, device=device)
         tokens[rows] = logits[rows].argmax(dim=1, keepdim=True)
     finite = torch.isfinite(totals[:, 0])
-    tokens = tokens.clamp(max=logits.shape[1] - 1)
     logprobs = scaled.gather(1, tokens) - totals.log()
     topk_tokens, topk_logprobs = None, None
     if num_alternatives:
-        values, indices = (scaled - totals.log()).topk(min(num_alternatives, logits.shape[1]), dim=1)
-        topk_tokens, topk_logprobs = indices.cpu().numpy(), values.float().cpu().numpy()
+        values, indices = scaled.topk(min(num_alternatives, logits.shape[1]), dim=1)
+        topk_tokens, topk_logprobs = indices.cpu().numpy(), (values - totals.log()).float().cpu().numpy()
     # one transfer from the device; token ids are exact in float64
     drawn, scores, valid = torch.stack([tokens[:, 0].double(), logprobs[:, 0], finite.double()]).tolist()
     return Draws(
@@ -114,6 +111,34 @@ def draw_tokens(
         topk_tokens=topk_tokens,
         topk_logprobs=topk_logprobs,
     )
+
+
+def _search(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where numbers fall in the cumulative distribution.
+
+    Args:
+        weights: ``[B, V]``, at least one per row above zero.
+        numbers: ``[B, 1]`` float64, in ``[0, 1)``.
+
+    Returns:
+        Tokens ``[B, 1]``, with a weight above zero where weights are numbers, and sums of the rows' weights ``[B, 1]``.
+    """
+    size = weights.shape[1]
+    whole = size // _SPAN * _SPAN
+    spans = [weights[:, :whole].unflatten(1, (-1, _SPAN)).sum(2), weights[:, whole:].sum(1, keepdim=True)]
+    ends = torch.cat(spans, dim=1).double().cumsum(dim=1)
+    totals = ends[:, -1:]
+    # strictly below the sum, here and in the span, so that a search always ends on something above zero
+    targets = torch.minimum(numbers * totals, totals.nextafter(torch.zeros_like(totals)))
+    span = torch.searchsorted(ends, targets, right=True).clamp(max=ends.shape[1] - 1)
+    before = ends.gather(1, (span - 1).clamp(min=0)).masked_fill(span == 0, 0)
+    places = span * _SPAN + torch.arange(_SPAN, device=weights.device)
+    within = (
+        weights.gather(1, places.clamp(max=size - 1)).masked_fill(places >= size, 0).double().cumsum(dim=1)
+    )
+    most = within[:, -1:]
+    rest = torch.minimum(targets - before, most.nextafter(torch.zeros_like(most)))
+    return (span * _SPAN + torch.searchsorted(within, rest, right=True)).clamp(max=size - 1), totals
 
 
 def truncation_mask(scaled: torch.Tensor, rules: Sequence[SamplingRule]) -> torch.Tensor:
