@@ -44,7 +44,7 @@ def reference_distribution(logits: np.ndarray, rule: SamplingRule) -> np.ndarray
     mass = sum(probabilities[token] for token in kept)
     nucleus, reached = [], 0.0
     for token in kept:
-        if nucleus and reached >= rule.top_p - 1e-12:
+        if nucleus and rule.top_p < 1 and reached >= rule.top_p - 1e-12:
             break
         nucleus.append(token)
         reached += probabilities[token] / mass

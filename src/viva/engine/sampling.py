@@ -81,14 +81,16 @@ def draw_tokens(
         num_alternatives: ``k``, tokens to report beside the drawn one.
     """
     device = logits.device
-    scaled = logits - logits.amax(dim=1, keepdim=True)
-    divisors = [rule.temperature or 1.0 for rule in rules]
-    if any(divisor != 1 for divisor in divisors):
-        scaled /= torch.tensor(divisors, dtype=scaled.dtype, device=device)[:, None]
+    top = logits.amax(dim=1, keepdim=True)
+    scaled = logits - top
+    divisors = torch.tensor([[rule.temperature or 1.0] for rule in rules], dtype=torch.float64, device=device)
+    if any(rule.temperature not in (0, 1) for rule in rules):
+        scaled /= divisors.to(scaled.dtype)
     truncated = [index for index, rule in enumerate(rules) if rule.truncates]
     if truncated:
         rows = torch.tensor(truncated, device=device)
-        keep = truncation_mask(scaled[rows].double(), [rules[index] for index in truncated])
+        exact = logits[rows].double() / divisors[rows]  # rounded, a token more or less might stay
+        keep = truncation_mask(exact, [rules[index] for index in truncated])
         scaled[rows] = scaled[rows].masked_fill(~keep, float("-inf"))
     numbers = torch.tensor(uniforms, dtype=torch.float64, device=device)[:, None]
     tokens, totals = _search(scaled.exp(), numbers)
@@ -97,7 +99,7 @@ def draw_tokens(
         rows = torch.tensor(greedy, device=device)
         tokens[rows] = logits[rows].argmax(dim=1, keepdim=True)
     finite = torch.isfinite(totals[:, 0])
-    logprobs = scaled.gather(1, tokens) - totals.log()
+    logprobs = (logits.gather(1, tokens).double() - top) / divisors - totals.log()
     topk_tokens, topk_logprobs = None, None
     if num_alternatives:
         values, indices = scaled.topk(min(num_alternatives, logits.shape[1]), dim=1)
