@@ -110,7 +110,9 @@ async def test_what_an_engine_refuses_or_never_answers_is_a_no(service, model):
 async def test_a_loss_of_ones_own_that_fails_bars_no_other_question(service, model):
     findings = [finding async for finding in examine(bench(service, model, broken.OwnLossesPoison))]
     answers = {finding.name: finding.answer for finding in findings}
-    assert [name for name, answer in answers.items() if answer != "yes"] == ["losses of one's own"]
+    unheard = [] if hasattr(tinker.SampledSequence, "topk_logprobs") else ["top-k of samples"]  # older SDKs
+    barred_ones = [name for name, answer in answers.items() if answer != "yes"]
+    assert barred_ones == [*unheard, "losses of one's own"]
 
 
 async def test_an_error_of_an_engine_is_told_without_the_key(service, model, monkeypatch):
