@@ -1,5 +1,6 @@
 """Threads spin for a moment where they wait, but not while other processes use the processors."""
 
+import gc
 import json
 import os
 import subprocess
@@ -45,14 +46,28 @@ def helpers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "viva-waiting"]
 
 
+def wait_for(count: int) -> None:
+    deadline = time.monotonic() + 10
+    while len(helpers()) != count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(helpers()) == count
+
+
 def test_threads_sleep_while_others_are_busy_and_spin_again_afterwards(spins: None) -> None:
     before = len(helpers())
     _, decisions = watched([0.0, 0.2, 1.5, 1.5, 0.2, 0.05, 0.2])
     assert decisions == [False, False, True, True, True, False, False]
-    deadline = time.monotonic() + 10
-    while len(helpers()) > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(helpers()) == before  # one was started, and has ended
+    wait_for(before)  # one was started, and has ended
+
+
+def test_no_thread_outlives_the_engine_that_started_it(spins: None) -> None:
+    before = len(helpers())
+    found, _ = watched([0.0, 1.5])
+    assert found.sleeps
+    wait_for(before + 1)
+    del found
+    gc.collect()
+    wait_for(before)
 
 
 def test_what_nobody_can_tell_changes_nothing(spins: None) -> None:

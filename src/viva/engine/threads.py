@@ -36,10 +36,9 @@ def prepare_threads() -> int:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         os.environ.setdefault("OMP_NUM_THREADS", threads)
         os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
-        is_alone = (
-            os.environ["OMP_NUM_THREADS"] == threads == str(_cores())
-        )  # no quota that spinning would use up
-        if is_alone and os.environ["OMP_WAIT_POLICY"].lower() == "passive":
+        # a quota would be used up by spinning
+        has_all_cores = os.environ["OMP_NUM_THREADS"] == threads == str(_cores())
+        if has_all_cores and os.environ["OMP_WAIT_POLICY"].lower() == "passive":
             os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
         os.environ.setdefault("LRU_CACHE_CAPACITY", _KERNELS)

@@ -48,6 +48,10 @@ class Waiting:
         self._end: threading.Event | None = None
         self._due = clock() if _spins() else float("inf")
 
+    def __del__(self) -> None:
+        if self._end is not None:
+            self._end.set()
+
     @property
     def sleeps(self) -> bool:
         """Whether threads sleep at once now."""
