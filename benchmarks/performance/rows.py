@@ -285,8 +285,8 @@ _STEP_AIMS: dict[str, tuple[Aims, Aims]] = {
 """Against TRL and SkyRL: ours in float32, ours in bfloat16. They are for 42 M parameters."""
 _CAUSES = {
     shape: (
-        "What is missing: a decode step of twelve rows takes 17 ms in float32. Three fifths of that are products, which "
-        "reach two thirds of what reading the weights allows; an eighth is attention, the rest norms, rotary "
+        "What is missing: a decode step of twelve rows takes 17 ms in float32. Three fifths of that are products, "
+        "which reach two thirds of what reading the weights allows; an eighth is attention, the rest norms, rotary "
         f"embeddings and calls. {update}. Tried (docs/log.md): weights packed for oneDNN, layers of one input as one "
         "product, threads that spin, drawing in float32, all in use; packed products in training would take less than "
         "a tenth off an update, for twice the memory.",
