@@ -14,6 +14,8 @@ from typing import Any, cast
 
 from math_verify import LatexExtractionConfig, parse, verify
 
+__all__: list[str] = []
+
 _SECONDS = 3
 """Of the processor, for one pair, rounded up: then the kernel ends this process (SIGXCPU)."""
 
