@@ -3,69 +3,32 @@
 Every payload would leave the file ``viva_canary`` behind.
 """
 
-import io
 import json
-import pickle
-import shutil
 import struct
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
-from safetensors.torch import load_file, save_file
+from malicious_data import data_sets
+from malicious_parts import (
+    CODE,
+    SHELL,
+    Case,
+    copied,
+    edited,
+    load_adapter,
+    load_model,
+    load_state,
+    payloads,
+    resealed,
+)
+from safetensors.torch import load_file
 from watched import MARK
 
-from viva.conversation.rendering import load_renderer
-from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST, read_checkpoint
 from viva.engine.trust import sealed
-from viva.eval.adapters import staged_adapter
-from viva.recipes.data import HubSource, load_hub, load_jsonl
 from viva.report.run_files import read_run
 from viva.rl.checkpoints import Checkpoints
 from viva.rl.files import read_json
-
-CODE = f"open({MARK!r}, 'w').close()"
-SHELL = f"touch {MARK}"
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    make: Callable[[Path], object]
-    """Writes into an empty folder."""
-    load: Callable[[Path], object]
-
-
-class _Reduced:
-    def __init__(self, function, *args):
-        self.reduced = function, args
-
-    def __reduce__(self):
-        return self.reduced
-
-
-def payloads():
-    """Pickles that run code in different ways and protocols."""
-    import os
-    import subprocess
-
-    yield "system", pickle.dumps(_Reduced(os.system, SHELL), 0)
-    yield "exec", pickle.dumps(_Reduced(exec, CODE), 2)
-    yield "popen", pickle.dumps(_Reduced(subprocess.Popen, SHELL.split()), 4)
-    yield "nested", pickle.dumps({"state": [_Reduced(eval, f"exec({CODE!r})")]}, 5)
-    buffer = io.BytesIO()
-    torch.save({"weight": _Reduced(os.system, SHELL)}, buffer)
-    yield "torch", buffer.getvalue()
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([_Reduced(os.system, SHELL)], dtype=object), allow_pickle=True)
-    yield "numpy", buffer.getvalue()
 
 
 def cases(model: Path, state: Path, adapter: Path, outside: Path) -> Iterator[Case]:
@@ -82,61 +45,9 @@ def cases(model: Path, state: Path, adapter: Path, outside: Path) -> Iterator[Ca
     yield from _configurations(model, outside)
     yield from _tokenizers(model, outside)
     yield from _templates(model)
-    yield from _data(outside)
+    yield from data_sets(outside)
     yield from _adapters(adapter, outside)
     yield from _runs(state, outside)
-
-
-def load_model(folder: Path) -> None:
-    """As a run loads it: the base, and a sample of it."""
-    service = LocalServiceClient()
-    client = service.create_lora_training_client(str(folder), rank=1, seed=0)
-    load_renderer(client.get_tokenizer(), model_name=str(folder), renderer_name="chat_template")
-
-
-def load_state(folder: Path) -> None:
-    LocalServiceClient().create_training_client_from_state_with_optimizer(str(folder))
-
-
-def load_adapter(folder: Path) -> None:
-    staged = staged_adapter(folder, folder.parent / f"{folder.name}-staged")
-    LocalServiceClient().create_sampling_client(model_path=str(staged))
-
-
-def load_data(path: Path) -> None:
-    load_hub(HubSource(name=str(path), prompt_column="prompt"))
-
-
-def load_only(path: Path) -> None:
-    """A data set that is a single file in a folder."""
-    (file,) = path.iterdir()
-    load_data(file)
-
-
-def copied(source: Path, change: Callable[[Path], object]) -> Callable[[Path], object]:
-    def make(folder):
-        shutil.copytree(source, folder, dirs_exist_ok=True)
-        change(folder)
-
-    return make
-
-
-def edited(name: str, **change) -> Callable[[Path], object]:
-    def edit(folder):
-        path = folder / name
-        content = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(content | change))
-
-    return edit
-
-
-def resealed(folder: Path) -> None:
-    """A manifest as somebody who knows the format would write it."""
-    import hashlib
-
-    content = json.loads((folder / MANIFEST).read_text())
-    listed = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in content["files"]}
-    (folder / MANIFEST).write_text(json.dumps(sealed(content | {"files": listed})))
 
 
 def _pickled_weights(model, state, adapter):
@@ -374,148 +285,6 @@ def _templates(model):
     yield Case("template: one of several in the configuration", copied(model, named), load_model)
 
 
-def _data(outside):
-    payload = dict(payloads())
-    rows = [
-        {"prompt": {"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}, SHELL]}},
-        {"prompt": "x", "__reduce__": CODE, "__class__": "os.system"},
-        {"prompt": "!!python/object/apply:os.system ['x']"},
-        {"prompt": "=cmd|'/c calc'!A0"},
-    ]
-    for index, row in enumerate(rows):
-
-        def lines(folder, row=row):
-            (folder / "data.jsonl").write_text(json.dumps(row) + "\n")
-
-        yield Case(f"data: JSON lines {index}", lines, load_only)
-        yield Case(
-            f"data: JSON lines {index}, read by viva", lines, lambda folder: load_jsonl(folder / "data.jsonl")
-        )
-    for kind, content in payload.items():
-        for name in ("data.jsonl", "data.csv", "data.parquet"):
-
-            def pickled(folder, content=content, name=name):
-                (folder / name).write_bytes(content)
-
-            yield Case(f"data: {kind} as {name}", pickled, load_only)
-    yield Case(
-        "data: a table of code",
-        lambda folder: (folder / "d.csv").write_text(f'prompt,x\n"{CODE}",=1+1\n"@eval(1)",2\n'),
-        load_only,
-    )
-    schema = pa.schema(
-        [
-            pa.field("prompt", pa.string()),
-            pa.field(
-                "x",
-                pa.binary(),
-                metadata={
-                    b"ARROW:extension:name": b"arrow.py_extension_type",
-                    b"ARROW:extension:metadata": payload["system"],
-                },
-            ),
-        ]
-    )
-    table = pa.table({"prompt": ["a"], "x": [b"b"]}, schema=schema)
-
-    def features(kind):
-        info = {"info": {"features": {"prompt": {"_type": kind, "dtype": "string", "id": CODE}}}}
-        return table.drop_columns(["x"]).replace_schema_metadata({"huggingface": json.dumps(info)})
-
-    yield Case(
-        "data: an extension type that is a pickle",
-        lambda f: pq.write_table(table, f / "d.parquet"),
-        load_only,
-    )
-    for kind in ("os.system", "Value", "../evil"):
-        yield Case(
-            f"data: features of type {kind}",
-            lambda folder, kind=kind: pq.write_table(features(kind), folder / "d.parquet"),
-            load_only,
-        )
-    yield from _data_folders(payload, outside, table)
-
-
-def _data_folders(payload, outside, table):
-    good = '{"prompt": "a"}\n'
-
-    def script(folder):
-        (folder / f"{folder.name}.py").write_text(CODE)
-        (folder / "evil.py").write_text(CODE)
-        (folder / "train.jsonl").write_text(good)
-
-    yield Case("data: a folder with a script", script, load_data)
-
-    def only_script(folder):
-        (folder / f"{folder.name}.py").write_text(CODE)
-
-    yield Case("data: a folder that is a script", only_script, load_data)
-    for kind in ("pkl", "pt", "npy", "bin"):
-
-        def pickles(folder, kind=kind):
-            (folder / f"train.{kind}").write_bytes(payload["system"])
-            (folder / "README.md").write_text(
-                f"---\nconfigs:\n- config_name: default\n  data_files: train.{kind}\n---\n"
-            )
-
-        yield Case(f"data: a folder of .{kind}", pickles, load_data)
-
-    def yaml(folder):
-        (folder / "train.jsonl").write_text(good)
-        (folder / "README.md").write_text(f"---\nx: !!python/object/apply:os.system ['{SHELL}']\n---\n")
-
-    yield Case("data: a description with objects", yaml, load_data)
-
-    def saved(folder):
-        state = {
-            "_data_files": [{"filename": "../../outside/secret.json"}],
-            "_fingerprint": "x",
-            "_format_type": CODE,
-        }
-        (folder / "state.json").write_text(json.dumps(state))
-        (folder / "dataset_info.json").write_text(
-            json.dumps({"features": {"prompt": {"_type": "os.system"}}})
-        )
-
-    yield Case("data: saved, with tables elsewhere", saved, load_data)
-
-    def arrow(folder):
-        with (
-            pa.OSFile(str(folder / "data.arrow"), "wb") as sink,
-            pa.ipc.new_stream(sink, table.schema) as writer,
-        ):
-            writer.write_table(table)
-
-    yield Case("data: an Arrow file with a pickled type", arrow, load_data)
-    yield from _archives(payload, outside, good)
-
-
-def _archives(payload, outside, good):
-    for kind in ("../../escaped.jsonl", "/tmp/viva_escaped.jsonl", "link"):
-
-        def tar(folder, kind=kind):
-            with tarfile.open(folder / "train.tar", "w") as archive:
-                member = tarfile.TarInfo(kind)
-                if kind == "link":
-                    member.type, member.linkname = tarfile.SYMTYPE, str(outside)
-                    archive.addfile(member)
-                    member = tarfile.TarInfo("link/written.json")
-                member.size = len(good)
-                archive.addfile(member, io.BytesIO(good.encode()))
-                member = tarfile.TarInfo("0001.pyd")
-                member.size = len(payload["system"])
-                archive.addfile(member, io.BytesIO(payload["system"]))
-
-        yield Case(f"data: an archive with {kind}", tar, load_data)
-
-    def zipped(folder):
-        with zipfile.ZipFile(folder / "train.zip", "w") as archive:
-            archive.writestr("../../../escaped.jsonl", good)
-            archive.writestr("train.jsonl", good)
-
-    yield Case("data: a zip that climbs", zipped, load_data)
-
-
 def _adapters(adapter, outside):
     changes = {
         "base elsewhere": {"base_model_name_or_path": "../../outside/nothing"},
@@ -579,11 +348,3 @@ def _runs(state, outside):
 
     yield Case("run: logs nested deeply", logs, read_run)
     yield Case("run: options nested deeply", logs, lambda folder: read_json(folder / "config.json"))
-
-
-def save_adapter(folder: Path, base: Path, tensors: Path) -> None:
-    """An adapter of a run, as ``peft`` writes it."""
-    folder.mkdir()
-    shutil.copyfile(tensors / "adapter_config.json", folder / "adapter_config.json")
-    save_file(load_file(tensors / "adapter_model.safetensors"), folder / "adapter_model.safetensors")
-    edited("adapter_config.json", base_model_name_or_path=str(base))(folder)

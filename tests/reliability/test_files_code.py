@@ -16,8 +16,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-import malicious_files
-from malicious_files import CODE, Case, cases, load_data, load_model, payloads, save_adapter
+from malicious_files import cases
+from malicious_parts import CODE, SHELL, Case, load_data, load_model, payloads, save_adapter
 from packaging.requirements import Requirement
 from packaging.version import Version
 from random_models import make_model
@@ -255,5 +255,5 @@ def test_versions_with_known_holes_are_excluded(name):
 
 def test_the_canary_is_where_the_hook_looks():
     assert MARK in CODE
-    assert malicious_files.SHELL.endswith(MARK)
+    assert SHELL.endswith(MARK)
     assert os.sep not in MARK
