@@ -129,9 +129,8 @@ def write_page() -> None:
 
 def main(argv: Sequence[str]) -> None:
     options = parse(argv)
-    os.environ.pop(
-        "OMP_WAIT_POLICY", None
-    )  # make sets it for the tests; every side waits as it does by itself
+    # make sets it for the tests; here every side waits as it does by itself
+    os.environ.pop("OMP_WAIT_POLICY", None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the sides, too
     threads = options.threads or usable_cores()
     machine = describe(threads)

@@ -2,8 +2,7 @@
 
 import broken_engines as broken
 import pytest
-import tinker
-from broken_engines import bench, with_sampler
+from broken_engines import UNHEARD, bench, with_sampler
 
 from viva.doctor.examination import PROBES, check_engine, examine, put
 from viva.doctor.features import FEATURES, barred
@@ -69,7 +68,7 @@ BROKEN = [
     ("trainer_class", "name", "complaint"), BROKEN, ids=lambda value: getattr(value, "__name__", None)
 )
 async def test_a_probe_catches_its_broken_engine(service, model, trainer_class, name, complaint):
-    if name == "top-k of samples" and not hasattr(tinker.SampledSequence, "topk_logprobs"):
+    if name in UNHEARD:
         pytest.skip("this SDK has no place for them")
     finding = await put(BY_NAME[name], bench(service, model, trainer_class))
     assert finding.answer == "wrong"
@@ -110,9 +109,8 @@ async def test_what_an_engine_refuses_or_never_answers_is_a_no(service, model):
 async def test_a_loss_of_ones_own_that_fails_bars_no_other_question(service, model):
     findings = [finding async for finding in examine(bench(service, model, broken.OwnLossesPoison))]
     answers = {finding.name: finding.answer for finding in findings}
-    unheard = [] if hasattr(tinker.SampledSequence, "topk_logprobs") else ["top-k of samples"]  # older SDKs
     barred_ones = [name for name, answer in answers.items() if answer != "yes"]
-    assert barred_ones == [*unheard, "losses of one's own"]
+    assert barred_ones == [*UNHEARD, "losses of one's own"]
 
 
 async def test_an_error_of_an_engine_is_told_without_the_key(service, model, monkeypatch):

@@ -73,8 +73,8 @@ def test_what_is_none_of_these_is_refused_with_what_to_give(
 
 
 def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is given twice; give another run beside it"):
-        names_of([tmp_path / "run", tmp_path / "." / "run"])
+    with pytest.raises(ValueError, match=r"below/\.\./run is given twice; give another one beside it"):
+        names_of([tmp_path / "other", tmp_path / "run", tmp_path / "below" / ".." / "run"])
     assert names_of([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
 
 

@@ -224,12 +224,10 @@ class _Step:
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """The mask as what is added to scores, since every call of torch's attention would make it anew."""
         if window not in self._biases:
-            mask = self.mask(window)
-            self._biases[window] = (
-                None
-                if mask is None
-                else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-            )
+            bias = mask = self.mask(window)
+            if mask is not None:
+                bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+            self._biases[window] = bias
         return self._biases[window]
 
     def _make_mask(self, window: int | None) -> torch.Tensor | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["SPINS", "Waiting"]
 
 SPINS = "20000"
-"""Turns of libgomp's loop: some 0.2 ms. Half of it gains as much alone; more costs more until neighbours are seen."""
+"""Turns of libgomp's loop: some 0.2 ms. More gains little alone, costs more until neighbours are seen (docs/log.md)."""
 
 _WINDOW_S = 0.3
 _BUSY, _QUIET = 0.25, 0.1
@@ -45,17 +45,12 @@ class Waiting:
         self._others = others or _used_by_others
         self._clock = clock
         self._seen: tuple[float, float] | None = None
-        self._end: threading.Event | None = None
+        self._end: threading.Event | None = None  # of the thread that turns spinning off
         self._due = clock() if _spins() else float("inf")
 
     def __del__(self) -> None:
         if self._end is not None:
             self._end.set()
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether threads sleep at once now."""
-        return self._end is not None
 
     def look(self) -> None:
         """See whether others are busy, if that was not looked at for a while."""

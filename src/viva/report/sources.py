@@ -90,8 +90,9 @@ def names_of(sources: Sequence[Path]) -> list[str]:
         ValueError: If two are the same.
     """
     parts = [source.resolve().parts for source in sources]
-    if len(set(parts)) < len(parts):
-        raise ValueError(f"{sources[0]} is given twice; give another run beside it, or it alone")
+    twice = [source for number, source in enumerate(sources) if parts[number] in parts[:number]]
+    if twice:
+        raise ValueError(f"{twice[0]} is given twice; give another one beside it, or it alone")
     longest = max(map(len, parts))
     count = 1
     while count < longest and len({own[-count:] for own in parts}) < len(parts):
