@@ -1,10 +1,12 @@
 """A model with random weights and a tokenizer, made on the spot.
 
 The tokenizer spells control tokens, bytes, syllables (a consonant and a vowel) and words of two or three syllables
-behind a space. A word's text always encodes to that word's one token, so that token counts survive decoding.
+behind a space. A word's text always encodes to that word's one token, so that token counts survive decoding. Words of
+the package's own prompts are tokens, too, so that these are about as long as with a real tokenizer.
 """
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,22 @@ CONTROL = ("<|end|>", "<|im_start|>", "<|im_end|>")
 SPACE = "\u0120"  # how byte-level tokenizers write it
 
 
+def prompt_words() -> list[str]:
+    """The English words of conversations and judge calls, each with a space before it where that occurs."""
+    from viva.conversation.prompts import AGENT_SYSTEM_PROMPTS, conversation_messages, turn_prompt
+    from viva.conversation.records import AgentResponse, Turn
+    from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
+
+    said = AgentResponse(reflection="", evaluation="", solution="")
+    turns = [Turn(agent_id=0, round_index=0, prompt="", text="", response=said, status="parsed")]
+    messages = [
+        *conversation_messages(turn_prompt("", turns, agent_id=3, round_index=1, max_rounds=2)),
+        *judge_messages("", "", "", JUDGE_SYSTEM_PROMPT),
+    ]
+    texts = [*(message["content"] for message in messages), *AGENT_SYSTEM_PROMPTS.values()]
+    return sorted({word.replace(" ", SPACE) for text in texts for word in re.findall(" ?[A-Za-z]{2,}", text)})
+
+
 def make_tokenizer(num_tokens: int) -> Any:
     """A ``transformers`` tokenizer of exactly that many tokens, at least 4,000."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -24,17 +42,17 @@ def make_tokenizer(num_tokens: int) -> Any:
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     syllables = [c + v for c, v in itertools.product("bcdfghjklmnpqrstvwxz", "aeiou")]
     merges = [tuple(syllable) for syllable in syllables]
-    stems = [(SPACE, syllable) for syllable in syllables]
-    room = num_tokens - len(CONTROL) - len(pieces) - len(merges) - len(stems)
+    merges += [(SPACE, syllable) for syllable in syllables]
     twos = [(SPACE + a, b) for a, b in itertools.product(syllables, syllables)]
-    threes = [(a + b, c) for (a, b), c in itertools.product(twos, syllables)]
-    merges += stems + (twos + threes)[:room]
-    backend = Tokenizer(
-        models.BPE(
-            vocab={text: id_ for id_, text in enumerate([*pieces, *("".join(pair) for pair in merges)])},
-            merges=merges,
-        )
-    )
+    threes = ((a + b, c) for (a, b), c in itertools.product(twos, syllables))
+    vocab = {text: id_ for id_, text in enumerate([*pieces, *prompt_words()])}
+    used: list[tuple[str, ...]] = []
+    for pair in itertools.chain(merges, twos, threes):
+        if len(vocab) == num_tokens - len(CONTROL):
+            break
+        vocab.setdefault("".join(pair), len(vocab))
+        used.append(pair)
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=used, ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True) for token in CONTROL])

@@ -139,14 +139,14 @@ def _conversation(agents: int, rounds: int) -> Row:
             settings=settings | {"plain": plain, "conversations": conversations} | precision,
         )
 
-    several, one, several_bf16 = "viva, 4 at once", "viva, 1 alone", "viva, 4 at once, bfloat16"
+    several, one, several_bf16 = "viva, 8 at once", "viva, 1 alone", "viva, 8 at once, bfloat16"
     return Row(
         work=f"full conversation step: {agents} agents x {rounds} rounds, {agents * (agents - 1)} judge calls, update",
         unit="s by conversation",
         sides={
-            several: side(4, F32),
+            several: side(8, F32),
             one: side(1, F32),
-            several_bf16: side(4, BF16),
+            several_bf16: side(8, BF16),
             "plainly": side(1, F32, plain=True),
         },
         ratios=(

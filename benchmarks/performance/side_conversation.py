@@ -66,7 +66,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
             MultiAgentConversationEnvGroupBuilder(
                 question=" ".join(str(rng.randrange(1000)) for _ in range(16)),
                 num_agents=settings["agents"],
-                max_rounds=settings["rounds"],
+                max_rounds=settings["rounds"] if number else 1,  # the latter to warm up
                 renderer=renderer,
                 judge=judge,
                 seed=index,

@@ -75,7 +75,7 @@ SHAPES = {
 
 def words(size: Size) -> range:
     """Ids of the tokenizer's whole words: their text has one spelling, whatever stands around them."""
-    return range(500, size.vocab - 8)
+    return range(600, size.vocab - 8)
 
 
 def prompts(size: Size, shape: Shape, number: int) -> list[list[int]]:
