@@ -37,6 +37,7 @@ def watched(uses: list[float | None]) -> tuple[Waiting, list[bool]]:
     for each in uses:
         now += 1
         known, total = each is not None, total + (each or 0)
+        found.pause()
         found.look()
         decisions.append(found._end is not None)
     return found, decisions
@@ -58,6 +59,18 @@ def test_threads_sleep_while_others_are_busy_and_spin_again_afterwards(spins: No
     _, decisions = watched([0.0, 0.2, 1.5, 1.5, 0.2, 0.05, 0.2])
     assert decisions == [False, False, True, True, True, False, False]
     wait_for(before)  # one was started, and has ended
+
+
+def test_what_others_did_while_the_engine_had_no_work_counts_for_nothing(spins: None) -> None:
+    times, used = iter([0.0, 0.0, 1.0, 60.0, 61.0, 61.0]), iter([0.0, 120.0, 122.0])
+    found = Waiting(others=used.__next__, clock=times.__next__)
+    found.look()
+    found.pause()  # at 1 s
+    found.look()  # at 60 s
+    assert found._end is None
+    found.pause()
+    found.look()  # at 61 s, after a second of work
+    assert found._end is not None
 
 
 def test_no_thread_outlives_the_engine_that_started_it(spins: None) -> None:
@@ -130,8 +143,8 @@ def switches():
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
 switches()
 spinning = switches()
-found = waiting.Waiting(others=iter([0.0, 10.0]).__next__, clock=iter([0.0, 0.0, 1.0]).__next__)
-found.look(), found.look()
+found = waiting.Waiting(others=iter([0.0, 10.0]).__next__, clock=iter([0.0, 0.0, 1.0, 1.0]).__next__)
+found.look(), found.pause(), found.look()
 time.sleep(1)
 print(json.dumps([spinning, switches(), found._end is not None]))
 """

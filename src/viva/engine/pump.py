@@ -118,6 +118,7 @@ class Pump:
                 return True
             finally:
                 self._executing = False
+                self._waiting.pause()
 
     def _next(self) -> Worker | None:
         """The next worker in turn; it goes to the end of the line."""

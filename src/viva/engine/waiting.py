@@ -47,20 +47,25 @@ class Waiting:
         self._seen: tuple[float, float] | None = None
         self._end: threading.Event | None = None  # of the thread that turns spinning off
         self._due = clock() if _spins() else float("inf")
+        self._paused = float("-inf")
 
     def __del__(self) -> None:
         if self._end is not None:
             self._end.set()
 
+    def pause(self) -> None:
+        """Work ends here, for a moment or for long. What others do until it goes on is nothing to us."""
+        self._paused = self._clock()
+
     def look(self) -> None:
-        """See whether others are busy, if that was not looked at for a while."""
+        """Before work: see whether others are busy, if that was not looked at for a while."""
         now = self._clock()
         if now < self._due:
             return
         self._due = now + _WINDOW_S
         used = self._others()
         before, self._seen = self._seen, None if used is None else (now, used)
-        if before is None or used is None:
+        if before is None or used is None or now - self._paused > _WINDOW_S:
             return
         busy = (used - before[1]) / (now - before[0])
         if self._end is None and busy > _BUSY:
