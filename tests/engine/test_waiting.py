@@ -62,6 +62,7 @@ def test_threads_sleep_while_others_are_busy_and_spin_again_afterwards(spins: No
 
 
 def test_what_others_did_while_the_engine_had_no_work_counts_for_nothing(spins: None) -> None:
+    before = len(helpers())
     times, used = iter([0.0, 0.0, 1.0, 60.0, 61.0, 61.0]), iter([0.0, 120.0, 122.0])
     found = Waiting(others=used.__next__, clock=times.__next__)
     found.look()
@@ -71,6 +72,8 @@ def test_what_others_did_while_the_engine_had_no_work_counts_for_nothing(spins: 
     found.pause()
     found.look()  # at 61 s, after a second of work
     assert found._end is not None
+    del found
+    wait_for(before)  # its thread has ended
 
 
 def test_no_thread_outlives_the_engine_that_started_it(spins: None) -> None:
