@@ -121,12 +121,14 @@ def _ragged() -> Row:
         ratios=(
             Ratio(over=static, under=OURS, aim=3),
             Ratio(over=continuous, under=OURS, aim=5),
-            Ratio(over=static, under=OURS_BF16),
-            Ratio(over=continuous, under=OURS_BF16),
+            Ratio(over=static, under=OURS_BF16, aim=3),
+            Ratio(over=continuous, under=OURS_BF16, aim=5),
         ),
         notes=(
             "Prompts have 32 to 160 tokens, replies 47 on average and 192 at most.",
             "The adapter is left out on the peers' side.",
+            "What is missing in float32: products alone are a third of our time at the machine's own rate; the rest is "
+            "attention to what rows have of their own, drawing and calls.",
         ),
     )
 
@@ -152,11 +154,15 @@ def _conversation(agents: int, rounds: int) -> Row:
         ratios=(
             Ratio(over="plainly", under=several, aim=15),
             Ratio(over="plainly", under=one),
-            Ratio(over="plainly", under=several_bf16),
+            Ratio(over="plainly", under=several_bf16, aim=15),
         ),
         notes=(
             "Plainly: one reply after another, each from its whole prompt; generated verdicts of 64 tokens; padded "
             "rows, all logits. Conversations follow one another, so one of them is timed.",
+            "Rollouts and update are those of all conversations of the step.",
+            "What is missing in float32: both halves are as long. A fifth of the update's tokens are computed, "
+            "three fifths of its time are products, at the machine's own rate; turns follow one another, so rollouts "
+            "are a thousand decode steps of as many rows as there are conversations.",
         ),
     )
 
@@ -285,15 +291,16 @@ _STEP_AIMS: dict[str, tuple[Aims, Aims]] = {
 """Against TRL and SkyRL: ours in float32, ours in bfloat16. They are for 42 M parameters."""
 _CAUSES = {
     shape: (
-        "What is missing: a decode step of twelve rows takes 17 ms in float32. Three fifths of that are products, "
-        "which reach two thirds of what reading the weights allows; an eighth is attention, the rest norms, rotary "
-        f"embeddings and calls. {update}. Tried (docs/log.md): weights packed for oneDNN, layers of one input as one "
-        "product, threads that spin, drawing in float32, all in use; packed products in training would take less than "
-        "a tenth off an update, for twice the memory.",
+        "What is missing (`rows=limit`): the products of a decode step of twelve rows reach 66 % of what reading the "
+        "weights allows in float32 and 35 % in bfloat16, and are three fifths and half of the step; the rest is "
+        f"attention, norms, rotary embeddings and above all calls, some two hundred a layer. {update}. Tried "
+        "(docs/log.md): weights packed for oneDNN, layers of one input as one product, threads that spin, drawing in "
+        "float32, all in use. Huge pages for the weights gain nothing beyond a step's noise; packed products in "
+        "training would take less than a tenth off an update, for twice the memory.",
     )
     for shape, update in (
         ("balanced", "About two thirds of the update are products with frozen weights"),
-        ("long", "The update is more than half of the step; half of it are products, a sixth attention"),
+        ("long", "The update is three fifths of the step: two thirds of it are products, a seventh attention"),
         ("distinct", "Nothing is shared, so the update is that of plain rows, two thirds of it products"),
     )
 }
