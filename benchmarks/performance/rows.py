@@ -300,7 +300,10 @@ _CAUSES = {
     )
     for shape, update in (
         ("balanced", "About two thirds of the update are products with frozen weights"),
-        ("long", "The update is three fifths of the step: two thirds of it are products, a seventh attention"),
+        (
+            "long",
+            "The update is three fifths of the step: two thirds of it are products, a seventh attention",
+        ),
         ("distinct", "Nothing is shared, so the update is that of plain rows, two thirds of it products"),
     )
 }
