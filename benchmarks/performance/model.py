@@ -21,11 +21,11 @@ SPACE = "\u0120"  # how byte-level tokenizers write it
 def prompt_words() -> list[str]:
     """The English words of conversations and judge calls, each with a space before it where that occurs."""
     from viva.conversation.prompts import AGENT_SYSTEM_PROMPTS, conversation_messages, turn_prompt
-    from viva.conversation.records import AgentResponse, Turn
+    from viva.conversation.records import AgentResponse, ReplyStatus, Turn
     from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
 
     said = AgentResponse(reflection="", evaluation="", solution="")
-    turns = [Turn(agent_id=0, round_index=0, prompt="", text="", response=said, status="parsed")]
+    turns = [Turn(agent_id=0, round_index=0, prompt="", text="", response=said, status=ReplyStatus.OK)]
     messages = [
         *conversation_messages(turn_prompt("", turns, agent_id=3, round_index=1, max_rounds=2)),
         *judge_messages("", "", "", JUDGE_SYSTEM_PROMPT),

@@ -180,7 +180,7 @@ def _list(walk: Walk) -> None:
     walk.press("ArrowDown", "filter by others", ".pages", "20 conversations")
     walk.tab_to("[name=state]", "State", "ArrowDown", "filter by state", "[name=state]", "sound")
     walk.tab_to("[name=reward_from]", "Reward from", "3", "filter by reward", ".pages", "11 conversations")
-    walk.tab_to("[name=order]", "Order", "ArrowDown", "sort", ".list tbody tr", "19")
+    walk.tab_to("[name=order]", "Order", "ArrowDown", "sort", ".list tbody tr:first-child", "box 19-2")
     walk.press("Escape j j", "choose the second one", ".list [aria-selected=true]", "box 18-2")
     walk.press("Enter", "open it", ".conversation h2", "Step 18, conversation 2")
 
