@@ -247,7 +247,12 @@ def _orchestration() -> Row:
             Figure(side=large, name="kb", title="KB by conversation", largest=True),
         ),
         ratios=(Ratio(over=large, under=small, aim=1.2, at_most=True),),
-        notes=("Linear growth is a ratio of 1. A turn's cost has its share of the verdicts in it.",),
+        notes=(
+            "Linear growth is a ratio of 1. A turn's cost has its share of the verdicts in it. Memory is the growth of "
+            "the process's peak.",
+            "What is missing: nearly half of the cost is encoding, since every turn encodes its whole prompt anew; then "
+            "rendering and checking the SDK's types. Why 10,000 at once cost more by turn was not looked into.",
+        ),
     )
 
 
