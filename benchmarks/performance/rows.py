@@ -250,8 +250,8 @@ def _orchestration() -> Row:
         notes=(
             "Linear growth is a ratio of 1. A turn's cost has its share of the verdicts in it. Memory is the growth of "
             "the process's peak.",
-            "What is missing: nearly half of the cost is encoding, since every turn encodes its whole prompt anew; then "
-            "rendering and checking the SDK's types. Why 10,000 at once cost more by turn was not looked into.",
+            "What is missing: nearly half of the cost is encoding, since every turn encodes its whole prompt anew; "
+            "then rendering and checking the SDK's types. Why 10,000 at once cost more by turn was not looked into.",
         ),
     )
 
