@@ -1,26 +1,28 @@
 """Time of drawing the tokens of one decode step, by number of rows, with all threads.
 
-    python benchmarks/drawing.py [rows=1,12,32,64,128] [vocabulary=32000]
+    python benchmarks/drawing.py
 
-Random logits, temperature 1. The least of three medians of twenty draws, since nothing but drawing is wanted. Sources
-of another commit, named by ``PYTHONPATH``, show what it was there.
+Random logits of 32,000 tokens, temperature 1. The least of three medians of twenty draws, since nothing but drawing is
+wanted. Sources of another commit, named by ``PYTHONPATH``, show what it was there.
 """
 
 import random
 import statistics
-import sys
 import time
 
 from viva.engine.threads import prepare_threads
 
+ROWS = (1, 12, 32, 64, 128)
+VOCABULARY = 32_000
 
-def measure(rows: int, vocabulary: int) -> float:
+
+def measure(rows: int) -> float:
     """Seconds of one draw."""
     import torch
 
     from viva.engine.sampling import SamplingRule, draw_tokens
 
-    logits = 3 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0))
+    logits = 3 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
     numbers = [random.Random(row).random() for row in range(rows)]
     rules = [SamplingRule()] * rows
     medians: list[float] = []
@@ -35,12 +37,11 @@ def measure(rows: int, vocabulary: int) -> float:
 
 
 def main() -> None:
-    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     prepare_threads()
     print("| rows | ms |")
     print("|---|---|")
-    for rows in map(int, given.get("rows", "1,12,32,64,128").split(",")):
-        print(f"| {rows} | {1e3 * measure(rows, int(given.get('vocabulary', '32000'))):.2f} |", flush=True)
+    for rows in ROWS:
+        print(f"| {rows} | {1e3 * measure(rows):.2f} |", flush=True)
 
 
 if __name__ == "__main__":

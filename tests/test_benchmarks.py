@@ -19,6 +19,9 @@ from run import PAGE, PYTHONS, RESULTS, parse  # noqa: E402
 from work import SHAPES, SIZES, prompts, words  # noqa: E402
 from workers import SideFailedError, Worker, rotated, take_turns  # noqa: E402
 
+from viva.conversation.prompts import CONVERSATION_SYSTEM_PROMPT  # noqa: E402
+from viva.judging.comparison import JUDGE_SYSTEM_PROMPT  # noqa: E402
+
 WORKS = ["long", "balanced", "distinct", "ragged", "conversation", "conversation-3x5", "judge", "limit"]
 WORKS += ["orchestration", "busy", "view"]
 
@@ -78,6 +81,13 @@ def test_a_made_model_has_the_parameters_that_its_size_counts(tmp_path: Path) ->
 @given(st.lists(st.sampled_from(words(SIZES["1m"])), min_size=1, max_size=30))
 def test_words_keep_their_tokens_when_decoded_and_encoded(tokenizer, tokens: list[int]) -> None:
     assert tokenizer.encode(tokenizer.decode(tokens)) == tokens
+
+
+def test_prompts_are_about_as_long_as_with_a_real_tokenizer(tokenizer) -> None:
+    for text in (CONVERSATION_SYSTEM_PROMPT, JUDGE_SYSTEM_PROMPT):
+        tokens = tokenizer.encode(text)
+        assert tokenizer.decode(tokens) == text
+        assert len(tokens) < 2 * len(text.split())  # punctuation is apart
 
 
 def test_every_step_has_prompts_of_its_own() -> None:

@@ -89,7 +89,7 @@ def group_step(shape: str, work: str, *, aims: Aims, aims_bf16: Aims, micro_batc
         notes=(
             "SkyRL's backend runs in process: no server, no database, no checkpoint between update and sampling.",
             "TRL trains without gradient checkpointing (its default is with it, which is slower).",
-            *(_CAUSES.get(shape, ()) if model == "42m" else ()),
+            *([_CAUSES] if model == "42m" else []),
         ),
     )
 
@@ -127,8 +127,8 @@ def _ragged() -> Row:
         notes=(
             "Prompts have 32 to 160 tokens, replies 47 on average and 192 at most.",
             "The adapter is left out on the peers' side.",
-            "What is missing in float32: products alone are a third of our time at the machine's own rate; the rest is "
-            "attention to what rows have of their own, drawing and calls.",
+            "What is missing in float32: products alone would take a third of our time, at two operations by token and "
+            "weight and the rate of `rows=limit`.",
         ),
     )
 
@@ -160,9 +160,8 @@ def _conversation(agents: int, rounds: int) -> Row:
             "Plainly: one reply after another, each from its whole prompt; generated verdicts of 64 tokens; padded "
             "rows, all logits. Conversations follow one another, so one of them is timed.",
             "Rollouts and update are those of all conversations of the step.",
-            "What is missing in float32: both halves are as long. A fifth of the update's tokens are computed, "
-            "three fifths of its time are products, at the machine's own rate; turns follow one another, so rollouts "
-            "are a thousand decode steps of as many rows as there are conversations.",
+            "What is missing in float32: turns follow one another, so rollouts are a thousand decode steps of as many "
+            "rows as there are conversations, however many these are; the update is the other half of the step.",
         ),
     )
 
@@ -250,8 +249,8 @@ def _orchestration() -> Row:
         notes=(
             "Linear growth is a ratio of 1. A turn's cost has its share of the verdicts in it. Memory is the growth of "
             "the process's peak.",
-            "What is missing: nearly half of the cost is encoding, since every turn encodes its whole prompt anew; "
-            "then rendering and checking the SDK's types. Why 10,000 at once cost more by turn was not looked into.",
+            "What is missing: the difference to the line without a tokenizer is encoding, since every turn encodes its "
+            "whole prompt anew. Why 10,000 at once cost more by turn was not looked into.",
         ),
     )
 
@@ -294,24 +293,14 @@ _STEP_AIMS: dict[str, tuple[Aims, Aims]] = {
     "distinct": ((2.8, 1.5), (3.5, 2)),
 }
 """Against TRL and SkyRL: ours in float32, ours in bfloat16. They are for 42 M parameters."""
-_CAUSES = {
-    shape: (
-        "What is missing (`rows=limit`): the products of a decode step of twelve rows reach 66 % of what reading the "
-        "weights allows in float32 and 35 % in bfloat16, and are three fifths and half of the step; the rest is "
-        f"attention, norms, rotary embeddings and above all calls, some two hundred a layer. {update}. Tried "
-        "(docs/log.md): weights packed for oneDNN, layers of one input as one product, threads that spin, drawing in "
-        "float32, all in use. Huge pages for the weights gain nothing beyond a step's noise; packed products in "
-        "training would take less than a tenth off an update, for twice the memory.",
-    )
-    for shape, update in (
-        ("balanced", "About two thirds of the update are products with frozen weights"),
-        (
-            "long",
-            "The update is three fifths of the step: two thirds of it are products, a seventh attention",
-        ),
-        ("distinct", "Nothing is shared, so the update is that of plain rows, two thirds of it products"),
-    )
-}
+_CAUSES = (
+    "What is missing is what `rows=limit` shows: of an update, products with frozen weights would take a third to half "
+    "at the machine's own rate, and of a decode step of twelve rows they take three fifths in float32 and half in "
+    "bfloat16; the rest is attention, norms, rotary embeddings and the calls of all of these. Tried (docs/log.md): "
+    "weights packed for oneDNN, layers of one input as one product, threads that spin, drawing in float32, all in use. "
+    "Huge pages for the weights gain nothing beyond a step's noise; packed products in training would take less than a "
+    "tenth off an update, for twice the memory."
+)
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}
 """Rows that peers train at once: all twelve are slower where they are long. The largest model has half, for memory."""

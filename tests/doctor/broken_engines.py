@@ -11,7 +11,7 @@ from viva.doctor.bench import Bench
 from viva.engine.sdk import make_response, make_sequence
 
 UNHEARD = [] if hasattr(tinker.SampledSequence, "topk_logprobs") else ["top-k of samples"]
-"""Questions that the SDK has no words for; older ones have none for one."""
+"""Probes for which this SDK has no field: older ones lack one."""
 
 
 class Wrapped:

@@ -248,3 +248,27 @@ def test_cancelling_a_mapped_future_cancels_its_source(pump: Pump) -> None:
     source: LocalFuture[int] = LocalFuture(pump, cancellable=True)
     source.map(str).future().cancel()
     assert source.cancelled()
+
+
+class Looks:
+    """Writes down when the pump looks and pauses."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def look(self) -> None:
+        self._log.append("look")
+
+    def pause(self) -> None:
+        self._log.append("pause")
+
+
+def test_every_unit_is_work_to_the_one_who_looks_at_others_also_one_that_fails(pump: Pump) -> None:
+    log: list[str] = []
+    pump._waiting = Looks(log)  # pyright: ignore[reportAttributeAccessIssue]
+    worker = Counter(pump, "w", log)
+    worker.ask("a")
+    worker.ask("fail")
+    while pump.run_unit():
+        pass
+    assert log == ["look", "w:a,fail", "pause", "look", "w:fail", "pause"]

@@ -98,7 +98,7 @@ class Meter:
         if now - self._measured >= self._period:
             self._measured = now
             self._write(elapsed)
-        # a short run on a slow machine goes on until its first full disk, which only a state or a journal meets
+        # on a slow machine six seconds may end before anything is written, and so before the disk can be full
         if elapsed > self._seconds and (self._disk.num_hit or elapsed > 10 * self._seconds):
             os.kill(os.getpid(), signal.SIGINT)
         self._last = (time.monotonic(), time.process_time())
