@@ -85,6 +85,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.conversation.rendering import load_renderer
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
+    from viva.rl.collection import long_lived
     from viva.rl.completer import Policy
     from viva.rl.rollouts import run_groups
     from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
@@ -122,7 +123,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         # the first one warms up; after it the most memory held is that of the conversations in flight
         count = settings["conversations"] if number else 20
         before = memory_mb()
-        seconds = asyncio.run(play(number, count))
+        with long_lived():  # as a run does
+            seconds = asyncio.run(play(number, count))
         kb = 1024 * (memory_mb() - before) / count
         turns = count * agents * rounds
         found = {"cost": 1000 * seconds / turns, "kb": kb}

@@ -1,3 +1,4 @@
+import copy
 import pickle
 import time
 from typing import Any
@@ -464,3 +465,18 @@ def test_reading_a_flood_of_unclosed_blocks_is_linear() -> None:
         assert ended == (style != "role_colon")
         assert time.process_time() - start < 2
         assert text in ("", word * 8_000)
+
+
+def test_decoding_remembers_the_last_tokens_only() -> None:
+    tokenizer = GuardedTokenizer(tiny_tokenizer())
+    calls: list[Any] = []
+    decode = tokenizer.inner.decode
+    tokenizer.inner.decode = lambda ids, **options: calls.append(copy.copy(ids)) or decode(ids, **options)
+    tokens = tokenizer.encode("ab", add_special_tokens=False)
+    assert tokenizer.decode(tokens) == "ab"
+    assert tokenizer.decode(list(tokens)) == "ab"
+    tokens.reverse()  # the caller's list may change afterwards
+    assert tokenizer.decode(tokens) == "ba"
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == "ba"
+    assert tokenizer.decode(tokens[0]) == "b"
+    assert calls == [tokens[::-1], tokens, tokens, tokens[0]]

@@ -6,6 +6,7 @@ Legend: ``_A`` agents, ``_L`` lanes (parallel generations of a round), ``_R`` ro
 import asyncio
 import random
 
+from viva.conversation.line_tokens import LineTokens
 from viva.conversation.prompts import persona
 from viva.conversation.protocol import Protocol, View, draw_aliases
 from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, Turn
@@ -49,6 +50,8 @@ class MultiAgentCoordinator:
                 f"min_agents must be from 1 to num_agents={num_agents}; got {self.min_agents}. Use more agents, or "
                 f"lower min_agents of protocol {protocol.name!r}."
             )
+        self.line_tokens: LineTokens = {}
+        """Tokens of the lines that its prompts show."""
         self._key = f"{seed}/{question}"
         self._condition = asyncio.Condition()
         self._rounds_L_R = [

@@ -120,4 +120,4 @@ class MultiAgentConversationEnv(Env):
         turns = self.coordinator.visible_turns(self.agent_id, self.lane)
         prompt = protocol.prompt(self.coordinator.question, turns, view, self.lane)
         self._asked = (view, prompt)
-        return build_prompt(self.renderer, protocol.messages(prompt))
+        return build_prompt(self.renderer, protocol.messages(prompt), memory=self.coordinator.line_tokens)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
+from viva.conversation.line_tokens import LineEncoder
+
 __all__ = ["MARKER", "GuardedTokenizer"]
 
 MARKER = "\ufdd0"
@@ -59,7 +61,7 @@ def _without_surrogates(text: str) -> str:
 
 
 class GuardedTokenizer:
-    """Wraps a Hugging Face tokenizer; everything but `encode` is the wrapped tokenizer's own.
+    """Wraps a Hugging Face tokenizer; everything but `encode` and `decode` is the wrapped tokenizer's own.
 
     Added tokens that are white space only, or a single character, stay what they are: they are letters of the
     tokenizer's alphabet and control nothing.
@@ -75,6 +77,8 @@ class GuardedTokenizer:
         prefixes = {word[:length] for word in guarded for length in range(1, len(word))}
         suffixes = {word[length:] for word in guarded for length in range(1, len(word))}
         self._trie, self._prefixes, self._suffixes = trie, prefixes, suffixes
+        self._later = {suffix[0] for suffix in suffixes}
+        self._earlier = {prefix[-1] for prefix in prefixes}
         self._words = tuple(guarded)
         self._longest = max(map(len, guarded), default=0)
         letters = "".join(map(re.escape, sorted(trie)))
@@ -82,6 +86,8 @@ class GuardedTokenizer:
         self._openings = sorted({word[:2] for word in guarded})
         self._folds = _folds_text(inner, guarded)
         self._anchor = _anchor(inner)
+        self._lines = LineEncoder(inner)
+        self._decoded: tuple[list[int] | None, Any] = None, ""
         self._remembered = lru_cache(maxsize=_MOST_REMEMBERED)(self._encoded)
 
     def __reduce__(self) -> tuple[type["GuardedTokenizer"], tuple[Any]]:
@@ -119,16 +125,26 @@ class GuardedTokenizer:
             return self._encoded(text, add_special_tokens, **options)
         return list(self._remembered(text, add_special_tokens, **options))
 
+    def decode(self, tokens: Any, **options: Any) -> Any:
+        """The wrapped tokenizer's text of tokens; that of the last call is remembered."""
+        if options or not isinstance(tokens, list):
+            return self.inner.decode(tokens, **options)
+        known, text = self._decoded
+        if known != tokens:
+            text = self.inner.decode(tokens)
+            self._decoded = list(tokens), text
+        return text
+
     def _encoded(self, text: str, add_special_tokens: bool, **options: Any) -> list[int]:
-        if MARKER not in text:
-            return self.inner.encode(text, add_special_tokens=add_special_tokens, **options)
+        if MARKER not in text and add_special_tokens:
+            return self.inner.encode(text, add_special_tokens=True, **options)
         tokens: list[int] = self._opening_tokens() if add_special_tokens else []
         begun = False
         for piece in filter(None, text.split(MARKER)):
             if begun and self._anchor:
                 tokens += self._continued(piece, **options)
             else:
-                tokens += self.inner.encode(piece, add_special_tokens=False, **options)
+                tokens += self._lines.encode(piece, **options)
             begun = True
         return tokens
 
@@ -158,9 +174,9 @@ class GuardedTokenizer:
             starts = (match.start() for match in self._first_letter.finditer(text))
             cuts = {start + 1 for start in starts if _starts_word(text, start, self._trie)}
         reach = range(1, min(self._longest, len(text)) + 1)
-        if any(text[:length] in self._suffixes for length in reach):
+        if text[0] in self._later and any(text[:length] in self._suffixes for length in reach):
             cuts.add(0)
-        if any(text[-length:] in self._prefixes for length in reach):
+        if text[-1] in self._earlier and any(text[-length:] in self._prefixes for length in reach):
             cuts.add(len(text))
         if len(text) < self._longest and any(text in word[1:-1] for word in self._words):
             cuts.add(0)  # what stands around it could make the token whole

@@ -27,6 +27,7 @@ from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 
 from viva.conversation.chat_template import CHAT_TEMPLATE, ChatTemplateRenderer
 from viva.conversation.guard import MARKER, GuardedTokenizer
+from viva.conversation.line_tokens import LineTokens, remembering
 
 __all__ = ["build_prompt", "load_renderer", "read_reply", "shield_messages"]
 
@@ -171,7 +172,8 @@ def _guarded_class(renderer_class: type[Renderer]) -> type[Renderer]:
         self: Renderer, messages: list[Message], role: Role = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
         shielded = shield_messages(self, messages)
-        return renderer_class.build_generation_prompt(self, shielded, role, prefill)
+        prompt = renderer_class.build_generation_prompt(self, shielded, role, prefill)
+        return _in_one_chunk(prompt)
 
     def parse_response(self: Renderer, response: list[int]) -> tuple[Message, ParseTermination]:
         return _parsed(self, response, renderer_class.parse_response)
@@ -187,8 +189,19 @@ def _guarded_class(renderer_class: type[Renderer]) -> type[Renderer]:
     return type(renderer_class.__name__, (renderer_class,), members)
 
 
+def _in_one_chunk(prompt: tinker.ModelInput) -> tinker.ModelInput:
+    """A tenth of the objects of one chunk for every part of a message. The renderer's own chunks were validated."""
+    tokens: list[int] = []
+    for chunk in prompt.chunks:
+        tokens += cast(tinker.EncodedTextChunk, chunk).tokens
+    return tinker.ModelInput.model_construct(chunks=[tinker.EncodedTextChunk.model_construct(tokens=tokens)])
+
+
 def build_prompt(
-    renderer: Renderer, messages: Sequence[Message], prefill: str | None = None
+    renderer: Renderer,
+    messages: Sequence[Message],
+    prefill: str | None = None,
+    memory: LineTokens | None = None,
 ) -> tinker.ModelInput:
     """Prompt tokens for the assistant's next message.
 
@@ -198,6 +211,8 @@ def build_prompt(
         renderer: From `load_renderer`.
         messages: Role and text only.
         prefill: What the reply is made to begin with (written by us, not shielded).
+        memory: Tokens of lines that earlier prompts with the same memory showed; new lines are added. The prompt is
+            the same without it.
 
     Raises:
         ValueError: If the renderer is unguarded or a message has fields that cannot be shielded.
@@ -208,7 +223,8 @@ def build_prompt(
         )
     if not getattr(renderer, _SHIELDS, False):
         messages = shield_messages(renderer, messages)
-    return renderer.build_generation_prompt(list(messages), prefill=prefill)
+    with remembering(memory):
+        return renderer.build_generation_prompt(list(messages), prefill=prefill)
 
 
 def shield_messages(renderer: Renderer, messages: Sequence[Message]) -> list[Message]:
@@ -272,8 +288,9 @@ def _parsed(
     renderer: Renderer, tokens: list[int], parse: Callable[[Renderer, list[int]], _Parsed]
 ) -> _Parsed:
     """What a renderer's own reader makes of a reply, if that takes linear time; else the text before its stop."""
-    raw = str(cast(Any, renderer.tokenizer).decode(tokens))
-    if _is_plain(raw):
+    ended = tokens[-1:] and tokens[-1] in renderer.get_stop_sequences()
+    # what the readers decode, too: it is decoded once
+    if _is_plain(str(cast(Any, renderer.tokenizer).decode(tokens[:-1] if ended else tokens))):
         try:
             return parse(renderer, tokens)
         except RendererError:

@@ -24,6 +24,7 @@ from viva.rl.advantages import batch_advantages
 from viva.rl.ahead import RolloutsAhead
 from viva.rl.checkpoints import Checkpoint
 from viva.rl.clients import TrainingClient, settled
+from viva.rl.collection import long_lived
 from viva.rl.completer import Policy
 from viva.rl.console import RunConsole
 from viva.rl.data_processing import assemble_training_data
@@ -210,7 +211,7 @@ async def train(run: Training) -> bool:
         max_staleness=run.config.max_staleness,
         starts_afresh=run.config.starts_afresh,
     )
-    with run.interrupts.listening(), console:
+    with run.interrupts.listening(), console, long_lived():
         try:
             for step in range(first_step, len(run.dataset)):
                 if why := crossed(run):
