@@ -46,7 +46,7 @@ CUTTING = {
         normalizers.Sequence([]),
         steps(
             split(r"\p{N}{1,3}"),
-            split(r"[一-龥぀-ゟ゠-ヿ]+"),
+            split("[一-龥\u3040-\u30ff]+"),
             split(
                 r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
                 r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
