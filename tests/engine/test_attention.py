@@ -10,6 +10,7 @@ from tiny_engine import FAMILIES, make_config, make_tokenizer
 
 from viva.engine import LocalServiceClient
 from viva.engine.attention import RaggedCache
+from viva.engine.fused import fuse_layers
 from viva.engine.model import BaseModel, head_logits, load_base_model
 from viva.engine.trunks import Trunk
 
@@ -28,11 +29,15 @@ def base_of(model_dir: Callable[[str], str]) -> Callable[[str], BaseModel]:
     return load
 
 
+def fused_copy(base: BaseModel) -> Any:
+    return fuse_layers(base.decode_copy())
+
+
 def decode_in_pieces(
-    base: BaseModel, texts: list[list[int]], cuts: list[list[int]], start: int
+    base: BaseModel, texts: list[list[int]], cuts: list[list[int]], start: int, module: Any = None
 ) -> list[torch.Tensor]:
     """Logits of every position, each text fed in pieces of the given sizes, all texts together."""
-    cache, module = RaggedCache(rows=1), base.decode_copy()
+    cache, module = RaggedCache(rows=1), module or base.decode_copy()
     past = [0] * len(texts)
     logits: list[list[torch.Tensor]] = [[] for _ in texts]
     for sizes in zip(*cuts, strict=True):
@@ -47,14 +52,18 @@ def decode_in_pieces(
     return [torch.cat(rows) for rows in logits]
 
 
+@pytest.mark.parametrize("make", [BaseModel.decode_copy, fused_copy])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_any_length_fed_in_any_pieces_get_the_models_logits(
-    family: str, base_of: Callable[[str], BaseModel], plain_model: Callable[[str], Any]
+    family: str,
+    make: Callable[[BaseModel], Any],
+    base_of: Callable[[str], BaseModel],
+    plain_model: Callable[[str], Any],
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(0, 256, (size,), generator=generator).tolist() for size in (13, 30, 22)]
     cuts = [[4, 3, 1, 1, 4], [11, 6, 1, 1, 11], [9, 1, 1, 1, 10]]
-    pieces = decode_in_pieces(base_of(family), texts, cuts, start=2)
+    pieces = decode_in_pieces(base_of(family), texts, cuts, start=2, module=make(base_of(family)))
     for text, logits in zip(texts, pieces, strict=True):
         with torch.no_grad():
             expected = plain_model(family)(torch.tensor([text])).logits[0]
@@ -74,17 +83,21 @@ def test_many_rows_attend_in_groups_as_they_would_alone(
         torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("make", [BaseModel.decode_copy, fused_copy])
+@pytest.mark.parametrize("whose", ["several", "one"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_with_trunks_get_the_models_logits(
     family: str,
+    whose: str,
+    make: Callable[[BaseModel], Any],
     base_of: Callable[[str], BaseModel],
     plain_model: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, generator = base_of(family), torch.Generator().manual_seed(2)
-    module = base.decode_copy()
+    module = make(base)
     long, short = (torch.randint(0, 256, (size,), generator=generator).tolist() for size in (29, 6))
-    begins = [short, [], long, short, long[:11], long, long]
+    begins = [short, [], long, short, long[:11], long, long] if whose == "several" else [long] * 5
     texts = [begin + torch.randint(0, 256, (9,), generator=generator).tolist() for begin in begins]
     cache, store = RaggedCache(rows=1), RaggedCache(rows=1)
     with torch.inference_mode():

@@ -14,17 +14,21 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from viva.engine.trunks import Trunk, make_parts, two_part_attention
+from viva.engine.step import RaggedStep
+from viva.engine.trunks import Trunk, two_part_attention
 
-__all__ = ["RAGGED_ATTENTION", "RaggedCache", "UnsupportedAttentionError", "register_ragged_attention"]
+__all__ = [
+    "RAGGED_ATTENTION",
+    "RaggedCache",
+    "UnsupportedAttentionError",
+    "attend",
+    "register_ragged_attention",
+]
 
 RAGGED_ATTENTION = "viva_ragged"
 
 _ROUND_LENGTH = 64
 """Lengths grow in multiples of this."""
-_GROUP_ROWS = 16
-_GROUP_GAIN = 0.85
-"""Rows attend in groups of this size if that saves this much of the work."""
 
 
 class UnsupportedAttentionError(RuntimeError):
@@ -51,7 +55,7 @@ class RaggedCache(Cache):
         self._rows = rows
         self._length = 0
         self._stores: list[torch.Tensor] = []
-        self._step: _Step | None = None
+        self._step: RaggedStep | None = None
 
     @property
     def rows(self) -> int:
@@ -106,7 +110,7 @@ class RaggedCache(Cache):
         """
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
-        step = self._step = _Step(start, past, num_new, tokens.device, trunks)
+        step = self._step = RaggedStep(start, past, num_new, tokens.device, trunks)
         try:
             output = module.get_decoder()(
                 input_ids=tokens,
@@ -134,15 +138,20 @@ class RaggedCache(Cache):
         store = self._stores[layer_idx]
         step.num_stored += 1
         step.layer = layer_idx
-        stop, length = step.start + step.num_rows, step.length
+        live = store[:, step.start : step.start + step.num_rows, :, : step.length]
+        keys, values = live.unbind()
         if step.uniform_past is not None:
-            end = step.uniform_past + step.num_new
-            store[0, step.start : stop, :, step.uniform_past : end] = key_states
-            store[1, step.start : stop, :, step.uniform_past : end] = value_states
+            new_keys, new_values = live[
+                :, :, :, step.uniform_past : step.uniform_past + step.num_new
+            ].unbind()
+            new_keys.copy_(key_states)
+            new_values.copy_(value_states)
         else:
-            store[0, step.rows, :, step.places] = key_states.transpose(1, 2)
-            store[1, step.rows, :, step.places] = value_states.transpose(1, 2)
-        return store[0, step.start : stop, :, :length], store[1, step.start : stop, :, :length]
+            slots = step.slots(store.shape)
+            size = key_states.shape[-1]
+            for flat, new in zip(store.view(2, -1, size).unbind(), (key_states, value_states), strict=True):
+                flat.index_copy_(0, slots, new.transpose(1, 2).reshape(-1, size))
+        return keys, values
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of one row to another."""
@@ -178,81 +187,6 @@ class RaggedCache(Cache):
         return 0 if self._step is None else self._step.length - self._step.num_new
 
 
-class _Step:
-    """Which rows a forward pass works on, and the masks that follow from it."""
-
-    def __init__(
-        self,
-        start: int,
-        past: Sequence[int],
-        num_new: int,
-        device: torch.device,
-        trunks: Sequence[Trunk | None],
-    ) -> None:
-        self.start = start
-        self.num_rows = len(past)
-        self.num_new = num_new
-        self.length = max(past) + num_new
-        self.uniform_past = past[0] if min(past) == max(past) else None
-        self.groups = _length_groups([length + num_new for length in past])
-        self.num_stored = 0
-        self.num_attended = 0
-        self._device = device
-        self.layer = 0
-        self.places = torch.tensor(past, device=device)[:, None] + torch.arange(num_new, device=device)
-        """Where among the row's own tokens the new ones are."""
-        self.positions = self.places
-        self.parts = None
-        if any(trunk is not None for trunk in trunks):
-            depths = [0 if trunk is None else trunk.length for trunk in trunks]
-            self.positions = self.places + torch.tensor(depths, device=device)[:, None]
-            self.parts = make_parts(self.groups, trunks, num_new, device)
-        self.rows = torch.arange(start, start + self.num_rows, device=device)[:, None]
-        self._masks: dict[int | None, torch.Tensor | None] = {}
-        self._biases: dict[int | None, torch.Tensor | None] = {}
-
-    def causal(self, window: int | None) -> bool:
-        """Whether this is plain causal attention of whole prompts, for which there are faster kernels."""
-        return self.num_new > 1 and self.uniform_past == 0 and (window is None or self.length <= window)
-
-    def mask(self, window: int | None) -> torch.Tensor | None:
-        """Which of the row's own keys each query sees, ``[B, 1, T, L]``, or ``None`` for all of them."""
-        if window not in self._masks:
-            self._masks[window] = self._make_mask(window)
-        return self._masks[window]
-
-    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """The mask as what is added to scores, since every call of torch's attention would make it anew."""
-        if window not in self._biases:
-            bias = mask = self.mask(window)
-            if mask is not None:
-                bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-            self._biases[window] = bias
-        return self._biases[window]
-
-    def _make_mask(self, window: int | None) -> torch.Tensor | None:
-        if self.num_new == 1 and self.uniform_past is not None and (window is None or self.length <= window):
-            return None
-        keys = torch.arange(self.length, device=self._device)
-        queries = self.places[:, None, :, None]
-        mask = keys <= queries
-        return mask if window is None or self.length <= window else mask & (keys > queries - window)
-
-
-def _length_groups(lengths: Sequence[int]) -> list[tuple[slice, int]]:
-    """Neighbouring rows that attend together, each with its longest length.
-
-    Rows enter in order of length and grow alike, so neighbours stay similar. One group unless several save enough.
-    """
-    groups: list[tuple[slice, int]] = []
-    for first in range(0, len(lengths), _GROUP_ROWS):
-        part = lengths[first : first + _GROUP_ROWS]
-        groups.append((slice(first, first + len(part)), max(part)))
-    work = sum((rows.stop - rows.start) * length for rows, length in groups)
-    longest = max(lengths)
-    return groups if work < _GROUP_GAIN * len(lengths) * longest else [(slice(0, len(lengths)), longest)]
-
-
 def _ragged_attention(
     module: Any,
     query: torch.Tensor,
@@ -262,7 +196,7 @@ def _ragged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    ragged: _Step | None = None,
+    ragged: RaggedStep | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention in the form ``transformers`` calls it: ``[B, Q, T, D]`` queries to ``[B, T, Q, D]`` output."""
@@ -270,35 +204,60 @@ def _ragged_attention(
         raise UnsupportedAttentionError(
             "this architecture calls its attention in a way the engine does not know"
         )
-    ragged.num_attended += 1
+    return attend(query, key, value, ragged, scaling, sliding_window, softcap), None
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    step: RaggedStep,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention of the rows that take part in a forward pass.
+
+    Args:
+        query: ``[B, Q, T, D]``.
+        key: What `RaggedCache.update` returned.
+        value: As `key`.
+        step: Of the pass.
+        scaling: Of the scores; the inverse root of ``D`` if left out.
+        window: Keys that are seen, counting back from the query's own.
+        softcap: Bound of the scores.
+
+    Returns:
+        ``[B, T, Q, D]``, contiguous.
+    """
+    step.num_attended += 1
     groups = query.shape[1] // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if ragged.parts is not None:
-        visible = ragged.mask(sliding_window)
-        where = ragged.parts, ragged.layer, ragged.positions
-        output = two_part_attention(query * scale, key, value, *where, visible, sliding_window, softcap)
+    if step.parts is not None:
+        where = step.parts, step.layer, step.positions
+        output = two_part_attention(query * scale, key, value, *where, step.mask(window), window, softcap)
     elif softcap is not None:
-        output = _softcapped(query, key, value, ragged.mask(sliding_window), scale, softcap)
-    elif ragged.num_new == 1:
-        output = _attend_one(query, key, value, ragged, scaling, sliding_window)
+        output = _softcapped(query, key, value, step.mask(window), scale, softcap)
+    elif step.num_new == 1:
+        output = _attend_one(query, key, value, step, scaling, window)
     else:
-        causal = ragged.causal(sliding_window)
+        causal = step.causal(window)
         output = scaled_dot_product_attention(
             query,
             key.repeat_interleave(groups, 1),
             value.repeat_interleave(groups, 1),
-            attn_mask=None if causal else ragged.bias(sliding_window, query.dtype),
+            attn_mask=None if causal else step.bias(window, query.dtype),
             is_causal=causal,
             scale=scaling,
         )
-    return output.transpose(1, 2).contiguous(), None
+    return output.transpose(1, 2).contiguous()
 
 
 def _attend_one(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    step: _Step,
+    step: RaggedStep,
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:

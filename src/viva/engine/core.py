@@ -11,6 +11,7 @@ from weakref import WeakSet
 import torch
 
 from viva.engine.decoder import Decoder
+from viva.engine.fused import fuse_layers
 from viva.engine.futures import LocalFuture
 from viva.engine.limits import EngineLimits
 from viva.engine.linear import pack_linears
@@ -169,6 +170,6 @@ class Core:
         if version not in self._merged:
             while len(self._merged) >= self.limits.merged_models:
                 self._merged.popitem(last=False)
-            self._merged[version] = pack_linears(cast_weights(build(), self._decode_dtype))
+            self._merged[version] = pack_linears(fuse_layers(cast_weights(build(), self._decode_dtype)))
         self._merged.move_to_end(version)
         return self._merged[version]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["JointPart", "PackedLinear", "can_pack", "pack_linears"]
+__all__ = ["JointPart", "PackedLinear", "can_pack", "is_packable", "join_linears", "pack_linears"]
 
 _LEAST_ROWS = 4
 """Fewer rows are filled up to this: the product of four is faster than that of one."""
@@ -44,6 +44,7 @@ class PackedLinear(nn.Module):
         self._bias = bias
         self._packed: Any = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
         self._product: Any = torch.ops.mkldnn._linear_pointwise.default
+        self._sum: Any = torch.ops.mkldnn._linear_pointwise.binary
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[..., I]`` inputs to ``[..., O]`` outputs."""
@@ -55,16 +56,26 @@ class PackedLinear(nn.Module):
         output = self._product(flat, self._packed, self._bias, "none", [], "")
         return output[:num_rows].view(*inputs.shape[:-1], self.out_features)
 
+    def added_to(self, others: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """Outputs plus as many others, which are added within the product."""
+        if _missing_rows(inputs.numel() // self.in_features):
+            return others + self(inputs)
+        return self._sum(inputs, others, self._packed, self._bias, "add")
+
+
+def join_linears(layers: Sequence[nn.Linear]) -> PackedLinear:
+    """Layers that read the same input, all with a bias or all without, as one product."""
+    frozen = [{key: value.detach() for key, value in layer.named_parameters()} for layer in layers]
+    biases = [each["bias"] for each in frozen if "bias" in each]
+    return PackedLinear(torch.cat([each["weight"] for each in frozen]), torch.cat(biases) if biases else None)
+
 
 class _Joint:
     """Layers of one input as one product; each part is handed out once."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        frozen = [{key: value.detach() for key, value in layer.named_parameters()} for layer in layers]
-        weights = [each["weight"] for each in frozen]
-        biases = [each["bias"] for each in frozen if "bias" in each]
-        self._sizes = [len(weight) for weight in weights]
-        self._product = PackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
+        self._sizes = [layer.out_features for layer in layers]
+        self._product = join_linears(layers)
         self._inputs: torch.Tensor | None = None
         self._waiting: dict[int, torch.Tensor] = {}
 
@@ -112,17 +123,17 @@ def pack_linears(module: Any) -> Any:
                 for index, name in enumerate(names):
                     setattr(parent, name, JointPart(joint, index))
         for name, layer in list(parent.named_children()):
-            if _is_packable(layer):
-                frozen = {key: value.detach() for key, value in layer.named_parameters()}
-                setattr(parent, name, PackedLinear(frozen["weight"], frozen.get("bias")))
+            if is_packable(layer):
+                setattr(parent, name, join_linears([layer]))
     return module
 
 
-def _is_packable(layer: Any) -> bool:
+def is_packable(layer: Any) -> bool:
+    """Whether a layer can be a packed one."""
     return type(layer) is nn.Linear and can_pack(layer.weight)
 
 
 def _can_join(layers: Sequence[Any]) -> bool:
-    return all(map(_is_packable, layers)) and (
+    return all(map(is_packable, layers)) and (
         len({(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in layers}) == 1
     )

@@ -1,0 +1,110 @@
+"""One forward pass of rows of different lengths: where their tokens are, and the masks that follow from it.
+
+Shapes: ``B`` rows, ``T`` new tokens per row, ``L`` keys, ``K`` key-value heads, ``D`` head size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from viva.engine.trunks import Trunk, make_parts
+
+__all__ = ["RaggedStep"]
+
+_GROUP_ROWS = 16
+_GROUP_GAIN = 0.85
+"""Rows attend in groups of this size if that saves this much of the work."""
+
+
+class RaggedStep:
+    """Which rows a forward pass works on, and the masks that follow from it."""
+
+    def __init__(
+        self,
+        start: int,
+        past: Sequence[int],
+        num_new: int,
+        device: torch.device,
+        trunks: Sequence[Trunk | None],
+    ) -> None:
+        self.start = start
+        self.num_rows = len(past)
+        self.num_new = num_new
+        self.length = max(past) + num_new
+        self.uniform_past = past[0] if min(past) == max(past) else None
+        self.groups = _length_groups([length + num_new for length in past])
+        self.num_stored = 0
+        self.num_attended = 0
+        self._device = device
+        self.layer = 0
+        self.places = torch.tensor(past, device=device)[:, None] + torch.arange(num_new, device=device)
+        """Where among the row's own tokens the new ones are."""
+        self.positions = self.places
+        self.parts = None
+        if any(trunk is not None for trunk in trunks):
+            depths = [0 if trunk is None else trunk.length for trunk in trunks]
+            self.positions = self.places + torch.tensor(depths, device=device)[:, None]
+            self.parts = make_parts(self.groups, trunks, num_new, device)
+        self._masks: dict[int | None, torch.Tensor | None] = {}
+        self._biases: dict[int | None, torch.Tensor | None] = {}
+        self._rotation: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._slots: dict[torch.Size, torch.Tensor] = {}
+
+    def causal(self, window: int | None) -> bool:
+        """Whether this is plain causal attention of whole prompts, for which there are faster kernels."""
+        return self.num_new > 1 and self.uniform_past == 0 and (window is None or self.length <= window)
+
+    def mask(self, window: int | None) -> torch.Tensor | None:
+        """Which of the row's own keys each query sees, ``[B, 1, T, L]``, or ``None`` for all of them."""
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window)
+        return self._masks[window]
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """The mask as what is added to scores, since every call of torch's attention would make it anew."""
+        if window not in self._biases:
+            bias = mask = self.mask(window)
+            if mask is not None:
+                bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+            self._biases[window] = bias
+        return self._biases[window]
+
+    def slots(self, shape: torch.Size) -> torch.Tensor:
+        """Where the new tokens' keys go in a store of this shape, in order of (row, token, head): ``[B T K]``."""
+        if shape not in self._slots:
+            _, _, heads, length, _ = shape
+            rows = torch.arange(self.start, self.start + self.num_rows, device=self._device)[:, None, None]
+            each = torch.arange(heads, device=self._device)
+            self._slots[shape] = ((rows * heads + each) * length + self.places[:, :, None]).flatten()
+        return self._slots[shape]
+
+    def rotation(self, embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines for ``x cos + roll(x) sin`` over heads, ``[B, T, 1, D]``, the same for all layers."""
+        if self._rotation is None:
+            cosines, sines = embeddings
+            signs = torch.ones(sines.shape[-1], dtype=sines.dtype, device=sines.device)
+            signs[: len(signs) // 2] = -1
+            self._rotation = cosines[:, :, None], (sines * signs)[:, :, None]
+        return self._rotation
+
+    def _make_mask(self, window: int | None) -> torch.Tensor | None:
+        if self.num_new == 1 and self.uniform_past is not None and (window is None or self.length <= window):
+            return None
+        keys = torch.arange(self.length, device=self._device)
+        queries = self.places[:, None, :, None]
+        mask = keys <= queries
+        return mask if window is None or self.length <= window else mask & (keys > queries - window)
+
+
+def _length_groups(lengths: Sequence[int]) -> list[tuple[slice, int]]:
+    """Neighbouring rows that attend together, each with its longest length.
+
+    Rows enter in order of length and grow alike, so neighbours stay similar. One group unless several save enough.
+    """
+    groups: list[tuple[slice, int]] = []
+    for first in range(0, len(lengths), _GROUP_ROWS):
+        part = lengths[first : first + _GROUP_ROWS]
+        groups.append((slice(first, first + len(part)), max(part)))
+    work = sum((rows.stop - rows.start) * length for rows, length in groups)
+    longest = max(lengths)
+    return groups if work < _GROUP_GAIN * len(lengths) * longest else [(slice(0, len(lengths)), longest)]
