@@ -223,15 +223,15 @@ def _limit() -> Row:
 
 
 def _orchestration() -> Row:
-    def side(conversations: int, *, without: bool) -> Side:
-        settings = {"conversations": conversations, "agents": 3, "rounds": 4, "without": without}
+    def side(conversations: int) -> Side:
+        settings = {"conversations": conversations, "agents": 3, "rounds": 4}
         return Side(script="side_orchestration.py", settings=settings)
 
     small, large = "1,000 at once", "10,000 at once"
     return Row(
         work="orchestration alone: scripted policy, 3 agents x 4 rounds, 6 verdicts",
         unit="processor ms by turn",
-        sides={small: side(1000, without=True), large: side(10_000, without=False)},
+        sides={small: side(1000), large: side(10_000)},
         figures=(
             Figure(
                 side=small,
@@ -240,7 +240,6 @@ def _orchestration() -> Row:
                 aim=0.5,
                 at_most=True,
             ),
-            Figure(side=small, name="without", title="processor ms by turn, tokenizer left out"),
             Figure(side=large, name="cost", title="processor ms by turn"),
             Figure(side=small, name="kb", title="KB by conversation", largest=True),
             Figure(side=large, name="kb", title="KB by conversation", largest=True),
@@ -249,8 +248,8 @@ def _orchestration() -> Row:
         notes=(
             "Linear growth is a ratio of 1. A turn's cost has its share of the verdicts in it. Memory is the growth of "
             "the process's peak.",
-            "What is missing: the difference to the line without a tokenizer is encoding, since every turn encodes its "
-            "whole prompt anew. Why 10,000 at once cost more by turn was not looked into.",
+            "A third to two fifths goes into rendering prompts by tinker-cookbook, which makes a validated object of "
+            "every part of a message (docs/log.md).",
         ),
     )
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from channel import serve
 from side_viva import open_client
 from work import LEARNING_RATE, SHAPES, SIZES, Size, prompts, tail, words
@@ -139,6 +140,7 @@ def training_share(client: Any, machine: Machine, name: str, number: int) -> flo
             "target_tokens": tokens[1:],
             "logprobs": [0.0] * context + [-10.0] * shape.completion,
             "advantages": [0.0] * context + [1.0] * shape.completion,
+            "mask": np.array([0.0] * context + [1.0] * shape.completion, np.float32),
         }
         data.append(tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
     started = time.perf_counter()

@@ -1,8 +1,7 @@
 """Orchestration alone: conversations held together by a policy that answers at once.
 
-Settings: ``model`` (folder, for its tokenizer), ``conversations``, ``agents``, ``rounds``, ``without`` (whether to
-measure it without the tokenizer, too). Prompts are built and encoded, replies decoded and parsed, verdicts asked for
-and read, rewards computed. Nothing is sampled by a model.
+Settings: ``model`` (folder, for its tokenizer), ``conversations``, ``agents``, ``rounds``. Prompts are built and
+encoded, replies decoded and parsed, verdicts asked for and read, rewards computed. Nothing is sampled by a model.
 """
 
 import asyncio
@@ -53,27 +52,6 @@ class Scripted:
         return future
 
 
-class Remembered:
-    """A tokenizer's ``encode`` that looks up what it has encoded before, if it is told to."""
-
-    def __init__(self, encode: Callable[..., list[int]]) -> None:
-        self._encode = encode
-        self._known: dict[Any, list[int]] = {}
-        self.is_on = False
-
-    def __call__(self, text: str, **options: Any) -> list[int]:
-        if not self.is_on:
-            return self._encode(text, **options)
-        key = (text, *options.items())
-        if key not in self._known:
-            self._known[key] = self._encode(text, **options)
-        return self._known[key]
-
-    def forget(self) -> None:
-        self._known.clear()
-        self.is_on = False
-
-
 def memory_mb() -> float:
     """The most that this process has held so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -91,7 +69,6 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
-    tokenizer.encode = encode = Remembered(tokenizer.encode)
     renderer = load_renderer(tokenizer, model_name=settings["model"])
     (stop,) = renderer.get_stop_sequences()
     sampler = Scripted(tokenizer, stop)
@@ -127,13 +104,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
             seconds = asyncio.run(play(number, count))
         kb = 1024 * (memory_mb() - before) / count
         turns = count * agents * rounds
-        found = {"cost": 1000 * seconds / turns, "kb": kb}
-        if settings["without"]:
-            encode.is_on = True
-            asyncio.run(play(number, count))  # fills the memory
-            found["without"] = 1000 * asyncio.run(play(number, count)) / turns
-            encode.forget()
-        return found
+        return {"cost": 1000 * seconds / turns, "kb": kb}
 
     return step
 

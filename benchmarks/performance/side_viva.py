@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from channel import serve
 from work import LEARNING_RATE, LORA_RANK, SHAPES, SIZES, advantages, prompts, tail, words
 
@@ -38,6 +39,9 @@ def policy_datum(prompt: Sequence[int], sequence: Any, advantage: float) -> Any:
             "target_tokens": tokens[1:],
             "logprobs": [0.0] * context + list(sequence.logprobs),
             "advantages": [0.0] * context + [advantage] * len(sequence.tokens),
+            "mask": np.array(
+                [0.0] * context + [1.0] * len(sequence.tokens), np.float32
+            ),  # as the loop sends it
         },
     )
 

@@ -26,6 +26,7 @@ def example(tokens: list[int], active: bool = True) -> Example:
         targets=np.zeros(len(tokens), dtype=np.int64),
         inputs={"weights": np.full(len(tokens), active, dtype=np.float32)},
         active=np.full(len(tokens), active),
+        wanted=np.ones(len(tokens), dtype=bool),
     )
 
 

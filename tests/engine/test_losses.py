@@ -121,8 +121,8 @@ def tensor(values: Any) -> tinker.TensorData:
         ),
         (
             "cross_entropy",
-            datum([1, 2], target_tokens=[1, 2], mask=tensor([1.0, 1.0])),
-            r"unknown \['mask'\]",
+            datum([1, 2], target_tokens=[1, 2], masks=tensor([1.0, 1.0])),
+            r"unknown \['masks'\]",
         ),
         ("cross_entropy", datum([1, 2], target_tokens=[1]), "must have shape"),
         ("cross_entropy", datum([], target_tokens=tensor(np.zeros(0, dtype=np.int64))), "at least 1"),
@@ -182,6 +182,7 @@ def test_micro_batches_hold_every_example_once_within_the_budget(
             targets=np.zeros((size, *candidates), dtype=np.int64),
             inputs={},
             active=np.full((size, *candidates), active),
+            wanted=np.ones((size, *candidates), dtype=bool),
         )
         for size, active, candidates in kinds
     ]

@@ -27,6 +27,7 @@ def example(tokens: Sequence[int], active: bool = True, candidates: tuple[int, .
         targets=np.zeros(shape, dtype=np.int64),
         inputs={"weights": np.full(shape, active, dtype=np.float32)},
         active=np.full(shape, active),
+        wanted=np.ones(shape, dtype=bool),
     )
 
 

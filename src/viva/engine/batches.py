@@ -13,6 +13,9 @@ from viva.engine.losses import Loss
 
 __all__ = ["Example", "make_examples", "micro_batches"]
 
+_MASK = "mask"
+"""Loss input of any loss that may be left out: not 0 where a target's logprob and loss are wanted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
@@ -26,6 +29,8 @@ class Example:
     """What the loss reads, float32, each of the targets' shape."""
     active: np.ndarray
     """Targets whose loss can have a gradient, booleans of the targets' shape."""
+    wanted: np.ndarray
+    """Targets whose logprob is computed, all active ones among them; booleans of the targets' shape."""
 
 
 def make_examples(
@@ -49,8 +54,9 @@ def _make_example(
 ) -> Example:
     tokens = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
     given = datum.loss_fn_inputs
-    allowed = {"target_tokens", *loss.inputs}
-    unknown, missing = sorted(set(given) - allowed), sorted(allowed - set(loss.optional) - set(given))
+    allowed = {"target_tokens", *loss.inputs, _MASK}
+    optional = {*loss.optional, _MASK}
+    unknown, missing = sorted(set(given) - allowed), sorted(allowed - optional - set(given))
     if unknown or missing:
         raise ValueError(
             f"Datum {index}: loss {name!r} takes the inputs {sorted(allowed)}; missing {missing}, unknown {unknown}."
@@ -72,7 +78,7 @@ def _make_example(
                 f"Datum {index}: {key} has ids from {ids.min()} to {ids.max()}; the model's are 0 to {vocab_size - 1}."
             )
     inputs: dict[str, np.ndarray] = {}
-    for key in loss.inputs:
+    for key in (*loss.inputs, _MASK):
         value = np.asarray(arrays.get(key, np.ones(shape)), dtype=np.float32)
         if value.shape != shape or not np.isfinite(value).all():
             raise ValueError(
@@ -80,7 +86,9 @@ def _make_example(
                 f"{list(value.shape)} and {int((~np.isfinite(value)).sum())} values that are not finite."
             )
         inputs[key] = value
-    return Example(tokens=tokens, targets=targets, inputs=inputs, active=loss.active(inputs))
+    wanted = inputs.pop(_MASK) != 0
+    active = loss.active(inputs) & wanted
+    return Example(tokens=tokens, targets=targets, inputs=inputs, active=active, wanted=wanted)
 
 
 def micro_batches(examples: Sequence[Example], max_tokens: int) -> list[list[int]]:

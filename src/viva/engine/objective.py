@@ -5,7 +5,7 @@ are computed once per place and a logprob once per place and token; the loss see
 slopes of those that are the same are added up. Some places at a time go forward and backward through the output layer;
 then the gradients of all go backward through the rest of the model together.
 
-Shapes: ``M`` targets of all examples of a batch, ``U`` distinct pairs of place and token.
+Shapes: ``A`` targets of all examples of a batch, ``M`` of them wanted, ``U`` distinct pairs of place and token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,12 @@ __all__ = ["Targets", "gather_targets"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Targets:
-    """Every target of a batch, flattened."""
+    """Every wanted target of a batch, flattened."""
 
     shapes: tuple[tuple[int, ...], ...]
     """Of the examples' targets, in the order of the batch."""
+    wanted: np.ndarray
+    """``[A]`` booleans, which of the examples' targets these are."""
     active: np.ndarray
     """``[M]`` booleans."""
     inputs: Mapping[str, np.ndarray]
@@ -105,12 +107,12 @@ class Targets:
             chunks += [(part, kind) for part in np.split(pairs, starts[rows::rows]) if len(part)]
         return chunks
 
-    def split(self, values: np.ndarray) -> list[np.ndarray]:
-        """``[M]`` values in the shapes of the examples' targets."""
+    def split(self, values: np.ndarray, other: float) -> list[np.ndarray]:
+        """``[M]`` values in the shapes of the examples' targets, with another in the place of what is not wanted."""
+        whole = np.full(len(self.wanted), other, dtype=values.dtype)
+        whole[self.wanted] = values
         bounds = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        return [
-            part.reshape(shape) for part, shape in zip(np.split(values, bounds), self.shapes, strict=True)
-        ]
+        return [part.reshape(shape) for part, shape in zip(np.split(whole, bounds), self.shapes, strict=True)]
 
     def _logprobs(self, module: Any, hidden: torch.Tensor, pairs: np.ndarray) -> torch.Tensor:
         """Logprobs of pairs from the hidden states of their places."""
@@ -136,12 +138,18 @@ def gather_targets(batch: Batch, examples: Sequence[Example], vocab_size: int) -
         np.repeat(places, example.targets.size // len(places))
         for places, example in zip(batch.places, rows, strict=True)
     ]
-    codes = np.concatenate(places) * vocab_size + np.concatenate([row.targets.reshape(-1) for row in rows])
+    wanted = np.concatenate([row.wanted.reshape(-1) for row in rows])
+
+    def flat(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([array.reshape(-1) for array in arrays])[wanted]
+
+    codes = flat(places) * vocab_size + flat([row.targets for row in rows])
     distinct, pairs = np.unique(codes, return_inverse=True)
     return Targets(
         shapes=tuple(row.targets.shape for row in rows),
-        active=np.concatenate([row.active.reshape(-1) for row in rows]),
-        inputs={key: np.concatenate([row.inputs[key].reshape(-1) for row in rows]) for key in rows[0].inputs},
+        wanted=wanted,
+        active=flat([row.active for row in rows]),
+        inputs={key: flat([row.inputs[key] for row in rows]) for key in rows[0].inputs},
         pairs=pairs,
         places=distinct // vocab_size,
         tokens=distinct % vocab_size,

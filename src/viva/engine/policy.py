@@ -57,7 +57,7 @@ class LossResult:
     """What a pass over examples found."""
 
     logprobs: list[np.ndarray]
-    """Of the targets, one array per example."""
+    """Of the targets, one array per example; not a number where it was not wanted."""
     losses: list[np.ndarray]
     """Of the targets, one array per example."""
     num_computed: int
@@ -103,8 +103,9 @@ class Policy:
             ):
                 targets = gather_targets(batch, examples, self.base.vocab_size)
                 results = self._run_batch(batch, targets, loss, config, backward=backward)
-                for index, *found in zip(batch.indices, *map(targets.split, results), strict=True):
-                    logprobs[index], losses[index] = found
+                found = map(targets.split, results, (np.nan, 0.0))
+                for index, *values in zip(batch.indices, *found, strict=True):
+                    logprobs[index], losses[index] = values
                 num_computed += batch.tokens.size
                 yield
         if backward:

@@ -58,6 +58,9 @@ class LocalTrainingClient:
         """This client."""
         return self
 
+    takes_mask = True
+    """Whether `forward_backward` takes a mask."""
+
     def result(self, timeout: float | None = None) -> Self:
         """This client."""
         return self
@@ -80,7 +83,9 @@ class LocalTrainingClient:
         """Add the gradient of the losses' sum to the accumulated gradient.
 
         Args:
-            data: Model inputs ``[N]`` with the loss's inputs ``[N]`` (``cross_entropy`` also takes ``[N, K]``).
+            data: Model inputs ``[N]`` with the loss's inputs ``[N]`` (``cross_entropy`` also takes ``[N, K]``). Unlike
+                servers this engine takes a further input ``mask``: where it is 0, a target has no loss, and its
+                logprob is not computed but NaN.
             loss_fn: ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo`` or ``dro``.
             loss_fn_config: ``clip_low_threshold`` and ``clip_high_threshold`` (ratios), or ``beta``.
 

@@ -1,4 +1,4 @@
-"""What the garbage collector looks at."""
+"""What the garbage collector looks at, and how often."""
 
 import gc
 from collections.abc import Generator
@@ -6,15 +6,22 @@ from contextlib import contextmanager
 
 __all__ = ["long_lived"]
 
+_YOUNG = 10_000
+"""New objects after which the collector looks at them. A thousand conversations have half a million."""
+
 
 @contextmanager
 def long_lived() -> Generator[None]:
-    """While it lasts, the collector passes over all that exists now: the libraries' half a million objects.
+    """While it lasts, the collector passes over all that exists now, and looks less often at what is new.
 
-    It would go through them again and again while a step's conversations grow.
+    It would go through the libraries' half a million objects, and through all conversations of a step, again and
+    again while these grow.
     """
+    young, *older = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(max(young, _YOUNG) if young else 0, *older)  # 0: somebody has turned it off
     try:
         yield
     finally:
+        gc.set_threshold(young, *older)
         gc.unfreeze()

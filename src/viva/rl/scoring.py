@@ -19,7 +19,7 @@ from viva.experts.estimators import Distill, Estimator, FloatArray, Need
 from viva.rl.clients import TrainingClient
 from viva.rl.data_processing import model_input, trajectory_to_data
 from viva.rl.expert_samples import ExpertSample, context_key
-from viva.rl.update import without_mask
+from viva.rl.update import for_engine
 
 __all__ = ["Scores", "name_contexts", "score"]
 
@@ -150,7 +150,7 @@ async def _forward(client: TrainingClient, requests: Sequence[Sequence[tinker.Da
     data_D = [datum for data in requests for datum in data]
     if not data_D:
         return [np.zeros(0) for _ in requests]
-    output = await client.forward([without_mask(datum) for datum in data_D], "importance_sampling")
+    output = await client.forward(for_engine(client, data_D), "importance_sampling")
     trained_D = [
         record["logprobs"].to_numpy()[datum.loss_fn_inputs["mask"].to_numpy() > 0].astype(np.float64)
         for datum, record in zip(data_D, output.loss_fn_outputs, strict=True)

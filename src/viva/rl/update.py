@@ -15,7 +15,7 @@ from viva.rl.applied_once import check_applied_once
 from viva.rl.clients import TrainingClient
 from viva.rl.metrics import logprob_metrics
 
-__all__ = ["EXACT_GAP", "SamplerGapError", "UpdateConfig", "Updated", "send", "update_policy", "without_mask"]
+__all__ = ["EXACT_GAP", "SamplerGapError", "UpdateConfig", "Updated", "for_engine", "send", "update_policy"]
 
 EXACT_GAP = 1e-4
 """Nats by which sampler and trainer may differ on a token if both compute in float32 with the same weights."""
@@ -68,7 +68,7 @@ class Updated:
 
     data_D: Sequence[tinker.Datum]
     logprobs_D: Sequence[tinker.TensorData]
-    """Of every target token, under the policy that the gradient was taken of."""
+    """Of every target token that is not masked, under the policy that the gradient was taken of."""
     metrics: dict[str, float]
 
 
@@ -79,8 +79,14 @@ def _minibatches(data_D: Sequence[tinker.Datum], count: int) -> list[Sequence[ti
     return [data_D[start:stop] for start, stop in pairwise(bounds)]
 
 
-def without_mask(datum: tinker.Datum) -> tinker.Datum:
-    """The datum as engines take it: the mask is ours, losses know only advantages."""
+def for_engine(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
+    """Datums as an engine takes them: servers know only advantages, the local engine saves what the mask hides."""
+    return (
+        list(data_D) if getattr(client, "takes_mask", False) else [_without_mask(datum) for datum in data_D]
+    )
+
+
+def _without_mask(datum: tinker.Datum) -> tinker.Datum:
     inputs = {name: tensor for name, tensor in datum.loss_fn_inputs.items() if name != "mask"}
     return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
@@ -95,7 +101,7 @@ def send(
     """
     _check_data(data_D)
     loss_fn_config = None if config.loss_fn_config is None else dict(config.loss_fn_config)
-    return client.forward_backward([without_mask(datum) for datum in data_D], config.loss_fn, loss_fn_config)
+    return client.forward_backward(for_engine(client, data_D), config.loss_fn, loss_fn_config)
 
 
 async def _anchored(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
@@ -104,7 +110,7 @@ async def _anchored(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> l
     DRO's quadratic term pulls every token towards its sampling logprob, whatever its advantage. Context tokens were not
     sampled; with the trainer's own value the term and its gradient vanish there.
     """
-    bare_D = [without_mask(datum) for datum in data_D]
+    bare_D = [_without_mask(datum) for datum in data_D]
     output = await client.forward(bare_D, "importance_sampling")
     anchored: list[tinker.Datum] = []
     for datum, bare, record in zip(data_D, bare_D, output.loss_fn_outputs, strict=True):

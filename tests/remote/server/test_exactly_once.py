@@ -80,7 +80,7 @@ class Trainer:
             step += 1
             if step % SAVE_EVERY == 0:
                 await self.checkpoints.save(client, next_step=step, log_sizes={})
-        probe = [update.without_mask(datum) for datum in datums(num_steps)]
+        probe = update.for_engine(client, datums(num_steps))
         output = await client.forward(probe, "importance_sampling")
         leave(self.address, client)
         return np.concatenate([record["logprobs"].to_numpy() for record in output.loss_fn_outputs])

@@ -34,7 +34,7 @@ async def test_a_run_on_a_server_is_exported_with_the_servers_logprobs(server, t
     run.log.write_step(0, {"optim/lr": CONFIG.learning_rate})
     await run.checkpoints.save(client, next_step=3, log_sizes=run.log.sizes(), final=True)
     probe = datums(3)
-    output = await client.forward([update.without_mask(datum) for datum in probe], "importance_sampling")
+    output = await client.forward(update.for_engine(client, probe), "importance_sampling")
     leave(server.address, client)
     adapter, merged = await asyncio.to_thread(export_run, run.path, ExportOptions())
     base = AutoModelForCausalLM.from_pretrained(server.model)

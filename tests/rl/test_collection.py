@@ -1,0 +1,43 @@
+import gc
+import weakref
+
+import pytest
+
+from viva.rl.collection import long_lived
+
+
+class Ring:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_what_exists_is_passed_over_until_the_end_and_new_garbage_is_found() -> None:
+    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
+    old = Ring()
+    gone = weakref.ref(old)
+    with long_lived():
+        assert gc.get_freeze_count() > before
+        assert gc.get_threshold()[0] > thresholds[0]
+        del old
+        gc.collect()
+        assert gone() is not None  # it was there before
+        young = weakref.ref(Ring())
+        gc.collect()
+        assert young() is None
+    gc.collect()
+    assert gone() is None
+    assert gc.get_threshold() == thresholds
+
+
+@pytest.mark.parametrize("mine", [(0, 10, 10), (50_000, 5, 5)])
+def test_what_others_chose_stays(mine: tuple[int, int, int]) -> None:
+    thresholds = gc.get_threshold()
+    try:
+        gc.set_threshold(*mine)
+        with long_lived():
+            assert gc.get_threshold() == mine
+        assert gc.get_threshold() == mine
+    finally:
+        gc.set_threshold(*thresholds)
