@@ -248,8 +248,6 @@ def _orchestration() -> Row:
         notes=(
             "Linear growth is a ratio of 1. A turn's cost has its share of the verdicts in it. Memory is the growth of "
             "the process's peak.",
-            "A third to two fifths goes into rendering prompts by tinker-cookbook, which makes a validated object of "
-            "every part of a message (docs/log.md).",
         ),
     )
 

@@ -10,6 +10,7 @@ import torch
 from tiny_engine import FAMILIES, ints, params, plain_logprobs, run, supervised, train, weights
 
 from viva.engine import LocalServiceClient, LocalTrainingClient
+from viva.engine.logprobs import target_logprobs
 
 TEXTS = [list(b"The answer is 42."), list(b"No, it is 7, because 3 + 4 = 7."), list(b"ok")]
 STEP = tinker.AdamParams(learning_rate=0.02)
@@ -93,6 +94,22 @@ def test_masked_targets_have_no_loss_and_no_logprob(
         expected = np.where(np.array(mask) > 0, whole["logprobs"].to_numpy(), np.nan)
         np.testing.assert_allclose(ours["logprobs"].to_numpy(), expected, rtol=1e-5)
         assert not ours["elementwise_loss"].to_numpy()[np.array(mask) == 0].any()
+
+
+def test_only_targets_that_no_mask_hides_cost_logits(
+    service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[int] = []
+
+    def spy(module: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        places.append(len(hidden))
+        return target_logprobs(module, hidden, targets)
+
+    monkeypatch.setattr("viva.engine.objective.target_logprobs", spy)
+    client = service.create_lora_training_client(model_dir("llama"), rank=2, seed=0)
+    datum, _ = masked(policy_datum(TEXTS[0]), [0.0] * 9 + [1.0] * (len(TEXTS[0]) - 10))
+    client.forward_backward([datum], "importance_sampling").result()
+    assert sum(places) == len(TEXTS[0]) - 10
 
 
 def test_data_that_are_masked_whole_push_nothing(

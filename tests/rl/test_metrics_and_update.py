@@ -11,7 +11,7 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 from viva.rl.data_processing import trajectory_to_data
 from viva.rl.metrics import advantage_metrics, logprob_metrics, rollout_metrics, summary
 from viva.rl.rollouts import GroupOutcome, RolloutFailure
-from viva.rl.update import UpdateConfig, update_policy
+from viva.rl.update import UpdateConfig, for_engine, update_policy
 
 
 def turn(tokens, reward=0.0, stop="stop", **metrics):
@@ -143,6 +143,19 @@ async def test_every_substep_gets_its_share_and_its_optimiser_step(tmp_path, num
         5,
         2.0,
     )
+
+
+def test_only_an_engine_that_takes_masks_gets_them():
+    class Server:
+        pass
+
+    class Local:
+        takes_mask = True
+
+    data_D = [datum_with([-0.5, -0.5])]
+    ((bare,), (whole,)) = for_engine(Server(), data_D), for_engine(Local(), data_D)
+    assert whole is data_D[0]
+    assert set(whole.loss_fn_inputs) - set(bare.loss_fn_inputs) == {"mask"}
 
 
 async def test_without_data_nothing_is_sent_and_the_weights_stay(tmp_path):
