@@ -5,9 +5,9 @@ encoded, replies decoded and parsed, verdicts asked for and read, rewards comput
 """
 
 import asyncio
-import resource
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import tinker
@@ -52,9 +52,14 @@ class Scripted:
         return future
 
 
-def memory_mb() -> float:
-    """The most that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def memory_mb(name: str) -> float:
+    """What this process holds (``VmRSS``), or has held at most since the last `forget_peak` (``VmHWM``)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
@@ -99,10 +104,11 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     def step(number: int) -> dict[str, float]:
         # the first one warms up; after it the most memory held is that of the conversations in flight
         count = settings["conversations"] if number else 20
-        before = memory_mb()
+        forget_peak()
+        before = memory_mb("VmRSS")
         with long_lived():  # as a run does
             seconds = asyncio.run(play(number, count))
-        kb = 1024 * (memory_mb() - before) / count
+        kb = 1024 * (memory_mb("VmHWM") - before) / count
         turns = count * agents * rounds
         return {"cost": 1000 * seconds / turns, "kb": kb}
 

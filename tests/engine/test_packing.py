@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Sequence
 from random import Random
 
@@ -6,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.engine.batches import Example
-from viva.engine.packing import Batch, CostModel, plan_batches
+from viva.engine.packing import Batch, CostModel, _runs, plan_batches
+from viva.engine.trees import shared_lengths
 
 DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, call=0.0)
 DEAR_CALLS = CostModel(token=1.0, entry=1.0, call=1e12)
@@ -76,6 +78,45 @@ def test_a_shared_beginning_is_computed_once_and_again_in_every_part_of_a_tree_t
     assert whole.tokens.shape == (1, 20 + 6 * 5)
     halves = plan_batches(examples, DEAR_TOKENS, 35, trees=True)
     assert [batch.tokens.shape for batch in halves] == [(1, 35), (1, 35)]
+
+
+def test_a_conversation_is_not_cut_where_another_begins_nearby() -> None:
+    """Two transcripts that grow by 10 tokens a turn; a budget of one and a half would split the second."""
+    talks = [
+        example([talk] * 5 + list(range(10, 10 + 10 * turn)) + [200 + turn] * 5)
+        for talk in (1, 2)
+        for turn in range(1, 7)
+    ]
+    batches = plan_batches(talks, DEAR_TOKENS, 140, trees=True)
+    assert [batch.tokens.size for batch in batches] == [5 + 60 + 6 * 5] * 2
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=9),
+    st.integers(1, 20),
+)
+def test_trees_are_cut_so_that_the_fewest_tokens_are_computed(texts: list[list[int]], budget: int) -> None:
+    examples = [example(text, active=text[0] < 2) for text in texts]
+    order = sorted(range(len(texts)), key=lambda index: (texts[index][0] == 2, texts[index]))
+    shared = shared_lengths([examples[index].tokens for index in order])
+
+    def cost(run: Sequence[int]) -> int | None:
+        size = sum(len(texts[order[place]]) - (shared[place] if place > run[0] else 0) for place in run)
+        kinds = {texts[order[place]][0] < 2 for place in run}
+        return size if len(run) == 1 or (size <= budget and len(kinds) == 1) else None
+
+    cuts: list[tuple[int, int]] = []
+    for marks in itertools.product((False, True), repeat=len(texts) - 1):
+        bounds = [0, *(place for place, mark in enumerate(marks, start=1) if mark), len(texts)]
+        costs = [cost(range(first, stop)) for first, stop in itertools.pairwise(bounds)]
+        if None not in costs:
+            cuts.append((sum(size for size in costs if size is not None), len(costs)))
+    runs = _runs(examples, order, budget)
+    assert [index for run in runs for index in run] == order
+    starts = list(itertools.accumulate(map(len, runs), initial=0))
+    found = [cost(range(first, stop)) for first, stop in itertools.pairwise(starts)]
+    assert (sum(size for size in found if size is not None), len(found)) == min(cuts)
+    assert None not in found
 
 
 def test_the_cheaper_of_tree_and_rows_is_chosen() -> None:

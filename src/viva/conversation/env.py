@@ -14,6 +14,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from viva.conversation.coordinator import MultiAgentCoordinator
+from viva.conversation.line_tokens import remembering
 from viva.conversation.protocol import View
 from viva.conversation.records import ReplyStatus
 from viva.conversation.rendering import build_prompt, read_reply
@@ -120,4 +121,5 @@ class MultiAgentConversationEnv(Env):
         turns = self.coordinator.visible_turns(self.agent_id, self.lane)
         prompt = protocol.prompt(self.coordinator.question, turns, view, self.lane)
         self._asked = (view, prompt)
-        return build_prompt(self.renderer, protocol.messages(prompt), memory=self.coordinator.line_tokens)
+        with remembering(self.coordinator.line_tokens):
+            return build_prompt(self.renderer, protocol.messages(prompt))

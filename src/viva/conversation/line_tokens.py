@@ -39,8 +39,8 @@ _LAST = ("a", "S", "0", *punctuation, "é", "e\u0301", "ß", "中", "۳", "\u200
 
 
 @contextmanager
-def remembering(memory: LineTokens | None) -> Generator[None]:
-    """While it lasts, lines are looked up in a memory and put into it."""
+def remembering(memory: LineTokens) -> Generator[None]:
+    """While it lasts, and in tasks that are made meanwhile, lines are looked up in a memory and put into it."""
     token = _memory.set(memory)
     try:
         yield

@@ -27,7 +27,6 @@ from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 
 from viva.conversation.chat_template import CHAT_TEMPLATE, ChatTemplateRenderer
 from viva.conversation.guard import MARKER, GuardedTokenizer
-from viva.conversation.line_tokens import LineTokens, remembering
 
 __all__ = ["build_prompt", "load_renderer", "read_reply", "shield_messages"]
 
@@ -198,10 +197,7 @@ def _in_one_chunk(prompt: tinker.ModelInput) -> tinker.ModelInput:
 
 
 def build_prompt(
-    renderer: Renderer,
-    messages: Sequence[Message],
-    prefill: str | None = None,
-    memory: LineTokens | None = None,
+    renderer: Renderer, messages: Sequence[Message], prefill: str | None = None
 ) -> tinker.ModelInput:
     """Prompt tokens for the assistant's next message.
 
@@ -211,8 +207,6 @@ def build_prompt(
         renderer: From `load_renderer`.
         messages: Role and text only.
         prefill: What the reply is made to begin with (written by us, not shielded).
-        memory: Tokens of lines that earlier prompts with the same memory showed; new lines are added. The prompt is
-            the same without it.
 
     Raises:
         ValueError: If the renderer is unguarded or a message has fields that cannot be shielded.
@@ -223,8 +217,7 @@ def build_prompt(
         )
     if not getattr(renderer, _SHIELDS, False):
         messages = shield_messages(renderer, messages)
-    with remembering(memory):
-        return renderer.build_generation_prompt(list(messages), prefill=prefill)
+    return renderer.build_generation_prompt(list(messages), prefill=prefill)
 
 
 def shield_messages(renderer: Renderer, messages: Sequence[Message]) -> list[Message]:

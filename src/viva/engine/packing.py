@@ -5,8 +5,10 @@ The order of the examples decides nothing: they are put into an order of their o
 Shapes: ``B`` rows padded to ``T`` tokens (one row of ``T`` packed tokens for a tree), ``N`` tokens of an example.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -117,7 +119,7 @@ def plan_batches(
 def _content(example: Example) -> tuple[object, ...]:
     """Sorts examples without a gradient last, then by tokens in ascending order, then by all else."""
     # big-endian bytes of non-negative integers are in the order of the integers
-    rest = [example.targets, *(example.inputs[key] for key in sorted(example.inputs))]
+    rest = [example.targets, example.wanted, *(example.inputs[key] for key in sorted(example.inputs))]
     return (
         not example.active.any(),
         example.tokens.astype(">i8").tobytes(),
@@ -127,24 +129,41 @@ def _content(example: Example) -> tuple[object, ...]:
 
 
 def _runs(examples: Sequence[Example], order: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut the sorted examples so that each part, as a tree, fits the budget and is of one kind."""
+    """Cut the sorted examples so that each part, as a tree, fits the budget and is of one kind.
+
+    Of all such cuts one that computes the fewest tokens in all, and of these one into the fewest parts: a cut within
+    a conversation computes again what its sides share.
+    """
     shared = shared_lengths([examples[index].tokens for index in order])
+    lengths = [len(examples[index].tokens) for index in order]
+    kinds = [bool(examples[index].active.any()) for index in order]
+    ends = [0, *accumulate(length - known for length, known in zip(lengths, shared, strict=True))]
+
+    def fits(first: int, stop: int) -> bool:
+        size = lengths[first] + ends[stop] - ends[first + 1]
+        return first == stop - 1 or (size <= max_tokens and kinds[first] == kinds[stop - 1])
+
+    # of the first examples: tokens and parts of the best cut, and where its last part begins
+    best: list[tuple[int, int, int]] = [(0, 0, 0)]
+    # beginnings of the last part, the best first; one that is worse than a later one is never needed again
+    window: deque[tuple[int, int, int]] = deque()
+    for stop in range(1, len(order) + 1):
+        tokens, parts, _ = best[stop - 1]
+        newest = (tokens + lengths[stop - 1] - ends[stop], parts + 1, stop - 1)
+        while window and window[-1] > newest:
+            window.pop()
+        window.append(newest)
+        while not fits(window[0][2], stop):
+            window.popleft()
+        tokens, parts, first = window[0]
+        best.append((tokens + ends[stop], parts, first))
     runs: list[list[int]] = []
-    size = 0
-    for place, index in enumerate(order):
-        example = examples[index]
-        num_new = len(example.tokens) - shared[place]
-        if (
-            runs
-            and size + num_new <= max_tokens
-            and example.active.any() == examples[runs[-1][0]].active.any()
-        ):
-            runs[-1].append(index)
-            size += num_new
-        else:
-            runs.append([index])
-            size = len(example.tokens)
-    return runs
+    stop = len(order)
+    while stop:
+        first = best[stop][2]
+        runs.append(list(order[first:stop]))
+        stop = first
+    return runs[::-1]
 
 
 def _tree_batch(

@@ -15,7 +15,7 @@ from typing import Literal
 import tinker
 from tinker_cookbook.renderers.base import Renderer
 
-from viva.conversation.line_tokens import LineTokens
+from viva.conversation.line_tokens import remembering
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.together import together
 from viva.judging.comparison import (
@@ -95,13 +95,7 @@ class PolicySelfComparisonJudge:
         self._label_tokens: tuple[int, ...] = _label_tokens(renderer) if mode == "logprob" else ()
 
     async def compare(
-        self,
-        question: str,
-        solutions: Mapping[int, str],
-        first: int,
-        second: int,
-        seed: int,
-        memory: LineTokens | None = None,
+        self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
     ) -> Comparison:
         """Compare two agents' solutions, ``first`` shown as A.
 
@@ -111,7 +105,6 @@ class PolicySelfComparisonJudge:
             first: Agent shown as A.
             second: Agent shown as B.
             seed: Of the sampler; matters only for ``verdict`` at a temperature above 0.
-            memory: Of `viva.conversation.rendering.build_prompt`.
 
         Raises:
             JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
@@ -119,13 +112,13 @@ class PolicySelfComparisonJudge:
         """
         messages = judge_messages(question, solutions[first], solutions[second], self.system_prompt)
         if self.mode == "verdict":
-            prompt = build_prompt(self.renderer, messages, memory=memory)
+            prompt = build_prompt(self.renderer, messages)
             async with asyncio.timeout(self.policy.timeout_s):
                 text, outcome = await self._verdict(prompt, seed)
             return Comparison(
                 first=first, second=second, outcome=outcome, score=_VERDICT_SCORES[outcome], text=text
             )
-        prompt = build_prompt(self.renderer, messages, prefill=VERDICT_PREFIX, memory=memory)
+        prompt = build_prompt(self.renderer, messages, prefill=VERDICT_PREFIX)
         async with asyncio.timeout(self.policy.timeout_s):
             logprobs = await self._next_token(prompt, seed)
         return self._read(first, second, logprobs)
@@ -145,11 +138,11 @@ class PolicySelfComparisonJudge:
         orders = pairs(sorted(solutions), pattern)
         if pattern is TournamentPattern.ALL_PAIRS_ONE_WAY:
             orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
-        memory: LineTokens = {}
-        return await together(
-            self.compare(question, solutions, first, second, rng.getrandbits(31), memory)
-            for first, second in orders
-        )
+        with remembering({}):
+            return await together(
+                self.compare(question, solutions, first, second, rng.getrandbits(31))
+                for first, second in orders
+            )
 
     async def _verdict(self, prompt: tinker.ModelInput, seed: int) -> tuple[str, Outcome]:
         params = tinker.SamplingParams(
