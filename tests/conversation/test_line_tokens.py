@@ -174,10 +174,12 @@ def test_only_new_lines_are_encoded() -> None:
     encoder, memory = ENCODERS["qwen"], LineTokens()
     with remembering(memory):
         encoder.encode("Problem:\n> one\n> two\nReply.")
-        assert [line for line, _ in memory] == ["Problem:\n", "> one\n", "> two\n", "Reply."]
-        memory["> two\n", False] = (7,)  # it is looked up, not encoded again
+        assert [line for _, line, _ in memory] == ["Problem:\n", "> one\n", "> two\n", "Reply."]
+        memory[encoder, "> two\n", False] = (7,)  # it is looked up, not encoded again
         assert encoder.encode("> two\n> three") == [7, *encoder.encode("> three")]
-    assert ("> three", False) in memory
+    assert (encoder, "> three", False) in memory
+    with remembering(memory):  # another tokenizer may share the memory, not the tokens
+        assert ENCODERS["gpt2"].encode("> two\n") == TOKENIZERS["gpt2"].encode("> two\n")
 
 
 def test_a_step_written_in_python_could_do_anything() -> None:
@@ -225,4 +227,4 @@ def test_the_turns_of_a_conversation_share_what_they_show() -> None:
     shown, expected, memory = asyncio.run(play())
     assert len(shown) == 4
     assert shown == expected
-    assert ("> Surely\n", True) in memory
+    assert "> Surely\n" in {line for _, line, _ in memory}

@@ -17,8 +17,8 @@ from typing import Any
 
 __all__ = ["LineEncoder", "LineTokens", "remembering"]
 
-LineTokens = dict[tuple[str, bool], tuple[int, ...]]
-"""Tokens by line, and by whether special tokens in it are split up."""
+LineTokens = dict[tuple["LineEncoder", str, bool], tuple[int, ...]]
+"""Tokens by who encoded them, by line, and by whether special tokens in it are split up."""
 
 _memory: ContextVar[LineTokens | None] = ContextVar("line_tokens", default=None)
 
@@ -26,7 +26,7 @@ _CUT = re.compile(r"(?<=\S\n)(?=[>\[A-Za-z])")
 _OVER_A_CUT = re.compile(r"\n[>\[A-Za-z]")
 _STEPS = ("ByteLevel", "Digits", "Split")
 """Pre-tokenizers that look at the characters around a place only, apart from what `_LOOKS_AROUND` finds."""
-_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*+\]", re.S)
+_CLASS = re.compile(r"\[(?:\\.|[^\[\]\\])*+\]", re.S)
 _LOOKS_AROUND = re.compile(r"\(\?[<=]|\(\?!(?!\\S\))|\\[ABbGKZz]|[\^$]")
 """Parts of a pattern, its character classes left out, that depend on what stands behind or far ahead."""
 _LONGEST_OFTEN, _MOST_OFTEN = 512, 4096
@@ -76,10 +76,10 @@ class LineEncoder:
             return self._inner.encode(text, add_special_tokens=False, **options)
         tokens: list[int] = []
         for line in _CUT.split(text):
-            known = memory.get((line, split))
+            known = memory.get((self, line, split))
             if known is None:
                 find = self._encode_often if len(line) <= _LONGEST_OFTEN else self._encode_line
-                known = memory[line, split] = find(line, split)
+                known = memory[self, line, split] = find(line, split)
             tokens += known
         return tokens
 
@@ -114,7 +114,7 @@ def _steps(whole: Any) -> Iterator[Mapping[str, Any]]:
         return
     try:
         waiting: list[Mapping[str, Any]] = [json.loads(whole.__getstate__())]
-    except Exception:  # noqa: BLE001 - what a step written in Python raises: nothing is known of it
+    except Exception:  # noqa: BLE001 - all that a step written in Python raises: nothing is known of it
         waiting = [{"type": "unknown"}]
     while waiting:
         step = waiting.pop()

@@ -1,7 +1,7 @@
 """Decoder layers of the Llama kind, computed in few calls.
 
-A decode step is a few rows through many small operations: at a dozen rows the calls of norms, rotary embeddings and
-separate products take as long as the products. Here a layer's products of one input are one, both norms of a head and
+A decode step takes a few rows through many small operations, and at a dozen rows their calls show beside the products
+(docs/log.md). Here a layer's products of one input are one, both norms of a head and
 both rotations are one operation each, and the residual is added within the product before it. The weights are packed
 (`viva.engine.linear`), so this is for copies that only compute, on a CPU.
 
