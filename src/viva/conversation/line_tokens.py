@@ -26,7 +26,7 @@ _CUT = re.compile(r"(?<=\S\n)(?=[>\[A-Za-z])")
 _OVER_A_CUT = re.compile(r"\n[>\[A-Za-z]")
 _STEPS = ("ByteLevel", "Digits", "Split")
 """Pre-tokenizers that look at the characters around a place only, apart from what `_LOOKS_AROUND` finds."""
-_CLASS = re.compile(r"\[(?:\\.|[^\[\]\\])*+\]", re.S)
+_CLASS = re.compile(r"\[(?:\\.|[^\[\]\\])*+\]?+", re.S)
 _LOOKS_AROUND = re.compile(r"\(\?[<=]|\(\?!(?!\\S\))|\\[ABbGKZz]|[\^$]")
 """Parts of a pattern, its character classes left out, that depend on what stands behind or far ahead."""
 _LONGEST_OFTEN, _MOST_OFTEN = 512, 4096
