@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 __all__ = ["long_lived"]
 
-_YOUNG = 10_000
-"""New objects after which the collector looks at them. A thousand conversations have half a million."""
+_YOUNG, _OLD = 10_000, 100
+"""New objects after which the collector looks at them, and how many of its longer looks there are for one at all
+objects. A thousand conversations have half a million."""
 
 
 @contextmanager
@@ -15,13 +16,15 @@ def long_lived() -> Generator[None]:
     """While it lasts, the collector passes over all that exists now, and looks less often at what is new.
 
     It would go through the libraries' half a million objects, and through all conversations of a step, again and
-    again while these grow.
+    again while these grow. Who uses this calls ``gc.collect()`` where work ends, after every step.
     """
-    young, *older = gc.get_threshold()
+    young, middle, old = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(max(young, _YOUNG) if young else 0, *older)  # 0: somebody has turned it off
+    gc.set_threshold(
+        max(young, _YOUNG) if young else 0, middle, max(old, _OLD)
+    )  # 0: somebody has turned it off
     try:
         yield
     finally:
-        gc.set_threshold(young, *older)
+        gc.set_threshold(young, middle, old)
         gc.unfreeze()

@@ -7,6 +7,7 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_D`` datu
 """
 
 import asyncio
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -220,6 +221,7 @@ async def train(run: Training) -> bool:
                     await _finish(run, next_step, console)
                     return True
                 await _step(run, step, ahead, console)
+                gc.collect()  # what the step left behind, see `long_lived`
                 next_step = step + 1
                 is_best = run.stop_rule is not None and run.stop_rule.is_best(run.folder.log.metrics())
                 if is_best or (run.config.save_every and next_step % run.config.save_every == 0):
