@@ -7,6 +7,7 @@ all logits are nearly equal and most mistakes invisible.
 import asyncio
 from typing import Any
 
+import numpy as np
 import tinker
 import torch
 
@@ -81,6 +82,28 @@ def supervised(tokens: list[int], weights: list[float] | None = None) -> tinker.
     if weights is not None:
         inputs["weights"] = weights
     return tinker.Datum(model_input=ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def policy_datum(tokens: list[int], seed: int = 0, shift: float = 0.3) -> tinker.Datum:
+    """A datum of a policy-gradient loss; the first half has no advantage."""
+    generator = np.random.default_rng(seed)
+    num = len(tokens) - 1
+    advantages = generator.normal(size=num)
+    advantages[: num // 2] = 0
+    return tinker.Datum(
+        model_input=ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tokens[1:],
+            "logprobs": (-3 + shift * generator.normal(size=num)).tolist(),
+            "advantages": advantages.tolist(),
+        },
+    )
+
+
+def gradients(client: LocalTrainingClient) -> dict[str, torch.Tensor]:
+    """Copies of what has been accumulated."""
+    found = client._policy._parameters
+    return {name: parameter.grad.clone() for name, parameter in found.items() if parameter.grad is not None}
 
 
 def train(

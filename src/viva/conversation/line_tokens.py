@@ -1,6 +1,6 @@
 """Tokens of lines that a conversation shows again and again.
 
-Every turn's prompt shows the whole transcript, and encoding it anew costs more than the rest of a turn. Most
+Every turn's prompt shows the whole transcript, and encoding it anew is nearly half of what a turn costs. Most
 pre-tokenizers always cut behind a line's end, so a line has the same tokens wherever it stands: those of a
 conversation's lines are kept with the conversation. For any other tokenizer the text is encoded whole.
 """
@@ -22,8 +22,9 @@ LineTokens = dict[tuple["LineEncoder", str, bool], tuple[int, ...]]
 
 _memory: ContextVar[LineTokens | None] = ContextVar("line_tokens", default=None)
 
-_CUT = re.compile(r"(?<=\S\n)(?=[>\[A-Za-z])")
-_OVER_A_CUT = re.compile(r"\n[>\[A-Za-z]")
+_BEGINNING = r"[>\[A-Za-z]"
+_CUT = re.compile(rf"(?<=\S\n)(?={_BEGINNING})")
+_OVER_A_CUT = re.compile(rf"\n{_BEGINNING}")
 _STEPS = ("ByteLevel", "Digits", "Split")
 """Pre-tokenizers that look at the characters around a place only, apart from what `_LOOKS_AROUND` finds."""
 _CLASS = re.compile(r"\[(?:\\.|[^\[\]\\])*+\]?+", re.S)
@@ -69,10 +70,9 @@ class LineEncoder:
         """Token ids of a text without special tokens around it: always those of encoding it whole."""
         memory, backend = _memory.get(), self._backend
         split = options.get("split_special_tokens", getattr(self._inner, "split_special_tokens", False))
-        if memory is None or not self.cuts_lines or options.keys() - {"split_special_tokens"}:
-            return self._inner.encode(text, add_special_tokens=False, **options)
-        if backend.truncation is not None or backend.padding is not None:
-            # left over from another call; the tokenizer turns them off
+        is_plain = self.cuts_lines and not options.keys() - {"split_special_tokens"}
+        # cutting off and padding are left over from another call; the tokenizer turns them off
+        if memory is None or not is_plain or backend.truncation is not None or backend.padding is not None:
             return self._inner.encode(text, add_special_tokens=False, **options)
         tokens: list[int] = []
         for line in _CUT.split(text):

@@ -40,8 +40,8 @@ def _is_known(layer: nn.Module) -> bool:
     attention, mlp = cast(Any, layer).self_attn, cast(Any, layer).mlp
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    others = sum(isinstance(part, nn.Linear) for part in layer.modules()) - len(linears)
-    return not others and all(map(is_packable, linears))
+    has_others = sum(isinstance(part, nn.Linear) for part in layer.modules()) > len(linears)
+    return not has_others and all(map(is_packable, linears))
 
 
 class FusedLayer(nn.Module):
