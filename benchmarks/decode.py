@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from _random_model import save_random_model
@@ -39,7 +40,14 @@ def save_model(folder: str) -> None:
     save_random_model(config, folder)
 
 
-def measure(client: Any, rows: int, prompt: int, steps: int, shared: bool) -> tuple[float, float]:
+def measure(
+    client: Any,
+    rows: int,
+    prompt: int,
+    steps: int,
+    shared: bool,
+    clock: Callable[[], float] = time.process_time,
+) -> tuple[float, float]:
     """Seconds of the prefill, and the median of a decode step."""
     import tinker
 
@@ -52,9 +60,9 @@ def measure(client: Any, rows: int, prompt: int, steps: int, shared: bool) -> tu
     decoder = client._decoder.result()
     seconds: list[float] = []
     while decoder.has_work():
-        start = time.process_time()
+        start = clock()
         decoder.run_unit()
-        seconds.append(time.process_time() - start)
+        seconds.append(clock() - start)
     for future in futures:
         future.result()
     return sum(seconds[:-steps]), statistics.median(seconds[-steps:])

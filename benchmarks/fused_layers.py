@@ -6,36 +6,17 @@ The model of ``decode.py``. Both are decoded in turns within one process, ten ti
 the ratio is the median of the turns' own ratios of medians. Below 1 means that fused layers are faster.
 """
 
-import random
 import statistics
 import sys
 import tempfile
 import time
 from typing import Any
 
-from decode import VOCAB, save_model
+from decode import measure, save_model
 
 from viva.engine.threads import prepare_threads
 
 TURNS, STEPS = 10, 40
-
-
-def measure(client: Any, rows: int, prompt: int, seed: int) -> float:
-    """Seconds of a decode step behind a prompt that all rows share."""
-    import tinker
-
-    numbers = random.Random(seed)
-    tokens = [numbers.randrange(VOCAB) for _ in range(prompt)]
-    settings = tinker.SamplingParams(max_tokens=STEPS + 1, stop=[], seed=seed)
-    future = client.sample(tinker.ModelInput.from_ints(tokens), rows, settings)
-    decoder = client._decoder.result()
-    seconds: list[float] = []
-    while decoder.has_work():
-        start = time.perf_counter()
-        decoder.run_unit()
-        seconds.append(time.perf_counter() - start)
-    future.result()
-    return statistics.median(seconds[-STEPS:])
 
 
 def main() -> None:
@@ -54,14 +35,15 @@ def main() -> None:
             service = LocalServiceClient(device="cpu", precision=given.get("precision", "float32"))
             trainer = service.create_lora_training_client(folder, rank=16, seed=0)
             clients[name] = trainer.save_weights_and_get_sampling_client()
-            measure(clients[name], 2, 20, 0)
+            measure(clients[name], 2, 20, 1, True)
         for prompt in map(int, given.get("prompts", "20,768").split(",")):
             for rows in map(int, given.get("rows", "1,12,48").split(",")):
                 found: dict[str, list[float]] = {name: [] for name in ways}
-                for turn in range(TURNS):
+                for _ in range(TURNS):
                     for name, client in clients.items():
                         core.fuse_layers = ways[name]
-                        found[name].append(measure(client, rows, prompt, turn))
+                        _, step = measure(client, rows, prompt, STEPS, True, time.perf_counter)
+                        found[name].append(step)
                 ratios = [ours / theirs for ours, theirs in zip(found["fused"], found["stock"], strict=True)]
                 fused, stock = (1e3 * statistics.median(found[name]) for name in ways)
                 ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

@@ -1,5 +1,7 @@
 """Stop rules, prefixes, threads and the package's front."""
 
+import os
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -160,3 +162,29 @@ def test_once_torch_is_loaded_nothing_is_changed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert threads.prepare_threads() == threads.usable_cores()
     assert "OMP_WAIT_POLICY" not in threads.os.environ
+
+
+REUSE = """
+import resource, sys
+from viva.engine.threads import prepare_threads
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = bytearray(200_000_000)
+    block[::4096] = b"x" * len(block[::4096])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+prepare_threads()
+print(faults(), faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+@pytest.mark.parametrize(("tuned", "again"), [({}, False), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, True)])
+def test_freed_memory_is_used_again_unless_the_user_tunes_it(tuned: dict[str, str], again: bool) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", REUSE], env=env | tuned, capture_output=True, text=True, check=True
+    )
+    first, second = map(int, done.stdout.split())
+    assert (second > first / 2) == again

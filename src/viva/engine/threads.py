@@ -1,4 +1,4 @@
-"""Threads, waiting policy and kernel caches, set before torch is imported, which reads them once.
+"""Threads, waiting policy, kernel caches and memory, set before torch is imported, which reads most of it once.
 
 OpenMP's threads spin while they wait, for milliseconds. Beside another busy process that turns a 7 ms forward pass
 into 100 to 250 ms. Passive waiting removes it; a short spin while nobody else is busy is faster still
@@ -6,10 +6,15 @@ into 100 to 250 ms. Passive waiting removes it; a short spin while nobody else i
 
 oneDNN makes a kernel for every shape of a product, half a megabyte in a millisecond, and two caches (its own and that
 of torch's binding) keep a thousand each: a run whose prompts have all lengths would grow by a gigabyte.
+
+glibc gives large blocks, and the top of the heap, back to the system as soon as they are free. An update asks for the
+same gigabyte at every step, and clearing its pages again took up to an eighth of its processor time.
 """
 
+import ctypes
 import math
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -19,12 +24,15 @@ __all__ = ["prepare_threads", "usable_cores"]
 
 _KERNELS = "256"
 """Kernels that each of the two caches keeps. A step of decoding needs one for every shape of a weight, some dozen."""
+_FROM_HEAP, _KEPT = 1_000_000_000, 2_000_000_000
+"""Bytes: smaller blocks come from the heap, and as much of its free top stays with the process. Both are C ints."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 
 
 def prepare_threads() -> int:
-    """Set thread count and passive waiting for OpenMP and MKL, and how many kernels are kept, unless the user has.
+    """Set threads and passive waiting for OpenMP and MKL, and what kernels and memory are kept, unless the user has.
 
     Call it before torch is imported; afterwards it changes nothing.
 
@@ -42,8 +50,18 @@ def prepare_threads() -> int:
             os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
         os.environ.setdefault("LRU_CACHE_CAPACITY", _KERNELS)
+        _keep_memory()
     chosen = os.environ.get("OMP_NUM_THREADS", threads)
     return int(chosen) if chosen.isdecimal() and int(chosen) > 0 else int(threads)
+
+
+def _keep_memory() -> None:
+    """Let freed memory stay with this process, where the C library is glibc and the user has not tuned it."""
+    tuned = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
+    if platform.libc_ver()[0] == "glibc" and not tuned:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _FROM_HEAP)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def usable_cores() -> int:

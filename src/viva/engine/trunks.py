@@ -96,9 +96,6 @@ def two_part_attention(
     """
     num_rows, _, num_new, size = query.shape
     folded = query.reshape(num_rows, key.shape[1], -1, size)
-    if len(parts) == 1 and len(parts[0].trunks) == 1 and (trunk := parts[0].trunks[0][1]) is not None:
-        output = _one_trunk(folded, key, value, trunk, layer, positions, visible, window, softcap)
-        return output.reshape(num_rows, -1, num_new, output.shape[-1])
     output = folded.new_empty(*folded.shape[:-1], value.shape[-1])
     for part in parts:
         mine, queried = folded[part.rows], positions[part.rows]
@@ -121,30 +118,6 @@ def two_part_attention(
             weights[picked] = rest.unflatten(1, asking.shape[1:3]).transpose(0, 1)
         output[part.rows] = begun + torch.matmul(weights.to(value.dtype), value[part.rows, :, : part.length])
     return output.reshape(num_rows, -1, num_new, output.shape[-1])
-
-
-def _one_trunk(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    trunk: Trunk,
-    layer: int,
-    positions: torch.Tensor,
-    visible: torch.Tensor | None,
-    window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
-    """`two_part_attention` of ``[B, K, G T, D]`` queries that all have one trunk, in half the calls."""
-    keys, values = trunk.states[layer].unbind()
-    begun = _scores(query.transpose(0, 1).flatten(1, 2), keys, trunk.hidden(positions, window), softcap)
-    begun = begun.unflatten(1, (len(query), -1)).transpose(0, 1)
-    own = _scores(query, key, None if visible is None else ~visible, softcap)
-    both = torch.softmax(torch.cat([begun, own], dim=-1), dim=-1).to(value.dtype)
-    begin, rest = both.split([trunk.length, own.shape[-1]], dim=-1)
-    average = torch.matmul(begin.transpose(0, 1).flatten(1, 2), values)
-    return average.unflatten(1, query.shape[:1] + query.shape[2:3]).transpose(0, 1) + torch.matmul(
-        rest, value
-    )
 
 
 def _scores(
