@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from viva.engine.linear import JointPart, PackedLinear, can_pack, pack_linears
+from viva.engine.linear import JointPart, PackedLinear, can_pack, pack_linears, product
 from viva.engine.model import load_base_model
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.zeros(1, 1)), reason="this torch has no packed product")
@@ -30,6 +30,39 @@ def test_a_packed_layer_computes_what_the_layer_computed(
     with torch.inference_mode():
         output = PackedLinear(weight, bias)(values)
     torch.testing.assert_close(output, nn.functional.linear(values, weight, bias), atol=1e-5, rtol=1e-5)
+
+
+LAYOUTS: dict[str, Callable[[int, int], torch.Tensor]] = {
+    "plain": torch.randn,
+    "transposed": lambda rows, columns: torch.randn(columns, rows).T,
+    "part of a wider one": lambda rows, columns: torch.randn(rows, columns + 5)[:, 3 : columns + 3],
+    "every second number": lambda rows, columns: torch.randn(2 * rows, 2 * columns)[::2, ::2],
+    "one row for all": lambda rows, columns: torch.randn(1, columns).expand(rows, columns),
+    "one number for all": lambda rows, columns: torch.randn(1, 1).expand(rows, columns),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@settings(deadline=None)
+@given(
+    st.integers(0, 40),
+    st.integers(1, 33),
+    st.integers(1, 33),
+    st.sampled_from(sorted(LAYOUTS)),
+    st.sampled_from(sorted(LAYOUTS)),
+    st.booleans(),
+)
+def test_a_product_is_right_in_any_layout(
+    dtype: torch.dtype, num_rows: int, inputs: int, outputs: int, left: str, right: str, biased: bool
+) -> None:
+    torch.manual_seed(num_rows + 41 * inputs + 1500 * outputs)
+    rows, weight = LAYOUTS[left](num_rows, inputs).to(dtype), LAYOUTS[right](outputs, inputs).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if biased else None
+    expected = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
+    found = product(rows, weight, bias)
+    assert found.dtype == dtype
+    tolerance = 0.1 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 def test_prompts_of_all_lengths_need_few_kernels() -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from viva.engine.linear import product
+
 __all__ = ["AdaptedLinear"]
 
 
@@ -51,8 +53,8 @@ class _AdaptedProduct(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         down, up = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
-        low = (inputs @ down.T).mul_(scale)
-        output = nn.functional.linear(inputs, weight, bias).addmm_(low, up.T)
+        low = product(inputs, down).mul_(scale)
+        output = product(inputs, weight, bias).addmm_(low, up.T)
         ctx.save_for_backward(inputs, weight, down, up, low)
         ctx.scale = scale
         return output
@@ -64,6 +66,6 @@ class _AdaptedProduct(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         inputs, weight, down, up, low = ctx.saved_tensors
         grad = grad_outputs[0]
-        slope = (grad @ up).mul_(ctx.scale)
-        grad_inputs = (grad @ weight).addmm_(slope, down) if ctx.needs_input_grad[0] else None
+        slope = product(grad, up.T).mul_(ctx.scale)
+        grad_inputs = product(grad, weight.T).addmm_(slope, down) if ctx.needs_input_grad[0] else None
         return grad_inputs, None, None, (slope.T @ inputs).float(), (grad.T @ low).float(), None
