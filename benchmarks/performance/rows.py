@@ -291,12 +291,12 @@ _STEP_AIMS: dict[str, tuple[Aims, Aims]] = {
 }
 """Against TRL and SkyRL: ours in float32, ours in bfloat16. They are for 42 M parameters."""
 _CAUSES = (
-    "What is missing is what `rows=limit` shows: of an update, products with frozen weights would take a third to half "
-    "at the machine's own rate, and of a decode step of twelve rows they take three fifths in float32 and half in "
-    "bfloat16; the rest is attention, norms, rotary embeddings and the calls of all of these. Tried (docs/log.md): "
-    "weights packed for oneDNN, layers of one input as one product, threads that spin, drawing in float32, all in use. "
-    "Huge pages for the weights gain nothing beyond a step's noise; packed products in training would take less than a "
-    "tenth off an update, for twice the memory."
+    "What is missing is what `rows=limit` shows: of an update, products with frozen weights would take a third to "
+    "three fifths at the machine's own rate, and of a decode step of twelve rows they take seven tenths in float32 "
+    "and two fifths in bfloat16; the rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
+    "(docs/log.md): weights packed for oneDNN, oneDNN's products in training, layers of one input as one product, "
+    "threads that spin, drawing in float32, memory kept between steps, all in use. Huge pages gain nothing beyond a "
+    "step's noise, nor do layers of our own beyond a tenth of a decode step."
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}
