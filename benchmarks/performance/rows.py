@@ -291,12 +291,12 @@ _STEP_AIMS: dict[str, tuple[Aims, Aims]] = {
 }
 """Against TRL and SkyRL: ours in float32, ours in bfloat16. They are for 42 M parameters."""
 _CAUSES = (
-    "What is missing is what `rows=limit` shows: of an update, products with frozen weights would take a third to "
-    "three fifths at the machine's own rate, and of a decode step of twelve rows they take seven tenths in float32 "
-    "and two fifths in bfloat16; the rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
-    "(docs/log.md): weights packed for oneDNN, oneDNN's products in training, layers of one input as one product, "
-    "threads that spin, drawing in float32, memory kept between steps, all in use. Huge pages gain nothing beyond a "
-    "step's noise, nor do layers of our own beyond a tenth of a decode step."
+    "What is missing is what `rows=limit` shows. Its percentages are the share of an update that products with frozen "
+    "weights would take at the machine's own rate; a decode step's percentage by that of its products alone is the "
+    "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
+    "(docs/log.md) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
+    "product, layers of our own in decoding, threads that spin, drawing in float32, memory kept between steps. Huge "
+    "pages gain nothing beyond a step's noise."
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}

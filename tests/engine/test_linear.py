@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -32,13 +33,13 @@ def test_a_packed_layer_computes_what_the_layer_computed(
     torch.testing.assert_close(output, nn.functional.linear(values, weight, bias), atol=1e-5, rtol=1e-5)
 
 
-LAYOUTS: dict[str, Callable[[int, int], torch.Tensor]] = {
-    "plain": torch.randn,
-    "transposed": lambda rows, columns: torch.randn(columns, rows).T,
-    "part of a wider one": lambda rows, columns: torch.randn(rows, columns + 5)[:, 3 : columns + 3],
-    "every second number": lambda rows, columns: torch.randn(2 * rows, 2 * columns)[::2, ::2],
-    "one row for all": lambda rows, columns: torch.randn(1, columns).expand(rows, columns),
-    "one number for all": lambda rows, columns: torch.randn(1, 1).expand(rows, columns),
+LAYOUTS: dict[str, Callable[[Callable[[int, int], torch.Tensor], int, int], torch.Tensor]] = {
+    "plain": lambda make, rows, columns: make(rows, columns),
+    "transposed": lambda make, rows, columns: make(columns, rows).T,
+    "part of a wider one": lambda make, rows, columns: make(rows, columns + 5)[:, 3 : columns + 3],
+    "every second number": lambda make, rows, columns: make(2 * rows, 2 * columns)[::2, ::2],
+    "one row for all": lambda make, rows, columns: make(1, columns).expand(rows, columns),
+    "one number for all": lambda make, rows, columns: make(1, 1).expand(rows, columns),
 }
 
 
@@ -56,8 +57,9 @@ def test_a_product_is_right_in_any_layout(
     dtype: torch.dtype, num_rows: int, inputs: int, outputs: int, left: str, right: str, biased: bool
 ) -> None:
     torch.manual_seed(num_rows + 41 * inputs + 1500 * outputs)
-    rows, weight = LAYOUTS[left](num_rows, inputs).to(dtype), LAYOUTS[right](outputs, inputs).to(dtype)
-    bias = torch.randn(outputs).to(dtype) if biased else None
+    make = partial(torch.randn, dtype=dtype)
+    rows, weight = LAYOUTS[left](make, num_rows, inputs), LAYOUTS[right](make, outputs, inputs)
+    bias = torch.randn(outputs, dtype=dtype) if biased else None
     expected = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
     found = product(rows, weight, bias)
     assert found.dtype == dtype

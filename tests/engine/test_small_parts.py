@@ -180,7 +180,15 @@ print(faults(), faults())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
-@pytest.mark.parametrize(("tuned", "again"), [({}, False), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, True)])
+@pytest.mark.parametrize(
+    ("tuned", "again"),
+    [
+        ({}, False),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, True),
+        ({"MALLOC_MMAP_THRESHOLD_": "131072"}, True),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}, True),
+    ],
+)
 def test_freed_memory_is_used_again_unless_the_user_tunes_it(tuned: dict[str, str], again: bool) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(

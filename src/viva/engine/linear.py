@@ -1,7 +1,7 @@
 """Matrix products by oneDNN on a CPU: of training, and of a decode copy with weights in the layout it computes in.
 
-torch multiplies float32 matrices by another library (MKL or OpenBLAS), which on some processors is a quarter to a
-third slower at the shapes of an update, whatever the layout; bfloat16 it already multiplies by oneDNN.
+torch multiplies float32 matrices by another library (MKL or OpenBLAS), which can be slower at the shapes of an update,
+whatever the layout (``benchmarks/products.py`` measures it); bfloat16 it already multiplies by oneDNN.
 
 A decode step multiplies a few rows by every weight, so it costs what reading the weights costs. The stock product
 of torch reaches a third of the memory's speed at a dozen rows in float32; oneDNN's with weights laid out beforehand

@@ -26,7 +26,7 @@ _KERNELS = "256"
 """Kernels that each of the two caches keeps. A step of decoding needs one for every shape of a weight, some dozen."""
 _FROM_HEAP, _KEPT = 1_000_000_000, 2_000_000_000
 """Bytes: smaller blocks come from the heap, and as much of its free top stays with the process. Both are C ints."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as <malloc.h> numbers them
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 

@@ -1,0 +1,62 @@
+"""Products of a few to many rows with weights: torch's own, oneDNN's with the weight as it lies, and with a packed one.
+
+    python benchmarks/products.py [precision=float32] [rows=1,12,32,256,1344,3072]
+
+GFLOP/s with all threads, medians of seven tries in turns; weights are transposed views in every second line. Eight
+weights of each shape are used one after another, so that few wait in a cache.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from viva.engine.threads import prepare_threads
+
+SHAPES = ((512, 512), (512, 1536), (1536, 512), (512, 32000))
+"""Inputs and outputs."""
+WEIGHTS, TRIES = 8, 7
+
+
+def rates(work: dict[str, Callable[[], Any]], operations: float) -> list[float]:
+    """GFLOP/s of each way; they take turns, after one turn to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(TRIES + 1):
+        for name, act in work.items():
+            start = time.perf_counter()
+            act()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return [operations / statistics.median(each) / 1e9 for each in seconds.values()]
+
+
+def main() -> None:
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    prepare_threads()
+    import torch
+
+    from viva.engine.linear import PackedLinear, product
+
+    dtype = getattr(torch, given.get("precision", "float32"))
+    print("| rows | inputs | outputs | weight | torch | oneDNN | packed |\n|---|---|---|---|---|---|---|")
+    for rows in map(int, given.get("rows", "1,12,32,256,1344,3072").split(",")):
+        for into, out in SHAPES:
+            values = torch.rand(rows, into).to(dtype)
+            for layout, shape in (("plain", (out, into)), ("transposed", (into, out))):
+                made = [torch.rand(shape).to(dtype) for _ in range(WEIGHTS)]
+                weights = made if layout == "plain" else [weight.T for weight in made]
+                packed = [PackedLinear(weight.contiguous(), None) for weight in weights]
+                ways: dict[str, Callable[[], Any]] = {
+                    "torch": lambda x=values, w=weights: [torch.nn.functional.linear(x, one) for one in w],
+                    "oneDNN": lambda x=values, w=weights: [product(x, one) for one in w],
+                    "packed": lambda x=values, w=packed: [one(x) for one in w],
+                }
+                with torch.inference_mode():
+                    found = rates(ways, 2.0 * rows * into * out * WEIGHTS)
+                cells = " | ".join(f"{rate:.0f}" for rate in found)
+                print(f"| {rows} | {into} | {out} | {layout} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
