@@ -235,7 +235,8 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if step.parts is not None:
         where = step.parts, step.layer, step.positions
-        output = two_part_attention(query * scale, key, value, *where, step.mask(window), window, softcap)
+        bias = step.bias(window, query.dtype, groups)
+        output = two_part_attention(query, key, value, *where, bias, scale, window, softcap)
     elif softcap is not None:
         output = _softcapped(query, key, value, step.mask(window), scale, softcap)
     elif step.num_new == 1:

@@ -46,7 +46,7 @@ class RaggedStep:
             self.positions = self.places + torch.tensor(depths, device=device)[:, None]
             self.parts = make_parts(self.groups, trunks, num_new, device)
         self._masks: dict[int | None, torch.Tensor | None] = {}
-        self._biases: dict[int | None, torch.Tensor | None] = {}
+        self._biases: dict[tuple[int | None, int], torch.Tensor | None] = {}
         self._rotation: tuple[torch.Tensor, torch.Tensor] | None = None
         self._slots: dict[torch.Size, torch.Tensor] = {}
 
@@ -60,14 +60,22 @@ class RaggedStep:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
 
-    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """The mask as what is added to scores, since every call of torch's attention would make it anew."""
-        if window not in self._biases:
+    def bias(self, window: int | None, dtype: torch.dtype, heads: int = 1) -> torch.Tensor | None:
+        """The mask as what is added to scores, since every call of torch's attention would make it anew.
+
+        Args:
+            window: Keys that are seen, counting back from the query's own.
+            dtype: Of the queries.
+            heads: Whose queries, one head after another, are those of one head: ``[B, 1, heads * T, L]``. One token's
+                row serves any number.
+        """
+        if (window, heads) not in self._biases:
             bias = mask = self.mask(window)
             if mask is not None:
                 bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-            self._biases[window] = bias
-        return self._biases[window]
+                bias = bias.repeat(1, 1, 1 if self.num_new == 1 else heads, 1)
+            self._biases[window, heads] = bias
+        return self._biases[window, heads]
 
     def slots(self, shape: torch.Size) -> torch.Tensor:
         """Where the new tokens' keys go in a store of this shape, in order of (row, token, head): ``[B T K]``."""

@@ -1,7 +1,7 @@
 """Attention of rows that share a stored beginning: one product with the one copy of it, one with their own tokens.
 
-Only the products are apart (Juravsky et al. 2024, arXiv 2402.05099); the softmax is one over the scores of both, so
-nothing is approximated.
+Each gives an average of values and the logarithm of its sum of weights, from which the average over both follows
+(Juravsky et al. 2024, arXiv 2402.05099). Nothing is approximated.
 
 Shapes: ``B`` rows, ``T`` new tokens per row, ``Q`` query heads, ``K`` key-value heads, ``G = Q / K``, ``D`` head size;
 ``n`` rows that share a beginning of ``L`` tokens.
@@ -9,6 +9,7 @@ Shapes: ``B`` rows, ``T`` new tokens per row, ``Q`` query heads, ``K`` key-value
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,6 +17,9 @@ __all__ = ["Part", "Trunk", "make_parts", "two_part_attention"]
 
 _MOST_ENTRIES = 2**20
 """Scores per head that are held at once."""
+_HIDDEN = -1e30
+"""Added to the scores of a beginning's keys that a query does not see. It is finite, so that a query that sees none of
+them has numbers there, too; they weigh nothing beside those of its own tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,14 +32,18 @@ class Trunk:
     """Keys and values, ``[2, K, L, D]`` per layer."""
     length: int
 
-    def hidden(self, positions: torch.Tensor, window: int | None) -> torch.Tensor | None:
-        """Keys that queries at these positions ``[n, T]`` do not see, ``[n, 1, T, L]``; ``None`` if they see all."""
+    def bias(
+        self, positions: torch.Tensor, groups: int, window: int | None, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """What hides keys from queries at positions ``[n, T]``, ``[1, 1, n G T, L]``; ``None`` if they see all."""
         if window is None:
             return None
         first = positions - window + 1
         if not bool((first > 0).any()):
             return None
-        return (torch.arange(self.length, device=positions.device) < first[..., None])[:, None]
+        mask = torch.arange(self.length, device=positions.device) < first[..., None]
+        hidden = torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, _HIDDEN)
+        return hidden[:, None].expand(-1, groups, -1, -1).reshape(1, 1, -1, self.length)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,68 +82,85 @@ def two_part_attention(
     parts: Sequence[Part],
     layer: int,
     positions: torch.Tensor,
-    visible: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scaling: float,
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
     """Attention of rows of which some have trunks.
 
     Args:
-        query: ``[B, Q, T, D]``, scaled.
+        query: ``[B, Q, T, D]``.
         key: ``[B, K, L, D]``, the rows' own.
         value: As `key`.
         parts: Of the rows.
         layer: Which of the trunks' states.
         positions: Of the queries, ``[B, T]``.
-        visible: Own keys that queries see, ``[B, 1, T, L]``; ``None`` if all.
+        bias: What hides the rows' own keys, ``[B, 1, G T, L]``, or one row for all queries; ``None`` if they see all.
+        scaling: Of the scores.
         window: Keys that are seen, counting back from the query's own.
         softcap: Bound of the scores.
 
     Returns:
         ``[B, Q, T, D]``.
     """
-    num_rows, _, num_new, size = query.shape
+    num_rows, num_heads, num_new, size = query.shape
+    groups = num_heads // key.shape[1]
     folded = query.reshape(num_rows, key.shape[1], -1, size)
-    output = folded.new_empty(*folded.shape[:-1], value.shape[-1])
+    outputs: list[torch.Tensor] = []
     for part in parts:
         mine, queried = folded[part.rows], positions[part.rows]
-        begun = mine.new_zeros(*mine.shape[:-1], value.shape[-1])
-        hidden = None if visible is None else ~visible[part.rows, :, :, : part.length]
-        scores = _scores(mine, key[part.rows, :, : part.length], hidden, softcap)
-        weights = torch.empty_like(scores)
+        mask = None if bias is None else bias[part.rows, :, :, : part.length]
+        own = key[part.rows, :, : part.length], value[part.rows, :, : part.length]
+        output, sums = _average(mine, *own, mask, scaling, softcap)
         for picked, trunk in part.trunks:
             if trunk is None:
-                weights[picked] = torch.softmax(scores[picked], dim=-1)
                 continue
-            keys, values = trunk.states[layer].unbind()
+            keys, values = trunk.states[layer][:, None].unbind()
             asking = mine[picked].transpose(0, 1)
-            unseen = trunk.hidden(queried[picked], window)
-            first = _scores(asking.flatten(1, 2), keys, unseen, softcap)
-            both = torch.cat([first, scores[picked].transpose(0, 1).flatten(1, 2)], dim=-1)
-            begin, rest = torch.softmax(both, dim=-1).split([trunk.length, part.length], dim=-1)
-            average = torch.matmul(begin.to(value.dtype), values)
-            begun[picked] = average.unflatten(1, asking.shape[1:3]).transpose(0, 1)
-            weights[picked] = rest.unflatten(1, asking.shape[1:3]).transpose(0, 1)
-        output[part.rows] = begun + torch.matmul(weights.to(value.dtype), value[part.rows, :, : part.length])
-    return output.reshape(num_rows, -1, num_new, output.shape[-1])
+            unseen = trunk.bias(queried[picked], groups, window, query.dtype)
+            begun, begun_sums = _average(asking.flatten(1, 2)[None], keys, values, unseen, scaling, softcap)
+            begun = begun[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
+            begun_sums = begun_sums[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
+            share = torch.sigmoid(begun_sums - sums[picked])[..., None].to(output.dtype)
+            mixed = output[picked].lerp_(begun, share)
+            if not isinstance(picked, slice):
+                output[picked] = mixed
+        outputs.append(output)
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output.reshape(num_rows, num_heads, num_new, value.shape[-1])
 
 
-def _scores(
-    query: torch.Tensor, key: torch.Tensor, hidden: torch.Tensor | None, softcap: float | None
-) -> torch.Tensor:
-    """Scores in float32 of ``[..., K, G T, D]`` queries, or of ``[K, n G T, D]`` with one key per trunk's token.
+def _average(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Averages of values and logarithms of the sums of weights, in float32.
 
-    ``hidden`` is ``[n, 1, T, L]``.
+    Args:
+        query: ``[R, K, N, D]``.
+        key: ``[R, K, L, D]``.
+        value: As `key`.
+        bias: Added to the scores, ``[R, 1, N or 1, L]``.
+        scaling: Of the scores.
+        softcap: Bound of the scores.
     """
-    scores = torch.matmul(query, key.mT).float()
+    if softcap is None and query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
+        kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        return kernel(query, key, value, attn_mask=bias, scale=scaling)
+    scores = torch.matmul(query * scaling, key.mT).float()
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if hidden is not None:
-        rows, _, num_new, length = hidden.shape
-        by_row = scores.dim() == 4
-        shape = (rows, key.shape[1], -1, num_new, length) if by_row else (len(key), rows, -1, num_new, length)
-        scores.view(shape).masked_fill_(hidden[:, :, None] if by_row else hidden, float("-inf"))
-    return scores
+    if bias is not None:
+        scores += bias
+    weights = torch.softmax(scores, dim=-1)
+    # of any key, the logarithm of the sum of weights is its score less the logarithm of its share
+    sums = scores.amax(dim=-1) - weights.amax(dim=-1).log()
+    return torch.matmul(weights.to(value.dtype), value), sums
 
 
 def _pick(indices: list[int], device: torch.device) -> slice | torch.Tensor:
