@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -141,13 +142,24 @@ def test_growing_and_moving_rows_keeps_what_is_stored(base_of: Callable[[str], B
     assert cache.rows >= 9
 
 
-def test_memory_not_stored_yet_cannot_reach_a_result(base_of: Callable[[str], BaseModel]) -> None:
+def test_memory_not_stored_yet_cannot_reach_a_result(
+    base_of: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = base_of("llama")
-    cache, module = RaggedCache(rows=4), base.decode_copy()
+    cache, module = RaggedCache(rows=2), base.decode_copy()
+    left_over = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args: left_over(*args).fill_(math.nan))
     with torch.inference_mode():
         cache.forward(module, torch.zeros(2, 30, dtype=torch.int64), start=0, past=[0, 0])
-        for saved in cache.read_row(3, 0, 30):
-            assert not saved.any()
+        first = cache.read_row(0, 0, 30)
+        cache.reserve(4, 0)
+        assert not any(saved.any() for row in (2, 3) for saved in cache.read_row(row, 0, 64))
+        cache.reserve(1, 300)  # longer rows, of which the others are not kept
+        cache.reserve(3, 0)
+        assert not any(saved.any() for row in (1, 2) for saved in cache.read_row(row, 0, 300))
+        for saved, known in zip(cache.read_row(0, 0, 300), first, strict=True):
+            assert torch.equal(saved[:, :, :30], known)
+            assert not saved[:, :, 30:].any()
 
 
 @pytest.mark.parametrize("kind", ["Bloom", "Mamba"])
@@ -192,25 +204,30 @@ def test_end_of_text_tokens_come_from_model_and_tokenizer(base_of: Callable[[str
     assert (base.context_length, base.vocab_size) == (256, 260)
 
 
+@pytest.mark.parametrize(("had", "asked"), [(1, 2), (3, 1)])
 def test_room_that_cannot_be_made_leaves_the_rows_as_they_are(
-    base_of: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+    base_of: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch, had: int, asked: int
 ) -> None:
     base = base_of("llama")
     cache, module = RaggedCache(rows=1), base.decode_copy()
     text = torch.arange(90)[None]
     with torch.inference_mode():
         cache.forward(module, text[:, :20], start=0, past=[0])
-        new_zeros, calls = torch.Tensor.new_zeros, iter(range(9))
+        cache.reserve(had, 0)
+        new_empty, calls = torch.Tensor.new_empty, iter(range(9))
 
         def failing(*args: Any) -> torch.Tensor:
             if next(calls) == 1:  # the second layer
                 raise RuntimeError("out of memory")
-            return new_zeros(*args)
+            return new_empty(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "new_zeros", failing)
+            patch.setattr(torch.Tensor, "new_empty", failing)
             with pytest.raises(RuntimeError, match="out of memory"):
-                cache.reserve(2, 200)
+                cache.reserve(asked, 200)
         whole = RaggedCache(rows=1).forward(module, text, start=0, past=[0])[:, 20:]
         rest = cache.forward(module, text[:, 20:], start=0, past=[20])
+        cache.forward(module, text[:, :20], start=2, past=[0])
+        later = cache.forward(module, text[:, 20:], start=2, past=[20])
     torch.testing.assert_close(rest, whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(later, whole, atol=1e-5, rtol=1e-5)

@@ -68,19 +68,23 @@ class RaggedCache(Cache):
         return sum(store.nbytes for store in self._stores)
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room, keeping what is stored. Sizes grow by at least half."""
+        """Make room, keeping the first ``rows`` rows; what is behind them may be gone. Sizes grow by at least half."""
         if rows <= self._rows and length <= self._length:
             return
-        rows = self._rows if rows <= self._rows else max(rows, self._rows * 3 // 2)
         if length > self._length:
             length = max(length, self._length * 3 // 2)
             length = -(-length // _ROUND_LENGTH) * _ROUND_LENGTH
+            self._rows = min(rows, self._rows)
+        if rows > self._rows:
+            rows = max(rows, self._rows * 3 // 2)
         length = max(length, self._length)
         for index, old in enumerate(self._stores):
             # where an earlier call ran out of memory, some layers are larger than others
-            shape = 2, max(rows, old.shape[1]), old.shape[2], max(length, old.shape[3]), old.shape[4]
-            new = old.new_zeros(shape)
-            new[:, : old.shape[1], :, : old.shape[3]] = old
+            kept, size = min(old.shape[1], rows), max(length, old.shape[3])
+            new = old.new_empty(2, rows, old.shape[2], size, old.shape[4])
+            new[:, :kept, :, : old.shape[3]] = old[:, :kept]
+            new[:, :kept, :, old.shape[3] :] = 0
+            new[:, kept:] = 0
             self._stores[index] = new
         self._rows, self._length = rows, length
 

@@ -22,6 +22,9 @@ from viva.engine.sdk import make_response
 
 __all__ = ["Decoder"]
 
+_MOST_PADDING = 128
+"""Padded tokens in a prefill batch. More of them cost as much as reading the weights once more for another batch."""
+
 
 class Decoder:
     """Serves the sampling requests of one snapshot."""
@@ -98,6 +101,7 @@ class Decoder:
         candidates.sort(key=lambda prompt: -prompt.num_new)
         batch: list[Prompt] = []
         upcoming: set[bytes] = set()
+        padding = 0
         for prompt in candidates:
             if batch and (len(batch) + 1) * batch[0].num_new > self._limits.prefill_tokens:
                 break
@@ -105,6 +109,9 @@ class Decoder:
             next_block = request.digests[prompt.past // BLOCK :][:1]
             if prompt.past + BLOCK <= request.reusable and upcoming.intersection(next_block):
                 continue
+            padding += batch[0].num_new - prompt.num_new if batch else 0
+            if padding > _MOST_PADDING:
+                break
             upcoming.update(next_block)
             batch.append(prompt)
         return batch
@@ -142,7 +149,9 @@ class Decoder:
         lost = self._score(prompts, hidden)
         lines = torch.arange(len(prompts), device=self._device)
         ends = torch.tensor([prompt.num_new - 1 for prompt in prompts], device=self._device)
-        origins = self._table.start(prompts)
+        waiting = sum(request.waiting for request in self._pending)
+        expected = min(self._limits.decode_rows, start + waiting)
+        origins = self._table.start(prompts, expected)
         requests = [request for prompt in prompts for request in prompt.requests]
         done = {id(request) for request in requests if not request.waiting}
         self._pending = deque(request for request in self._pending if id(request) not in done)

@@ -125,8 +125,12 @@ class RowTable:
             if prompt.source is not None and prompt.trunk is None:
                 self.cache.write_row(slot, prompt.source.beginning(prompt.past // BLOCK))
 
-    def start(self, prompts: Sequence[Prompt]) -> list[int]:
+    def start(self, prompts: Sequence[Prompt], expected: int) -> list[int]:
         """Make live rows of prompts whose keys and values lie in the rows after the live ones.
+
+        Args:
+            prompts: Of these rows.
+            expected: Rows that will be live when all that wait has started. There is room for them at once.
 
         Returns:
             For every new row the index of its prompt.
@@ -145,7 +149,7 @@ class RowTable:
         ]
         order = [(index, 0) for index in origins]
         order += [(index, copy) for index in origins for copy in range(1, len(samples[index]))]
-        self.cache.reserve(first + max(len(order), len(prompts)), 0)
+        self.cache.reserve(max(first + max(len(order), len(prompts)), expected), 0)
         # the first samples move down over rows that were only scored; no row is read after it was overwritten
         for slot, (index, copy) in enumerate(order, start=first):
             request, sample = samples[index][copy]
