@@ -1,0 +1,59 @@
+"""Which prompts are computed together, and the room that is made for the rows that start from them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tinker
+
+from viva.engine import EngineLimits, LocalServiceClient
+
+LENGTHS = (5, 30, 22, 4, 28)
+
+
+def decoder_with(service: LocalServiceClient, model: str, num_samples: int) -> Any:
+    """A decoder for which a prompt of every length waits."""
+    sampler: Any = service.create_sampling_client(base_model=model)
+    for index, length in enumerate(LENGTHS):
+        prompt = tinker.ModelInput.from_ints([index + 1] * length)
+        sampler.sample(prompt, num_samples, tinker.SamplingParams(max_tokens=2, seed=index))
+    decoder = sampler._decoder.result()
+    decoder._limits = EngineLimits()
+    return decoder
+
+
+@pytest.mark.parametrize(
+    ("padding", "batches"),
+    [(0, [[30], [28], [22], [5], [4]]), (10, [[30, 28, 22], [5, 4]]), (1000, [[30, 28, 22, 5, 4]])],
+)
+def test_prompts_of_similar_length_are_computed_together(
+    service: LocalServiceClient,
+    model_dir: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    padding: int,
+    batches: list[list[int]],
+) -> None:
+    monkeypatch.setattr("viva.engine.decoder._MOST_PADDING", padding)
+    decoder = decoder_with(service, model_dir("llama"), 1)
+    prefill, found = decoder._prefill, []
+
+    def counting(prompts: Any) -> bool:
+        found.append([len(prompt.tokens) for prompt in prompts])
+        return prefill(prompts)
+
+    decoder._prefill = counting
+    while decoder.has_work():
+        decoder.run_unit()
+    assert found == batches
+
+
+def test_there_is_room_at_once_for_all_rows_that_wait(
+    service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("viva.engine.decoder._MOST_PADDING", 0)
+    decoder = decoder_with(service, model_dir("llama"), 4)
+    rooms: set[int] = set()
+    for _ in LENGTHS:
+        decoder.run_unit()
+        rooms.add(decoder._table.cache.rows)
+    assert rooms == {4 * len(LENGTHS)}
