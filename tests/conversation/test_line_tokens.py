@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.env import MultiAgentConversationEnv
+from viva.conversation.guard import GuardedTokenizer
 from viva.conversation.line_tokens import LineEncoder, LineTokens, remembering
 from viva.conversation.rendering import build_prompt
 from viva.conversation.round_robin import round_robin_protocol
@@ -228,3 +229,11 @@ def test_the_turns_of_a_conversation_share_what_they_show() -> None:
     assert len(shown) == 4
     assert shown == expected
     assert "> Surely\n" in {line for _, line, _ in memory}
+
+
+def test_options_that_cannot_be_remembered_reach_the_tokenizer() -> None:
+    tokenizer = TOKENIZERS["qwen"]
+    guarded = GuardedTokenizer(tokenizer)
+    options: dict[str, Any] = {"text_pair": ["> two"], "is_split_into_words": True}  # a list has no hash
+    expected = tokenizer.encode(["> one"], add_special_tokens=True, **options)
+    assert guarded.encode(["> one"], **options) == expected  # pyright: ignore[reportArgumentType]

@@ -204,6 +204,15 @@ def test_end_of_text_tokens_come_from_model_and_tokenizer(base_of: Callable[[str
     assert (base.context_length, base.vocab_size) == (256, 260)
 
 
+def test_end_of_text_tokens_that_cannot_be_drawn_are_left_out(tmp_path: Any) -> None:
+    config = make_config("llama")
+    config.eos_token_id = [3, 260, 4000]
+    with torch.random.fork_rng(devices=[]):
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    assert load_base_model(str(tmp_path), CPU, torch.float32).eos_ids == (3, 256)
+
+
 @pytest.mark.parametrize(("had", "asked"), [(1, 2), (3, 1)])
 def test_room_that_cannot_be_made_leaves_the_rows_as_they_are(
     base_of: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch, had: int, asked: int

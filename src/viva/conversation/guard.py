@@ -121,9 +121,9 @@ class GuardedTokenizer:
             ValueError: If special tokens are asked for around marked text by a tokenizer that also puts
                 some at the end.
         """
-        if len(text) > _LONGEST_REMEMBERED:
+        if options or len(text) > _LONGEST_REMEMBERED:
             return self._encoded(text, add_special_tokens, **options)
-        return list(self._remembered(text, add_special_tokens, **options))
+        return list(self._remembered(text, add_special_tokens))
 
     def decode(self, tokens: Any, **options: Any) -> Any:
         """The wrapped tokenizer's text of tokens; that of the last call is remembered."""

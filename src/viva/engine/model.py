@@ -167,13 +167,14 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     check_loaded(name, told, tokenizer)
     module.config._attn_implementation = "eager" if _softcap(module.config) else "sdpa"
     module = module.to(device).eval().requires_grad_(False)
+    vocab_size = int(module.get_output_embeddings().weight.shape[0])
     base = BaseModel(
         name=name,
         module=module,
         tokenizer=tokenizer,
-        eos_ids=_eos_ids(module, tokenizer),
+        eos_ids=_eos_ids(module, tokenizer, vocab_size),
         context_length=int(getattr(module.config, "max_position_embeddings", None) or 2**31),
-        vocab_size=int(module.get_output_embeddings().weight.shape[0]),
+        vocab_size=vocab_size,
     )
     register_ragged_attention()
     register_tree_attention()
@@ -264,14 +265,17 @@ def _softcap(config: Any) -> bool:
     return getattr(config, "attn_logit_softcapping", None) is not None
 
 
-def _eos_ids(module: nn.Module, tokenizer: Any) -> tuple[int, ...]:
-    """End-of-text tokens of the generation config, the model config and the tokenizer, in ascending order."""
+def _eos_ids(module: nn.Module, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
+    """End-of-text tokens of the generation config, the model config and the tokenizer, in ascending order.
+
+    Those that the model has no logit for can end nothing and are left out.
+    """
     found: set[int] = set()
     generation: Any = getattr(module, "generation_config", None)
     for value in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
         if value is not None:
             found.update(value if isinstance(value, list | tuple) else [value])
-    return tuple(sorted(found))
+    return tuple(sorted(token for token in found if 0 <= token < vocab_size))
 
 
 def _check_positions(base: BaseModel) -> None:
