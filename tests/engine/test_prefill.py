@@ -11,12 +11,12 @@ from viva.engine import EngineLimits, LocalServiceClient
 LENGTHS = (5, 30, 22, 4, 28)
 
 
-def decoder_with(service: LocalServiceClient, model: str, num_samples: int) -> Any:
+def decoder_with(service: LocalServiceClient, model: str, num_samples: int, max_tokens: int = 2) -> Any:
     """A decoder for which a prompt of every length waits."""
     sampler: Any = service.create_sampling_client(base_model=model)
     for index, length in enumerate(LENGTHS):
         prompt = tinker.ModelInput.from_ints([index + 1] * length)
-        sampler.sample(prompt, num_samples, tinker.SamplingParams(max_tokens=2, seed=index))
+        sampler.sample(prompt, num_samples, tinker.SamplingParams(max_tokens=max_tokens, seed=index))
     decoder = sampler._decoder.result()
     decoder._limits = EngineLimits()
     return decoder
@@ -47,13 +47,18 @@ def test_prompts_of_similar_length_are_computed_together(
     assert found == batches
 
 
-def test_there_is_room_at_once_for_all_rows_that_wait(
-    service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("max_tokens", "rows"), [(2, 4 * len(LENGTHS)), (1, 4)])
+def test_there_is_room_at_once_for_all_rows_that_will_be_live_together(
+    service: LocalServiceClient,
+    model_dir: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    max_tokens: int,
+    rows: int,
 ) -> None:
     monkeypatch.setattr("viva.engine.decoder._MOST_PADDING", 0)
-    decoder = decoder_with(service, model_dir("llama"), 4)
+    decoder = decoder_with(service, model_dir("llama"), 4, max_tokens)
     rooms: set[int] = set()
     for _ in LENGTHS:
         decoder.run_unit()
         rooms.add(decoder._table.cache.rows)
-    assert rooms == {4 * len(LENGTHS)}
+    assert rooms == {rows}

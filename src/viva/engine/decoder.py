@@ -149,9 +149,9 @@ class Decoder:
         lost = self._score(prompts, hidden)
         lines = torch.arange(len(prompts), device=self._device)
         ends = torch.tensor([prompt.num_new - 1 for prompt in prompts], device=self._device)
-        waiting = sum(request.waiting for request in self._pending)
-        expected = min(self._limits.decode_rows, start + waiting)
-        origins = self._table.start(prompts, expected)
+        # all that go on after their first token will be live together, since prompts go before decoding
+        staying = sum(request.waiting for request in self._pending if request.max_tokens > 1)
+        origins = self._table.start(prompts, min(self._limits.decode_rows, start + staying))
         requests = [request for prompt in prompts for request in prompt.requests]
         done = {id(request) for request in requests if not request.waiting}
         self._pending = deque(request for request in self._pending if id(request) not in done)
