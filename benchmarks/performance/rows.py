@@ -296,7 +296,7 @@ _CAUSES = (
     "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
     "(docs/log.md) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
     "product, layers of our own in decoding, shared beginnings by torch's kernel, threads that spin, drawing in "
-    "float32, memory kept between steps. Tried and not: huge pages, other cells for trees, norms in other forms."
+    "float32, memory kept between steps. Tried and not in use: huge pages, other cells for trees, norms in other forms."
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}

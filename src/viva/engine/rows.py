@@ -130,7 +130,7 @@ class RowTable:
 
         Args:
             prompts: Of these rows.
-            expected: Rows that will be live when all that wait has started. There is room for them at once.
+            expected: Rows that will be live together when what waits has started. Room for them is made at once.
 
         Returns:
             For every new row the index of its prompt.
@@ -149,7 +149,7 @@ class RowTable:
         ]
         order = [(index, 0) for index in origins]
         order += [(index, copy) for index in origins for copy in range(1, len(samples[index]))]
-        self.cache.reserve(max(first + max(len(order), len(prompts)), expected), 0)
+        self.cache.reserve(max(first + len(order), first + len(prompts), expected), 0)
         # the first samples move down over rows that were only scored; no row is read after it was overwritten
         for slot, (index, copy) in enumerate(order, start=first):
             request, sample = samples[index][copy]

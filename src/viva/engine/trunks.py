@@ -124,11 +124,11 @@ def two_part_attention(
             begun_sums = begun_sums[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
             share = torch.sigmoid(begun_sums - sums[picked])[..., None].to(output.dtype)
             mixed = output[picked].lerp_(begun, share)
-            if not isinstance(picked, slice):
+            if not isinstance(picked, slice):  # a slice is a view, which was changed in its place
                 output[picked] = mixed
         outputs.append(output)
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output.reshape(num_rows, num_heads, num_new, value.shape[-1])
+    whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return whole.reshape(num_rows, num_heads, num_new, value.shape[-1])
 
 
 def _average(
