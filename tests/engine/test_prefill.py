@@ -62,3 +62,23 @@ def test_there_is_room_at_once_for_all_rows_that_will_be_live_together(
         decoder.run_unit()
         rooms.add(decoder._table.cache.rows)
     assert rooms == {rows}
+
+
+def test_many_short_prompts_after_a_long_one_take_no_more_room_than_by_themselves(
+    service: LocalServiceClient, model_dir: Callable[[str], str]
+) -> None:
+    sampler: Any = service.create_sampling_client(base_model=model_dir("llama"))
+    params = tinker.SamplingParams(max_tokens=2, seed=0)
+
+    def sizes(*lengths: int) -> tuple[list[list[int]], int]:
+        futures = [sampler.sample(tinker.ModelInput.from_ints([7] * length), 1, params) for length in lengths]
+        tokens = [list(future.result().sequences[0].tokens) for future in futures]
+        return tokens, sampler._decoder.result()._table.cache.num_bytes
+
+    many = range(3, 23)
+    alone = sizes(*many)
+    _, long = sizes(200)
+    sampler._decoder.result().forget()
+    again = sizes(*many)
+    assert again == alone
+    assert long < alone[1]

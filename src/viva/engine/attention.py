@@ -72,8 +72,7 @@ class RaggedCache(Cache):
         if rows <= self._rows and length <= self._length:
             return
         if length > self._length:
-            length = max(length, self._length * 3 // 2)
-            length = -(-length // _ROUND_LENGTH) * _ROUND_LENGTH
+            length = _rounded(max(length, self._length * 3 // 2))
             self._rows = min(rows, self._rows)
         if rows > self._rows:
             rows = max(rows, self._rows * 3 // 2)
@@ -87,6 +86,12 @@ class RaggedCache(Cache):
             new[:, kept:] = 0
             self._stores[index] = new
         self._rows, self._length = rows, length
+
+    def renew(self, rows: int, length: int) -> None:
+        """Make room, keeping no row. Many short rows after a few long ones would else all be as long as these."""
+        if rows > self._rows or length > self._length:
+            self._stores.clear()
+            self._rows, self._length = rows, _rounded(length)
 
     def forward(
         self,
@@ -189,6 +194,10 @@ class RaggedCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens in the longest row before this pass; models ask for it only where no positions are given."""
         return 0 if self._step is None else self._step.length - self._step.num_new
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _ROUND_LENGTH) * _ROUND_LENGTH
 
 
 def _ragged_attention(

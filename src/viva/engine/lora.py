@@ -157,9 +157,9 @@ def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: f
         name, _, part = key.rpartition(".")
         if part == "lora_A":
             layer: Any = module.get_submodule(name)
-            delta = adapter[f"{name}.lora_B"] @ adapter[key]
-            merged = (layer.weight.float() + scale * delta).to(layer.weight.dtype)
-            layer.weight = nn.Parameter(merged, requires_grad=False)
+            weight = layer.weight.detach()
+            merged = torch.addmm(weight.float(), adapter[f"{name}.lora_B"], adapter[key], alpha=scale)
+            layer.weight = nn.Parameter(merged.to(weight.dtype), requires_grad=False)
     return module
 
 

@@ -121,6 +121,9 @@ class RowTable:
             trunk = self._shared(digest, sharing)
             for prompt in sharing:
                 prompt.trunk = trunk
+        if not self.rows:
+            own = [len(prompt.tokens) - trunk_length(prompt.trunk) for prompt in prompts]
+            self.cache.renew(len(prompts), max(own))
         for slot, prompt in enumerate(prompts, start=len(self.rows)):
             if prompt.source is not None and prompt.trunk is None:
                 self.cache.write_row(slot, prompt.source.beginning(prompt.past // BLOCK))
