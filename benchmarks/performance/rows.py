@@ -160,8 +160,9 @@ def _conversation(agents: int, rounds: int) -> Row:
             "Plainly: one reply after another, each from its whole prompt; generated verdicts of 64 tokens; padded "
             "rows, all logits. Conversations follow one another, so one of them is timed.",
             "Rollouts and update are those of all conversations of the step.",
-            "What is missing in float32: turns follow one another, so rollouts are a thousand decode steps of as many "
-            "rows as there are conversations, however many these are; the update is the other half of the step.",
+            "What is missing: turns follow one another, so rollouts are a thousand decode steps of as many rows as "
+            "there are conversations, each behind a context of its own, which is a third of such a step; two fifths of "
+            "the update, the other half, are attention in trees (docs/log.md).",
         ),
     )
 
@@ -296,7 +297,8 @@ _CAUSES = (
     "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
     "(docs/log.md) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
     "product, layers of our own in decoding, shared beginnings by torch's kernel, threads that spin, drawing in "
-    "float32, memory kept between steps. Tried and not in use: huge pages, other cells for trees, norms in other forms."
+    "float32, memory kept between steps. Tried and not in use: huge pages, other cells for trees, norms in other "
+    "forms, compiled pieces between the products."
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}
