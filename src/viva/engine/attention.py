@@ -88,7 +88,7 @@ class RaggedCache(Cache):
         self._rows, self._length = rows, length
 
     def renew(self, rows: int, length: int) -> None:
-        """Make room, keeping no row. Many short rows after a few long ones would else all be as long as these."""
+        """Make room where there is too little, keeping no row, so that short rows are not as long as earlier ones."""
         if rows > self._rows or length > self._length:
             self._stores.clear()
             self._rows, self._length = rows, _rounded(length)
