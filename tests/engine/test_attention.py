@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import FAMILIES, make_config, make_tokenizer
 
-from viva.engine import LocalServiceClient
+from viva.engine import LocalServiceClient, attend
 from viva.engine.attention import RaggedCache
 from viva.engine.fused import fuse_layers
 from viva.engine.model import BaseModel, head_logits, load_base_model
@@ -28,6 +28,13 @@ def base_of(model_dir: Callable[[str], str]) -> Callable[[str], BaseModel]:
         return loaded[family]
 
     return load
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of one token by the compiled kernels, or as where they are not for it."""
+    if request.param == "torch":
+        monkeypatch.setattr(attend, "can_compile", lambda query: False)
 
 
 def fused_copy(base: BaseModel) -> Any:
@@ -53,6 +60,7 @@ def decode_in_pieces(
     return [torch.cat(rows) for rows in logits]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("make", [BaseModel.decode_copy, fused_copy])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_any_length_fed_in_any_pieces_get_the_models_logits(
@@ -72,6 +80,7 @@ def test_rows_of_any_length_fed_in_any_pieces_get_the_models_logits(
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
+@pytest.mark.usefixtures("way")
 def test_many_rows_attend_in_groups_as_they_would_alone(
     base_of: Callable[[str], BaseModel], lengths: list[int]
 ) -> None:
@@ -84,6 +93,7 @@ def test_many_rows_attend_in_groups_as_they_would_alone(
         torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("make", [BaseModel.decode_copy, fused_copy])
 @pytest.mark.parametrize("whose", ["several", "one"])
 @pytest.mark.parametrize("family", FAMILIES)

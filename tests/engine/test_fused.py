@@ -10,7 +10,7 @@ from torch import nn
 
 from viva.engine import LocalServiceClient
 from viva.engine.attention import RaggedCache
-from viva.engine.fused import FusedLayer, fuse_layers
+from viva.engine.fused import FusedDecoder, FusedLayer, fuse_layers
 from viva.engine.linear import PackedLinear, can_pack
 from viva.engine.model import cast_weights, decoder_layers, load_base_model
 
@@ -46,6 +46,18 @@ def test_in_bfloat16_fused_layers_differ_by_rounding(family: str, model_dir: Cal
             hidden.append(cache.forward(module, more, start=0, past=[19] * 5).float())
     fused, stock, exact = hidden
     assert (fused - exact).abs().mean() < 1.5 * (stock - exact).abs().mean()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_of_fused_layers_is_called_without_masks(
+    family: str, model_dir: Callable[[str], str]
+) -> None:
+    base = load_base_model(model_dir(family), CPU, torch.float32)
+    module = fuse_layers(base.decode_copy())
+    assert isinstance(module.get_decoder(), FusedDecoder) == (not family.startswith("gemma"))
+    module = base.decode_copy()
+    decoder_layers(module)[0].self_attn.q_proj = nn.Sequential(decoder_layers(module)[0].self_attn.q_proj)
+    assert not isinstance(fuse_layers(module).get_decoder(), FusedDecoder)
 
 
 def test_a_layer_of_another_kind_or_with_an_adapter_stays(model_dir: Callable[[str], str]) -> None:

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
+from viva.engine.attend import attend
+from viva.engine.kernels import use_threads
 from viva.engine.step import RaggedStep
-from viva.engine.trunks import Trunk, two_part_attention
+from viva.engine.trunks import Trunk
 
 __all__ = [
     "RAGGED_ATTENTION",
     "RaggedCache",
     "UnsupportedAttentionError",
-    "attend",
     "register_ragged_attention",
 ]
 
@@ -120,6 +120,7 @@ class RaggedCache(Cache):
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
         step = self._step = RaggedStep(start, past, num_new, tokens.device, trunks)
+        use_threads()
         try:
             output = module.get_decoder()(
                 input_ids=tokens,
@@ -138,29 +139,39 @@ class RaggedCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store ``[B, K, T, D]`` keys and values; return views ``[B, K, L, D]`` of everything the rows have."""
-        step = self._step
-        if step is None:
-            raise RuntimeError("RaggedCache is used outside RaggedCache.forward.")
-        while len(self._stores) <= layer_idx:
-            _, heads, _, size = key_states.shape
-            self._stores.append(key_states.new_zeros(2, self._rows, heads, self._length, size))
-        store = self._stores[layer_idx]
-        step.num_stored += 1
-        step.layer = layer_idx
-        live = store[:, step.start : step.start + step.num_rows, :, : step.length]
-        keys, values = live.unbind()
+        _, heads, _, size = key_states.shape
+        store = self.open(layer_idx, key_states, heads, size)
+        step = self._running()
+        keys, values = self.stored()
         if step.uniform_past is not None:
-            new_keys, new_values = live[
-                :, :, :, step.uniform_past : step.uniform_past + step.num_new
-            ].unbind()
-            new_keys.copy_(key_states)
-            new_values.copy_(value_states)
+            new = slice(step.uniform_past, step.uniform_past + step.num_new)
+            keys[:, :, new].copy_(key_states)
+            values[:, :, new].copy_(value_states)
         else:
             slots = step.slots(store.shape)
-            size = key_states.shape[-1]
             for flat, new in zip(store.view(2, -1, size).unbind(), (key_states, value_states), strict=True):
                 flat.index_copy_(0, slots, new.transpose(1, 2).reshape(-1, size))
         return keys, values
+
+    def open(self, layer: int, like: torch.Tensor, heads: int, size: int) -> torch.Tensor:
+        """The store of a layer, ``[2, rows, K, length, D]``, into which the new tokens' keys and values now go."""
+        step = self._running()
+        while len(self._stores) <= layer:
+            self._stores.append(like.new_zeros(2, self._rows, heads, self._length, size))
+        step.num_stored += 1
+        step.layer, step.store = layer, self._stores[layer]
+        return step.store
+
+    def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views ``[B, K, L, D]`` of the keys and values that the rows have in the layer opened last."""
+        step = self._running()
+        live = step.store[:, step.start : step.start + step.num_rows, :, : step.length]
+        return live[0], live[1]
+
+    def _running(self) -> RaggedStep:
+        if self._step is None:
+            raise RuntimeError("RaggedCache is used outside RaggedCache.forward.")
+        return self._step
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of one row to another."""
@@ -218,98 +229,3 @@ def _ragged_attention(
             "this architecture calls its attention in a way the engine does not know"
         )
     return attend(query, key, value, ragged, scaling, sliding_window, softcap), None
-
-
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    step: RaggedStep,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Attention of the rows that take part in a forward pass.
-
-    Args:
-        query: ``[B, Q, T, D]``.
-        key: What `RaggedCache.update` returned.
-        value: As `key`.
-        step: Of the pass.
-        scaling: Of the scores; the inverse root of ``D`` if left out.
-        window: Keys that are seen, counting back from the query's own.
-        softcap: Bound of the scores.
-
-    Returns:
-        ``[B, T, Q, D]``, contiguous.
-    """
-    step.num_attended += 1
-    groups = query.shape[1] // key.shape[1]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if step.parts is not None:
-        where = step.parts, step.layer, step.positions
-        bias = step.bias(window, query.dtype, groups)
-        output = two_part_attention(query, key, value, *where, bias, scale, window, softcap)
-    elif softcap is not None:
-        output = _softcapped(query, key, value, step.mask(window), scale, softcap)
-    elif step.num_new == 1:
-        output = _attend_one(query, key, value, step, scaling, window)
-    else:
-        causal = step.causal(window)
-        output = scaled_dot_product_attention(
-            query,
-            key.repeat_interleave(groups, 1),
-            value.repeat_interleave(groups, 1),
-            attn_mask=None if causal else step.bias(window, query.dtype),
-            is_causal=causal,
-            scale=scaling,
-        )
-    return output.transpose(1, 2).contiguous()
-
-
-def _attend_one(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    step: RaggedStep,
-    scaling: float | None,
-    window: int | None,
-) -> torch.Tensor:
-    """Attention of one new token per row, ``[B, Q, 1, D]``, without copying keys.
-
-    The query heads that share keys become queries of one head.
-    """
-    rows, heads, _, size = query.shape
-    folded = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    bias = step.bias(window, query.dtype)
-    parts = [
-        scaled_dot_product_attention(
-            folded[part],
-            key[part, :, :length],
-            value[part, :, :length],
-            attn_mask=None if bias is None else bias[part, :, :, :length],
-            scale=scaling,
-        )
-        for part, length in step.groups
-    ]
-    output = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return output.reshape(rows, heads, 1, value.shape[-1])
-
-
-def _softcapped(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
-    softcap: float,
-) -> torch.Tensor:
-    """Attention whose scores are bounded by ``softcap * tanh(score / softcap)`` (Gemma 2)."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return torch.matmul(weights, value)

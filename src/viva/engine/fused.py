@@ -1,8 +1,8 @@
 """Decoder layers of the Llama kind, computed in few calls.
 
 A decode step takes a few rows through many small operations, and at a dozen rows their calls show beside the products
-(docs/log.md). Here a layer's products of one input are one, both norms of a head and
-both rotations are one operation each, and the residual is added within the product before it. The weights are packed
+(docs/log.md). Here a layer's products of one input are one, what lies between two products is one call of a compiled
+kernel (`viva.engine.kernels`), and the residual is added within the product before it. The weights are packed
 (`viva.engine.linear`), so this is for copies that only compute, on a CPU.
 
 Shapes: ``B`` rows, ``T`` new tokens per row, ``H`` hidden size, ``Q`` query heads, ``K`` key-value heads, ``D`` head
@@ -11,17 +11,22 @@ size.
 
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from viva.engine.attention import attend
+from viva.engine.attend import attend
+from viva.engine.kernels import Norm, as_array, gate, place
 from viva.engine.linear import is_packable, join_linears
 
-__all__ = ["FusedLayer", "fuse_layers"]
+__all__ = ["FusedDecoder", "FusedLayer", "fuse_layers"]
 
 _KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of ``transformers`` that consist of the same steps."""
+_DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
+"""What holds such layers, and otherwise an embedding, rotary embeddings and a norm."""
+_SILU = ("SiLU", "SiLUActivation")
 
 
 def fuse_layers(module: Any) -> Any:
@@ -30,6 +35,12 @@ def fuse_layers(module: Any) -> Any:
         for name, layer in list(parent.named_children()):
             if _is_known(layer):
                 setattr(parent, name, FusedLayer(layer))
+    for parent in list(module.modules()):
+        for name, decoder in list(parent.named_children()):
+            if type(decoder).__name__ in _DECODERS and all(
+                isinstance(each, FusedLayer) for each in decoder.layers
+            ):
+                setattr(parent, name, FusedDecoder(decoder))
     return module
 
 
@@ -41,7 +52,39 @@ def _is_known(layer: nn.Module) -> bool:
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     has_others = sum(isinstance(part, nn.Linear) for part in layer.modules()) > len(linears)
-    return not has_others and all(map(is_packable, linears))
+    return not has_others and type(mlp.act_fn).__name__ in _SILU and all(map(is_packable, linears))
+
+
+class FusedDecoder(nn.Module):
+    """Takes the place of a decoder all of whose layers are fused: it makes no mask, which they do not read."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.embed_tokens = decoder.embed_tokens
+        self.layers = decoder.layers
+        self.rotary_emb = decoder.rotary_emb
+        self._norm = _norm(decoder.norm)
+
+    def get_decoder(self) -> nn.Module:
+        """Itself, as ``transformers`` asks."""
+        return self
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        past_key_values: Any,
+        ragged: Any,
+        **unused: Any,
+    ) -> BaseModelOutputWithPast:
+        """``[B, T]`` tokens at positions ``[B, T]`` to hidden states ``[B, T, H]`` after the final norm."""
+        hidden = self.embed_tokens(input_ids)
+        rotation = self.rotary_emb(hidden, position_ids)
+        for layer in self.layers:
+            hidden = layer(
+                hidden, position_embeddings=rotation, past_key_values=past_key_values, ragged=ragged
+            )
+        return BaseModelOutputWithPast(last_hidden_state=cast(Any, self._norm(hidden)))
 
 
 class FusedLayer(nn.Module):
@@ -55,13 +98,13 @@ class FusedLayer(nn.Module):
         self._heads = attention.q_proj.out_features // self._size, attention.k_proj.out_features // self._size
         self._scaling = attention.scaling
         self._window = _window(layer)
-        self._first_norm, self._second_norm = layer.input_layernorm, layer.post_attention_layernorm
-        self._head_norm = _head_norm(attention, *self._heads)
+        self._first_norm = _norm(layer.input_layernorm)
+        self._second_norm = _norm(layer.post_attention_layernorm)
+        self._head_norms = _head_norms(attention, *self._heads)
         self._in = join_linears([attention.q_proj, attention.k_proj, attention.v_proj])
         self._out = join_linears([attention.o_proj])
         self._gate_up = join_linears([mlp.gate_proj, mlp.up_proj])
         self._down = join_linears([mlp.down_proj])
-        self._act = mlp.act_fn
 
     def forward(
         self,
@@ -81,32 +124,29 @@ class FusedLayer(nn.Module):
             ragged: Its step.
             **unused: What else the model hands its layers.
         """
-        queries, keys = self._heads
-        inner = self._in(_normed(hidden, self._first_norm)).view(*hidden.shape[:2], -1, self._size)
-        rotated, value = inner.split([queries + keys, keys], dim=2)
-        if self._head_norm is not None:
-            weight, eps = self._head_norm
-            rotated = rms_norm(rotated, (self._size,), None, eps) * weight
-        cosines, sines = ragged.rotation(position_embeddings)
-        rotated = torch.addcmul(rotated * cosines, rotated.roll(self._size // 2, -1), sines)
-        query, key = rotated.transpose(1, 2).split([queries, keys], dim=1)
-        key, value = past_key_values.update(key, value.transpose(1, 2), self._index)
+        inner = self._in(self._first_norm(hidden))
+        store = past_key_values.open(self._index, inner, self._heads[1], self._size)
+        where = ragged.rows_and_places()
+        query = place(
+            inner, self._head_norms, ragged.rotation(position_embeddings), where, store, self._heads[0]
+        )
+        key, value = past_key_values.stored()
         output = attend(query, key, value, ragged, self._scaling, self._window, None)
         hidden = self._out.added_to(hidden, output.view(*hidden.shape[:2], -1))
-        gate, up = self._gate_up(_normed(hidden, self._second_norm)).chunk(2, dim=-1)
-        return self._down.added_to(hidden, self._act(gate) * up)
+        return self._down.added_to(hidden, gate(self._gate_up(self._second_norm(hidden))))
 
 
-def _normed(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
-    return rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+def _norm(norm: Any) -> Norm:
+    return Norm(norm.weight, norm.variance_epsilon)
 
 
-def _head_norm(attention: Any, queries: int, keys: int) -> tuple[torch.Tensor, float] | None:
-    """Weights of the norms of all heads that have one, ``[Q + K, D]``, and their epsilon."""
+def _head_norms(attention: Any, queries: int, keys: int) -> tuple[Any, np.float32]:
+    """Weights of the norms of all heads, ``[Q + K, D]``, or ``[0, D]`` where they have none, and their epsilon."""
     if not hasattr(attention, "q_norm"):
-        return None
+        return as_array(attention.q_proj.weight.new_empty(0, attention.head_dim)), np.float32(0)
     norms = [attention.q_norm] * queries + [attention.k_norm] * keys
-    return torch.stack([norm.weight.detach() for norm in norms]), attention.q_norm.variance_epsilon
+    weights = torch.stack([norm.weight.detach() for norm in norms])
+    return as_array(weights), np.float32(attention.q_norm.variance_epsilon)
 
 
 def _window(layer: Any) -> int | None:

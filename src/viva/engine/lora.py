@@ -15,6 +15,7 @@ from torch import nn
 from viva.engine.adapted import AdaptedLinear
 from viva.engine.hub import split_revision
 from viva.engine.model import BaseModel, structure_copy
+from viva.engine.training_parts import replace_parts
 
 __all__ = [
     "ALPHA",
@@ -93,7 +94,7 @@ def add_adapter(base: BaseModel, settings: AdapterSettings) -> Any:
             bound = parameter.shape[1] ** -0.5
             with torch.no_grad():
                 parameter.copy_((torch.rand(parameter.shape, generator=generator) * 2 - 1) * bound)
-    return module
+    return replace_parts(module)
 
 
 def adapter_config(base: BaseModel, settings: AdapterSettings) -> Any:

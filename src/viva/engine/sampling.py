@@ -8,11 +8,15 @@ number, so a sample does not depend on what else is in the batch.
 Shapes: ``B`` rows, ``V`` vocabulary, ``k`` alternatives.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from viva.engine.kernels import can_compile
+from viva.engine.kernels import draw as draw_compiled
 
 __all__ = ["Draws", "SamplingRule", "UniformStream", "draw_tokens", "truncation_mask"]
 
@@ -81,38 +85,51 @@ def draw_tokens(
         num_alternatives: ``k``, tokens to report beside the drawn one.
     """
     device = logits.device
-    top = logits.amax(dim=1, keepdim=True)
-    scaled = logits - top
     divisors = torch.tensor([[rule.temperature or 1.0] for rule in rules], dtype=torch.float64, device=device)
-    if any(rule.temperature not in (0, 1) for rule in rules):
-        scaled /= divisors.to(scaled.dtype)
     truncated = [index for index, rule in enumerate(rules) if rule.truncates]
     if truncated:
         rows = torch.tensor(truncated, device=device)
         exact = logits[rows].double() / divisors[rows]  # rounded, a token more or less might stay
         keep = truncation_mask(exact, [rules[index] for index in truncated])
-        scaled[rows] = scaled[rows].masked_fill(~keep, float("-inf"))
-    numbers = torch.tensor(uniforms, dtype=torch.float64, device=device)[:, None]
-    tokens, totals = _search(scaled.exp(), numbers)
+        logits = logits.index_copy(0, rows, logits[rows].masked_fill(~keep, float("-inf")))
     greedy = [index for index, rule in enumerate(rules) if rule.temperature == 0]
-    if greedy:
-        rows = torch.tensor(greedy, device=device)
-        tokens[rows] = logits[rows].argmax(dim=1, keepdim=True)
-    finite = torch.isfinite(totals[:, 0])
-    logprobs = (logits.gather(1, tokens).double() - top) / divisors - totals.log()
+    draw = draw_compiled if can_compile(logits) else _draw
+    drawn = draw(logits, divisors[:, 0], greedy, uniforms)
+    tokens, logprobs, totals = drawn.tolist()
     topk_tokens, topk_logprobs = None, None
     if num_alternatives:
+        scaled = _scaled(logits, divisors)
         values, indices = scaled.topk(min(num_alternatives, logits.shape[1]), dim=1)
-        topk_tokens, topk_logprobs = indices.cpu().numpy(), (values - totals.log()).float().cpu().numpy()
-    # one transfer from the device; token ids are exact in float64
-    drawn, scores, valid = torch.stack([tokens[:, 0].double(), logprobs[:, 0], finite.double()]).tolist()
+        sums = drawn[2, :, None].log().to(device)
+        topk_tokens, topk_logprobs = indices.cpu().numpy(), (values - sums).float().cpu().numpy()
     return Draws(
-        tokens=[int(token) for token in drawn],
-        logprobs=scores,
-        finite=[bool(flag) for flag in valid],
+        tokens=[int(token) for token in tokens],
+        logprobs=logprobs,
+        finite=[math.isfinite(total) for total in totals],
         topk_tokens=topk_tokens,
         topk_logprobs=topk_logprobs,
     )
+
+
+def _scaled(logits: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
+    """Tempered logits, the largest of each row zero."""
+    return (logits - logits.amax(dim=1, keepdim=True)) / divisors.to(logits.dtype)
+
+
+def _draw(
+    logits: torch.Tensor, divisors: torch.Tensor, greedy: Sequence[int], uniforms: Sequence[float]
+) -> torch.Tensor:
+    """What `viva.engine.kernels.draw` computes, where it does not."""
+    scaled = _scaled(logits, divisors[:, None])
+    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
+    tokens, totals = _search(scaled.exp(), numbers)
+    if greedy:
+        rows = torch.tensor(greedy, device=logits.device)
+        tokens[rows] = logits[rows].argmax(dim=1, keepdim=True)
+    top = logits.amax(dim=1, keepdim=True)
+    logprobs = (logits.gather(1, tokens).double() - top) / divisors[:, None] - totals.log()
+    # one transfer from the device; token ids are exact in float64
+    return torch.cat([tokens.double(), logprobs, totals], dim=1).T.cpu()
 
 
 def _search(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,9 +4,12 @@ Shapes: ``B`` rows, ``T`` new tokens per row, ``L`` keys, ``K`` key-value heads,
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
+from viva.engine.kernels import as_array
 from viva.engine.trunks import Trunk, make_parts
 
 __all__ = ["RaggedStep"]
@@ -32,11 +35,14 @@ class RaggedStep:
         self.num_new = num_new
         self.length = max(past) + num_new
         self.uniform_past = past[0] if min(past) == max(past) else None
-        self.groups = _length_groups([length + num_new for length in past])
+        self.lengths = np.array(past) + num_new
+        self.groups = _length_groups(self.lengths.tolist())
         self.num_stored = 0
         self.num_attended = 0
         self._device = device
         self.layer = 0
+        self.store = torch.empty(0)
+        """Keys and values of the layer at work."""
         self.places = torch.tensor(past, device=device)[:, None] + torch.arange(num_new, device=device)
         """Where among the row's own tokens the new ones are."""
         self.positions = self.places
@@ -47,7 +53,8 @@ class RaggedStep:
             self.parts = make_parts(self.groups, trunks, num_new, device)
         self._masks: dict[int | None, torch.Tensor | None] = {}
         self._biases: dict[tuple[int | None, int], torch.Tensor | None] = {}
-        self._rotation: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._rotation: tuple[Any, Any] | None = None
+        self._where: tuple[Any, Any] | None = None
         self._slots: dict[torch.Size, torch.Tensor] = {}
 
     def causal(self, window: int | None) -> bool:
@@ -86,14 +93,19 @@ class RaggedStep:
             self._slots[shape] = ((rows * heads + each) * length + self.places[:, :, None]).flatten()
         return self._slots[shape]
 
-    def rotation(self, embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines for ``x cos + roll(x) sin`` over heads, ``[B, T, 1, D]``, the same for all layers."""
+    def rotation(self, embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, Any]:
+        """Cosines and sines for the kernels, ``[B T, D]``, the same for all layers."""
         if self._rotation is None:
-            cosines, sines = embeddings
-            signs = torch.ones(sines.shape[-1], dtype=sines.dtype, device=sines.device)
-            signs[: len(signs) // 2] = -1
-            self._rotation = cosines[:, :, None], (sines * signs)[:, :, None]
+            cosines, sines = (each.reshape(-1, each.shape[-1]) for each in embeddings)
+            self._rotation = as_array(cosines), as_array(sines)
         return self._rotation
+
+    def rows_and_places(self) -> tuple[Any, Any]:
+        """For each new token, its row of the store and where it is among the row's own, ``[B T]``."""
+        if self._where is None:
+            rows = np.arange(self.start, self.start + self.num_rows).repeat(self.num_new)
+            self._where = rows, self.places.flatten().numpy()
+        return self._where
 
     def _make_mask(self, window: int | None) -> torch.Tensor | None:
         if self.num_new == 1 and self.uniform_past is not None and (window is None or self.length <= window):

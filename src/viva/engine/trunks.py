@@ -7,13 +7,13 @@ Shapes: ``B`` rows, ``T`` new tokens per row, ``Q`` query heads, ``K`` key-value
 ``n`` rows that share a beginning of ``L`` tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["Part", "Trunk", "make_parts", "two_part_attention"]
+__all__ = ["Part", "Trunk", "average", "make_parts", "two_part_attention"]
 
 _MOST_ENTRIES = 2**20
 """Scores per head that are held at once."""
@@ -77,12 +77,10 @@ def make_parts(
 
 def two_part_attention(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    own: Callable[[Part], tuple[torch.Tensor, torch.Tensor]],
     parts: Sequence[Part],
     layer: int,
     positions: torch.Tensor,
-    bias: torch.Tensor | None,
     scaling: float,
     window: int | None,
     softcap: float | None,
@@ -90,36 +88,31 @@ def two_part_attention(
     """Attention of rows of which some have trunks.
 
     Args:
-        query: ``[B, Q, T, D]``.
-        key: ``[B, K, L, D]``, the rows' own.
-        value: As `key`.
+        query: ``[B, K, G T, D]``: those that share keys are queries of one head.
+        own: Averages over the tokens of a part's rows themselves, ``[n, K, G T, D]``, which are changed here, and
+            logarithms of the sums of weights, ``[n, K, G T]``.
         parts: Of the rows.
         layer: Which of the trunks' states.
         positions: Of the queries, ``[B, T]``.
-        bias: What hides the rows' own keys, ``[B, 1, G T, L]``, or one row for all queries; ``None`` if they see all.
         scaling: Of the scores.
         window: Keys that are seen, counting back from the query's own.
         softcap: Bound of the scores.
 
     Returns:
-        ``[B, Q, T, D]``.
+        As many averages as queries.
     """
-    num_rows, num_heads, num_new, size = query.shape
-    groups = num_heads // key.shape[1]
-    folded = query.reshape(num_rows, key.shape[1], -1, size)
+    groups = query.shape[2] // positions.shape[1]
     outputs: list[torch.Tensor] = []
     for part in parts:
-        mine, queried = folded[part.rows], positions[part.rows]
-        mask = None if bias is None else bias[part.rows, :, :, : part.length]
-        own = key[part.rows, :, : part.length], value[part.rows, :, : part.length]
-        output, sums = _average(mine, *own, mask, scaling, softcap)
+        mine, queried = query[part.rows], positions[part.rows]
+        output, sums = own(part)
         for picked, trunk in part.trunks:
             if trunk is None:
                 continue
             keys, values = trunk.states[layer][:, None].unbind()
             asking = mine[picked].transpose(0, 1)
             unseen = trunk.bias(queried[picked], groups, window, query.dtype)
-            begun, begun_sums = _average(asking.flatten(1, 2)[None], keys, values, unseen, scaling, softcap)
+            begun, begun_sums = average(asking.flatten(1, 2)[None], keys, values, unseen, scaling, softcap)
             begun = begun[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
             begun_sums = begun_sums[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
             share = torch.sigmoid(begun_sums - sums[picked])[..., None].to(output.dtype)
@@ -127,11 +120,10 @@ def two_part_attention(
             if not isinstance(picked, slice):  # a slice is a view, which was changed in its place
                 output[picked] = mixed
         outputs.append(output)
-    whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return whole.reshape(num_rows, num_heads, num_new, value.shape[-1])
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _average(
+def average(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

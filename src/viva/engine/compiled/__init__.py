@@ -1,0 +1,27 @@
+"""Kernels for a CPU, compiled by numba.
+
+A decode step takes a few rows through a layer. Each operation of torch costs some 20 us there whatever it computes, and
+its attention to keys of a row's own reads them at half the memory's speed (docs/log.md). Here every step between two
+products is one call, and attention reads keys and values once, as they lie.
+"""
+
+from viva.engine.compiled.attention import attend_one
+from viva.engine.compiled.drawing import draw
+from viva.engine.compiled.layers import gate, gate_back, gate_pair, normalise, normalise_back, place
+from viva.engine.compiled.vectors import Kernel
+
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "attend_one",
+    "draw",
+    "gate",
+    "gate_back",
+    "gate_pair",
+    "normalise",
+    "normalise_back",
+    "place",
+]
+
+KERNELS = (attend_one, draw, gate, gate_back, gate_pair, normalise, normalise_back, place)
+"""All of them."""

@@ -1,0 +1,160 @@
+"""What compiled kernels are made of: numbers as they are stored, the exponential, how code is compiled and kept.
+
+Everything is computed in float32. Sums may be taken in any order, which lets them use vectors; that something is no
+number is not assumed away.
+"""
+
+import zlib
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+
+__all__ = ["Kernel", "exp", "fetch", "inner", "narrow", "widen"]
+
+_LINE = 64
+"""Bytes of a cache line."""
+_LOG2_E = np.float32(1.4426950408889634)
+_ROUND = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_LEAST, _MOST = np.float32(-87.0), np.float32(88.0)
+_OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",  # an error at a division by zero, as Python has it, forbids vectors
+    "fastmath": {"contract", "reassoc", "nsz"},
+}
+_intrinsic: Any = extending.intrinsic
+
+
+def inner(function: Any) -> Any:
+    """A part of a kernel."""
+    return numba.njit(**_OPTIONS)(function)
+
+
+class Kernel:
+    """A loop over rows, compiled twice when it is first called: in threads, and in one.
+
+    Threads do not survive a fork, and numba's end a process that tries; where there is one, it needs none woken.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.in_threads: Any = numba.njit(parallel=True, **_OPTIONS)(_copied(function, "in_threads"))
+        self.alone: Any = numba.njit(**_OPTIONS)(_copied(function, "alone"))
+
+    def keep_code(self) -> None:
+        """Keep code between processes from now on: beside its source or in the user's cache folder."""
+        try:
+            self.in_threads.enable_caching()
+            self.alone.enable_caching()
+        except RuntimeError:  # neither folder can be written
+            return
+
+
+def _copied(function: Any, suffix: str) -> Any:
+    """A copy under a name of its own, by which kept code is found.
+
+    It changes with any kernel's source: numba by itself looks at one file, not at what is called from others.
+    """
+    name = f"{function.__name__}_{suffix}"
+    copied = FunctionType(function.__code__, function.__globals__, name)
+    copied.__qualname__ = f"{name}_{_digest():08x}"
+    copied.__module__ = function.__module__
+    return copied
+
+
+@cache
+def _digest() -> int:
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return zlib.crc32(b"".join(path.read_bytes() for path in files))
+
+
+@_intrinsic
+def widen(context: Any, value: Any) -> Any:
+    """A stored number as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if value == types.float32:
+            return arguments[0]
+        bits = builder.shl(builder.zext(arguments[0], ir.IntType(32)), ir.IntType(32)(16))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(value), generate
+
+
+@_intrinsic
+def _bits(context: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+@_intrinsic
+def _from_bits(context: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@_intrinsic
+def narrow(context: Any, value: Any, like: Any) -> Any:
+    """A float32 as another number is stored: bfloat16 is rounded to nearest, ties to even."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if like == types.float32:
+            return arguments[0]
+        word = ir.IntType(32)
+        bits = builder.bitcast(arguments[0], word)
+        odd = builder.and_(builder.lshr(bits, word(16)), word(1))
+        rounded = builder.add(bits, builder.add(odd, word(0x7FFF)))
+        is_number = builder.fcmp_ordered("ord", arguments[0], arguments[0])
+        kept = builder.select(is_number, rounded, word(0x7FC00000))
+        return builder.trunc(builder.lshr(kept, word(16)), ir.IntType(16))
+
+    return like(types.float32, like), generate
+
+
+@_intrinsic
+def fetch(context: Any, array: Any, row: Any, count: Any) -> Any:
+    """Begin to read rows of a matrix ahead of their use. Past its end that does nothing."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.args[0]
+        matrix = context.make_array(kind)(context, builder, arguments[0])
+        size = builder.extract_value(matrix.shape, 1)
+        byte = ir.IntType(8).as_pointer()
+        begin = builder.bitcast(builder.gep(matrix.data, [builder.mul(arguments[1], size)]), byte)
+        number, word = ir.IntType(64), ir.IntType(32)
+        num_bytes = builder.mul(builder.mul(arguments[2], size), number(kind.dtype.bitwidth // 8))
+        kinds = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        fetch = cgutils.get_or_insert_function(builder.module, kinds, "llvm.prefetch.p0")
+        with cgutils.for_range_slice(builder, number(0), num_bytes, number(_LINE), number) as (offset, _):
+            builder.call(fetch, [builder.gep(begin, [offset]), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64), generate
+
+
+@numba.njit(error_model="numpy", fastmath={"contract"})  # reordered, the rounding would vanish
+def exp(given: Any) -> Any:
+    """``e^x`` to 2 units in the last place; 0 below ``e^-87`` and ``e^88`` above that (Cephes' polynomial)."""
+    x = _LEAST if given < _LEAST else given
+    x = _MOST if x > _MOST else x
+    shifted = x * _LOG2_E + _ROUND
+    whole = shifted - _ROUND
+    rest = x - whole * _LN2_HIGH - whole * _LN2_LOW
+    y = np.float32(1.9875691500e-4)
+    y = y * rest + np.float32(1.3981999507e-3)
+    y = y * rest + np.float32(8.3334519073e-3)
+    y = y * rest + np.float32(4.1665795894e-2)
+    y = y * rest + np.float32(1.6666665459e-1)
+    y = y * rest + np.float32(5.0000001201e-1)
+    y = y * rest * rest + rest + np.float32(1.0)
+    y *= _from_bits((_bits(shifted) << np.int32(23)) + np.int32(0x3F800000))
+    return np.float32(0) if given < _LEAST else y
