@@ -32,8 +32,12 @@ _intrinsic: Any = extending.intrinsic
 
 
 def inner(function: Any) -> Any:
-    """A part of a kernel."""
-    return numba.njit(**_OPTIONS)(function)
+    """A part of a kernel, always inlined.
+
+    A call would find this process' own code of the part, or, where the kernel's code was kept, a copy of it compiled
+    within the kernel, whose sums may have another order.
+    """
+    return numba.njit(forceinline=True, **_OPTIONS)(function)
 
 
 class Kernel:
@@ -141,7 +145,9 @@ def fetch(context: Any, array: Any, row: Any, count: Any) -> Any:
     return types.void(array, types.int64, types.int64), generate
 
 
-@numba.njit(error_model="numpy", fastmath={"contract"})  # reordered, the rounding would vanish
+@numba.njit(
+    error_model="numpy", forceinline=True, fastmath={"contract"}
+)  # reordered, the rounding would vanish
 def exp(given: Any) -> Any:
     """``e^x`` to 2 units in the last place; 0 below ``e^-87`` and ``e^88`` above that (Cephes' polynomial)."""
     x = _LEAST if given < _LEAST else given
