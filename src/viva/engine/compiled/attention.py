@@ -117,10 +117,8 @@ def attend_one(
     num_keys = store.shape[2]
     groups = query.shape[1] // num_keys
     for unit in numba.prange(num_rows * num_keys):
-        n, h = (
-            unit % num_rows,
-            unit // num_rows,
-        )  # neighbours in length fall to different threads' shares alike
+        # head by head, so that every thread gets rows of all lengths
+        n, h = unit % num_rows, unit // num_rows
         heads = slice(h * groups, (h + 1) * groups)
         keys, values = store[0, start + n, h], store[1, start + n, h]
         first = max(0, lengths[n] - window)

@@ -41,7 +41,7 @@ def inner(function: Any) -> Any:
 
 
 class Kernel:
-    """A loop over rows, compiled twice when it is first called: in threads, and in one.
+    """A loop over rows in threads, and the same in one; each is compiled when it is first called.
 
     Threads do not survive a fork, and numba's end a process that tries; where there is one, it needs none woken.
     """
@@ -145,9 +145,8 @@ def fetch(context: Any, array: Any, row: Any, count: Any) -> Any:
     return types.void(array, types.int64, types.int64), generate
 
 
-@numba.njit(
-    error_model="numpy", forceinline=True, fastmath={"contract"}
-)  # reordered, the rounding would vanish
+# with sums in any order, what is added and taken away for rounding would vanish
+@numba.njit(error_model="numpy", forceinline=True, fastmath={"contract"})
 def exp(given: Any) -> Any:
     """``e^x`` to 2 units in the last place; 0 below ``e^-87`` and ``e^88`` above that (Cephes' polynomial)."""
     x = _LEAST if given < _LEAST else given
