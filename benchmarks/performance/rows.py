@@ -297,7 +297,8 @@ _CAUSES = (
     "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
     "(docs/log.md) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
     "product, layers of our own in decoding, compiled kernels between their products (measured with `distinct` and "
-    "`limit` so far), shared beginnings by torch's kernel, threads that spin, memory kept between steps. Tried and not in use: huge pages, other cells for trees, norms in other "
+    "`limit` so far), shared beginnings by torch's kernel, threads that spin, memory kept between steps. Tried and not "
+    "in use: huge pages, other cells for trees, norms in other "
     "forms, compiled pieces between the products."
 )
 """Why aims are missed, and what was tried."""
