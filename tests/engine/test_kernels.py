@@ -104,6 +104,15 @@ def test_placing(
     assert torch.equal(store, before), "nothing else is written to"
 
 
+def test_a_rotation_of_a_part_of_a_head_is_refused() -> None:
+    """A kernel that read it would read beyond its end."""
+    part, store = np.zeros((1, 4), np.float32), torch.zeros(2, 1, 1, 64, 8)
+    norms = np.zeros((0, 8), np.float32), np.float32(0)
+    where = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    with pytest.raises(ValueError, match="rotary embeddings of 4 numbers do not fit heads of 8"):
+        place(torch.zeros(1, 1, 24), norms, (part, part), where, store, 1)
+
+
 def reference(
     query: torch.Tensor, store: torch.Tensor, start: int, lengths: Any, scale: float, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ Shapes: ``B`` rows, ``T`` new tokens per row, ``H`` hidden size, ``Q`` query hea
 size.
 """
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import numpy as np
@@ -20,13 +21,12 @@ from viva.engine.attend import attend
 from viva.engine.kernels import Norm, as_array, gate, place
 from viva.engine.linear import is_packable, join_linears
 
-__all__ = ["FusedDecoder", "FusedLayer", "fuse_layers"]
+__all__ = ["FusedDecoder", "FusedLayer", "fuse_layers", "is_stock", "uses_silu"]
 
 _KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of ``transformers`` that consist of the same steps."""
 _DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 """What holds such layers, and otherwise an embedding, rotary embeddings and a norm."""
-_SILU = ("SiLU", "SiLUActivation")
 
 
 def fuse_layers(module: Any) -> Any:
@@ -37,22 +37,30 @@ def fuse_layers(module: Any) -> Any:
                 setattr(parent, name, FusedLayer(layer))
     for parent in list(module.modules()):
         for name, decoder in list(parent.named_children()):
-            if type(decoder).__name__ in _DECODERS and all(
-                isinstance(each, FusedLayer) for each in decoder.layers
-            ):
+            if is_stock(decoder, _DECODERS) and all(isinstance(each, FusedLayer) for each in decoder.layers):
                 setattr(parent, name, FusedDecoder(decoder))
     return module
 
 
+def is_stock(module: nn.Module, kinds: Collection[str]) -> bool:
+    """Whether a module is one of ``transformers``' own classes of these names, not somebody's changed one."""
+    kind = type(module)
+    return kind.__name__ in kinds and kind.__module__.startswith("transformers.models.")
+
+
+def uses_silu(mlp: Any) -> bool:
+    """Whether a gated layer's activation is the one that kernels compute."""
+    return type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+
+
 def _is_known(layer: nn.Module) -> bool:
-    kind = type(layer)
-    if kind.__name__ not in _KINDS or not kind.__module__.startswith("transformers.models."):
+    if not is_stock(layer, _KINDS):
         return False
     attention, mlp = cast(Any, layer).self_attn, cast(Any, layer).mlp
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     has_others = sum(isinstance(part, nn.Linear) for part in layer.modules()) > len(linears)
-    return not has_others and type(mlp.act_fn).__name__ in _SILU and all(map(is_packable, linears))
+    return not has_others and uses_silu(mlp) and all(map(is_packable, linears))
 
 
 class FusedDecoder(nn.Module):

@@ -163,8 +163,13 @@ def place(
 
     Returns:
         Queries, ``[B, Q, T, D]``, a view of ``[B, T, Q, D]``.
+
+    Raises:
+        ValueError: The rotation is of another size than the heads.
     """
     size = store.shape[-1]
+    if any(each.shape[-1] != size for each in rotation):  # a kernel would read beyond their end
+        raise ValueError(f"rotary embeddings of {rotation[0].shape[-1]} numbers do not fit heads of {size}")
     query = inner.new_empty(*inner.shape[:2], num_queries, size)
     flat = (
         as_array(inner.view(-1, inner.shape[-1] // size, size)),
@@ -229,7 +234,7 @@ def draw(
         Tokens, their logprobs and the sums of weights, the largest of which is 1, ``[3, B]`` float64.
     """
     output = torch.empty(3, len(logits), dtype=torch.float64)
-    temperatures = divisors.float().numpy()
+    temperatures = divisors.numpy().copy()
     temperatures[list(greedy)] = 0
     _run(compiled.draw, as_array(logits.contiguous()), temperatures, np.array(uniforms), output.numpy())
     return output

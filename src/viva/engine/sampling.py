@@ -98,7 +98,7 @@ def draw_tokens(
     tokens, logprobs, totals = drawn.tolist()
     topk_tokens, topk_logprobs = None, None
     if num_alternatives:
-        scaled = _scaled(logits, divisors)
+        scaled = (logits - logits.amax(dim=1, keepdim=True)) / divisors.to(logits.dtype)
         values, indices = scaled.topk(min(num_alternatives, logits.shape[1]), dim=1)
         sums = drawn[2, :, None].log().to(device)
         topk_tokens, topk_logprobs = indices.cpu().numpy(), (values - sums).float().cpu().numpy()
@@ -111,22 +111,17 @@ def draw_tokens(
     )
 
 
-def _scaled(logits: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
-    """Tempered logits, the largest of each row zero."""
-    return (logits - logits.amax(dim=1, keepdim=True)) / divisors.to(logits.dtype)
-
-
 def _draw(
     logits: torch.Tensor, divisors: torch.Tensor, greedy: Sequence[int], uniforms: Sequence[float]
 ) -> torch.Tensor:
     """What `viva.engine.kernels.draw` computes, where it does not."""
-    scaled = _scaled(logits, divisors[:, None])
+    top = logits.amax(dim=1, keepdim=True)
+    scaled = (logits - top) / divisors[:, None].to(logits.dtype)
     numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
     tokens, totals = _search(scaled.exp(), numbers)
     if greedy:
         rows = torch.tensor(greedy, device=logits.device)
         tokens[rows] = logits[rows].argmax(dim=1, keepdim=True)
-    top = logits.amax(dim=1, keepdim=True)
     logprobs = (logits.gather(1, tokens).double() - top) / divisors[:, None] - totals.log()
     # one transfer from the device; token ids are exact in float64
     return torch.cat([tokens.double(), logprobs, totals], dim=1).T.cpu()

@@ -1,7 +1,6 @@
 """Norms and gates of a model that is trained on a CPU, each one compiled kernel forward and one backward.
 
-torch takes six passes over memory for a norm and four for a gate, twice as many backward. Only frozen norms are
-replaced: the weight has no gradient here.
+torch takes several passes over memory for each. Only frozen norms are replaced: the weight has no gradient here.
 
 Shapes: ``n`` tokens, ``H`` hidden size, ``F`` inner size.
 """
@@ -12,26 +11,23 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from viva.engine.fused import is_stock, uses_silu
 from viva.engine.kernels import can_compile, gate_back, gate_pair, normalise, normalise_back
 
 __all__ = ["FrozenNorm", "GatedMLP", "replace_parts"]
 
 _NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 _GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
-_SILU = ("SiLU", "SiLUActivation")
 
 
 def replace_parts(module: Any) -> Any:
     """Replace norms and gated layers of known kinds, names of parameters kept; returns the module."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            kind = type(child).__name__
-            if not type(child).__module__.startswith("transformers.models."):
-                continue
             part: Any = child
-            if kind in _NORMS and can_compile(part.weight) and not part.weight.requires_grad:
+            if is_stock(child, _NORMS) and can_compile(part.weight) and not part.weight.requires_grad:
                 setattr(parent, name, FrozenNorm(part.weight, part.variance_epsilon))
-            elif kind in _GATED and type(part.act_fn).__name__ in _SILU:
+            elif is_stock(child, _GATED) and uses_silu(part):
                 setattr(parent, name, GatedMLP(part))
     return module
 

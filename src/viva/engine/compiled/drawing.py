@@ -55,7 +55,8 @@ def _find_token(logits: Any, top: Any, temperature: Any, ends: Any, target: floa
 @inner
 def _draw_row(logits: Any, temperature: Any, number: Any) -> Any:
     top = _largest(logits)
-    divisor = temperature if temperature > 0 else np.float32(1)
+    exact = temperature if temperature > 0 else 1.0
+    divisor = np.float32(exact)
     ends = np.empty(-(-len(logits) // _SPAN), np.float64)
     total = 0.0
     for span in range(len(ends)):
@@ -70,7 +71,7 @@ def _draw_row(logits: Any, temperature: Any, number: Any) -> Any:
     else:
         while logits[token] < top:
             token += 1
-    return token, (np.float64(logits[token]) - top) / divisor - np.log(total), total
+    return token, (np.float64(logits[token]) - top) / exact - np.log(total), total
 
 
 @Kernel
@@ -79,7 +80,7 @@ def draw(logits: Any, temperatures: Any, numbers: Any, output: Any) -> None:
 
     Args:
         logits: ``[N, V]`` float32.
-        temperatures: ``[N]`` float32; 0 takes the most likely token.
+        temperatures: ``[N]`` float64; 0 takes the most likely token.
         numbers: ``[N]`` float64 in ``[0, 1)``.
         output: Tokens, logprobs and sums of weights, ``[3, N]`` float64; written to.
     """
