@@ -56,6 +56,8 @@ class RaggedCache(Cache):
         self._length = 0
         self._stores: list[torch.Tensor] = []
         self._step: RaggedStep | None = None
+        self.memory = object()
+        """Another one whenever the stores are: what was recorded of them has then no use."""
 
     @property
     def rows(self) -> int:
@@ -77,6 +79,7 @@ class RaggedCache(Cache):
         if rows > self._rows:
             rows = max(rows, self._rows * 3 // 2)
         length = max(length, self._length)
+        self.memory = object()
         for index, old in enumerate(self._stores):
             # where an earlier call ran out of memory, some layers are larger than others
             kept, size = min(old.shape[1], rows), max(length, old.shape[3])
@@ -92,6 +95,7 @@ class RaggedCache(Cache):
         if rows > self._rows or length > self._length:
             self._stores.clear()
             self._rows, self._length = rows, _rounded(length)
+            self.memory = object()
 
     def forward(
         self,
@@ -119,7 +123,12 @@ class RaggedCache(Cache):
         """
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
-        step = self._step = RaggedStep(start, past, num_new, tokens.device, trunks)
+        return self.run(module, tokens, RaggedStep(start, past, num_new, tokens.device, trunks))
+
+    def run(self, module: Any, tokens: torch.Tensor, step: RaggedStep) -> torch.Tensor:
+        """`forward` on rows that there is room for, as a step says."""
+        step.begin()
+        self._step = step
         use_threads()
         try:
             output = module.get_decoder()(

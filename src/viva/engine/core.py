@@ -18,6 +18,7 @@ from viva.engine.linear import pack_linears
 from viva.engine.model import BaseModel, cast_weights, load_base_model
 from viva.engine.policy import ModuleBuilder
 from viva.engine.pump import Pump
+from viva.engine.replay import GraphRecorder, Recorder, check_replays
 from viva.engine.trust import is_inside
 
 __all__ = ["Core", "Operation", "OperationQueue"]
@@ -95,6 +96,7 @@ class Core:
         self._counts: dict[str, int] = {}
         self._models: dict[str, BaseModel] = {}
         self._merged: OrderedDict[int, Any] = OrderedDict()
+        self._recorder: Recorder | None = GraphRecorder(device) if device.type == "cuda" else None
 
     @property
     def precision(self) -> str:
@@ -113,6 +115,8 @@ class Core:
         key = os.path.realpath(name) if os.path.isdir(name) else name
         if key not in self._models:
             self._models[key] = load_base_model(name, self.device, self.dtype)
+            if self._recorder is not None:
+                check_replays(self._models[key], self._recorder)
         return self._models[key]
 
     def checkpoint_path(self, kind: str, name: str) -> Path:
@@ -153,7 +157,9 @@ class Core:
     def new_decoder(self, build: ModuleBuilder) -> Decoder:
         """A decoder for the weights that ``build`` builds, when they are first needed."""
         version = self.count("weights")
-        decoder = Decoder(lambda: self._merged_model(version, build), self.device, self.limits)
+        decoder = Decoder(
+            lambda: self._merged_model(version, build), self.device, self.limits, self._recorder
+        )
         self._decoders.add(decoder)
         return decoder
 

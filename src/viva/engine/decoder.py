@@ -14,6 +14,7 @@ import torch
 from viva.engine.limits import EngineLimits
 from viva.engine.model import head_logits
 from viva.engine.prefixes import BLOCK
+from viva.engine.replay import DecodeSteps, Recorder
 from viva.engine.requests import SampleRequest
 from viva.engine.rows import Prompt, Row, RowTable, trunk_length
 from viva.engine.sampling import draw_tokens
@@ -31,13 +32,20 @@ class Decoder:
 
     priority = 1
 
-    def __init__(self, get_module: Callable[[], Any], device: torch.device, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        get_module: Callable[[], Any],
+        device: torch.device,
+        limits: EngineLimits,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._get_module = get_module
         self._device = device
         self._limits = limits
         self._module: Any = None
         self._pending: deque[SampleRequest] = deque()
         self._table = RowTable(limits.prefix_cache_bytes)
+        self._steps = DecodeSteps(recorder)
         self._at_work: list[SampleRequest] = []
 
     def add(self, request: SampleRequest) -> None:
@@ -82,6 +90,7 @@ class Decoder:
         """Hold nothing that is not needed while there is no work."""
         if not self.has_work():
             self._module = None
+            self._steps.forget()
             self._table.shrink(self._limits.prefix_cache_bytes)
 
     def _drop(self, requests: Sequence[SampleRequest]) -> None:
@@ -187,17 +196,16 @@ class Decoder:
 
     def _decode(self) -> bool:
         rows = self._table.rows
-        tokens = torch.tensor([row.tokens[-1] for row in rows], device=self._device)
-        hidden = self._table.cache.forward(
+        hidden = self._steps.forward(
+            self._table.cache,
             self._module,
-            tokens[:, None],
-            start=0,
+            tokens=[row.tokens[-1] for row in rows],
             past=[row.num_own for row in rows],
             trunks=[row.trunk for row in rows],
         )
         for row in rows:
             row.length += 1
-        return self._advance(0, hidden[:, 0])
+        return self._advance(0, hidden)
 
     def _advance(self, start: int, hidden: torch.Tensor) -> bool:
         """Draw the next token of the rows from ``start`` on, given their last hidden states ``[B, H]``."""

@@ -31,6 +31,7 @@ __all__ = [
     "cast_weights",
     "decode_precision",
     "decoder_layers",
+    "deviation",
     "head_logits",
     "load_base_model",
     "resolve_device",
@@ -313,7 +314,7 @@ def _check_decoding(base: BaseModel, device: torch.device) -> None:
                 "sliding-window attention, such as Llama, Qwen2/3, Mistral and Gemma."
             ) from error
         actual = head_logits(base.module, hidden[:, 0])
-    error = _deviation(actual, expected[[_PROBE_LONG, _PROBE_SHORT]], base.module.dtype)
+    error = deviation(actual, expected[[_PROBE_LONG, _PROBE_SHORT]], base.module.dtype)
     if error is not None and math.isnan(error):
         raise ValueError(
             f"{kind} computes logits that are no finite numbers: its weights are damaged, or too large for this "
@@ -347,11 +348,11 @@ def _why_no_trees(base: BaseModel, device: torch.device) -> str | None:
         except _PROBE_ERRORS as error:
             return str(error)
         actual = head_logits(base.module, hidden[[int(path[-1]) for path in tree.paths]])
-    error = _deviation(actual, torch.stack(expected), base.module.dtype)
+    error = deviation(actual, torch.stack(expected), base.module.dtype)
     return None if error is None else f"its logits in a prefix tree are off by {error:.3g}"
 
 
-def _deviation(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> float | None:
+def deviation(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> float | None:
     """Largest difference of logits if it is more than rounding of a model's `dtype`, or not a number; else ``None``."""
     error = (actual - expected.float()).abs().max().item()
     is_rounding = error <= _PROBE_TOLERANCE[dtype] * expected.abs().max().item()

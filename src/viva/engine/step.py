@@ -12,11 +12,13 @@ import torch
 from viva.engine.kernels import as_array
 from viva.engine.trunks import Trunk, make_parts
 
-__all__ = ["RaggedStep"]
+__all__ = ["RaggedStep", "attended_groups"]
 
 _GROUP_ROWS = 16
 _GROUP_GAIN = 0.85
 """Rows attend in groups of this size if that saves this much of the work."""
+_FIXED_LENGTH = 64
+"""Lengths that are fixed are multiples of this."""
 
 
 class RaggedStep:
@@ -29,16 +31,27 @@ class RaggedStep:
         num_new: int,
         device: torch.device,
         trunks: Sequence[Trunk | None],
+        *,
+        is_fixed: bool = False,
     ) -> None:
+        """A pass of these rows.
+
+        Args:
+            start: First of the rows that take part.
+            past: Tokens of its own that each of the ``B`` rows has already.
+            num_new: ``T``.
+            device: Of the tokens.
+            trunks: What each of the rows begins with; none if empty.
+            is_fixed: Whether all that follows from the lengths is computed on the device, and stays right when the rows
+                `move` on, as long as `attended_groups` stay the same.
+        """
         self.start = start
         self.num_rows = len(past)
         self.num_new = num_new
-        self.length = max(past) + num_new
-        self.uniform_past = past[0] if min(past) == max(past) else None
+        self.groups = attended_groups(past, num_new, is_fixed=is_fixed)
+        self.length = max(length for _, length in self.groups)
+        self.uniform_past = past[0] if min(past) == max(past) and not is_fixed else None
         self.lengths = np.array(past) + num_new
-        self.groups = _length_groups(self.lengths.tolist())
-        self.num_stored = 0
-        self.num_attended = 0
         self._device = device
         self.layer = 0
         self.store = torch.empty(0)
@@ -47,15 +60,31 @@ class RaggedStep:
         """Where among the row's own tokens the new ones are."""
         self.positions = self.places
         self.parts = None
+        self._depths = None
         if any(trunk is not None for trunk in trunks):
             depths = [0 if trunk is None else trunk.length for trunk in trunks]
-            self.positions = self.places + torch.tensor(depths, device=device)[:, None]
+            self._depths = torch.tensor(depths, device=device)[:, None]
+            self.positions = self.places + self._depths
             self.parts = make_parts(self.groups, trunks, num_new, device)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a pass: nothing is stored yet, and what follows from the places is computed when first asked for."""
+        self.num_stored = 0
+        self.num_attended = 0
         self._masks: dict[int | None, torch.Tensor | None] = {}
         self._biases: dict[tuple[int | None, int], torch.Tensor | None] = {}
         self._rotation: tuple[Any, Any] | None = None
         self._where: tuple[Any, Any] | None = None
         self._slots: dict[torch.Size, torch.Tensor] = {}
+
+    def move(self, past: Sequence[int]) -> None:
+        """Let the rows of a fixed step have this many tokens, in the same memory."""
+        self.lengths = np.array(past) + self.num_new
+        new = torch.arange(self.num_new)
+        self.places.copy_(torch.tensor(past)[:, None] + new)
+        if self._depths is not None:
+            torch.add(self.places, self._depths, out=self.positions)
 
     def causal(self, window: int | None) -> bool:
         """Whether this is plain causal attention of whole prompts, for which there are faster kernels."""
@@ -116,11 +145,13 @@ class RaggedStep:
         return mask if window is None or self.length <= window else mask & (keys > queries - window)
 
 
-def _length_groups(lengths: Sequence[int]) -> list[tuple[slice, int]]:
-    """Neighbouring rows that attend together, each with its longest length.
+def attended_groups(past: Sequence[int], num_new: int, *, is_fixed: bool = False) -> list[tuple[slice, int]]:
+    """Neighbouring rows that attend together, each with its longest length, rounded up where it is fixed.
 
     Rows enter in order of length and grow alike, so neighbours stay similar. One group unless several save enough.
     """
+    unit = _FIXED_LENGTH if is_fixed else 1
+    lengths = [-(-(length + num_new) // unit) * unit for length in past]
     groups: list[tuple[slice, int]] = []
     for first in range(0, len(lengths), _GROUP_ROWS):
         part = lengths[first : first + _GROUP_ROWS]

@@ -33,14 +33,15 @@ class Trunk:
     length: int
 
     def bias(
-        self, positions: torch.Tensor, groups: int, window: int | None, dtype: torch.dtype
+        self, positions: torch.Tensor, most_own: int, groups: int, window: int | None, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """What hides keys from queries at positions ``[n, T]``, ``[1, 1, n G T, L]``; ``None`` if they see all."""
-        if window is None:
+        """What hides keys from queries at positions ``[n, T]``, ``[1, 1, n G T, L]``; ``None`` if they see all.
+
+        Rows have at most ``most_own`` tokens of their own. This is known without asking the device.
+        """
+        if window is None or self.length + most_own <= window:
             return None
         first = positions - window + 1
-        if not bool((first > 0).any()):
-            return None
         mask = torch.arange(self.length, device=positions.device) < first[..., None]
         hidden = torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, _HIDDEN)
         return hidden[:, None].expand(-1, groups, -1, -1).reshape(1, 1, -1, self.length)
@@ -111,7 +112,7 @@ def two_part_attention(
                 continue
             keys, values = trunk.states[layer][:, None].unbind()
             asking = mine[picked].transpose(0, 1)
-            unseen = trunk.bias(queried[picked], groups, window, query.dtype)
+            unseen = trunk.bias(queried[picked], part.length, groups, window, query.dtype)
             begun, begun_sums = average(asking.flatten(1, 2)[None], keys, values, unseen, scaling, softcap)
             begun = begun[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
             begun_sums = begun_sums[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
