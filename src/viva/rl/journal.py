@@ -58,6 +58,8 @@ class Journal:
         self._environment = environment
         self._open: dict[str, _Answers] = {}
         self._now: _Answers | None = None
+        self.keeps = False
+        """Whether what was asked in the last part is kept."""
 
     def client(self, client: SamplingClient, version: int | str) -> "JournaledClient":
         """A client whose calls during a `part` go through the journal.
@@ -83,7 +85,8 @@ class Journal:
         Raises:
             OSError: If the journal cannot be written.
         """
-        if mode == "off":
+        self.keeps = mode != "off"
+        if not self.keeps:
             yield
             return
         answers = self._open.pop(name, None) or self._begin(name, mode)
