@@ -195,25 +195,16 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(jsonl_run, models, problems, tmp_pa
     assert _weights(tmp_path) == _weights(jsonl_run)
 
 
-@pytest.mark.parametrize(
-    ("staleness", "kept"),
-    [
-        (0, "what was sampled is kept"),
-        (1, "the step is begun anew from the last checkpoint"),  # the local engine keeps whole steps only
-    ],
-)
-def test_an_interrupted_update_tells_what_is_left(
-    models, problems, tmp_path, monkeypatch, capsys, staleness, kept
-):
+def test_an_interrupted_update_tells_what_is_left(models, problems, tmp_path, monkeypatch, capsys):
     def interrupting(self, *args, **kwargs):
         os.kill(os.getpid(), signal.SIGINT)
         return asyncio.sleep(60)
 
     monkeypatch.setattr(LocalTrainingClient, "optim_step", interrupting)
     monkeypatch.setattr(interrupts, "GRACE_S", 0.1)
-    options = {"model_name": models["qwen3"], "train_prompts_path": problems, "max_staleness": staleness}
+    options = {"model_name": models["qwen3"], "train_prompts_path": problems}
     assert run(tmp_path, **options, eval_every=0) == 128 + signal.SIGINT
-    assert f"stopped by SIGINT; {kept}. Go on" in " ".join(capsys.readouterr().out.split())
+    assert "stopped by SIGINT; what was sampled is kept. Go on" in " ".join(capsys.readouterr().out.split())
 
 
 def _weights(folder: Path) -> bytes:

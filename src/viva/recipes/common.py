@@ -262,12 +262,7 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
     """Export and report a complete run, or tell how an interrupted one goes on; the process's exit code."""
     received = training.interrupts.received
     if not is_complete and received is not None:
-        kept = "the state is saved"
-        if training.interrupts.cut_short:
-            is_kept = opened.folder.journal.keeps
-            kept = (
-                "what was sampled is kept" if is_kept else "the step is begun anew from the last checkpoint"
-            )
+        kept = "what was sampled is kept" if training.interrupts.cut_short else "the state is saved"
         say(
             f"stopped by {received.name}; {kept}. "
             f"Go on with the same command and behavior_if_exists=resume (log_path={options.log_path})"

@@ -58,8 +58,6 @@ class Journal:
         self._environment = environment
         self._open: dict[str, _Answers] = {}
         self._now: _Answers | None = None
-        self.keeps = False
-        """Whether what was asked in the last part is kept."""
 
     def client(self, client: SamplingClient, version: int | str) -> "JournaledClient":
         """A client whose calls during a `part` go through the journal.
@@ -85,8 +83,7 @@ class Journal:
         Raises:
             OSError: If the journal cannot be written.
         """
-        self.keeps = mode != "off"
-        if not self.keeps:
+        if mode == "off":
             yield
             return
         answers = self._open.pop(name, None) or self._begin(name, mode)

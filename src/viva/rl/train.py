@@ -244,9 +244,9 @@ async def train(run: Training) -> bool:
                 await ahead.close()
                 await run.folder.journal.close()
         if run.interrupts.cut_short:  # the weights are no longer those after any step
-            is_kept = run.folder.journal.keeps
-            what = "is in the journal" if is_kept else "is sampled anew when the run goes on"
-            console.message(f"interrupted in the middle of an update: what was sampled for it {what}")
+            console.message(
+                "interrupted in the middle of an update: what was sampled for it is in the journal"
+            )
         else:
             console.message(f"interrupted: saving the state after {next_step} steps")
             await _save(run, next_step)
