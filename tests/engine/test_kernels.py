@@ -262,6 +262,24 @@ def test_kernels_need_no_folder_to_keep_code_in() -> None:
     )
 
 
+def test_kernels_do_without_keeping_code_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    run_alone(
+        "import errno, os, torch\n"
+        "from numba.core import caching\n"
+        "from viva.engine.kernels import gate\n"
+        "tried = []\n"
+        "def save(*arguments):\n"
+        "    tried.append(arguments)\n"
+        "    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
+        "caching.IndexDataCacheFile.save = save\n"
+        "assert float(gate(torch.zeros(1, 2)).sum()) == 0\n"
+        "assert len(tried) == 1\n"
+    )
+
+
 def test_kernels_run_in_a_forked_process() -> None:
     run_alone(
         "import os, torch\n"

@@ -1,5 +1,6 @@
 """The recipe end to end, on models and data it has never seen."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from viva.engine import LocalTrainingClient
 from viva.recipes.conversation_preference_rl.train import main
+from viva.rl import interrupts
 
 NUM_STEPS = 3
 OPTIONS = {
@@ -191,6 +193,18 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(jsonl_run, models, problems, tmp_pa
     assert run(tmp_path, **data, behavior_if_exists="resume") == 0
     assert metrics_of(tmp_path) == metrics_of(jsonl_run)
     assert _weights(tmp_path) == _weights(jsonl_run)
+
+
+def test_an_interrupted_update_tells_what_is_left(models, problems, tmp_path, monkeypatch, capsys):
+    def interrupting(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        return asyncio.sleep(60)
+
+    monkeypatch.setattr(LocalTrainingClient, "optim_step", interrupting)
+    monkeypatch.setattr(interrupts, "GRACE_S", 0.1)
+    options = {"model_name": models["qwen3"], "train_prompts_path": problems}
+    assert run(tmp_path, **options, eval_every=0) == 128 + signal.SIGINT
+    assert "stopped by SIGINT; what was sampled is kept. Go on" in " ".join(capsys.readouterr().out.split())
 
 
 def _weights(folder: Path) -> bytes:

@@ -1,5 +1,7 @@
 """Every protocol that ships passes its own check; a broken one does not."""
 
+import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from viva.conversation.round_robin import round_robin_protocol
 from viva.selfplay.check import dry_runs
 from viva.selfplay.check_report import BUILT_IN, check_protocol, find_protocol
 from viva.selfplay.critique_protocol import critique_protocol
+from viva.selfplay.user_code import load_target
 
 DEBATE = Path(__file__).resolve().parents[2] / "examples" / "debate.py"
 
@@ -124,6 +127,16 @@ def test_all_mistakes_of_a_declaration_are_told() -> None:
 def test_a_target_that_is_no_protocol_is_refused(target: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         find_protocol(target, 3)
+
+
+def test_a_file_takes_the_place_of_no_module(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "random.py" for folder in ("one", "two")]
+    code = "from dataclasses import dataclass\n\n\n@dataclass\nclass Mine:\n    size: int = %d\n"
+    for size, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_text(code % size)
+    assert [load_target(f"{path}:Mine")().size for path in paths] == [0, 1]
+    assert sys.modules["random"] is random
 
 
 def test_a_function_that_returns_a_protocol_is_a_target() -> None:

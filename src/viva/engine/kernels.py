@@ -74,7 +74,11 @@ def _has_threads() -> bool:
 
 
 def _run(kernel: compiled.Kernel, *arguments: Any) -> None:
-    (kernel.in_threads if _has_threads() else kernel.alone)(*arguments)
+    compute = kernel.in_threads if _has_threads() else kernel.alone
+    try:
+        compute(*arguments)
+    except OSError:  # a full disk: its code is compiled now, but could not be kept
+        compute(*arguments)
 
 
 def _rows(tensor: torch.Tensor) -> Any:

@@ -1,6 +1,7 @@
 """Objects of the user's own code, named on a command line as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -34,14 +35,16 @@ def load_target(target: str) -> Any:
 
 def _module(where: str) -> ModuleType:
     if where.endswith(".py"):
-        path = Path(where)
-        spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+        path = Path(where).resolve()
+        # a name that no other module has: a user's random.py must not take the place of Python's
+        name = f"{path.stem}_{hashlib.blake2b(bytes(path), digest_size=4).hexdigest()}"
+        spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
         if spec is None or spec.loader is None:
             raise ValueError(
                 f"there is no file {where!r}; give path.py:ATTRIBUTE, seen from the working folder"
             )
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # dataclasses look their module up
+        sys.modules[name] = module  # dataclasses look their module up
         try:
             spec.loader.exec_module(module)
         except SyntaxError as error:
