@@ -127,8 +127,6 @@ def _ragged() -> Row:
         notes=(
             "Prompts have 32 to 160 tokens, replies 47 on average and 192 at most.",
             "The adapter is left out on the peers' side.",
-            "What is missing in float32: products alone would take a third of our time, at two operations by token and "
-            "weight and the rate of `rows=limit`.",
         ),
     )
 
@@ -296,10 +294,9 @@ _CAUSES = (
     "weights would take at the machine's own rate; a decode step's percentage by that of its products alone is the "
     "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
     "(docs/log.md) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
-    "product, layers of our own in decoding, compiled kernels between their products (measured with `distinct` and "
-    "`limit` so far), shared beginnings by torch's kernel, threads that spin, memory kept between steps. Tried and not "
-    "in use: huge pages, other cells for trees, norms in other "
-    "forms, compiled pieces between the products."
+    "product, layers of our own in decoding, compiled kernels between their products, shared beginnings by torch's "
+    "kernel, threads that spin, memory kept between steps. Tried and not in use: huge pages, other cells for trees, "
+    "norms in other forms, torch.compile between the products, products of a few rows by a kernel of our own."
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}
