@@ -1,8 +1,9 @@
 """How far training, prefill and decode are from what this machine's products and memory allow.
 
 Settings: ``model`` (folder), ``size``, ``precision``. The limit of training and prefill is the time of the frozen
-weights' matrix products alone, measured at the very shapes (forward, and for training backward to the inputs), with
-the output layer at the trained tokens; attention, the adapter, norms and all else count as loss. The limit of a decode
+weights' matrix products alone, measured at the very shapes (forward, and for training backward to the inputs). The
+output layer and what follows the last layer's keys and values are needed at the tokens that are read alone. Attention,
+the adapter, norms and all else count as loss. The limit of a decode
 step is reading all weights and the rows' keys and values once at the measured bandwidth, or its products at the best
 measured rate, whichever takes longer; how near to it the engine's own products come, with nothing else in the step, is
 measured too.
@@ -43,12 +44,16 @@ class Machine:
         inputs, weight = torch.rand(rows, into).to(self.dtype), torch.rand(out, into).to(self.dtype)
         return min(best(lambda: inputs @ weight.T), best(lambda: product(inputs, weight)))
 
-    def products_s(self, rows: int, trained: int, *, backward: bool) -> float:
-        """Seconds of all products of a pass over ``rows`` tokens, ``trained`` of them through the output layer."""
+    def products_s(self, rows: int, read: int, *, backward: bool) -> float:
+        """Seconds of all products that a pass over ``rows`` tokens needs if ``read`` of them have a next token."""
         size = self.size
-        layers = [(rows, *product) for product in size.products]
+        needed = [(read, size.vocab, size.hidden, 1)]
+        for out, into, times in size.products:
+            in_last = times // size.layers
+            is_key_or_value = (out, into, times) == size.keys_and_values
+            needed += [(rows, out, into, times - in_last), (rows if is_key_or_value else read, out, into, in_last)]
         seconds = 0.0
-        for count, out, into, times in [*layers, (trained, size.vocab, size.hidden, 1)]:
+        for count, out, into, times in needed:
             seconds += times * self.product_s(count, into, out)
             if backward:
                 seconds += times * self.product_s(count, out, into)
@@ -159,7 +164,7 @@ def prefill_share(client: Any, machine: Machine, number: int) -> float:
     rows, length = 12, SHAPES["long"].prompt
     at_once = 4  # prompts in one batch of the engine
     seconds = sample_s(client, machine.size, rows, 1, length, 1, number)
-    return rows / at_once * machine.products_s(at_once * length, 1, backward=False) / seconds
+    return rows / at_once * machine.products_s(at_once * length, at_once, backward=False) / seconds
 
 
 def decode_share(

@@ -31,13 +31,17 @@ class Size:
     @property
     def products(self) -> tuple[tuple[int, int, int], ...]:
         """Matrix products of a layer stack as (outputs, inputs, how many), without the output layer."""
-        kv = self.kv_heads * self.head
         return (
             (self.hidden, self.hidden, 2 * self.layers),
-            (kv, self.hidden, 2 * self.layers),
+            self.keys_and_values,
             (self.feed_forward, self.hidden, 2 * self.layers),
             (self.hidden, self.feed_forward, self.layers),
         )
+
+    @property
+    def keys_and_values(self) -> tuple[int, int, int]:
+        """The products that make them, as (outputs, inputs, how many)."""
+        return self.kv_heads * self.head, self.hidden, 2 * self.layers
 
     @property
     def parameters(self) -> int:

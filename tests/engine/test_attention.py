@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import FAMILIES, make_config, make_tokenizer
 
-from viva.engine import LocalServiceClient, attend
+from viva.engine import LocalServiceClient, attend, kernels
 from viva.engine.attention import RaggedCache
 from viva.engine.fused import fuse_layers
 from viva.engine.model import BaseModel, head_logits, load_base_model
@@ -124,12 +124,46 @@ def test_rows_with_trunks_get_the_models_logits(
             for first, last in ((0, 4), (4, 5), (5, 9)):
                 tokens = torch.tensor([text[len(text) - 9 :][first:last] for text in texts])
                 past = [first] * len(texts)
+                ends = [row % (last - first) for row in range(len(texts))]
+                ended = cache.forward(module, tokens, start=1, past=past, trunks=of_rows, ends=ends)
                 hidden = cache.forward(module, tokens, start=1, past=past, trunks=of_rows)
+                expected = hidden[torch.arange(len(texts)), ends][:, None]
+                torch.testing.assert_close(ended, expected, atol=1e-5, rtol=1e-5)
                 pieces.append(hidden)
             logits = head_logits(base.module, torch.cat(pieces, dim=1))
             for text, row in zip(texts, logits, strict=True):
                 expected = plain_model(family)(torch.tensor([text])).logits[0, -9:]
                 torch.testing.assert_close(row, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ends_alone_are_the_ends_of_whole_rows(
+    family: str, base_of: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, generator = base_of(family), torch.Generator().manual_seed(3)
+    module, cache = fused_copy(base), RaggedCache(rows=1)
+    computed: list[torch.Size] = []
+    normalise = kernels.Norm.__call__
+
+    def spy(norm: kernels.Norm, hidden: torch.Tensor) -> torch.Tensor:
+        computed.append(hidden.shape)
+        return normalise(norm, hidden)
+
+    monkeypatch.setattr(kernels.Norm, "__call__", spy)
+    tokens = torch.randint(0, 256, (4, 20), generator=generator)
+    with torch.inference_mode():
+        for first, last, past, ends in (
+            (0, 12, [0] * 4, [11, 3, 0, 7]),
+            (12, 20, [12, 4, 1, 8], [7, 0, 3, 6]),
+        ):
+            given: dict[str, Any] = {"start": 2, "past": past}
+            hidden = cache.forward(module, tokens[:, first:last], **given)
+            computed.clear()
+            ended = cache.forward(module, tokens[:, first:last], ends=ends, **given)
+            assert computed[-1:] == ([] if family.startswith("gemma") else [ended.shape])
+            expected = hidden[torch.arange(4), ends][:, None]
+            torch.testing.assert_close(ended, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_growing_and_moving_rows_keeps_what_is_stored(base_of: Callable[[str], BaseModel]) -> None:

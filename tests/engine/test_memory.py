@@ -76,7 +76,7 @@ def kept_bytes(trained: Policy, *, trees: bool) -> tuple[int, tuple[int, ...]]:
 
     attention = attention_by(trained._module, TREE_ATTENTION) if trees else nullcontext()
     with attention, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        hidden: Any = trained._hidden(batch)
+        hidden: Any = trained._hidden(batch, np.arange(batch.tokens.size))
     assert hidden.requires_grad
     return sum(found.values()), batch.tokens.shape
 

@@ -105,6 +105,7 @@ class RaggedCache(Cache):
         start: int,
         past: Sequence[int],
         trunks: Sequence[Trunk | None] = (),
+        ends: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Run the decoder on new tokens of rows ``start .. start + B``, storing their keys and values.
 
@@ -114,16 +115,22 @@ class RaggedCache(Cache):
             start: First row.
             past: Tokens of its own that each of the ``B`` rows has already.
             trunks: What each of the rows begins with; none if left out.
+            ends: Of each row the new token, counted from the first, whose hidden state is read; all if left out.
 
         Returns:
-            Hidden states after the final norm, ``[B, T, H]``.
+            Hidden states after the final norm, ``[B, T, H]``, or with ``ends`` ``[B, 1, H]``.
 
         Raises:
             UnsupportedAttentionError: The architecture does not use our attention.
         """
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
-        return self.run(module, tokens, RaggedStep(start, past, num_new, tokens.device, trunks))
+        step = RaggedStep(start, past, num_new, tokens.device, trunks)
+        if ends is None or num_new == 1:
+            return self.run(module, tokens, step)
+        step.read_ends(ends)
+        hidden = self.run(module, tokens, step)
+        return hidden if hidden.shape[1] == 1 else step.at_ends(hidden)
 
     def run(self, module: Any, tokens: torch.Tensor, step: RaggedStep) -> torch.Tensor:
         """`forward` on rows that there is room for, as a step says."""

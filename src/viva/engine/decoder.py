@@ -148,23 +148,25 @@ class Decoder:
             line[: prompt.num_new] = prompt.tokens[prompt.past :]
         start = len(self._table.rows)
         self._table.load(prompts)
+        is_scored = any(request.unscored for prompt in prompts for request in prompt.requests)
+        ends = [prompt.num_new - 1 for prompt in prompts]
         hidden = self._table.cache.forward(
             self._module,
             torch.from_numpy(tokens).to(self._device),
             start=start,
             past=[prompt.past - trunk_length(prompt.trunk) for prompt in prompts],
             trunks=[prompt.trunk for prompt in prompts],
+            ends=None if is_scored else ends,
         )
         lost = self._score(prompts, hidden)
-        lines = torch.arange(len(prompts), device=self._device)
-        ends = torch.tensor([prompt.num_new - 1 for prompt in prompts], device=self._device)
         # all that go on after their first token will be live together, since prompts go before decoding
         staying = sum(request.waiting for request in self._pending if request.max_tokens > 1)
         origins = self._table.start(prompts, min(self._limits.decode_rows, start + staying))
         requests = [request for prompt in prompts for request in prompt.requests]
         done = {id(request) for request in requests if not request.waiting}
         self._pending = deque(request for request in self._pending if id(request) not in done)
-        final = hidden[lines, ends]
+        lines, last = (torch.tensor(each, device=self._device) for each in (range(len(prompts)), ends))
+        final = hidden[lines, last] if is_scored else hidden[:, 0]
         completed = self._advance(start, final[torch.tensor(origins, dtype=torch.int64, device=self._device)])
         for request in requests:
             if not request.max_tokens:
@@ -180,8 +182,8 @@ class Decoder:
         lost: list[SampleRequest] = []
         for slot, (line, prompt) in enumerate(zip(hidden, prompts, strict=True), start=len(self._table.rows)):
             for request in prompt.requests:
-                scoring = request.scoring
-                if scoring is not None and not request.prompt_fields:
+                scoring = request.unscored
+                if scoring is not None:
                     span = line[scoring.first - 1 - prompt.past : len(request.prompt) - 1 - prompt.past]
                     try:
                         request.prompt_fields = score_prompt(

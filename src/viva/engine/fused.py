@@ -21,9 +21,9 @@ from viva.engine.attend import attend
 from viva.engine.kernels import Norm, as_array, gate, place
 from viva.engine.linear import is_packable, join_linears
 
-__all__ = ["FusedDecoder", "FusedLayer", "fuse_layers", "is_stock", "uses_silu"]
+__all__ = ["LAYER_KINDS", "FusedDecoder", "FusedLayer", "fuse_layers", "is_stock", "uses_silu"]
 
-_KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
+LAYER_KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of ``transformers`` that consist of the same steps."""
 _DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 """What holds such layers, and otherwise an embedding, rotary embeddings and a norm."""
@@ -54,7 +54,7 @@ def uses_silu(mlp: Any) -> bool:
 
 
 def _is_known(layer: nn.Module) -> bool:
-    if not is_stock(layer, _KINDS):
+    if not is_stock(layer, LAYER_KINDS):
         return False
     attention, mlp = cast(Any, layer).self_attn, cast(Any, layer).mlp
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
@@ -85,12 +85,19 @@ class FusedDecoder(nn.Module):
         ragged: Any,
         **unused: Any,
     ) -> BaseModelOutputWithPast:
-        """``[B, T]`` tokens at positions ``[B, T]`` to hidden states ``[B, T, H]`` after the final norm."""
+        """``[B, T]`` tokens at positions ``[B, T]`` to hidden states after the final norm.
+
+        They are ``[B, T, H]``, or ``[B, 1, H]`` of the rows' ends if the step says that nothing else is read.
+        """
         hidden = self.embed_tokens(input_ids)
         rotation = self.rotary_emb(hidden, position_ids)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, start=1):
             hidden = layer(
-                hidden, position_embeddings=rotation, past_key_values=past_key_values, ragged=ragged
+                hidden,
+                position_embeddings=rotation,
+                past_key_values=past_key_values,
+                ragged=ragged,
+                is_last=number == len(self.layers),
             )
         return BaseModelOutputWithPast(last_hidden_state=cast(Any, self._norm(hidden)))
 
@@ -121,6 +128,7 @@ class FusedLayer(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         past_key_values: Any,
         ragged: Any,
+        is_last: bool = False,
         **unused: Any,
     ) -> torch.Tensor:
         """``[B, T, H]`` hidden states to those after the layer.
@@ -130,6 +138,7 @@ class FusedLayer(nn.Module):
             position_embeddings: Cosines and sines, ``[B, T, D]``.
             past_key_values: A `viva.engine.attention.RaggedCache`.
             ragged: Its step.
+            is_last: Whether nothing attends to the result: then it is ``[B, 1, H]`` if the step reads ends alone.
             **unused: What else the model hands its layers.
         """
         inner = self._in(self._first_norm(hidden))
@@ -139,6 +148,9 @@ class FusedLayer(nn.Module):
             inner, self._head_norms, ragged.rotation(position_embeddings), where, store, self._heads[0]
         )
         key, value = past_key_values.stored()
+        if is_last and ragged.reads_ends:
+            hidden, query = ragged.at_ends(hidden), ragged.at_ends(query.transpose(1, 2)).transpose(1, 2)
+            ragged = ragged.step_of_ends()
         output = attend(query, key, value, ragged, self._scaling, self._window, None)
         hidden = self._out.added_to(hidden, output.view(*hidden.shape[:2], -1))
         return self._down.added_to(hidden, gate(self._gate_up(self._second_norm(hidden))))

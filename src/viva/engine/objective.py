@@ -5,7 +5,8 @@ are computed once per place and a logprob once per place and token; the loss see
 slopes of those that are the same are added up. Some places at a time go forward and backward through the output layer;
 then the gradients of all go backward through the rest of the model together.
 
-Shapes: ``A`` targets of all examples of a batch, ``M`` of them wanted, ``U`` distinct pairs of place and token.
+Shapes: ``A`` targets of all examples of a batch, ``M`` of them wanted, ``U`` distinct pairs of place and token, ``R``
+distinct places.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,8 +38,10 @@ class Targets:
     """What the loss reads, ``[M]`` each."""
     pairs: np.ndarray
     """``[M]`` index of the target's pair."""
+    read: np.ndarray
+    """``[R]`` ascending places of the batch that carry a pair."""
     places: np.ndarray
-    """``[U]`` ascending places of the pairs."""
+    """``[U]`` ascending indices into these, of the pairs."""
     tokens: np.ndarray
     """``[U]`` token ids, ascending within a place."""
 
@@ -49,7 +52,7 @@ class Targets:
 
         Args:
             module: The causal language model.
-            hidden: ``[B * T, H]`` hidden states of the batch.
+            hidden: ``[R, H]`` hidden states of the places that are read.
             loss: What is minimised. A target's loss depends on no other target.
             config: Its settings.
             max_logits: Logits to hold at once.
@@ -145,12 +148,14 @@ def gather_targets(batch: Batch, examples: Sequence[Example], vocab_size: int) -
 
     codes = flat(places) * vocab_size + flat([row.targets for row in rows])
     distinct, pairs = np.unique(codes, return_inverse=True)
+    read, places_of_pairs = np.unique(distinct // vocab_size, return_inverse=True)
     return Targets(
         shapes=tuple(row.targets.shape for row in rows),
         wanted=wanted,
         active=flat([row.active for row in rows]),
         inputs={key: flat([row.inputs[key] for row in rows]) for key in rows[0].inputs},
         pairs=pairs,
-        places=distinct // vocab_size,
+        read=read,
+        places=places_of_pairs,
         tokens=distinct % vocab_size,
     )

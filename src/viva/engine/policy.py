@@ -20,6 +20,7 @@ from torch import nn
 from viva.engine.adam import AdamW
 from viva.engine.batches import Example
 from viva.engine.checkpoint import read_tensors, write_tensors
+from viva.engine.last_layer import confine_last_layer
 from viva.engine.limits import EngineLimits
 from viva.engine.lora import (
     ALPHA,
@@ -79,6 +80,7 @@ class Policy:
             copies = {id(p): nn.Parameter(p.detach().float().clone()) for p in base.module.parameters()}
             self._module = structure_copy(base.module, copies)
             self._parameters = dict(self._module.named_parameters())
+        self._is_confined = confine_last_layer(self._module)
         self._costs = CostModel.of(base.module)
         self.optimizer = AdamW(self._parameters)
         self._failure: str | None = None
@@ -106,7 +108,7 @@ class Policy:
                 found = map(targets.split, results, (np.nan, 0.0))
                 for index, *values in zip(batch.indices, *found, strict=True):
                     logprobs[index], losses[index] = values
-                num_computed += batch.tokens.size
+                num_computed += batch.tokens.size if len(targets.read) else 0
                 yield
         if backward:
             # data that push nothing have a gradient of zero: the step after them is one of momentum alone
@@ -212,6 +214,8 @@ class Policy:
     def _run_batch(
         self, batch: Batch, targets: Targets, loss: Loss, config: Mapping[str, float], *, backward: bool
     ) -> tuple[np.ndarray, np.ndarray]:
+        if not len(targets.read):
+            return np.empty(0, np.float32), np.empty(0, np.float32)
         backward = backward and bool(targets.active.any())
         with ExitStack() as contexts:
             contexts.enter_context(torch.set_grad_enabled(backward))
@@ -219,7 +223,7 @@ class Policy:
                 contexts.enter_context(attention_by(self._module, TREE_ATTENTION))
             if backward and self._needs_recomputing(*batch.tokens.shape):
                 contexts.enter_context(recomputed(decoder_layers(self._module)))
-            hidden = self._hidden(batch).flatten(0, 1)
+            hidden = self._hidden(batch, targets.read)
             return targets.evaluate(self._module, hidden, loss, config, self._limits.logits)
 
     def _needs_recomputing(self, num_rows: int, length: int) -> bool:
@@ -239,13 +243,18 @@ class Policy:
             )
         return True
 
-    def _hidden(self, batch: Batch) -> torch.Tensor:
-        """Hidden states after the final norm, ``[B, T, H]``."""
+    def _hidden(self, batch: Batch, read: np.ndarray) -> torch.Tensor:
+        """Hidden states after the final norm at ascending places of the flattened batch, ``[R, H]``."""
         device = self.base.module.device
+        places = torch.from_numpy(read).to(device)
+        given = {"read": places} if self._is_confined else {}
         if batch.tree is not None:
-            return TreeStep(batch.tree, device).forward(self._module)
-        tokens = torch.from_numpy(batch.tokens).to(device)
-        return self._module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+            hidden = TreeStep(batch.tree, device, read).forward(self._module, **given)
+        else:
+            tokens = torch.from_numpy(batch.tokens).to(device)
+            hidden = self._module.get_decoder()(input_ids=tokens, use_cache=False, **given).last_hidden_state
+        hidden = hidden.flatten(0, 1)
+        return hidden if self._is_confined else hidden[places]
 
     def _weights(self) -> dict[str, torch.Tensor]:
         """Copies of the trained weights."""

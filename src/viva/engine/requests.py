@@ -43,6 +43,11 @@ class SampleRequest:
     """Fields of the response that concern the prompt."""
 
     @property
+    def unscored(self) -> PromptScoring | None:
+        """What is still to be found out about the prompt."""
+        return None if self.prompt_fields else self.scoring
+
+    @property
     def fed(self) -> np.ndarray:
         """What the model must read: a last token that nothing follows is only scored."""
         return self.prompt if self.max_tokens else self.prompt[: max(1, len(self.prompt) - 1)]
@@ -56,7 +61,7 @@ class SampleRequest:
     def reusable(self) -> int:
         """Leading tokens whose hidden states are not needed, so that their keys and values may be reused."""
         needed = len(self.fed) - 1
-        return needed if self.scoring is None or self.prompt_fields else min(needed, self.scoring.first - 1)
+        return needed if self.unscored is None else min(needed, self.unscored.first - 1)
 
 
 def token_array(prompt: tinker.ModelInput, base: BaseModel) -> np.ndarray:

@@ -53,6 +53,8 @@ class RaggedStep:
         self.uniform_past = past[0] if min(past) == max(past) and not is_fixed else None
         self.lengths = np.array(past) + num_new
         self._device = device
+        self._trunks = trunks
+        self._ends: Any = None
         self.layer = 0
         self.store = torch.empty(0)
         """Keys and values of the layer at work."""
@@ -85,6 +87,28 @@ class RaggedStep:
         self.places.copy_(torch.tensor(past)[:, None] + new)
         if self._depths is not None:
             torch.add(self.places, self._depths, out=self.positions)
+
+    def read_ends(self, ends: Sequence[int]) -> None:
+        """Let nobody read hidden states but those of one new token of each row, counted from its first."""
+        self._ends = torch.tensor(ends, device=self._device)
+
+    @property
+    def reads_ends(self) -> bool:
+        """Whether the hidden states of one new token of each row are all that is read."""
+        return self._ends is not None
+
+    def at_ends(self, states: torch.Tensor) -> torch.Tensor:
+        """``[B, T, ...]`` of all new tokens to ``[B, 1, ...]`` of those that are read."""
+        return states[torch.arange(self.num_rows, device=self._device), self._ends][:, None]
+
+    def step_of_ends(self) -> "RaggedStep":
+        """What attends in the place of this step where only ends do: one new token per row, the others known."""
+        step = RaggedStep(
+            self.start, self.places[:, 0].add(self._ends).tolist(), 1, self._device, self._trunks
+        )
+        step.layer, step.store = self.layer, self.store
+        self.num_attended += 1
+        return step
 
     def causal(self, window: int | None) -> bool:
         """Whether this is plain causal attention of whole prompts, for which there are faster kernels."""

@@ -8,8 +8,10 @@ Shapes: ``S`` packed tokens, ``Q`` query heads, ``K`` key-value heads, ``G = Q /
 queries and ``L`` keys.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -31,16 +33,29 @@ def register_tree_attention() -> None:
 class TreeStep:
     """A packed tree during one forward pass: its tensors, and the masks that follow from it."""
 
-    def __init__(self, tree: PackedTree, device: torch.device) -> None:
+    def __init__(self, tree: PackedTree, device: torch.device, read: np.ndarray | None = None) -> None:
+        """A pass over a tree.
+
+        Args:
+            tree: The tree.
+            device: Of the model.
+            read: Ascending places whose hidden states after the last layer are read; all if left out.
+        """
         self.cells = tree.cells
+        self.read_cells = range(len(tree.cells)) if read is None else _cells_at(tree, read)
+        """Cells with queries at these places."""
         self.num_attended = 0
         self._device = device
         self._depths = torch.from_numpy(tree.depths).to(device)
         self._tokens = torch.from_numpy(tree.tokens).to(device)
         self._hidden: dict[tuple[int, int | None], tuple[int, torch.Tensor]] = {}
 
-    def forward(self, module: Any) -> torch.Tensor:
+    def forward(self, module: Any, **given: Any) -> torch.Tensor:
         """Run the decoder of a model whose attention is `TREE_ATTENTION`.
+
+        Args:
+            module: The causal language model.
+            **given: What else its layers take.
 
         Returns:
             Hidden states after the final norm, ``[1, S, H]``.
@@ -49,7 +64,7 @@ class TreeStep:
             UnsupportedAttentionError: The architecture does not use our attention.
         """
         output = module.get_decoder()(
-            input_ids=self._tokens[None], position_ids=self._depths[None], use_cache=False, tree=self
+            input_ids=self._tokens[None], position_ids=self._depths[None], use_cache=False, tree=self, **given
         )
         if not self.num_attended:
             raise UnsupportedAttentionError("its layers do not attend through the function chosen for them")
@@ -72,6 +87,12 @@ class TreeStep:
         return self._hidden[index, window]
 
 
+def _cells_at(tree: PackedTree, places: np.ndarray) -> list[int]:
+    """Cells that have a query among ascending places."""
+    bounds = np.searchsorted(places, [(cell.queries.start, cell.queries.stop) for cell in tree.cells])
+    return np.flatnonzero(bounds[:, 0] < bounds[:, 1]).tolist()
+
+
 def _tree_attention(
     module: Any,
     query: torch.Tensor,
@@ -82,9 +103,13 @@ def _tree_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     tree: TreeStep | None = None,
+    cells: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention in the form ``transformers`` calls it: ``[1, Q, S, D]`` queries to ``[1, S, Q, D]`` output."""
+    """Attention in the form ``transformers`` calls it: ``[1, Q, S, D]`` queries to ``[1, S, Q, D]`` output.
+
+    Of some ``cells`` alone, if they are named: the others' output is 0.
+    """
     if tree is None or attention_mask is not None or kwargs.get("s_aux") is not None:
         raise UnsupportedAttentionError(
             "this architecture calls its attention in a way the engine does not know"
@@ -93,7 +118,7 @@ def _tree_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     groups = query.shape[1] // key.shape[1]
     output = _TreeAttention.apply(
-        query[0].unflatten(0, (-1, groups)) * scale, key[0], value[0], tree, sliding_window, softcap
+        query[0].unflatten(0, (-1, groups)) * scale, key[0], value[0], tree, cells, sliding_window, softcap
     )
     return output.flatten(0, 1).transpose(0, 1)[None].contiguous(), None  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
@@ -108,11 +133,14 @@ class _TreeAttention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         step: TreeStep,
+        cells: Sequence[int] | None,
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        output = query.new_empty(*query.shape[:-1], value.shape[-1])
-        for index, cell in enumerate(step.cells):
+        output = query.new_zeros(*query.shape[:-1], value.shape[-1])
+        ctx.indices = range(len(step.cells)) if cells is None else cells
+        for index in ctx.indices:
+            cell = step.cells[index]
             weights, _ = _weights(query, key, step, index, window, softcap)
             part = weights.to(value.dtype) @ _gathered(value, cell, 1)
             output[:, :, cell.queries] = part.view(*output.shape[:2], -1, output.shape[-1])
@@ -129,10 +157,11 @@ class _TreeAttention(torch.autograd.Function):
         grad = grad_outputs[0].contiguous()
         # the softmax's backward pass needs sum(weight * slope) of every query, which is output * gradient
         means = (grad * output).sum(dim=-1, dtype=torch.float32)
-        grad_query = torch.empty_like(query)
+        grad_query = torch.zeros_like(query)
         grad_key = torch.zeros_like(key, dtype=torch.float32)
         grad_value = torch.zeros_like(value, dtype=torch.float32)
-        for index, cell in enumerate(ctx.step.cells):
+        for index in ctx.indices:
+            cell = ctx.step.cells[index]
             weights, bend = _weights(query, key, ctx.step, index, ctx.window, ctx.softcap)
             keys, queries = _gathered(key, cell, 1), _folded(query, cell)
             slopes = _folded(grad, cell)
@@ -144,7 +173,7 @@ class _TreeAttention(torch.autograd.Function):
             grad_query[:, :, cell.queries] = (scores @ keys).view(*query.shape[:2], -1, query.shape[-1])
             _scatter(grad_key, cell, scores.mT @ queries)
             _scatter(grad_value, cell, weights.to(value.dtype).mT @ slopes)
-        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None, None
 
 
 def _weights(
