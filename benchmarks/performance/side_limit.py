@@ -51,7 +51,10 @@ class Machine:
         for out, into, times in size.products:
             in_last = times // size.layers
             is_key_or_value = (out, into, times) == size.keys_and_values
-            needed += [(rows, out, into, times - in_last), (rows if is_key_or_value else read, out, into, in_last)]
+            needed += [
+                (rows, out, into, times - in_last),
+                (rows if is_key_or_value else read, out, into, in_last),
+            ]
         seconds = 0.0
         for count, out, into, times in needed:
             seconds += times * self.product_s(count, into, out)

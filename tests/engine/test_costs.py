@@ -11,7 +11,7 @@ from viva.engine.batches import Example
 from viva.engine.packing import CostModel, plan_batches
 from viva.engine.trees import pack_tree
 
-PRICES = CostModel(token=1.0, entry=10.0, call=1000.0)
+PRICES = CostModel(token=1.0, entry=10.0, tree_entry=30.0, call=1000.0)
 
 
 def model_of(family: str) -> Any:
@@ -36,7 +36,13 @@ def test_a_models_costs_are_its_matrices_its_heads_and_its_layers() -> None:
     attention = 32 * 4 * 8 * 2 + 32 * 2 * 8 * 2
     assert costs.token == 2 * (attention + 3 * 32 * 48) + 260 * 32
     assert costs.entry == 2 * 2 * 4 * 8
+    assert costs.tree_entry == costs.entry / 2
     assert costs.call == 2 * 2e6
+
+
+def test_entries_of_trees_cost_more_than_those_of_rows_where_no_kernels_are_for_them() -> None:
+    for costs in (CostModel.of(model_of("gemma2")), CostModel.of(model_of("llama").double())):
+        assert costs.tree_entry == 2 * costs.entry
 
 
 def test_a_head_has_its_own_size_or_its_share_of_the_channels() -> None:
@@ -61,13 +67,13 @@ def test_rows_cost_their_tokens_the_lower_triangle_of_their_entries_and_one_prod
     assert PRICES.rows(1, 1) == 1 + 10 + 1000
 
 
-def test_a_tree_costs_its_tokens_its_cells_entries_twice_and_a_product_each() -> None:
+def test_a_tree_costs_its_tokens_its_cells_entries_and_a_product_each() -> None:
     arrays = [np.array([0, 0, 0, number], dtype=np.int64) for number in range(3)]
     for price in (0.0, 1e9):
         tree = pack_tree(arrays, price)
         entries = sum(cell.visible.size for cell in tree.cells)
-        assert PRICES.tree(tree) == len(tree.tokens) + 2 * 10 * entries + 1000 * len(tree.cells)
-    assert PRICES.call_entries == 1000 / (2 * 10)
+        assert PRICES.tree(tree) == len(tree.tokens) + 30 * entries + 1000 * len(tree.cells)
+    assert PRICES.call_entries == 1000 / 30
 
 
 def test_the_largest_batches_come_first_and_those_without_a_gradient_last() -> None:

@@ -10,8 +10,8 @@ from viva.engine.batches import Example
 from viva.engine.packing import Batch, CostModel, _runs, plan_batches
 from viva.engine.trees import shared_lengths
 
-DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, call=0.0)
-DEAR_CALLS = CostModel(token=1.0, entry=1.0, call=1e12)
+DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.0)
+DEAR_CALLS = CostModel(token=1.0, entry=1.0, tree_entry=2.0, call=1e12)
 
 contents = st.lists(
     st.tuples(

@@ -22,8 +22,8 @@ from viva.engine.packing import CostModel
 from viva.engine.policy import LossResult, Policy
 from viva.engine.tree_attention import TreeStep
 
-DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, call=0.0)
-DEAR_CALLS = CostModel(token=1.0, entry=1e-9, call=0.1)
+DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.0)
+DEAR_CALLS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.1)
 NUM_TREES = 1000
 BATCHES = 10
 
@@ -133,6 +133,17 @@ def test_a_thousand_random_trees_have_the_losses_and_gradients_of_their_rows(
 ) -> None:
     policy = small_client._policy
     for loss, data, policy._costs in random_trees(batch):
+        assert_alike(
+            evaluate(policy, data, loss, trees=True), evaluate(policy, data, loss, trees=False), 1e-5
+        )
+
+
+def test_without_kernels_trees_have_the_losses_and_gradients_of_their_rows(
+    small_client: LocalTrainingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("viva.engine.tree_attention.can_compile", lambda query: False)
+    policy = small_client._policy
+    for loss, data, policy._costs in random_trees(0):
         assert_alike(
             evaluate(policy, data, loss, trees=True), evaluate(policy, data, loss, trees=False), 1e-5
         )

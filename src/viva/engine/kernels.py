@@ -28,7 +28,9 @@ __all__ = [
     "gate_pair",
     "normalise",
     "normalise_back",
+    "num_threads",
     "place",
+    "run",
     "use_threads",
 ]
 
@@ -73,7 +75,13 @@ def _has_threads() -> bool:
     return os.getpid() == _home() and torch.get_num_threads() > 1
 
 
-def _run(kernel: compiled.Kernel, *arguments: Any) -> None:
+def num_threads() -> int:
+    """Threads that a kernel called now is computed with."""
+    return numba.get_num_threads() if _has_threads() else 1
+
+
+def run(kernel: compiled.Kernel, *arguments: Any) -> None:
+    """Call a kernel, in threads where that is possible."""
     compute = kernel.in_threads if _has_threads() else kernel.alone
     try:
         compute(*arguments)
@@ -101,7 +109,7 @@ class Norm:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[..., H]`` to as many."""
         output = torch.empty_like(hidden)
-        _run(compiled.normalise, _rows(hidden), self._weight, self._eps, _rows(output))
+        run(compiled.normalise, _rows(hidden), self._weight, self._eps, _rows(output))
         return output
 
 
@@ -118,7 +126,7 @@ def normalise_back(
     use_threads()
     output = torch.empty_like(hidden)
     given = _rows(hidden), as_array(weight.detach()), np.float32(eps), _rows(slopes)
-    _run(compiled.normalise_back, *given, _rows(output))
+    run(compiled.normalise_back, *given, _rows(output))
     return output
 
 
@@ -126,7 +134,7 @@ def gate_pair(gates: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """``silu(g) u`` of two tensors ``[..., F]``, to be trained through."""
     use_threads()
     output = torch.empty_like(gates)
-    _run(compiled.gate_pair, _rows(gates), _rows(values), _rows(output))
+    run(compiled.gate_pair, _rows(gates), _rows(values), _rows(output))
     return output
 
 
@@ -136,14 +144,14 @@ def gate_back(
     """Slopes by what `gate_pair` took from those by what it gave, all ``[..., F]``."""
     use_threads()
     to_gates, to_values = torch.empty_like(gates), torch.empty_like(values)
-    _run(compiled.gate_back, *map(_rows, (gates, values, slopes, to_gates, to_values)))
+    run(compiled.gate_back, *map(_rows, (gates, values, slopes, to_gates, to_values)))
     return to_gates, to_values
 
 
 def gate(both: torch.Tensor) -> torch.Tensor:
     """``silu(g) u`` of gates and values side by side, ``[..., 2 F]`` to ``[..., F]``."""
     output = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
-    _run(compiled.gate, _rows(both), _rows(output))
+    run(compiled.gate, _rows(both), _rows(output))
     return output
 
 
@@ -179,7 +187,7 @@ def place(
         as_array(inner.view(-1, inner.shape[-1] // size, size)),
         as_array(query.view(-1, num_queries, size)),
     )
-    _run(compiled.place, flat[0], *norms, *rotation, *where, as_array(store), flat[1])
+    run(compiled.place, flat[0], *norms, *rotation, *where, as_array(store), flat[1])
     return query.transpose(1, 2)
 
 
@@ -209,7 +217,7 @@ def attend_one(
     output, sums = torch.empty_like(asked), asked.new_empty(rows, heads, dtype=torch.float32)
     arrays = as_array(asked), as_array(store), as_array(output), sums.numpy()
     seen = _EVERYTHING if window is None else window
-    _run(
+    run(
         compiled.attend_one,
         arrays[0],
         arrays[1],
@@ -240,5 +248,5 @@ def draw(
     output = torch.empty(3, len(logits), dtype=torch.float64)
     temperatures = divisors.numpy().copy()
     temperatures[list(greedy)] = 0
-    _run(compiled.draw, as_array(logits.contiguous()), temperatures, np.array(uniforms), output.numpy())
+    run(compiled.draw, as_array(logits.contiguous()), temperatures, np.array(uniforms), output.numpy())
     return output

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from viva.engine.batches import Example, micro_batches
+from viva.engine.kernels import can_compile
 from viva.engine.model import decoder_layers
 from viva.engine.trees import PackedTree, pack_tree, shared_lengths
 
 __all__ = ["Batch", "CostModel", "plan_batches"]
 
-_ROW_ENTRY, _TREE_ENTRY = 1.0, 2.0
-"""Cost of an attention entry in multiplications, relative to its products alone: a library's kernel is faster."""
+_KERNEL_ENTRY, _TREE_ENTRY = 0.5, 2.0
+"""Cost of an attention entry of a tree, with and without kernels for it, relative to one of rows."""
 _CALL = {"cpu": 2e6, "cuda": 1e9}
 """What a cell costs in each layer beside its products, in multiplications."""
 
@@ -32,7 +33,9 @@ class CostModel:
     token: float
     """A token in all linear layers, the output layer included."""
     entry: float
-    """A query and a key that may see one another, in all layers and heads."""
+    """A query and a key that may see one another, in all layers and heads, of rows."""
+    tree_entry: float
+    """The same, of a tree."""
     call: float
     """A product of attention, in all layers, beside its entries."""
 
@@ -44,29 +47,30 @@ class CostModel:
         size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         layers = int(config.num_hidden_layers)
         output = module.get_output_embeddings().weight
+        has_kernels = can_compile(output) and getattr(config, "attn_logit_softcapping", None) is None
+        entry = 2.0 * layers * heads * size
         matrices = {id(p): p.numel() for p in decoder_layers(module).parameters() if p.ndim > 1}
         return cls(
             token=float(sum(matrices.values()) + output.numel()),
-            entry=2.0 * layers * heads * size,
+            entry=entry,
+            tree_entry=entry * (_KERNEL_ENTRY if has_kernels else _TREE_ENTRY),
             call=layers * _CALL.get(output.device.type, _CALL["cuda"]),
         )
 
     @property
     def call_entries(self) -> float:
         """What a product of a tree's attention costs beside its entries, in entries."""
-        return self.call / (_TREE_ENTRY * self.entry)
+        return self.call / self.tree_entry
 
     def tree(self, tree: PackedTree) -> float:
         """Cost of a packed tree."""
         entries = sum(cell.num_entries for cell in tree.cells)
-        return (
-            self.token * len(tree.tokens) + _TREE_ENTRY * self.entry * entries + self.call * len(tree.cells)
-        )
+        return self.token * len(tree.tokens) + self.tree_entry * entries + self.call * len(tree.cells)
 
     def rows(self, num_rows: int, length: int) -> float:
         """Cost of rows padded to a length."""
         entries = num_rows * length * (length + 1) / 2
-        return self.token * num_rows * length + _ROW_ENTRY * self.entry * entries + self.call
+        return self.token * num_rows * length + self.entry * entries + self.call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

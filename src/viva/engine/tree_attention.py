@@ -16,6 +16,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from viva.engine.attention import UnsupportedAttentionError
+from viva.engine.kernels import can_compile
+from viva.engine.tree_kernels import TreePlan, attend_compiled
 from viva.engine.trees import Cell, PackedTree
 
 __all__ = ["TREE_ATTENTION", "TreeStep", "register_tree_attention"]
@@ -49,6 +51,7 @@ class TreeStep:
         self._depths = torch.from_numpy(tree.depths).to(device)
         self._tokens = torch.from_numpy(tree.tokens).to(device)
         self._hidden: dict[tuple[int, int | None], tuple[int, torch.Tensor]] = {}
+        self._plans: dict[int | None, TreePlan] = {}
 
     def forward(self, module: Any, **given: Any) -> torch.Tensor:
         """Run the decoder of a model whose attention is `TREE_ATTENTION`.
@@ -86,6 +89,13 @@ class TreeStep:
             self._hidden[index, window] = first, mask[:, first:]
         return self._hidden[index, window]
 
+    def plan(self, window: int | None) -> TreePlan:
+        """The cells as the compiled kernels read them."""
+        if window not in self._plans:
+            hidden = [self.hidden(index, window) for index in range(len(self.cells))]
+            self._plans[window] = TreePlan(self.cells, hidden)
+        return self._plans[window]
+
 
 def _cells_at(tree: PackedTree, places: np.ndarray) -> list[int]:
     """Cells that have a query among ascending places."""
@@ -116,6 +126,9 @@ def _tree_attention(
         )
     tree.num_attended += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if softcap is None and can_compile(query) and query.shape[-1] == value.shape[-1]:
+        named = range(len(tree.cells)) if cells is None else cells
+        return attend_compiled(query, key, value, tree.plan(sliding_window), named, scale), None
     groups = query.shape[1] // key.shape[1]
     output = _TreeAttention.apply(
         query[0].unflatten(0, (-1, groups)) * scale, key[0], value[0], tree, cells, sliding_window, softcap

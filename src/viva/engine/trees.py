@@ -17,7 +17,7 @@ import numpy as np
 
 __all__ = ["Cell", "PackedTree", "pack_tree", "shared_lengths"]
 
-_PIECE = 128
+_PIECE = 64
 """Most tokens of one sequence in a cell before cells are joined."""
 _MAX_ENTRIES = 2**20
 """Most queries times keys in a cell of several tokens: its scores must fit into memory."""

@@ -8,12 +8,19 @@ products is one call, and attention reads keys and values once, as they lie.
 from viva.engine.compiled.attention import attend_one
 from viva.engine.compiled.drawing import draw
 from viva.engine.compiled.layers import gate, gate_back, gate_pair, normalise, normalise_back, place
+from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS
+from viva.engine.compiled.trees import BLOCK_ROWS, attend_tree, attend_tree_back
 from viva.engine.compiled.vectors import Kernel
 
 __all__ = [
+    "BLOCK_ROWS",
     "KERNELS",
+    "TILE_COLUMNS",
+    "TILE_ROWS",
     "Kernel",
     "attend_one",
+    "attend_tree",
+    "attend_tree_back",
     "draw",
     "gate",
     "gate_back",
@@ -23,5 +30,16 @@ __all__ = [
     "place",
 ]
 
-KERNELS = (attend_one, draw, gate, gate_back, gate_pair, normalise, normalise_back, place)
+KERNELS = (
+    attend_one,
+    attend_tree,
+    attend_tree_back,
+    draw,
+    gate,
+    gate_back,
+    gate_pair,
+    normalise,
+    normalise_back,
+    place,
+)
 """All of them."""

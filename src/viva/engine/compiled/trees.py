@@ -1,0 +1,202 @@
+"""Attention over a packed prefix tree, forward and backward.
+
+Scores of a block of queries are made, used and forgotten while they are in the processor's cache (Dao et al. 2022,
+arXiv 2205.14135). The queries that share keys, those of one token one after another, are rows of one matrix. All
+numbers are float32 in flat arrays; heads are filled up with zeros to a whole number of tiles, and what lies behind the
+last row or column of a matrix may be read.
+
+Shapes: ``S`` packed tokens, ``K`` key-value heads, ``G`` query heads for each of them, ``N = S G`` queries of these,
+``D`` head size, ``W`` and ``R`` columns and rows of a tile; ``C`` cells, ``P`` stretches of their keys, ``B`` blocks
+of queries, ``L`` keys of a cell.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS, add_row, add_tile
+from viva.engine.compiled.vectors import Kernel, exp, inner, narrow
+
+__all__ = ["BLOCK_ROWS", "attend_tree", "attend_tree_back"]
+
+BLOCK_ROWS = 96
+"""Queries of a block: a whole number of tiles."""
+_LANES = 16
+"""Numbers that are compared at once."""
+
+
+@inner
+def _by_keys(rows: Any, first: int, count: int, keys: Any, stretches: Any, size: int, products: Any) -> None:
+    """Products of rows, ``[N, D]``, from the first on with the keys of a cell, ``[D, S + W]``: ``[count, L + W]``."""
+    step, width = products.shape[1], len(keys) // size
+    flat = products.reshape(-1)
+    done = 0
+    for stretch in range(len(stretches)):
+        begin, stop = stretches[stretch, 0], stretches[stretch, 1]
+        for key in range(begin, stop, TILE_COLUMNS):
+            for row in range(0, count, TILE_ROWS):
+                # what this writes behind the stretch is overwritten by the next
+                at = ((first + row) * size, size, 1)
+                place = (row * step + done + key - begin, step)
+                add_tile(rows, at, keys, (key, width), flat, place, size, 0)
+        done += stop - begin
+
+
+@inner
+def _by_values(weights: Any, count: int, values: Any, stretches: Any, size: int, sums: Any) -> None:
+    """Sums of the rows of a cell's keys, ``[S, D]``, by weights ``[count, L]``: ``[count, D]``."""
+    step = weights.shape[1]
+    flat, total = weights.reshape(-1), sums.reshape(-1)
+    done = 0
+    for stretch in range(len(stretches)):
+        begin, stop = stretches[stretch, 0], stretches[stretch, 1]
+        for column in range(0, size, TILE_COLUMNS):
+            for row in range(0, count, TILE_ROWS):
+                at, place = (row * step + done, step, 1), (row * size + column, size)
+                keep = 1 if stretch else 0
+                add_tile(flat, at, values, (begin * size + column, size), total, place, stop - begin, keep)
+        done += stop - begin
+
+
+@inner
+def _to_keys(weights: Any, count: int, rows: Any, first: int, stretches: Any, size: int, sums: Any) -> None:
+    """Add rows, ``[N, D]``, from the first on by weights ``[count, L]`` to what a cell's keys have, ``[S, D]``."""
+    step = weights.shape[1]
+    flat = weights.reshape(-1)
+    done = 0
+    for stretch in range(len(stretches)):
+        begin, stop = stretches[stretch, 0], stretches[stretch, 1]
+        whole = begin + (stop - begin) // TILE_ROWS * TILE_ROWS
+        for column in range(0, size, TILE_COLUMNS):
+            where = (first * size + column, size)
+            for key in range(begin, whole, TILE_ROWS):
+                at, place = (done + key - begin, 1, step), (key * size + column, size)
+                add_tile(flat, at, rows, where, sums, place, count, 1)
+            for key in range(whole, stop):
+                at, place = (done + key - begin, 1, step), (key * size + column, size)
+                add_row(flat, at, rows, where, sums, place, count, 1)
+        done += stop - begin
+
+
+@inner
+def _score(
+    query: Any,
+    keys: Any,
+    block: Any,
+    cell: Any,
+    stretches: Any,
+    hidden: Any,
+    groups: int,
+    size: int,
+    scores: Any,
+) -> int:
+    """Scores of a block with its cell's keys, ``-inf`` where one is not seen; returns how many queries it has."""
+    first, shown, length = block[1], cell[4], cell[5]
+    count = min(BLOCK_ROWS, cell[1] * groups - first)
+    _by_keys(query, first, count, keys, stretches[cell[2] : cell[3]], size, scores)
+    for row in range(count):
+        place = cell[6] + ((first + row) // groups - cell[0]) * (length - shown) - shown
+        for key in range(shown, length):
+            scores[row, key] = -np.inf if hidden[place + key] else scores[row, key]
+    return count
+
+
+@inner
+def _weigh(scores: Any, length: int, lanes: Any) -> Any:
+    """Turn a row of scores into weights, the largest of which is 1; returns the logarithm of the sum and the sum."""
+    for key in range(length, -(-length // _LANES) * _LANES):
+        scores[key] = -np.inf
+    lanes[:] = -np.inf
+    for key in range(0, length, _LANES):  # a maximum in one number would be one comparison after another
+        for i in range(_LANES):
+            lanes[i] = scores[key + i] if scores[key + i] > lanes[i] else lanes[i]
+    top = lanes.max()
+    total = np.float32(0)
+    for key in range(length):
+        scores[key] = exp(scores[key] - top)
+        total += scores[key]
+    return top + np.log(total), total
+
+
+@Kernel
+def attend_tree(query: Any, keys: Any, values: Any, plan: Any, groups: int, output: Any, sums: Any) -> None:
+    """Attention of packed tokens to those on their paths.
+
+    Args:
+        query: Scaled, ``[K, (N + R) D]``.
+        keys: Columns, ``[K, D (S + W)]``.
+        values: Rows, ``[K, S D]``.
+        plan: Blocks (cell, first query), ``[B, 2]``; cells (first token, last and one more, first stretch, last and one
+            more, keys that all of its queries see, ``L``, where its mask begins), ``[C, 7]``; stretches of keys (first,
+            last and one more), ``[P, 2]``; masks of the other keys, true where a token does not see one.
+        groups: ``G``.
+        output: ``[S, K G, d]`` with the true head size; written to.
+        sums: Logarithms of the sums of weights, ``[K, N]``; written to.
+    """
+    blocks, cells, stretches, hidden = plan
+    size = values.shape[1] // len(output)
+    longest = cells[:, 5].max() + TILE_COLUMNS
+    for unit in numba.prange(len(query) * len(blocks)):
+        head, block = unit // len(blocks), blocks[unit % len(blocks)]
+        cell = cells[block[0]]
+        scores = np.empty((BLOCK_ROWS, longest), np.float32)
+        average = np.empty((BLOCK_ROWS, size), np.float32)
+        totals = np.empty(BLOCK_ROWS, np.float32)
+        lanes = np.empty(_LANES, np.float32)
+        count = _score(query[head], keys[head], block, cell, stretches, hidden, groups, size, scores)
+        for row in range(count):
+            sums[head, block[1] + row], totals[row] = _weigh(scores[row], cell[5], lanes)
+        _by_values(scores, count, values[head], stretches[cell[2] : cell[3]], size, average)
+        for row in range(count):
+            token, group = (block[1] + row) // groups, (block[1] + row) % groups
+            found = output[token, head * groups + group]
+            for i in range(len(found)):
+                found[i] = narrow(average[row, i] / totals[row], found[i])
+
+
+@inner
+def _bend(weights: Any, slopes: Any, length: int, logsum: Any, mean: Any) -> None:
+    """Scores to weights, and slopes of weights to slopes of scores."""
+    for key in range(length):
+        weights[key] = exp(weights[key] - logsum)
+        slopes[key] = weights[key] * (slopes[key] - mean)
+
+
+@Kernel
+def attend_tree_back(given: Any, slopes: Any, kept: Any, plan: Any, groups: int, found: Any) -> None:
+    """Slopes by what `attend_tree` took from those by what it gave.
+
+    Args:
+        given: Its queries, keys as rows ``[K, S D]`` and as columns, and values as columns.
+        slopes: By the output, ``[K, (N + R) D]``.
+        kept: Of every query the logarithm of the sum of weights, and the sum of slopes times output, ``[K, N]``.
+        plan: See `attend_tree`.
+        groups: ``G``.
+        found: Slopes by queries ``[K, N D]``, and shares of those by keys and values, ``[K, X, S D]`` each; the shares
+            are added to.
+    """
+    query, rows, keys, values = given
+    logsums, means = kept
+    by_query, by_key, by_value = found
+    blocks, cells, stretches, hidden = plan
+    shares = by_key.shape[1]
+    size = by_query.shape[1] // logsums.shape[1]
+    longest = cells[:, 5].max() + TILE_COLUMNS
+    for unit in numba.prange(len(query) * shares):
+        head, share = unit // shares, unit % shares
+        weights = np.empty((BLOCK_ROWS, longest), np.float32)
+        bent = np.empty((BLOCK_ROWS, longest), np.float32)
+        sums = np.empty((BLOCK_ROWS, size), np.float32)
+        for index in range(share, len(blocks), shares):
+            block = blocks[index]
+            first, cell = block[1], cells[block[0]]
+            path = stretches[cell[2] : cell[3]]
+            count = _score(query[head], keys[head], block, cell, stretches, hidden, groups, size, weights)
+            _by_keys(slopes[head], first, count, values[head], path, size, bent)
+            for row in range(count):
+                _bend(weights[row], bent[row], cell[5], logsums[head, first + row], means[head, first + row])
+            _by_values(bent, count, rows[head], path, size, sums)
+            by_query[head, first * size : (first + count) * size] = sums[:count].reshape(-1)
+            _to_keys(bent, count, query[head], first, path, size, by_key[head, share])
+            _to_keys(weights, count, slopes[head], first, path, size, by_value[head, share])

@@ -1,0 +1,147 @@
+"""The compiled attention of a tree, and the tiles it is made of, against torch in float64."""
+
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from viva.engine import tree_attention, tree_kernels
+from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS, add_row, add_tile
+from viva.engine.tree_attention import TreeStep
+from viva.engine.trees import pack_tree
+
+CPU = torch.device("cpu")
+ERRORS = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
+
+
+@numba.njit
+def one_tile(
+    left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, count: int, keep: int
+) -> None:
+    add_tile(left, at, right, right_at, sums, sums_at, count, keep)
+
+
+@numba.njit
+def one_row(
+    left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, count: int, keep: int
+) -> None:
+    add_row(left, at, right, right_at, sums, sums_at, count, keep)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(0, 70),
+    offsets=st.tuples(*[st.integers(0, 5)] * 3),
+    turned=st.booleans(),
+    keep=st.booleans(),
+    whole=st.booleans(),
+)
+def test_tiles(count: int, offsets: tuple[int, int, int], turned: bool, keep: bool, whole: bool) -> None:
+    generator = np.random.default_rng(count)
+    rows = TILE_ROWS if whole else 1
+    left, right, sums = (
+        generator.normal(size=offset + size * (width + 3)).astype(np.float32)
+        for offset, size, width in zip(
+            offsets,
+            (max(rows, count), count, rows),
+            (max(rows, count), TILE_COLUMNS, TILE_COLUMNS),
+            strict=True,
+        )
+    )
+    before = sums.copy()
+    step, width = max(rows, count) + 3, TILE_COLUMNS + 3
+    at = (offsets[0], 1, step) if turned else (offsets[0], step, 1)
+    multiply = one_tile if whole else one_row
+    multiply(left, at, right, (offsets[1], width), sums, (offsets[2], width), count, int(keep))
+    factor = left[offsets[0] :].reshape(-1, step).astype(np.float64)
+    factor = (factor.T if turned else factor)[:rows, :count]
+    expected = before.astype(np.float64)
+    place = expected[offsets[2] :].reshape(rows, width)[:, :TILE_COLUMNS]
+    place *= keep
+    place += factor @ right[offsets[1] :].reshape(count, width)[:, :TILE_COLUMNS]
+    np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-5)
+
+
+texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=9)
+
+
+def attended(
+    step: TreeStep, states: list[torch.Tensor], slopes: torch.Tensor, **given: Any
+) -> tuple[torch.Tensor, ...]:
+    """The output, and slopes by queries, keys and values."""
+    states = [each.detach().requires_grad_() for each in states]
+    module: Any = tree_attention
+    output, _ = module._tree_attention(None, *states, None, tree=step, **given)
+    return output, *torch.autograd.grad(output, states, slopes.to(output.dtype))
+
+
+@pytest.mark.parametrize("dtype", ERRORS, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=texts,
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    size=st.sampled_from([8, 24, 64, 70]),
+    window=st.sampled_from([None, None, 3, 20]),
+    scaling=st.sampled_from([None, 0.7]),
+    price=st.integers(0, 300),
+    threads=st.integers(1, 7),
+    data=st.data(),
+)
+def test_attention_and_its_gradients(
+    dtype: torch.dtype,
+    texts: list[list[int]],
+    heads: tuple[int, int],
+    size: int,
+    window: int | None,
+    scaling: float | None,
+    price: int,
+    threads: int,
+    data: st.DataObject,
+) -> None:
+    tree = pack_tree([np.array(text) for text in sorted(texts)], price)
+    step = TreeStep(tree, CPU)
+    indices = list(range(len(tree.cells)))
+    cells = data.draw(st.none() | st.lists(st.sampled_from(indices), unique=True).map(sorted))
+    generator = torch.Generator().manual_seed(len(tree.tokens))
+    keys, groups = heads
+    query, key, value, slopes = (
+        torch.randn(1, each, len(tree.tokens), size, generator=generator).to(dtype)
+        for each in (keys * groups, keys, keys, keys * groups)
+    )
+    slopes = slopes.transpose(1, 2)
+    given_too: dict[str, Any] = {"scaling": scaling, "sliding_window": window, "cells": cells}
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(tree_kernels, "num_threads", lambda: threads)
+        found = attended(step, [query, key, value], slopes, **given_too)
+    expected = attended(step, [each.double() for each in (query, key, value)], slopes, **given_too)
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.dtype == dtype
+        assert mine.shape == other.shape
+        error = (mine.double() - other).abs().max().item()
+        assert error <= ERRORS[dtype] * max(1.0, other.abs().max().item())
+
+
+def test_a_key_that_is_seen_in_spite_of_its_mask_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = pack_tree([np.array([0, 1, 2]), np.array([0, 1, 3])], 100)
+    states = [torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(1)) for _ in range(3)]
+    right = attended(TreeStep(tree, CPU), states, torch.ones(1, 4, 2, 8))
+    step = TreeStep(tree, CPU)
+    plan: Any = step.plan(None)
+    plan._hidden[:] = False
+    wrong = attended(step, states, torch.ones(1, 4, 2, 8))
+    for mine, other in zip(wrong, right, strict=True):
+        assert (mine - other).abs().max() > 0.01
+
+
+def test_same_inputs_same_bits() -> None:
+    tree = pack_tree([np.arange(300), np.concatenate([np.arange(200), np.arange(90)])], 0)
+    states = [
+        torch.randn(1, 4, len(tree.tokens), 64, generator=torch.Generator().manual_seed(2)) for _ in range(3)
+    ]
+    slopes = torch.randn(1, len(tree.tokens), 4, 64, generator=torch.Generator().manual_seed(3))
+    first, second = (attended(TreeStep(tree, CPU), states, slopes) for _ in range(2))
+    assert all(map(torch.equal, first, second))
