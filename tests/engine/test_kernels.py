@@ -17,6 +17,7 @@ from torch.nn.functional import rms_norm, silu
 from viva.engine.kernels import (
     Norm,
     as_array,
+    attend_many,
     attend_one,
     can_compile,
     draw,
@@ -155,6 +156,40 @@ def test_attention_of_one_token(
         TYPES[dtype] * 5 if dtype != torch.float32 else 0
     )
     assert (sums - totals).abs().max() <= bound
+
+
+@types
+@settings(max_examples=40, deadline=None)
+@given(
+    past=st.lists(st.integers(0, 900), min_size=1, max_size=3),
+    new=st.integers(2, 120),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    size=st.sampled_from([2, 8, 64, 70]),
+    window=st.sampled_from([None, 1, 7, 64, 500]),
+    scale=st.sampled_from([0.1, 1.0]),
+)
+def test_attention_of_several_tokens_is_that_of_one_after_another(
+    dtype: torch.dtype,
+    past: list[int],
+    new: int,
+    heads: tuple[int, int],
+    size: int,
+    window: int | None,
+    scale: float,
+) -> None:
+    queries, keys = heads
+    store = numbers(2, len(past) + 2, keys, 1024, size, seed=len(past), dtype=dtype)
+    query = numbers(len(past), queries, new, size, seed=sum(past), dtype=dtype)
+    output, sums = attend_many(query, store, 1, np.array(past) + new, scale, window)
+    for token in {0, 1, new // 2, new - 1}:
+        lengths = [length + token + 1 for length in past]
+        expected, totals = reference(query[:, :, token : token + 1], store, 1, lengths, scale, window)
+        bound = 2e-6 * max(1.0, float(totals.abs().max()))
+        error = 6 * bound + (TYPES[dtype] * 5 if dtype != torch.float32 else 0)
+        assert (output[:, :, token : token + 1].double() - expected).abs().max() <= error
+        assert (sums[:, :, token : token + 1] - totals).abs().max() <= 2 * bound
+    alone = attend_many(query[:1], store, 1, np.array(past[:1]) + new, scale, window)
+    assert torch.equal(alone[0][0], output[0])
 
 
 @types

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.engine import tree_attention, tree_kernels
-from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS, add_row, add_tile
+from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
+from viva.engine.kernels import as_array
 from viva.engine.tree_attention import TreeStep
 from viva.engine.trees import pack_tree
 
@@ -19,51 +20,45 @@ ERRORS = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
 
 
 @numba.njit
-def one_tile(
-    left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, count: int, keep: int
+def multiply(
+    rows: int, left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, *rest: int
 ) -> None:
-    add_tile(left, at, right, right_at, sums, sums_at, count, keep)
+    if rows == TILE_ROWS:
+        add_tile(left, at, right, right_at, sums, sums_at, *rest)
+    else:
+        add_rest(rows, left, at, right, right_at, sums, sums_at, *rest)
 
 
-@numba.njit
-def one_row(
-    left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, count: int, keep: int
-) -> None:
-    add_row(left, at, right, right_at, sums, sums_at, count, keep)
-
-
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@settings(max_examples=60, deadline=None)
 @given(
+    rows=st.integers(0, TILE_ROWS),
     count=st.integers(0, 70),
     offsets=st.tuples(*[st.integers(0, 5)] * 3),
     turned=st.booleans(),
     keep=st.booleans(),
-    whole=st.booleans(),
 )
-def test_tiles(count: int, offsets: tuple[int, int, int], turned: bool, keep: bool, whole: bool) -> None:
+def test_tiles(
+    stored: str, rows: int, count: int, offsets: tuple[int, int, int], turned: bool, keep: bool
+) -> None:
     generator = np.random.default_rng(count)
-    rows = TILE_ROWS if whole else 1
-    left, right, sums = (
-        generator.normal(size=offset + size * (width + 3)).astype(np.float32)
-        for offset, size, width in zip(
-            offsets,
-            (max(rows, count), count, rows),
-            (max(rows, count), TILE_COLUMNS, TILE_COLUMNS),
-            strict=True,
-        )
+    side, width = max(rows, count) + 3, TILE_COLUMNS + 3
+    numbers = torch.from_numpy(generator.normal(size=offsets[0] + side * side)).to(getattr(torch, stored))
+    right, sums = (
+        generator.normal(size=offset + size * width).astype(np.float32)
+        for offset, size in zip(offsets[1:], (count, rows), strict=True)
     )
-    before = sums.copy()
-    step, width = max(rows, count) + 3, TILE_COLUMNS + 3
-    at = (offsets[0], 1, step) if turned else (offsets[0], step, 1)
-    multiply = one_tile if whole else one_row
-    multiply(left, at, right, (offsets[1], width), sums, (offsets[2], width), count, int(keep))
-    factor = left[offsets[0] :].reshape(-1, step).astype(np.float64)
+    before = sums.astype(np.float64)
+    at = (offsets[0], 1, side) if turned else (offsets[0], side, 1)
+    multiply(
+        rows, as_array(numbers), at, right, (offsets[1], width), sums, (offsets[2], width), count, int(keep)
+    )
+    factor = numbers[offsets[0] :].double().numpy().reshape(side, side)
     factor = (factor.T if turned else factor)[:rows, :count]
-    expected = before.astype(np.float64)
-    place = expected[offsets[2] :].reshape(rows, width)[:, :TILE_COLUMNS]
+    place = before[offsets[2] :].reshape(rows, width)[:, :TILE_COLUMNS]
     place *= keep
     place += factor @ right[offsets[1] :].reshape(count, width)[:, :TILE_COLUMNS]
-    np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(sums, before, rtol=1e-5, atol=1e-5)
 
 
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=9)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from viva.engine.kernels import attend_one, can_compile
+from viva.engine.kernels import attend_many, attend_one, can_compile
 from viva.engine.step import RaggedStep
 from viva.engine.trunks import Part, average, two_part_attention
 
@@ -44,17 +44,17 @@ def attend(
     step.num_attended += 1
     groups = query.shape[1] // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    compiled = step.num_new == 1 and softcap is None and can_compile(query)
+    compiled = softcap is None and can_compile(query)
     if step.parts is not None:
         folded = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
         if compiled:
-            averages = _compiled_averages(folded, step, scale, window)
+            averages = _compiled_averages(query, folded.shape, step, scale, window)
         else:
             averages = _own_averages(folded, key, value, step, scale, window, softcap)
         where = step.parts, step.layer, step.positions
         output = two_part_attention(folded, averages, *where, scale, window, softcap).reshape(query.shape)
     elif compiled:
-        output = attend_one(query, step.store, step.start, step.lengths, scale, window)[0]
+        output = _attend_compiled(query, step, scale, window)[0]
     elif softcap is not None:
         output = _softcapped(query, key, value, step.mask(window), scale, softcap)
     elif step.num_new == 1:
@@ -72,13 +72,18 @@ def attend(
     return output.transpose(1, 2).contiguous()
 
 
+def _attend_compiled(query: torch.Tensor, step: RaggedStep, scale: float, window: int | None) -> _Averages:
+    """Averages over the rows' own tokens, ``[B, Q, T, D]``, and logarithms of the sums of weights, ``[B, Q, T]``."""
+    kernel = attend_one if step.num_new == 1 else attend_many
+    return kernel(query, step.store, step.start, step.lengths, scale, window)
+
+
 def _compiled_averages(
-    query: torch.Tensor, step: RaggedStep, scale: float, window: int | None
+    query: torch.Tensor, shape: torch.Size, step: RaggedStep, scale: float, window: int | None
 ) -> Callable[[Part], _Averages]:
-    """Averages over the rows' own tokens for `two_part_attention`, of one query by row and head."""
-    heads = query.reshape(len(query), -1, 1, query.shape[-1])
-    found = attend_one(heads, step.store, step.start, step.lengths, scale, window)
-    output, sums = found[0].view_as(query), found[1].view(query.shape[:3])
+    """Averages over the rows' own tokens for `two_part_attention`, which has queries in another shape."""
+    found = _attend_compiled(query, step, scale, window)
+    output, sums = found[0].reshape(shape), found[1].view(shape[:3])
     return lambda part: (output[part.rows], sums[part.rows])
 
 

@@ -20,6 +20,7 @@ from viva.engine import compiled
 __all__ = [
     "Norm",
     "as_array",
+    "attend_many",
     "attend_one",
     "can_compile",
     "draw",
@@ -229,6 +230,35 @@ def attend_one(
         arrays[3],
     )
     return output[:, :, None], sums[:, :, None]
+
+
+def attend_many(
+    query: torch.Tensor,
+    store: torch.Tensor,
+    start: int,
+    lengths: Any,
+    scale: float,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend_one` of ``T`` new tokens per row, which are the last ones of its keys, and do not see later ones.
+
+    Args:
+        query: ``[B, Q, T, D]``.
+        store: As with `attend_one`.
+        start: As with `attend_one`.
+        lengths: As with `attend_one`.
+        scale: Of the scores.
+        window: As with `attend_one`.
+
+    Returns:
+        Averages of values, ``[B, Q, T, D]``, and logarithms of the sums of weights, ``[B, Q, T]`` float32.
+    """
+    asked = query.transpose(1, 2).contiguous()
+    output, sums = torch.empty_like(asked), torch.empty(query.shape[:3])
+    past = lengths - query.shape[2]
+    rows = as_array(asked), as_array(store), start, past, _EVERYTHING if window is None else window
+    run(compiled.attend_many, *rows, np.float32(scale), as_array(output), sums.numpy())
+    return output.transpose(1, 2), sums
 
 
 def draw(

@@ -8,6 +8,7 @@ products is one call, and attention reads keys and values once, as they lie.
 from viva.engine.compiled.attention import attend_one
 from viva.engine.compiled.drawing import draw
 from viva.engine.compiled.layers import gate, gate_back, gate_pair, normalise, normalise_back, place
+from viva.engine.compiled.prompts import attend_many
 from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS
 from viva.engine.compiled.trees import BLOCK_ROWS, attend_tree, attend_tree_back
 from viva.engine.compiled.vectors import Kernel
@@ -18,6 +19,7 @@ __all__ = [
     "TILE_COLUMNS",
     "TILE_ROWS",
     "Kernel",
+    "attend_many",
     "attend_one",
     "attend_tree",
     "attend_tree_back",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 KERNELS = (
+    attend_many,
     attend_one,
     attend_tree,
     attend_tree_back,

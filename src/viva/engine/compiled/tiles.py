@@ -12,7 +12,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, extending
 
-__all__ = ["TILE_COLUMNS", "TILE_ROWS", "add_row", "add_tile"]
+from viva.engine.compiled.vectors import inner
+
+__all__ = ["TILE_COLUMNS", "TILE_ROWS", "add_rest", "add_tile"]
 
 _IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512f"))
 _LANES, _VECTORS = (16, 4) if _IS_WIDE else (8, 2)
@@ -20,15 +22,16 @@ TILE_ROWS = 6
 TILE_COLUMNS = _LANES * _VECTORS
 """Sums of a tile fill three quarters of the registers; what is multiplied takes the rest."""
 
-_intrinsic: Any = extending.intrinsic
+_intrinsic: Any = extending.intrinsic(prefer_literal=True)
 _INDEX, _WORD = ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(ir.FloatType(), _LANES)
 _POINTER = _VECTOR.as_pointer()
 
 
 @_intrinsic
-def add_tile(
+def _add(
     context: Any,
+    rows: Any,
     left: Any,
     at: Any,
     right: Any,
@@ -38,11 +41,21 @@ def add_tile(
     count: Any,
     keep: Any,
 ) -> Any:
+    """`add_tile` of so many rows, a literal number."""
+    pair, triple = (types.UniTuple(types.int64, size) for size in (2, 3))
+    number = types.int64
+    signature = types.void(rows, left, triple, right, pair, sums, pair, number, number)
+    return signature, _generate(rows.literal_value)
+
+
+@inner
+def add_tile(
+    left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, count: int, keep: int
+) -> None:
     """``sums[r, c] = keep * sums[r, c] + sum_k left[r, k] right[k, c]`` for all ``r`` and ``c`` of a tile.
 
     Args:
-        context: Numba's; a kernel leaves it out.
-        left: Holds the first factor.
+        left: Holds the first factor, as float32 or bfloat16.
         at: Where that begins, and the distances of its rows and of its columns.
         right: Holds the second factor; the numbers of a row follow one another.
         right_at: Where that begins, and the distance of its rows.
@@ -51,35 +64,31 @@ def add_tile(
         count: Of ``k``.
         keep: 1 to add to what is there, 0 to forget it.
     """
-    return _signature(left, right, sums), _generate(TILE_ROWS)
+    _add(TILE_ROWS, left, at, right, right_at, sums, sums_at, count, keep)
 
 
-@_intrinsic
-def add_row(
-    context: Any,
-    left: Any,
-    at: Any,
-    right: Any,
-    right_at: Any,
-    sums: Any,
-    sums_at: Any,
-    count: Any,
-    keep: Any,
-) -> Any:
-    """`add_tile` of one row."""
-    return _signature(left, right, sums), _generate(1)
-
-
-def _signature(left: Any, right: Any, sums: Any) -> Any:
-    pair, triple = (types.UniTuple(types.int64, size) for size in (2, 3))
-    return types.void(left, triple, right, pair, sums, pair, types.int64, types.int64)
+@inner
+def add_rest(
+    rows: int, left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, count: int, keep: int
+) -> None:
+    """`add_tile` of fewer rows."""
+    if rows == 1:
+        _add(1, left, at, right, right_at, sums, sums_at, count, keep)
+    elif rows == 2:
+        _add(2, left, at, right, right_at, sums, sums_at, count, keep)
+    elif rows == 3:
+        _add(3, left, at, right, right_at, sums, sums_at, count, keep)
+    elif rows == 4:
+        _add(4, left, at, right, right_at, sums, sums_at, count, keep)
+    elif rows == 5:
+        _add(5, left, at, right, right_at, sums, sums_at, count, keep)
 
 
 def _generate(num_rows: int) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         left, right, sums = (
             (context.make_array(signature.args[i])(context, builder, arguments[i]).data, arguments[i + 1])
-            for i in (0, 2, 4)
+            for i in (1, 3, 5)
         )
         begin, row_step, column_step = cgutils.unpack_tuple(builder, left[1])
         rights, right_step = _begin(builder, *right)
@@ -89,11 +98,11 @@ def _generate(num_rows: int) -> Any:
             for row in range(num_rows)
         ]
         totals = [[cgutils.alloca_once(builder, _VECTOR) for _ in row] for row in places]
-        _start(builder, places, totals, arguments[7])
-        with cgutils.for_range(builder, arguments[6]) as loop:
+        _start(builder, places, totals, arguments[8])
+        with cgutils.for_range(builder, arguments[7]) as loop:
             column = builder.add(begin, builder.mul(loop.index, column_step))
             lefts = [builder.add(column, builder.mul(row_step, _INDEX(row))) for row in range(num_rows)]
-            numbers = [builder.load(builder.gep(left[0], [place])) for place in lefts]
+            numbers = [_widened(builder, builder.load(builder.gep(left[0], [place]))) for place in lefts]
             row = builder.gep(rights, [builder.mul(loop.index, right_step)])
             _multiply(builder, numbers, [_load(builder, place) for place in _vectors(builder, row)], totals)
         for row, kept in zip(places, totals, strict=True):
@@ -119,6 +128,12 @@ def _vectors(builder: Any, row: Any) -> list[Any]:
 
 def _load(builder: Any, place: Any) -> Any:
     return builder.load(place, align=4)
+
+
+def _widened(builder: Any, number: Any) -> Any:
+    if number.type == ir.FloatType():
+        return number
+    return builder.bitcast(builder.shl(builder.zext(number, _WORD), _WORD(16)), ir.FloatType())
 
 
 def _start(builder: Any, places: Sequence[Any], totals: Sequence[Any], keep: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS, add_row, add_tile
+from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
 from viva.engine.compiled.vectors import Kernel, exp, inner, narrow
 
 __all__ = ["BLOCK_ROWS", "attend_tree", "attend_tree_back"]
@@ -73,9 +73,8 @@ def _to_keys(weights: Any, count: int, rows: Any, first: int, stretches: Any, si
             for key in range(begin, whole, TILE_ROWS):
                 at, place = (done + key - begin, 1, step), (key * size + column, size)
                 add_tile(flat, at, rows, where, sums, place, count, 1)
-            for key in range(whole, stop):
-                at, place = (done + key - begin, 1, step), (key * size + column, size)
-                add_row(flat, at, rows, where, sums, place, count, 1)
+            at, place = (done + whole - begin, 1, step), (whole * size + column, size)
+            add_rest(stop - whole, flat, at, rows, where, sums, place, count, 1)
         done += stop - begin
 
 
