@@ -159,8 +159,8 @@ def _conversation(agents: int, rounds: int) -> Row:
             "rows, all logits. Conversations follow one another, so one of them is timed.",
             "Rollouts and update are those of all conversations of the step.",
             "What is missing: turns follow one another, so rollouts are a thousand decode steps of as many rows as "
-            "there are conversations, each behind a context of its own, which is a third of such a step; two fifths of "
-            "the update, the other half, are attention in trees (docs/log.md).",
+            "there are conversations, each behind a context of its own, which is a third of such a step. Products take "
+            "more than half of the update, at the machine's rate (docs/log.md).",
         ),
     )
 
@@ -294,9 +294,10 @@ _CAUSES = (
     "weights would take at the machine's own rate; a decode step's percentage by that of its products alone is the "
     "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
     "(docs/log.md) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
-    "product, layers of our own in decoding, compiled kernels between their products, shared beginnings by torch's "
-    "kernel, threads that spin, memory kept between steps. Tried and not in use: huge pages, other cells for trees, "
-    "norms in other forms, torch.compile between the products, products of a few rows by a kernel of our own."
+    "product, layers of our own in decoding, compiled kernels between their products and for attention in decoding, of "
+    "prompts and of trees, a last layer that computes what is read, shared beginnings by torch's kernel, threads "
+    "that spin, memory kept between steps. Tried and not in use: huge pages, norms in other forms, torch.compile "
+    "between the products, products of a few rows or of any number by kernels of our own."
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}
