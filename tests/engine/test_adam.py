@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from viva.engine.adam import AdamW
+from viva.engine.adam import AdamW, check_adam
 
 settings_of_steps = st.lists(
     st.tuples(
@@ -91,3 +91,47 @@ def test_a_restored_optimizer_goes_on_bit_for_bit() -> None:
 def test_a_state_of_other_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match=r"mean\.c"):
         AdamW(pair()).load({"mean.c": torch.zeros(2)}, 1)
+
+
+NO_NUMBERS = [float("nan"), float("inf"), float("-inf")]
+negative = st.floats(max_value=0.0, exclude_max=True)
+refused = st.one_of(
+    st.tuples(
+        st.sampled_from(["learning_rate", "weight_decay", "grad_clip_norm"]),
+        negative | st.sampled_from(NO_NUMBERS),
+    ),
+    st.tuples(
+        st.sampled_from(["beta1", "beta2"]), negative | st.floats(min_value=1) | st.sampled_from(NO_NUMBERS)
+    ),
+    st.tuples(st.just("eps"), st.floats(max_value=1e-39) | st.sampled_from(NO_NUMBERS)),
+)
+
+
+@given(refused)
+def test_settings_that_are_no_numbers_or_out_of_range_are_refused(setting: tuple[str, float]) -> None:
+    name, value = setting
+    with pytest.raises(ValueError, match=f"{name} must be .*; got "):
+        check_adam(tinker.AdamParams(**{name: value}))
+
+
+@given(
+    st.floats(0, 10),
+    st.floats(0, 1, exclude_max=True),
+    st.floats(0, 1, exclude_max=True),
+    st.floats(1e-37, 1),
+    st.floats(0, 0.1),
+    st.floats(0, 1e6),
+)
+def test_settings_that_are_taken_leave_weights_that_are_numbers(
+    rate: float, beta1: float, beta2: float, eps: float, decay: float, clip: float
+) -> None:
+    params = tinker.AdamParams(
+        learning_rate=rate, beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, grad_clip_norm=clip
+    )
+    check_adam(params)
+    parameters = pair()
+    optimizer = AdamW(parameters)
+    for number in range(2):
+        set_gradients(parameters, number)
+        optimizer.step(params)
+    assert all(torch.isfinite(parameter).all() for parameter in parameters.values())

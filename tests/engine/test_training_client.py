@@ -311,6 +311,15 @@ def test_a_step_without_a_gradient_is_refused(client: LocalTrainingClient) -> No
         client.optim_step(STEP).result()
 
 
+@pytest.mark.parametrize("setting", [{"learning_rate": float("nan")}, {"beta2": -1.0}, {"beta1": 1.5}])
+def test_a_step_with_settings_that_make_no_sense_is_refused_when_it_is_asked_for(
+    client: LocalTrainingClient, setting: dict[str, float]
+) -> None:
+    (name,) = setting
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        client.optim_step(tinker.AdamParams(**setting))
+
+
 def test_a_step_takes_settings_of_this_optimiser_once(client: LocalTrainingClient) -> None:
     for arguments in ({}, {"optim_params": STEP, "adam_params": STEP}):
         with pytest.raises(ValueError, match="either"):

@@ -177,7 +177,17 @@ async def test_the_optimisers_settings_arrive(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"learning_rate": 0.0}, {"learning_rate": math.inf}, {"num_substeps": 0}]
+    "options",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": math.inf},
+        {"num_substeps": 0},
+        {"beta1": 1.5},
+        {"beta2": -1.0},
+        {"eps": 0.0},
+        {"weight_decay": -0.1},
+        {"grad_clip_norm": math.nan},
+    ],
 )
 def test_settings_that_cannot_train_are_refused(options):
     with pytest.raises(ValueError, match="must be"):

@@ -3,13 +3,35 @@
 Kingma and Ba 2015, arXiv 1412.6980; decoupled decay: Loshchilov and Hutter 2019, arXiv 1711.05101.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
 from tinker import AdamParams
 from torch import nn
 
-__all__ = ["AdamW"]
+__all__ = ["AdamW", "check_adam"]
+
+_SMALLEST_EPS = torch.finfo(torch.float32).tiny
+"""Anything less is 0 in float32, and a gradient of 0 would be divided by it."""
+
+
+def check_adam(params: AdamParams) -> None:
+    """Refuse settings with which a step makes no sense. A learning rate of 0 is allowed.
+
+    Raises:
+        ValueError: For the first that is no number or out of its range.
+    """
+    for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
+        value = getattr(params, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be a number of 0 or more; got {value}.")
+    for name in ("beta1", "beta2"):
+        value = getattr(params, name)
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, for example 0.9; got {value}.")
+    if not (math.isfinite(params.eps) and params.eps >= _SMALLEST_EPS):
+        raise ValueError(f"eps must be above 0 (in float32), for example 1e-8; got {params.eps}.")
 
 
 class AdamW:

@@ -11,6 +11,7 @@ import tinker
 import torch
 from tinker import types
 
+from viva.engine.adam import check_adam
 from viva.engine.batches import Example, make_examples
 from viva.engine.checkpoint import write_checkpoint
 from viva.engine.core import Core, Operation
@@ -152,7 +153,7 @@ class LocalTrainingClient:
             is not finite.
 
         Raises:
-            ValueError: Not exactly one of the two is given.
+            ValueError: Not exactly one of the two is given, or a setting is no number or out of its range.
             TypeError: Settings of another optimiser.
         """
         if (optim_params is None) == (adam_params is None):
@@ -162,6 +163,7 @@ class LocalTrainingClient:
             raise TypeError(
                 f"The local engine's optimiser is AdamW; give AdamParams, not {type(params).__name__}."
             )
+        check_adam(params)
 
         def operation() -> Operation:
             yield

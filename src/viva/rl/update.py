@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import tinker
 
+from viva.engine.adam import check_adam
 from viva.rl.applied_once import check_applied_once
 from viva.rl.clients import TrainingClient
 from viva.rl.metrics import logprob_metrics
@@ -49,6 +50,7 @@ class UpdateConfig:
             raise ValueError(f"learning_rate must be a positive number; got {self.learning_rate}")
         if self.num_substeps < 1:
             raise ValueError(f"num_substeps must be 1 or more; got {self.num_substeps}")
+        check_adam(self.adam_params())
 
     def adam_params(self) -> tinker.AdamParams:
         """The optimiser's settings as the engine takes them."""
