@@ -72,11 +72,13 @@ def last_metrics(run):
     return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def test_a_run_is_evaluated_to_the_very_metrics_it_logged(run, capsys):
+def test_a_run_is_evaluated_to_the_very_metrics_it_logged(run, problems, capsys):
     out, (path,) = evaluate(capsys, run)
     found = read_evaluation(path)
     assert path.parent == run / "eval"
     assert path.name.startswith("000002-")
+    assert f"measured on 4 problems of {problems}\n" in out
+    assert found.problems == f"4 problems of {problems}"
     logged = {key: value for key, value in last_metrics(run).items() if key.startswith("test/")}
     assert found.metrics["direct"] | found.metrics["critique"] == logged
     assert found.figures["direct/avg@1"].value == logged["test/direct_accuracy"]
@@ -226,6 +228,40 @@ def test_a_model_needs_a_test_set_and_no_checkpoint(model, capsys):
     assert "checkpoint=last needs the folder of a run" in capsys.readouterr().err
 
 
+def untested_run(folder, **options):
+    """The folder of a run on the built-in policy that has no test set."""
+    folder.mkdir()
+    config = {"recipe": "critique_self_play", "model_name": "tiny", "train_prompts": ["a", "b"]}
+    (folder / "config.json").write_text(json.dumps(config | options))
+    return folder
+
+
+def test_a_run_without_a_test_set_is_not_measured_on_other_problems(tmp_path, problems, capsys, monkeypatch):
+    monkeypatch.setattr("viva.recipes.evaluation.build._open", None)
+    run = untested_run(tmp_path / "run")
+    assert viva.cli.main(["eval", str(run), "checkpoint=base"]) == 2
+    told = capsys.readouterr().err
+    assert f"{run} was trained without a test set" in told
+    assert "give test_prompts_path=..." in told
+    assert f"viva eval tiny against={run}" in told
+    assert (
+        viva.cli.main(["eval", str(untested_run(tmp_path / "other", model_name="a/b")), "checkpoint=base"])
+        == 2
+    )
+    assert "arithmetic" not in capsys.readouterr().err
+
+
+def test_problems_without_known_answers_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("viva.recipes.evaluation.build._open", None)
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"query": "Why?"}\n{"query": "How?"}\n')
+    run = untested_run(tmp_path / "run", test_prompts_path=str(asked))
+    assert viva.cli.main(["eval", str(run), "checkpoint=base"]) == 2
+    assert (
+        f"no problem with a known answer among the 2 of {asked}; give a test set" in capsys.readouterr().err
+    )
+
+
 def test_an_adapter_of_another_form_says_how_to_merge_it(run, problems, capsys, tmp_path):
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).write_bytes((run / "adapter" / name).read_bytes())
@@ -292,6 +328,9 @@ def test_the_built_in_policy_has_problems_of_its_own(monkeypatch, tmp_path, caps
     out, (path,) = evaluate(capsys, "tiny", max_test_samples=5, num_samples=4)
     assert path.parent == Path("runs/eval")
     assert "tiny, 5 problems asked directly 4 times" in out
+    assert (
+        out.count("5 problems of the built-in arithmetic, which the built-in policy was not raised on") == 2
+    )
     found = read_evaluation(path)
     assert found.figures["direct/pass@4"].value == found.figures["direct/avg@4"].value
     assert found.options["kinds"] == ["direct"]

@@ -103,6 +103,8 @@ class Evaluation:
     """How it was evaluated: all that decides what is sampled and how it is graded."""
     prompts_digest: str
     """Of the problems, see `viva.rl.prompts.prompts_digest`."""
+    problems: str = ""
+    """How many problems, and where they are from; empty in files of earlier versions."""
     asked: tuple[Asked, ...] = ()
     played: dict[str, tuple[Played, ...]]
     """By kind of conversation."""

@@ -25,6 +25,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         rows.append((name, _shown(name, figure.value), _interval(name, figure), str(figure.num_problems)))
     lines = [
         f"{_title(evaluation)}, {_size(evaluation)}",
+        *([f"measured on {evaluation.problems}"] if evaluation.problems else []),
         "",
         *_table(rows),
         "",

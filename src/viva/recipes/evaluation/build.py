@@ -109,7 +109,7 @@ async def evaluate(name: str, options: EvalOptions) -> str:
 
 
 def _introduce(plan: EvalPlan) -> None:
-    parts = [f"{len(plan.items)} problems"]
+    parts = [plan.measured]
     if plan.num_unanswered:
         parts.append(f"{plan.num_unanswered} without a known answer left out")
     for kind, config in plan.conversations.items():
@@ -141,6 +141,7 @@ async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Resu
         target=target.summary | {"model": opened.model},
         options=plan.record,
         prompts_digest=plan.digest,
+        problems=plan.measured,
         asked=asked,
         played=played,
         metrics=metrics,

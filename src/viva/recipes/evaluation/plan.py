@@ -53,9 +53,16 @@ class EvalPlan:
     """Options of every kind of conversation."""
     items: tuple[PromptItem, ...]
     """Problems with known answers."""
+    source: str
+    """Where the problems are from, for the user."""
     num_unanswered: int
     """Problems that were left out for want of an answer."""
     check: AnswerCheck
+
+    @property
+    def measured(self) -> str:
+        """How many problems, and where they are from."""
+        return f"{len(self.items)} problems {self.source}"
 
     @property
     def talked_about(self) -> tuple[PromptItem, ...]:
@@ -122,12 +129,13 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
     for config in conversations.values():
         _check_conversation(config)
     check = find_check(options.grader)
-    everything = _problems(shared, target, options)
+    everything, source = _problems(shared, target, options)
     items = tuple(item for item in everything if item.answer is not None)
     if not items:
         split = ", or its split (hf_test_split=...)" if shared.hub is not None else ""
         raise ValueError(
-            f"there is no problem with a known answer among {len(everything)}; give a test set with some{split}"
+            f"there is no problem with a known answer among the {len(everything)} {source}; give a test set with "
+            f"some{split}"
         )
     for item in items:
         if why := check.refuses(item.answer or ""):
@@ -138,6 +146,7 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
         shared=shared,
         conversations=conversations,
         items=items,
+        source=source,
         num_unanswered=len(everything) - len(items),
         check=check,
     )
@@ -183,21 +192,36 @@ def _check_conversation(config: ConversationConfig | CritiqueConfig) -> None:
         critique_protocol(config.num_agents, personas=config.personas, comparisons=not needs_judge(config))
 
 
-def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> list[PromptItem]:
+def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> tuple[list[PromptItem], str]:
+    """All problems, and where they are from."""
     if shared.test_prompts_path is not None or shared.hub is not None:
-        return load_test_prompts(shared.test_prompts_path, shared.hub, shared.max_test_samples)
-    if target.model == str(model_path()):
+        items = load_test_prompts(shared.test_prompts_path, shared.hub, shared.max_test_samples)
+        split = "" if shared.hf_test_split is None else f", split {shared.hf_test_split}"
+        places = [shared.test_prompts_path, None if shared.hub is None else f"{shared.hub.name}{split}"]
+        return items, f"of {' and '.join(place for place in places if place is not None)}"
+    if target.folder is None and target.model == str(model_path()):
         from viva.tiny.tasks import problems
 
         count = options.max_test_samples or _BUILT_IN_PROBLEMS
-        return [
+        items = [
             PromptItem(question=problem.question, answer=str(problem.answer))
             for problem in problems("test", count, seed=0)
         ]
-    raise ValueError(
-        "there is no test set: give test_prompts_path=... (JSONL with query and answer), or hf_dataset_name=... with "
-        "hf_prompt_column and hf_answer_column"
+        return items, "of the built-in arithmetic, which the built-in policy was not raised on"
+    raise ValueError(_no_test_set(target))
+
+
+def _no_test_set(target: Target) -> str:
+    problem = "there is no test set"
+    if target.folder is not None:
+        problem = f"{target.folder} was trained without a test set, and what it was trained on would not show what it learned"
+    remedy = (
+        "give test_prompts_path=... (JSONL with query and answer), or hf_dataset_name=... with hf_prompt_column and "
+        "hf_answer_column"
     )
+    if target.folder is not None and target.model == str(model_path()):
+        remedy += f"; for the arithmetic of the built-in policy: viva eval tiny against={target.folder}"
+    return f"{problem}: {remedy}"
 
 
 def engine_of(target: Target, options: EvalOptions) -> EngineConfig:
