@@ -214,7 +214,9 @@ def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> tup
 def _no_test_set(target: Target) -> str:
     problem = "there is no test set"
     if target.folder is not None:
-        problem = f"{target.folder} was trained without a test set, and what it was trained on would not show what it learned"
+        problem = (
+            f"{target.folder} was trained without a test set, and its training prompts would not show a gain"
+        )
     remedy = (
         "give test_prompts_path=... (JSONL with query and answer), or hf_dataset_name=... with hf_prompt_column and "
         "hf_answer_column"
