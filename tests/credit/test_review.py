@@ -11,6 +11,7 @@ from viva.credit.review_rules import PRESETS, ReviewRules, review_rules
 from viva.judging.ballots import Preference, Tie, count_votes, map_vote, pooled
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison, Outcome
+from viva.judging.consensus import majority
 
 AGENTS = (0, 1, 2, 3)
 PAPER, ROBUST = PRESETS["paper"], PRESETS["robust"]
@@ -123,7 +124,11 @@ def test_the_paper_preset_is_the_papers_formulas(votes):
     after = fit_bradley_terry(pooled(votes.final), AGENTS).scores
     assert scores.r_sol == approximately(after)
     assert scores.r_sol_initial == scores.r_sol
+    preferred = majority(pooled(votes.final)).values()
     for critic in AGENTS:
+        ranking_of_critic = votes.final[critic]
+        agreeing = sum(vote in preferred for vote in ranking_of_critic)
+        assert scores.r_meta[critic] == (agreeing / len(ranking_of_critic) if ranking_of_critic else None)
         gains = [
             max(0.0, after[target] - before[target])
             for target in set(votes.targets.get(critic, [])) - {critic}
@@ -142,9 +147,9 @@ def _pairs(ballots):
 
 
 def test_agreement_counts_the_own_vote_in_the_paper_only():
-    final = {0: [Preference(1, 2)], 1: [Preference(0, 2)], 2: [], 3: [Preference(2, 1), Preference(0, 2)]}
-    votes = said(final=final)
-    assert score_review(votes, PAPER).r_meta == {0: None, 1: 1.0, 2: None, 3: 1.0}
+    third = [Preference(2, 1), Preference(0, 2), Preference(0, 1)]
+    votes = said(final={0: [Preference(1, 2)], 1: [Preference(0, 2)], 2: [], 3: third})
+    assert score_review(votes, PAPER).r_meta == {0: 0.0, 1: 1.0, 2: None, 3: 2 / 3}
     assert score_review(votes, ROBUST).r_meta == {0: 0.0, 1: 1.0, 2: None, 3: 0.5}
 
 

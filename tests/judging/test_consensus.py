@@ -60,10 +60,46 @@ def test_a_vote_that_nobody_else_cast_counts_only_for_the_paper() -> None:
     assert agreement(ballots, leave_one_out=True) == {0: None}
 
 
-@both_ways
-def test_a_tie_is_worth_half_where_the_others_decide(leave_one_out: bool) -> None:
+def test_the_paper_divides_by_every_vote_also_where_there_is_no_majority() -> None:
+    ballots = {
+        0: [Preference(2, 1), Preference(3, 1), Preference(3, 2)],
+        1: [Preference(2, 0), Preference(3, 0), Preference(3, 2)],
+        2: [Preference(1, 0), Preference(3, 0), Preference(3, 1)],
+        3: [Preference(0, 1), Preference(0, 2), Preference(1, 2)],
+    }
+    assert agreement(ballots, leave_one_out=False) == {0: 2 / 3, 1: 2 / 3, 2: 2 / 3, 3: 0.0}
+
+
+def test_the_papers_agreement_varies_within_most_groups_of_four() -> None:
+    rng = random.Random(0)
+
+    def ballot(voter: int) -> list[Preference]:
+        others = [item for item in ITEMS if item != voter]
+        return [Preference(*rng.sample((one, other), 2)) for one in others for other in others if one < other]
+
+    groups = [{voter: ballot(voter) for voter in ITEMS} for _ in range(500)]
+    varying = [group for group in groups if len({*agreement(group, leave_one_out=False).values()}) > 1]
+    assert 400 < len(varying) < 500
+
+
+@given(groups)
+def test_the_papers_agreement_is_its_formula(ballots: dict[int, list[Vote]]) -> None:
+    most = majority([vote for votes in ballots.values() for vote in votes])
+    expected = {
+        voter: sum(vote in most.values() for vote in votes) / len(votes) if votes else None
+        for voter, votes in ballots.items()
+    }
+    assert agreement(ballots, leave_one_out=False) == expected
+
+
+def test_a_tie_is_worth_half_where_the_others_decide_and_nothing_in_the_paper() -> None:
     ballots = {0: [Tie(1, 2)], 3: [Preference(1, 2)], 4: [Preference(1, 2)]}
-    assert agreement(ballots, leave_one_out=leave_one_out)[0] == 0.5
+    assert agreement(ballots, leave_one_out=True)[0] == 0.5
+    assert agreement(ballots, leave_one_out=False)[0] == 0.0
+
+
+def test_calling_everything_a_tie_earns_nothing_in_the_paper() -> None:
+    assert agreement({voter: [Tie(0, 1)] for voter in (2, 3)}, leave_one_out=False) == {2: 0.0, 3: 0.0}
 
 
 @both_ways

@@ -174,11 +174,11 @@ async def test_a_colluding_pair_of_four_does_not_get_above_two_honest_agents(
     assert [agent["r_diag"] for agent in rewards.values()] == [0.0] * 4
 
 
-async def test_what_a_pair_gets_by_agreeing_on_the_two_others_is_less_under_robust() -> None:
-    paper, robust = [await streams(with_colluding_pair("2 > 3"), rules=rules) for rules in (PAPER, ROBUST)]
-    # only the pair votes on (2, 3), so it agrees there; on all else, robust counts the honest ones' disagreement
-    assert [agent["r_meta"] for agent in paper.values()] == [1.0, 1.0, None, None]
-    assert [agent["r_meta"] for agent in robust.values()] == pytest.approx([1 / 3, 1 / 3, 0.0, 0.0])
+@BOTH
+async def test_a_pair_is_paid_for_agreeing_on_the_two_others_alone(rules: ReviewRules) -> None:
+    rewards = await streams(with_colluding_pair("2 > 3"), rules=rules)
+    # only the pair votes on (2, 3), and agrees there; on all else one of it disagrees with an honest one
+    assert [agent["r_meta"] for agent in rewards.values()] == pytest.approx([1 / 3, 1 / 3, 0.0, 0.0])
 
 
 async def test_random_voters_are_not_paid_for_critique_under_robust_and_are_under_the_paper() -> None:

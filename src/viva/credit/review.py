@@ -4,7 +4,7 @@ Solutions are voted on before and after critique; a Bradley-Terry fit makes scor
 paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``R_i`` its final ranking,
 
     r_sol(i)  = V_i^final
-    r_meta(i) = 1/|R_i| sum over (a, b) in R_i of 1[Pref_i(a, b) = Maj(a, b)]
+    r_meta(i) = 1/|R_i| sum over (a, b) in R_i of 1[Pref_i(a, b) = Maj(a, b)]    (`viva.judging.consensus`)
     r_diag(i) = sum over k in T_i of max(0, V_k^final - V_k^init)
 
 `viva.credit.review_rules` says what else each part can be. What happens at the edges:
@@ -17,8 +17,11 @@ paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``
 - With two agents left, each may vote on the pair of both, if the protocol lets it; leave-one-out majority is then the
   other's vote. Fewer than two have nothing to compare: an error.
 - r_meta needs voters who meet on a pair. Where nobody votes on its own solution, that takes four agents: among three,
-  each pair has one voter, so leave-one-out gives ``None`` and the paper's majority 1 for everybody. Two agents agree or
-  disagree both at once. So with fewer than four agents, r_meta trains nothing.
+  each pair has one voter, so leave-one-out gives ``None`` and the paper's majority 1 for every preference. Two agents
+  agree or disagree both at once. So with fewer than four agents, r_meta trains nothing under leave-one-out, and nothing
+  but to avoid ties under the paper's formula, where a tie agrees with nobody.
+- In the paper's formula a pair without a majority is in the denominator and adds 0, so r_meta is 0 for who voted on no
+  other pair; it is ``None`` only for an empty ballot. Leave-one-out leaves such pairs out of both.
 - Votes on anybody who is not among the agents are left out, and so are targets. Nobody is its own target.
 - A fit that does not converge raises `viva.judging.bradley_terry.BradleyTerryError`.
 """
@@ -117,7 +120,8 @@ class ReviewScores:
     r_sol: dict[int, float]
     """What the tokens of the revised solution earn."""
     r_meta: dict[int, float | None]
-    """What the tokens of the final ranking earn; ``None`` without a vote that can be compared."""
+    """What the tokens of the final ranking earn; ``None`` for an empty ballot, and under leave-one-out also where the
+    others have no majority on any of its pairs."""
     r_diag: dict[int, float]
     """0 for an agent that criticised nobody."""
     r_diag_by_target: dict[int, dict[int, float]]

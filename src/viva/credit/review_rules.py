@@ -21,7 +21,8 @@ class ReviewRules:
     everybody improves by the same amount, nobody gains. ``joint``: one fit over all 2N solutions. What links the two
     rounds are comparisons of revised with initial solutions, and solutions that did not change."""
     meta: Literal["majority", "leave_one_out"] = "leave_one_out"
-    """Whether a voter's own vote is part of the majority that it is measured by."""
+    """``majority``: the share of a voter's votes that agree with the majority of all, itself included, as in the paper.
+    ``leave_one_out``: with that of the others, where they have one. See `viva.judging.consensus.agreement`."""
     diag: Literal["sum", "mean"] = "mean"
     """Over a critic's distinct targets. A sum pays for naming more of them."""
     diag_credit: Literal["reply", "target"] = "target"

@@ -1,23 +1,27 @@
 """What a group of voters agrees on, and how far each voter agrees with it.
 
 The majority on a pair is the item with more than half of the votes on it, a tie giving half a vote to each: the
-same half wins as in the Bradley-Terry fit. Where the halves are equal, there is no majority, and the pair counts for
-nobody. A voter's agreement is the mean over its pairs that count: 1 if it prefers what the majority prefers, 0 if the
-other, 1/2 if it says tie, so that a tie pays neither more nor less than a guess.
+same half wins as in the Bradley-Terry fit. Where the halves are equal, there is no majority. Agreement is r_meta of
+critique self-play, in one of two forms:
 
-This is r_meta of critique self-play, (1 / |R_i|) * sum over (a, b) in R_i of 1[Pref_i(a, b) = Maj(a, b)], which
-leaves ties open. There each voter's own vote is part of the majority, and a vote that nobody else cast on its pair
-agrees with itself. Left out of it instead, a voter is measured by the others alone, and a pair on which nobody else
-voted does not count.
+- *of all* (arXiv 2601.21464), literally ``(1 / |R_i|) * sum over (a, b) in R_i of 1[Pref_i(a, b) = Maj(a, b)]``. Every
+  vote of the ballot ``R_i`` is in the denominator; the indicator is 1 for a vote that names whom the majority names, the
+  voter's own vote included, and 0 for any other, also where there is no majority. The paper is silent about ties. A
+  tie names nobody, so it is 0, too: if ties could agree with ties, calling everything a tie would earn all of r_meta.
+- *of the others* (leave-one-out). The voter's own vote is no part of the majority that it is measured by. Pairs on
+  which the others have none count for nobody, and a tie is worth 1/2 on the rest, neither more nor less than a guess.
+
+A voter has no agreement, ``None``, if there is nothing to divide by: an empty ballot, or no pair that counts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from viva.judging.ballots import Ballots, Item, Preference, Vote, pair_of, pooled
 
 __all__ = ["agreement", "majority"]
 
 _Pair = frozenset[Item]
+_PointsByPair = Mapping[_Pair, Mapping[Item, float]]
 
 
 def majority(votes: Iterable[Vote]) -> dict[_Pair, Preference]:
@@ -34,23 +38,30 @@ def agreement(ballots: Ballots, *, leave_one_out: bool) -> dict[int, float | Non
 
     Args:
         ballots: Votes by voter.
-        leave_one_out: Whether a voter is measured by the majority of the others. If not, its own vote is inside.
+        leave_one_out: Whether a voter is measured by the majority of the others, on the pairs where they have one; if
+            not, by that of all, on every pair that it voted on.
 
     Raises:
         ValueError: If a voter voted twice on a pair.
     """
     points = _points(pooled(ballots))
-    result: dict[int, float | None] = {}
-    for voter, votes in ballots.items():
-        own = _points(votes)
-        if leave_one_out:
-            others = {pair: {item: points[pair][item] - own[pair][item] for item in pair} for pair in own}
-            decided = _decided(others)
-        else:
-            decided = _decided({pair: points[pair] for pair in own})
-        shares = [own[pair][preference.winner] for pair, preference in decided.items()]
-        result[voter] = sum(shares) / len(shares) if shares else None
-    return result
+    return {
+        voter: _with_the_others(votes, points) if leave_one_out else _with_all(votes, points)
+        for voter, votes in ballots.items()
+    }
+
+
+def _with_all(votes: Sequence[Vote], points: _PointsByPair) -> float | None:
+    preferred = _decided({pair_of(vote): points[pair_of(vote)] for vote in votes})
+    hits = sum(preferred.get(pair_of(vote)) == vote for vote in votes)
+    return hits / len(votes) if votes else None
+
+
+def _with_the_others(votes: Sequence[Vote], points: _PointsByPair) -> float | None:
+    own = _points(votes)
+    preferred = _decided({pair: {item: points[pair][item] - own[pair][item] for item in pair} for pair in own})
+    shares = [own[pair][preference.winner] for pair, preference in preferred.items()]
+    return sum(shares) / len(shares) if shares else None
 
 
 def _points(votes: Iterable[Vote]) -> dict[_Pair, dict[Item, float]]:
@@ -70,7 +81,7 @@ def _share(vote: Vote, item: Item) -> float:
     return 0.5
 
 
-def _decided(points: Mapping[_Pair, Mapping[Item, float]]) -> dict[_Pair, Preference]:
+def _decided(points: _PointsByPair) -> dict[_Pair, Preference]:
     decided: dict[_Pair, Preference] = {}
     for pair, points_by_item in points.items():
         (one, high), (other, low) = points_by_item.items()
