@@ -120,6 +120,7 @@ def test_plain_peft_loads_the_adapter_with_the_same_logprobs(
     config = json.loads((Path(path) / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (4, 32)
     assert set(config["target_modules"]) >= {"q_proj", "down_proj", "lm_head"}
+    assert config["target_modules"] == sorted(config["target_modules"])  # in every process the same
     assert {file.suffix for file in Path(path).iterdir()} == {".json", ".safetensors"}
 
 

@@ -5,11 +5,14 @@ layers; a judge that names labels makes it learn.
 """
 
 import hashlib
+import itertools
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,10 +79,10 @@ class Whole:
 
 
 class Server:
-    """Does runs in forks of one process."""
+    """Does runs in forks of two processes that hash texts differently, in turns: what goes on is never the same one."""
 
-    def __init__(self, process, folder: Path, model: Path) -> None:
-        self.process = process
+    def __init__(self, processes, folder: Path, model: Path) -> None:
+        self.processes = itertools.cycle(processes)
         self.folder = folder
         self.model = model
         self.wholes: dict[str, Whole] = {}
@@ -102,9 +105,10 @@ class Server:
             "log": str(log),
             "options": {name: str(value) for name, value in options.items()},
         }
-        self.process.stdin.write(json.dumps(job | ending) + "\n")
-        self.process.stdin.flush()
-        ended = json.loads(self.process.stdout.readline())
+        process = next(self.processes)
+        process.stdin.write(json.dumps(job | ending) + "\n")
+        process.stdin.flush()
+        ended = json.loads(process.stdout.readline())
         assert ended["code"] != 1, log.read_text()
         return ended | {"log": log.read_text()}
 
@@ -128,10 +132,22 @@ def server(tmp_path_factory):
     lines = [json.dumps({"query": f"What is {n} + 1?", "answer": str(n + 1)}) for n in range(5)]
     (folder / "problems.jsonl").write_text("\n".join(lines) + "\n")
     model = make_model(folder / "model")
-    command = [sys.executable, str(SCRIPT)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield Server(process, folder, model)
-        process.stdin.close()
+    with ExitStack() as stack:
+        processes = [stack.enter_context(started(hash_seed)) for hash_seed in ("1", "2")]
+        yield Server(processes, folder, model)
+        for process in processes:
+            process.stdin.close()
+
+
+def started(hash_seed: str) -> subprocess.Popen:
+    """A process that does runs."""
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONHASHSEED": hash_seed},
+    )
 
 
 def make_model(folder: Path) -> Path:

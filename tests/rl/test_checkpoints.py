@@ -73,6 +73,22 @@ def test_the_environment_is_what_results_depend_on():
     assert now["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
 
 
+def test_a_setting_that_changes_is_seen_at_once():
+    before = environment()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        torch.set_num_threads(threads + 1)
+        torch.set_float32_matmul_precision("high" if precision == "highest" else "highest")
+        now = environment()
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+    assert {name: now[name] for name in now if now[name] != before[name]} == {
+        "threads": str(threads + 1),
+        "matmul": "high" if precision == "highest" else "highest",
+    }
+
+
 def test_the_processor_is_the_one_the_system_names_first(tmp_path, monkeypatch):
     told = tmp_path / "cpuinfo"
     told.write_text("vendor: x\nmodel name\t: Fast: One\nmodel name\t: Slow\n")

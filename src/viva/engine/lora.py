@@ -4,6 +4,7 @@ The layer computes ``W x + (alpha / rank) B A x``. ``alpha`` is 32 as in Tinker,
 meaning over ranks. ``A`` starts uniform in ``+-1/sqrt(inputs)``, from the adapter's own seed; ``B`` starts at zero.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,15 +21,17 @@ from viva.engine.training_parts import replace_parts
 __all__ = [
     "ALPHA",
     "AdapterSettings",
-    "adapter_config",
     "adapter_tensors",
     "add_adapter",
     "check_adapter",
     "merge_adapter",
     "target_modules",
+    "write_adapter_config",
 ]
 
 ALPHA = 32
+
+_CONFIG_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +100,12 @@ def add_adapter(base: BaseModel, settings: AdapterSettings) -> Any:
     return replace_parts(module)
 
 
-def adapter_config(base: BaseModel, settings: AdapterSettings) -> Any:
-    """The adapter's description as ``peft`` writes it."""
+def write_adapter_config(base: BaseModel, settings: AdapterSettings, folder: Path) -> None:
+    """Write the adapter's description as ``peft`` does, with its sets in a fixed order."""
     import peft
 
     repository, revision = split_revision(base.name)
-    return peft.LoraConfig(
+    config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=ALPHA,
         target_modules=_short_names(base.module, target_modules(base.module, settings)),
@@ -112,6 +115,12 @@ def adapter_config(base: BaseModel, settings: AdapterSettings) -> Any:
         base_model_name_or_path=repository,
         revision=revision,
     )
+    config.save_pretrained(str(folder))
+    file = folder / _CONFIG_FILE
+    written = json.loads(file.read_text(encoding="utf-8"))
+    # peft holds them as a set, whose order depends on the process
+    written["target_modules"] = sorted(written["target_modules"])
+    file.write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def check_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], rank: int, folder: Path) -> None:

@@ -25,11 +25,11 @@ from viva.engine.limits import EngineLimits
 from viva.engine.lora import (
     ALPHA,
     AdapterSettings,
-    adapter_config,
     adapter_tensors,
     add_adapter,
     check_adapter,
     merge_adapter,
+    write_adapter_config,
 )
 from viva.engine.losses import Loss
 from viva.engine.memory import activation_bytes, free_bytes, recomputed
@@ -171,7 +171,7 @@ class Policy:
             self.base.tokenizer.save_pretrained(folder)
             write_tensors(folder / _WEIGHTS_FILE, self._weights())
         else:
-            adapter_config(self.base, self.settings).save_pretrained(str(folder))
+            write_adapter_config(self.base, self.settings, folder)
             write_tensors(
                 folder / _ADAPTER_FILE, {_peft_name(name): w for name, w in self._weights().items()}
             )
