@@ -13,6 +13,7 @@ import torch
 from viva.engine.decoder import Decoder
 from viva.engine.fused import fuse_layers
 from viva.engine.futures import LocalFuture
+from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.limits import EngineLimits
 from viva.engine.linear import pack_linears
 from viva.engine.model import BaseModel, cast_weights, load_base_model
@@ -110,7 +111,8 @@ class Core:
         return list(self._models)
 
     def base_model(self, name: str) -> BaseModel:
-        """A base model, loaded on first use."""
+        """A base model, loaded on first use; a GGUF file is unpacked first (`viva.engine.gguf`)."""
+        name = str(gguf_folder(name)) if is_gguf(name) else name
         # one local folder may be named in several ways
         key = os.path.realpath(name) if os.path.isdir(name) else name
         if key not in self._models:

@@ -5,8 +5,8 @@ same half wins as in the Bradley-Terry fit. Where the halves are equal, there is
 critique self-play, in one of two forms:
 
 - *of all* (arXiv 2601.21464), literally ``(1 / |R_i|) * sum over (a, b) in R_i of 1[Pref_i(a, b) = Maj(a, b)]``. Every
-  vote of the ballot ``R_i`` is in the denominator; the indicator is 1 for a vote that names whom the majority names, the
-  voter's own vote included, and 0 for any other, also where there is no majority. The paper is silent about ties. A
+  vote of the ballot ``R_i`` is in the denominator; the indicator is 1 for a vote that names whom the majority names,
+  the voter's own vote included, and 0 for any other, also where there is no majority. The paper is silent about ties. A
   tie names nobody, so it is 0, too: if ties could agree with ties, calling everything a tie would earn all of r_meta.
 - *of the others* (leave-one-out). The voter's own vote is no part of the majority that it is measured by. Pairs on
   which the others have none count for nobody, and a tie is worth 1/2 on the rest, neither more nor less than a guess.

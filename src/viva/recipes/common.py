@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.hub import pinned, split_revision
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def resolve_batch_size(batch_size: int | None, unit: int, name: str = "num_agent
 
 
 def resolve_model(model_name: str, revision: str | None = None) -> str:
-    """The name or folder the engine loads; ``tiny`` is the built-in policy.
+    """The name or folder the engine loads; ``tiny`` is the built-in policy, a GGUF file is unpacked into a folder.
 
     Args:
         model_name: The option.
@@ -81,7 +82,7 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
     """
     path = Path(model_name).expanduser()
     if revision is not None:
-        if model_name == _BUILT_IN or path.is_dir():
+        if model_name == _BUILT_IN or path.exists():
             raise ValueError(
                 f"model_revision={revision} is that of a model on the hub, but model_name={model_name} is not there; "
                 "leave model_revision out"
@@ -102,9 +103,12 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
                 f"model_name={model_name} is a folder without config.json, not a Hugging Face model"
             )
         return str(path)
+    if is_gguf(model_name):
+        return str(gguf_folder(model_name))
     if model_name.startswith((".", "/", "~")) or split_revision(model_name)[0].count("/") > 1:
         raise ValueError(
-            f"model_name={model_name} is not a folder. Give a model folder, a hub name like Qwen/Qwen3-8B, or tiny."
+            f"model_name={model_name} is not a folder, nor a GGUF file. Give a model folder, the path of a file that "
+            "ends in .gguf, a hub name like Qwen/Qwen3-8B, or tiny."
         )
     return model_name
 
