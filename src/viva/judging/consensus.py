@@ -59,7 +59,9 @@ def _with_all(votes: Sequence[Vote], points: _PointsByPair) -> float | None:
 
 def _with_the_others(votes: Sequence[Vote], points: _PointsByPair) -> float | None:
     own = _points(votes)
-    preferred = _decided({pair: {item: points[pair][item] - own[pair][item] for item in pair} for pair in own})
+    preferred = _decided(
+        {pair: {item: points[pair][item] - own[pair][item] for item in pair} for pair in own}
+    )
     shares = [own[pair][preference.winner] for pair, preference in preferred.items()]
     return sum(shares) / len(shares) if shares else None
 
