@@ -1,11 +1,12 @@
 """What a model's folder may not ask for; the audit is in ``tests/reliability/test_files_code.py``."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from viva.engine.model_folder import check_model_folder
+from viva.engine.model_folder import check_model_folder, differing_parts, model_digests
 
 
 @pytest.fixture
@@ -80,3 +81,66 @@ def test_a_damaged_configuration_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json' is damaged"):
         check_model_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("a.safetensors", "weights"),
+        ("config.json", "config"),
+        ("generation_config.json", "config"),
+        ("tokenizer.json", "tokenizer"),
+        ("chat_template.jinja", "tokenizer"),
+    ],
+)
+def test_a_change_of_a_file_is_one_of_its_part(folder: Path, name: str, part: str) -> None:
+    (folder / "README.md").write_text("told")
+    before = model_digests(str(folder))
+    assert set(before) == {"weights", "config", "tokenizer"}
+    (folder / "README.md").write_text("told otherwise")
+    assert differing_parts(before, model_digests(str(folder))) == []
+    (folder / name).write_text('{"changed": 1}')
+    assert differing_parts(before, model_digests(str(folder))) == [part]
+
+
+def test_files_of_a_tokenizer_count_where_they_are_read(folder: Path) -> None:
+    (folder / "vocab.json").write_text("{}")
+    slow = model_digests(str(folder))
+    (folder / "vocab.json").write_text('{"a": 1}')
+    assert differing_parts(slow, model_digests(str(folder))) == ["tokenizer"]
+    (folder / "tokenizer.json").write_text("{}")
+    fast = model_digests(str(folder))
+    (folder / "vocab.json").unlink()
+    assert model_digests(str(folder)) == fast
+
+
+def test_a_moved_model_stays_the_same_and_a_file_that_was_not_changed_is_read_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = model_digests(str(folder))
+    monkeypatch.setattr("hashlib.file_digest", None)
+    assert model_digests(str(folder)) == before
+    monkeypatch.undo()
+    os.utime(folder / "a.safetensors", ns=(1, 1))
+    assert model_digests(str(folder)) == before
+    moved = folder.rename(folder.with_name("moved"))
+    assert model_digests(str(moved)) == before
+
+
+def test_a_model_of_the_hub_has_its_commit_and_the_digests_of_its_cached_files(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, commit = tmp_path_factory.mktemp("cache"), "0123456789012345678901234567890123456789"
+    kept = cache / "models--some--model"
+    (kept / "snapshots").mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(commit)
+    expected = model_digests(str(folder))
+    folder.rename(kept / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    for name in ("some/model", "some/model@main", f"some/model@{commit}"):
+        assert model_digests(name) == {**expected, "commit": commit}
+    assert model_digests("some/other") == {}
+    assert model_digests("/no/such/folder") == {}
+    assert differing_parts({}, expected) is None
+    assert differing_parts({"commit": commit}, expected) is None

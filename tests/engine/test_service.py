@@ -1,5 +1,6 @@
 import asyncio
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 import tinker
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_engine import ints, params, plain_logprobs, run, supervised, train, weights
 
 from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient
+from viva.engine.checkpoint import MANIFEST
+from viva.engine.trust import sealed
 
 TEXTS = [list(b"The answer is 42."), list(b"No, it is 7, because 3 + 4 = 7.")]
 STEP = tinker.AdamParams(learning_rate=0.02, weight_decay=0.01)
@@ -122,6 +126,58 @@ def test_plain_peft_loads_the_adapter_with_the_same_logprobs(
     assert set(config["target_modules"]) >= {"q_proj", "down_proj", "lm_head"}
     assert config["target_modules"] == sorted(config["target_modules"])  # in every process the same
     assert {file.suffix for file in Path(path).iterdir()} == {".json", ".safetensors"}
+
+
+def other_of_equal_shapes(folder: str, to: Path) -> Path:
+    """A model that differs in one weight."""
+    shutil.copytree(folder, to)
+    tensors = load_file(to / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] += 1
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_saved_weights_are_refused_on_another_base_of_equal_shapes(
+    rank: int, saving_service: LocalServiceClient, model_dir: Callable[[str], str], tmp_path: Path
+) -> None:
+    state = make(saving_service, model_dir("llama"), rank).save_state("s").result().path
+    other = str(other_of_equal_shapes(model_dir("llama"), tmp_path / "other"))
+    there = rf"was saved on another base model than '{other}', which differs in its weights \(SHA-256 .* trained on"
+    for load in (
+        lambda: saving_service.create_training_client_from_state(state, other),
+        lambda: saving_service.create_training_client_from_state_with_optimizer(state, other),
+        lambda: saving_service.create_sampling_client(state, other),
+        lambda: saving_service.create_lora_training_client(other, rank=rank).load_state(state).result(),
+    ):
+        with pytest.raises(ValueError, match=there):
+            load()
+
+
+def test_a_base_that_was_replaced_where_it_lies_is_refused(
+    saving_service: LocalServiceClient, model_dir: Callable[[str], str], tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(model_dir("llama"), base)
+    state = make(saving_service, str(base)).save_state("s").result().path
+    shutil.rmtree(base)
+    other_of_equal_shapes(model_dir("llama"), base)
+    with pytest.raises(ValueError, match="which differs in its weights"):
+        LocalServiceClient().create_training_client_from_state_with_optimizer(state)
+
+
+def test_a_checkpoint_of_before_bases_were_recorded_is_read_and_that_is_said(
+    saving_service: LocalServiceClient,
+    model_dir: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = Path(make(saving_service, model_dir("llama")).save_state("s").result().path)
+    manifest = json.loads((state / MANIFEST).read_text())
+    assert set(manifest.pop("base_digests")) == {"weights", "config", "tokenizer"}
+    (state / MANIFEST).write_text(json.dumps(sealed(manifest)))
+    saving_service.create_training_client_from_state(str(state))
+    (record,) = caplog.records
+    assert "was saved without a record of its base model" in record.getMessage()
 
 
 def test_plain_transformers_loads_fully_trained_weights(

@@ -21,7 +21,7 @@ from torch import nn
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
 from viva.engine.hub import hub_errors, split_revision
 from viva.engine.loading import check_loaded, load_errors
-from viva.engine.model_folder import LOADING, check_model_folder
+from viva.engine.model_folder import LOADING, check_model_folder, model_digests
 from viva.engine.tree_attention import TREE_ATTENTION, TreeStep, register_tree_attention
 from viva.engine.trees import pack_tree
 
@@ -68,6 +68,8 @@ class BaseModel:
     """Size of the output layer."""
     takes_trees: bool = False
     """Whether training may compute what sequences share once, as a prefix tree."""
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    """From `viva.engine.model_folder.model_digests`."""
     token_texts: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, filled as stop strings are looked for."""
 
@@ -177,6 +179,7 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         eos_ids=_eos_ids(module, tokenizer, vocab_size),
         context_length=int(getattr(module.config, "max_position_embeddings", None) or 2**31),
         vocab_size=vocab_size,
+        digests=model_digests(name, getattr(module.config, "_commit_hash", None)),
     )
     register_ragged_attention()
     register_tree_attention()

@@ -1,11 +1,15 @@
-"""What a model's folder may not ask for: code, pickles, files elsewhere."""
+"""A model's folder: what it may not ask for (code, pickles, files elsewhere), and the digests of what it holds."""
 
+import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["LOADING", "check_model_folder"]
+from viva.engine.hub import split_revision
+
+__all__ = ["LOADING", "check_model_folder", "differing_parts", "model_digests"]
 
 LOADING: dict[str, Any] = {
     "trust_remote_code": False,
@@ -14,6 +18,27 @@ LOADING: dict[str, Any] = {
 }
 """Options with which weights are loaded: no code of the repository, no pickles, and no attention that the
 configuration chooses (it may name one to be fetched). Which attention is used is decided afterwards."""
+
+_PARTS = {
+    "weights": ("model.safetensors", "model.safetensors.index.json"),
+    "config": ("config.json", "generation_config.json"),
+    "tokenizer": (
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+        *("chat_template.jinja", "chat_template.json"),
+    ),
+}
+_SLOW_TOKENIZERS = (
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "vocab.txt",
+    "spiece.model",
+    "tiktoken.model",
+)
+"""What a tokenizer is made of that has no ``tokenizer.json``."""
+_NUM_READERS = 4
+_known: dict[tuple[str, int, int], str] = {}
+"""SHA-256 of files by path, size and time of change."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -61,6 +86,75 @@ def check_model_folder(folder: Path) -> None:
             and (folder / value).is_file()
         ):
             _check_plain(settings, value)
+
+
+def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
+    """What tells a model from all others of its shapes: SHA-256 of its weights, its configuration and its tokenizer.
+
+    Args:
+        name: Local folder, or ``NAME`` or ``NAME@REVISION`` on the hub, of which the cache is read.
+        revision: Commit that the name stands for, if it is known.
+
+    Returns:
+        By part, ``weights``, ``config`` and ``tokenizer``, and for a model of the hub its ``commit``; empty where its
+        files are not on this machine. A file is read once per process, as long as it stays as it is.
+    """
+    folder, commit = _folder_of(name, revision)
+    if folder is None:
+        return {}
+    files = {part: _files(folder, part) for part in _PARTS}
+    with ThreadPoolExecutor(_NUM_READERS) as readers:
+        everything = [file for part in files.values() for file in part]
+        digest_by_file = dict(zip(everything, readers.map(_digest, everything), strict=True))
+    digests = {
+        part: hashlib.sha256(
+            "".join(f"{digest_by_file[file]}  {file.name}\n" for file in own).encode()
+        ).hexdigest()
+        for part, own in files.items()
+    }
+    return digests if commit is None else {**digests, "commit": commit}
+
+
+def differing_parts(recorded: dict[str, str], found: dict[str, str]) -> list[str] | None:
+    """Parts in which two models differ by their `model_digests`; ``None`` where they cannot be compared."""
+    common = [part for part in _PARTS if part in recorded and part in found]
+    return [part for part in common if recorded[part] != found[part]] if common else None
+
+
+def _folder_of(name: str, revision: str | None) -> tuple[Path | None, str | None]:
+    """Where a model's files are, and its commit."""
+    if os.path.isdir(name):
+        return Path(name), None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    repository, named = split_revision(name)
+    try:
+        config = try_to_load_from_cache(repository, "config.json", revision=revision or named)
+    except HFValidationError:  # neither a folder nor a name
+        return None, None
+    if not isinstance(config, str):
+        return None, None
+    return Path(config).parent, Path(config).parent.name
+
+
+def _files(folder: Path, part: str) -> list[Path]:
+    """Files of a part, by name."""
+    names = set(_PARTS[part])
+    if part == "weights" and not (folder / "model.safetensors").is_file():
+        names |= {path.name for path in folder.glob("*.safetensors")}
+    if part == "tokenizer" and not (folder / "tokenizer.json").is_file():
+        names |= set(_SLOW_TOKENIZERS)
+    return [folder / name for name in sorted(names) if (folder / name).is_file()]
+
+
+def _digest(file: Path) -> str:
+    told = file.stat()
+    key = os.path.realpath(file), told.st_size, told.st_mtime_ns
+    if key not in _known:
+        with file.open("rb") as stream:
+            _known[key] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return _known[key]
 
 
 def _read(file: Path) -> dict[str, Any]:

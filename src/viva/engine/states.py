@@ -1,5 +1,6 @@
 """What a checkpoint of ours says about itself, and clients made from one."""
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ from viva.engine.core import Core
 from viva.engine.decoder import Decoder
 from viva.engine.futures import LocalFuture
 from viva.engine.lora import ALPHA, AdapterSettings
+from viva.engine.model_folder import differing_parts
 from viva.engine.policy import Policy, stored_builder
 from viva.engine.sampling_client import LocalSamplingClient
 
-__all__ = ["State", "describe", "open_policy", "open_sampling_client", "read_state"]
+__all__ = ["State", "check_base", "describe", "open_policy", "open_sampling_client", "read_state"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,8 @@ class State:
     settings: AdapterSettings
     num_steps: int
     user_metadata: dict[str, str]
+    base_digests: dict[str, str]
+    """Of the base model, see `viva.engine.model_folder.model_digests`; empty where they were not recorded."""
 
 
 def describe(policy: Policy, user_metadata: dict[str, str]) -> dict[str, Any]:
@@ -32,6 +38,7 @@ def describe(policy: Policy, user_metadata: dict[str, str]) -> dict[str, Any]:
     name = policy.base.name
     return {
         "base_model": os.path.abspath(name) if os.path.isdir(name) else name,
+        "base_digests": policy.base.digests,
         "adapter": policy.settings.to_json(),
         "alpha": ALPHA,
         "num_steps": policy.optimizer.num_steps,
@@ -54,11 +61,42 @@ def read_state(path: str) -> State:
             settings=AdapterSettings(**manifest["adapter"]),
             num_steps=manifest["num_steps"],
             user_metadata=manifest["user_metadata"],
+            base_digests={
+                str(part): str(digest) for part, digest in manifest.get("base_digests", {}).items()
+            },
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path!r} does not describe a model ({error!r}); use another checkpoint."
         ) from error
+
+
+def check_base(state: State, name: str, found: dict[str, str]) -> None:
+    """Refuse a base model other than the one that a checkpoint was saved on; say so where that cannot be told.
+
+    Args:
+        state: The checkpoint.
+        name: Path or hub name of the base model that it is to be used with.
+        found: Its digests.
+
+    Raises:
+        ValueError: The two differ.
+    """
+    differing = differing_parts(state.base_digests, found)
+    if differing is None:
+        missing = (
+            "was saved without a record of its base model" if found else f"needs the files of {name!r} here"
+        )
+        _log.warning("%s %s; whether %r is that model cannot be checked.", state.folder, missing, name)
+    elif differing:
+        told = ", ".join(
+            f"{part} (SHA-256 {state.base_digests[part][:12]} there, {found[part][:12]} here)"
+            for part in differing
+        )
+        raise ValueError(
+            f"{str(state.folder)!r} was saved on another base model than {name!r}, which differs in its {told}. Give "
+            f"the model that it was trained on, which was {state.base_model!r}, or put that model's files back."
+        )
 
 
 def open_policy(core: Core, path: str, base_model: str | None, *, optimizer: bool) -> tuple[Policy, State]:
@@ -74,7 +112,9 @@ def open_policy(core: Core, path: str, base_model: str | None, *, optimizer: boo
         ValueError: The checkpoint cannot be read or is of another model.
     """
     state = read_state(path)
-    policy = Policy(core.base_model(base_model or state.base_model), state.settings, core.limits)
+    base = core.base_model(base_model or state.base_model)
+    check_base(state, base.name, base.digests)
+    policy = Policy(base, state.settings, core.limits)
     policy.load(state.folder, num_steps=state.num_steps if optimizer else None)
     return policy, state
 
@@ -98,6 +138,7 @@ def open_sampling_client(core: Core, path: str | None, base_model: str | None) -
     else:
         state = read_state(path)
         base = core.base_model(base_model or state.base_model)
+        check_base(state, base.name, base.digests)
         build = stored_builder(base, state.settings, state.folder)
     decoder: LocalFuture[Decoder] = LocalFuture(core.pump, cancellable=False)
     decoder.resolve(core.new_decoder(build))
