@@ -4,14 +4,14 @@ Newer SDKs answer at once with a future of a client. Older ones block until ther
 stop an event loop; they have an ``_async`` twin for each such method, which newer ones deprecate.
 """
 
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from typing import Any, cast
 
 import tinker
 
 from viva.rl.clients import ServiceClient
 
-__all__ = ["awaitable_service"]
+__all__ = ["awaitable_service", "header_options"]
 
 _BLOCKING = frozenset(
     {
@@ -41,6 +41,14 @@ class _Awaitable:
             return _Awaitable(made) if isinstance(made, tinker.TrainingClient) else made
 
         return method
+
+
+def header_options(headers: dict[str, str]) -> dict[str, Any]:
+    """The option of a service client that sends headers with every request; nothing where there are none."""
+    if not headers:
+        return {}
+    is_new = "default_headers_overrides" in signature(tinker.ServiceClient).parameters
+    return {"default_headers_overrides" if is_new else "default_headers": headers}
 
 
 def awaitable_service(service: tinker.ServiceClient) -> ServiceClient:

@@ -1,8 +1,9 @@
 """A remote engine: whether it is there, whether it still is, and what its errors mean.
 
 The SDK sends a request again that got no answer, or 408, 409, 429 or 5xx, with growing pauses and for at most minutes,
-and numbers training requests so that a server can tell a repetition. Three things it does not do, and this module does:
-say at once that nobody answers at an address; stop waiting for results of a server that is gone; say what to do.
+and numbers training requests so that a server can tell a repetition. Four things it does not do, and this module does:
+say at once that nobody answers at an address; stop waiting for results of a server that is gone; say what to do; keep
+the key from following a redirect to another host.
 """
 
 import asyncio
@@ -12,20 +13,33 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
+import httpx
 import tinker
 
 from viva.rl.clients import ServiceClient
 from viva.rl.secrets import KEY_VARIABLE, split_address, without_secrets
 
-__all__ = ["EngineError", "EngineLostError", "check_address", "explain", "state_deleter", "watched"]
+__all__ = [
+    "EngineError",
+    "EngineLostError",
+    "check_address",
+    "explain",
+    "keep_keys_at_home",
+    "state_deleter",
+    "watched",
+]
 
 _HEALTH = "/api/v1/healthz"
 _ANSWER_S = 10.0
 _DELETION_S = 30.0
 _FIRST_PAUSES_S = (0.0, 0.5, 1.5, 3.0)
 _LONGEST_DETAIL = 400
+_MOST_REDIRECTS = 5
+_PORTS = {"http": 80, "https": 443}
 
 
 class EngineError(RuntimeError):
@@ -36,12 +50,95 @@ class EngineLostError(EngineError):
     """The server could not be reached for so long that nobody should wait for it."""
 
 
+def _origin(address: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port: what a key that was given for one address stays with."""
+    parts = urlsplit(address)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def _sent_on(target: str) -> str:
+    parts = urlsplit(target)
+    return (
+        f"it sends requests on to {parts.scheme}://{parts.netloc}, another address, where no key follows; if that is "
+        "yours, give it as base_url"
+    )
+
+
+class _HealthRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects within an origin and refuses the others."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if _origin(newurl) != _origin(req.full_url):
+            raise ValueError(_sent_on(newurl))
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(_HealthRedirects)
+
+
+def keep_keys_at_home() -> None:
+    """Let every client that the SDK makes from now on follow redirects within an origin only.
+
+    The SDK's clients follow all redirects and send the key along, which httpx and reqwest strip from the header
+    ``Authorization`` alone. The SDK takes no client of one's own, so its class is replaced, once.
+
+    Raises:
+        EngineError: If this SDK makes its connections in another way, so that nothing would keep the key back.
+    """
+    sdk = import_module("tinker._base_client")
+    made: Any = vars(sdk).get("AsyncHttpxClientWrapper")
+    if made is None:
+        raise EngineError(
+            f"tinker {tinker.__version__} makes its connections in a way that is not known here, so nothing would keep "
+            "your key from following a redirect to another host. Install an older one: pip install tinker==0.38.0"
+        )
+    if not issubclass(made, _HomeClient):
+        vars(sdk)["AsyncHttpxClientWrapper"] = type("HomeClient", (_HomeClient, made), {})
+
+
+class _HomeClient(httpx.AsyncClient):
+    """A client that returns the answer itself where it would be sent on to another origin."""
+
+    def __init__(self, **options: Any) -> None:
+        if "transport" in options:  # the SDK's own follows redirects by itself
+            options["transport"] = _plain_transport()
+        super().__init__(**options)
+
+    async def send(
+        self, request: httpx.Request, *, follow_redirects: Any = True, **options: Any
+    ) -> httpx.Response:
+        answer = await super().send(request, follow_redirects=False, **options)
+        for _ in range(_MOST_REDIRECTS):
+            following = answer.next_request
+            if not follow_redirects or following is None:
+                break
+            if _origin(str(following.url)) != _origin(str(request.url)):
+                break
+            await answer.aclose()
+            answer = await super().send(following, follow_redirects=False, **options)
+        return answer
+
+
+def _plain_transport() -> httpx.AsyncBaseTransport | None:
+    """The SDK's kind of transport, without its redirects; ``None`` where its version has no such switch."""
+    import pyqwest
+    from pyqwest.httpx import AsyncPyqwestTransport
+
+    try:
+        transport = pyqwest.HTTPTransport(tls_include_system_certs=True, follow_redirects=False)
+    except TypeError:
+        return None
+    return AsyncPyqwestTransport(transport=transport)
+
+
 def _problem(base_url: str) -> str | None:
     """Why nobody answers at an address; ``None`` if somebody does, whatever the answer is."""
     address, headers = split_address(base_url)
     try:
         request = urllib.request.Request(address.rstrip("/") + _HEALTH, headers=headers)
-        with urllib.request.urlopen(request, timeout=_ANSWER_S):
+        with _OPENER.open(request, timeout=_ANSWER_S):
             return None
     except urllib.error.HTTPError as error:
         return None if error.code < 500 else f"it answers {error.code} {error.reason}"
@@ -162,7 +259,10 @@ def explain(error: BaseException, server: str | None) -> str | None:
     detail = str(found)
     if len(detail) > _LONGEST_DETAIL:  # servers send the request back that they refuse
         detail = f"{detail[:_LONGEST_DETAIL]}..."
-    if isinstance(found, tinker.APIStatusError):
+    if isinstance(found, tinker.APIStatusError) and found.response.has_redirect_location:
+        target = urljoin(str(found.request.url), found.response.headers["location"])
+        told = f"{server} answered {found.status_code}: {_sent_on(target)}"
+    elif isinstance(found, tinker.APIStatusError):
         told = (
             f"{server} answered {found.status_code}: {detail}. {_ADVICE.get(found.status_code, _UNREACHABLE)}"
         )

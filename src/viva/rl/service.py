@@ -3,12 +3,12 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from viva.rl.clients import ServiceClient
 from viva.rl.learning_rate import cached_config, read_model_config
-from viva.rl.old_sdk import awaitable_service
-from viva.rl.remote import check_address
+from viva.rl.old_sdk import awaitable_service, header_options
+from viva.rl.remote import check_address, keep_keys_at_home
 from viva.rl.secrets import KEY_VARIABLE, split_address, without_secrets
 
 __all__ = ["EngineChoice", "EngineConfig", "choose_engine", "context_window", "make_service"]
@@ -80,13 +80,15 @@ def make_service(config: EngineConfig, *, state_dir: Path) -> ServiceClient:
     if config.engine == "remote":
         import tinker
 
+        keep_keys_at_home()
         if config.base_url is None:
             return awaitable_service(tinker.ServiceClient())
         check_address(config.base_url)
         key = os.environ.get(KEY_VARIABLE) or _NO_KEY
         address, headers = split_address(config.base_url)
-        more: dict[str, Any] = {"default_headers_overrides": headers} if headers else {}
-        return awaitable_service(tinker.ServiceClient(base_url=address, api_key=key, **more))
+        return awaitable_service(
+            tinker.ServiceClient(base_url=address, api_key=key, **header_options(headers))
+        )
     from viva.engine import LocalServiceClient
 
     return LocalServiceClient(device=config.device, precision=config.precision, state_dir=state_dir)
