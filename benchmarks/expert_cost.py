@@ -123,7 +123,9 @@ async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
 
     started = time.perf_counter()
     with tokens_counted(vocab_size) as trained:
-        await update_policy(training.client, made.data_D, config.update, foreign_D=made.foreign_D)
+        await update_policy(
+            training.client, made.data_D, config.update, foreign_D=made.foreign_D, check=made.check
+        )
     found.seconds["update"] = time.perf_counter() - started
     found.tokens = {
         "sampled": sum(

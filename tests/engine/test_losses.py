@@ -85,7 +85,8 @@ def test_targets_called_inactive_have_no_gradient(
     ("name", "config", "message"),
     [
         ("ppo", {"clip": 0.2}, r"Unknown loss_fn_config keys \['clip'\].*clip_high_threshold"),
-        ("cross_entropy", {"beta": 1.0}, "allowed: none"),
+        ("importance_sampling", {"beta": 1.0}, "allowed: none"),
+        ("cross_entropy", {"temperature": 0}, "above 0"),
         ("ppo", {"clip_low_threshold": 1.3}, "above"),
         ("dro", {"beta": -1.0}, "at least 0"),
         ("dro", {"beta": "0.1"}, "must be a number"),

@@ -45,6 +45,19 @@ def gradient_of(client: LocalTrainingClient, data: list[tinker.Datum], loss: str
     return found
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_logprobs_at_a_temperature_are_the_samplers(client: LocalTrainingClient, temperature: float) -> None:
+    sampler = client.save_weights_and_get_sampling_client()
+    prompt = TEXTS[0]
+    settings = tinker.SamplingParams(max_tokens=8, temperature=temperature, seed=3, stop=[])
+    (sequence,) = sampler.sample(tinker.ModelInput.from_ints(prompt), 1, settings).result().sequences
+    data = [supervised([*prompt, *sequence.tokens])]
+    output = client.forward(data, "cross_entropy", {"temperature": temperature}).result()
+    np.testing.assert_allclose(logprobs_of(output)[0][-8:], sequence.logprobs, atol=1e-5)
+    plain = logprobs_of(client.forward(data, "cross_entropy").result())[0][-8:]
+    assert (temperature == 1) == bool(np.allclose(plain, sequence.logprobs, atol=1e-3))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_logprobs_are_those_of_plain_transformers(

@@ -108,7 +108,7 @@ def test_the_figures_are_those_one_computes_by_hand():
     batch = [
         sample("hint", [math.log(4), math.log(0.5)], reward=1.0),
         sample("hint", [math.log(0.25)], reward=0.0, finished=False),
-        sample("iid", [0.01, -0.01], reward=1.0),
+        sample("iid", [0.0, 0.0], reward=1.0, checked_logprobs_T=np.array([-4.99, -5.01])),
     ]
     found = diagnose(batch, estimate(batch, make("token_tis"), baseline="stratum"))
     hint = found.strategies["hint"]

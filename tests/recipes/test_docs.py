@@ -199,7 +199,15 @@ def test_every_message_of_the_page_is_one_of_the_code() -> None:
 
 
 def test_the_engines_methods_are_those_of_the_page() -> None:
-    inherited = {"result", "result_async", "model_id", "answers_together", "precision", "takes_mask"}
+    inherited = {
+        "result",
+        "result_async",
+        "model_id",
+        "answers_together",
+        "precision",
+        "takes_mask",
+        "takes_temperature",
+    }
     alone = {"get_tokenizer", "create_rest_client"}  # in the SDK, too
     (table,) = tables(ENGINE_PAGE, "client")
     for name, methods in ((codes(row[0])[0], codes(row[1])) for row in table):

@@ -14,6 +14,7 @@ from viva.rl.completer import Policy
 from viva.rl.expert_batch import ExpertConfig, expert_batch
 from viva.rl.expert_samples import expert_samples
 from viva.rl.rollouts import run_groups
+from viva.rl.update import EXACT_GAP, UpdateConfig, update_policy
 
 HINT = {"role": "system", "content": "Write letters only."}
 
@@ -35,27 +36,81 @@ class Letters(PromptAugmentedEnv):
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    folder = make_model(tmp_path_factory.mktemp("model"), "qwen3")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"), "qwen3")
+
+
+@pytest.fixture
+def parts(folder):
     client = LocalServiceClient(seed=0).create_lora_training_client(str(folder), rank=4)
     renderer = load_renderer(client.get_tokenizer(), model_name=str(folder))
     return client, renderer
 
 
-async def test_scores_are_the_samplers_own(parts):
-    client, renderer = parts
+async def played(client, renderer, temperature=1.0, names=("iid", "hint", "feedback"), seed=1):
     sampler = await client.save_weights_and_get_sampling_client()
 
     def problem(hint=()):
         return Letters(renderer, list(hint), [])
 
-    builders = [
-        iid(ProblemGroupBuilder(env_thunk=problem, num_envs=2)),
-        PromptAugmentedGroupBuilder(env_thunk=lambda: problem([HINT]), num_envs=2),
-        FeedbackGroupBuilder(env_thunk=problem, num_envs=2, train_behind="problem"),
-    ]
-    outcomes = await run_groups(builders, Policy(sampler=sampler, seed=1, max_tokens=5))
-    config = ExpertConfig(estimator="balance", min_effective_share=0.0, num_checked=2)
+    builders = {
+        "iid": iid(ProblemGroupBuilder(env_thunk=problem, num_envs=2)),
+        "hint": PromptAugmentedGroupBuilder(env_thunk=lambda: problem([HINT]), num_envs=2),
+        "feedback": FeedbackGroupBuilder(env_thunk=problem, num_envs=2, train_behind="problem"),
+    }
+    policy = Policy(sampler=sampler, seed=seed, max_tokens=5, temperature=temperature)
+    outcomes = await run_groups([builders[name] for name in names], policy)
+    for outcome in outcomes:  # an advantage for everybody, whatever was drawn
+        outcome.group.final_rewards_G[:] = [-1.0, 1.0]
+    return sampler, outcomes
+
+
+async def updated(client, outcomes, temperature, **options):
+    config = ExpertConfig(min_effective_share=0.0, **options)
+    batch = await expert_batch(client, outcomes, config, temperature=temperature)
+    update = UpdateConfig(learning_rate=1e-3)
+    made = await update_policy(client, batch.data_D, update, foreign_D=batch.foreign_D, check=batch.check)
+    return batch, made.metrics
+
+
+@pytest.mark.parametrize("names", [("iid",), ("hint", "feedback")])
+@pytest.mark.parametrize(
+    ("estimator", "temperature"),
+    [
+        ("importance_sampling", 1.0),
+        ("shaped", 1.0),
+        ("importance_sampling", 0.8),
+        ("shaped", 0.8),
+        ("none", 1.5),
+    ],
+)
+async def test_what_was_sampled_is_compared_with_what_is_trained_at_every_step(
+    parts, estimator, temperature, names
+):
+    client, renderer = parts
+    # samples of weights before a step
+    _, outcomes = await played(client, renderer, temperature, names, seed=9)
+    await updated(client, outcomes, temperature, estimator=estimator)
+    _, metrics = await updated(client, outcomes, temperature, estimator=estimator)
+    assert metrics["optim/logprob_gap_max"] > 10 * EXACT_GAP
+    for seed in range(2):
+        _, outcomes = await played(client, renderer, temperature, names, seed)
+        batch, metrics = await updated(client, outcomes, temperature, estimator=estimator)
+        assert metrics["optim/steps"] == 1
+        assert 0 < metrics["optim/logprob_gap_max"] < EXACT_GAP  # rounding: two programs computed it
+        assert metrics["optim/kl_sample_train_v2"] > 0
+        assert batch.warnings == []
+    # a logprob that the sampler tells wrongly
+    _, outcomes = await played(client, renderer, temperature, names)
+    outcomes[-1].group.trajectories_G[0].transitions[-1].ac.maybe_logprobs[-1] -= 0.01
+    _, metrics = await updated(client, outcomes, temperature, estimator=estimator)
+    assert metrics["optim/logprob_gap_max"] == pytest.approx(0.01, abs=EXACT_GAP)
+
+
+async def test_scores_are_the_samplers_own(parts):
+    client, renderer = parts
+    sampler, outcomes = await played(client, renderer)
+    config = ExpertConfig(estimator="balance", min_effective_share=0.0, num_checked=3)
     batch = await expert_batch(client, outcomes, config)
     assert batch.warnings == []
     assert batch.metrics["experts/iid/self_check"] < 1e-5
@@ -73,7 +128,8 @@ async def test_scores_are_the_samplers_own(parts):
     for record, sample in zip(batch.records, samples, strict=True):
         (turn,) = sample.turns_K
         assert record["sampling_logprobs"] == await said(turn.sampled_in, turn.tokens)
-        assert record["old_logprobs"] == await said(turn.trained_in, turn.tokens)
+        if record["old_logprobs"] is not None:  # drawn there
+            assert record["old_logprobs"] == await said(turn.trained_in, turn.tokens)
         assert set(record["context_logprobs"]) == set(contexts) - {"iid", record["context"]}
         for name, values in record["context_logprobs"].items():
             assert values == await said(contexts[name], turn.tokens)

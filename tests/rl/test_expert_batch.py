@@ -12,6 +12,7 @@ from test_train import make_run, metrics_of
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.credit.streams import GroupCredit, SpanCredit
+from viva.experts.estimators import ESTIMATORS
 from viva.experts.stored_samples import stored_sample
 from viva.experts.strategy import Completion
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig, expert_batch
@@ -101,16 +102,32 @@ async def test_swapped_samples_are_scored_once_behind_the_training_context_and_t
     for seat, datum in enumerate(batch.data_D[:2]):
         assert inputs_of(datum, "logprobs") == pytest.approx(logprobs_of(BARE, [1, 2, seat]).tolist())
         assert inputs_of(datum, "advantages") == [seat - 0.5] * 3
-    assert batch.foreign_D == [False] * 4
+    assert batch.foreign_D == [False, False, True, True]  # the anchors of the last two are the trainer's own
     assert batch.metrics["experts/hint/token_gap_mean"] > 0
     assert batch.metrics["experts/hint/hint_reliance"] > 0
     assert batch.metrics["experts/scored_tokens"] == 6
 
 
-async def test_the_seeds_estimator_asks_for_no_score_and_marks_foreign_logprobs():
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_every_estimator_that_trains_swapped_samples_tells_the_same_log_ratios(temperature):
+    names = [name for name in ESTIMATORS if name not in ("distill", "balance", "seq_is")]
+    figures = {}
+    for name in names:
+        batch = await expert_batch(ContextEngine(), [iid(), hint()], config(name), temperature=temperature)
+        figures[name] = {
+            key: value
+            for key, value in batch.metrics.items()
+            if "_gap_" in key and key.startswith("experts/hint/")
+        }
+        assert {"experts/hint/effective_sample_size", "experts/hint/weight_mean"} <= set(batch.metrics)
+    assert len(figures["shaped"]) >= 8
+    assert all(own == figures["shaped"] for own in figures.values()), figures
+
+
+async def test_the_seeds_estimator_marks_foreign_logprobs():
     engine = ContextEngine()
     batch = await expert_batch(engine, [iid(), hint()], config("importance_sampling"))
-    assert engine.requests == []
+    assert engine.requests == [[[BARE, 3, 4], [BARE, 3, 4]]]  # for its log-ratio, which no weight needs
     assert batch.foreign_D == [False, False, True, True]
     assert inputs_of(batch.data_D[3], "logprobs") == pytest.approx(logprobs_of(HINT, [3, 4, 1]).tolist())
 

@@ -25,18 +25,22 @@ def rows_at_once(vocab_size: int, max_logits: int) -> int:
     return max(1, min(max_logits // vocab_size, max(_ROWS, _LOGITS // vocab_size)))
 
 
-def target_logprobs(module: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def target_logprobs(
+    module: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
     """Logprobs of target tokens.
 
     Args:
         module: The causal language model.
         hidden: ``[M, H]`` hidden states after the final norm.
         targets: ``[M, K]`` token ids.
+        temperature: Divides the logits.
 
     Returns:
         ``[M, K]`` float32, with a graph that can be gone through once if gradients are enabled.
     """
-    logprobs: Any = _TargetLogprobs.apply(head_logits(module, hidden), targets)
+    logits = head_logits(module, hidden)
+    logprobs: Any = _TargetLogprobs.apply(logits if temperature == 1 else logits / temperature, targets)
     return logprobs
 
 

@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-__all__ = ["LOSSES", "Loss", "find_loss"]
+__all__ = ["LOSSES", "TEMPERATURE", "Loss", "find_loss"]
+
+TEMPERATURE = "temperature"
+"""Key of ``cross_entropy``'s config, beyond the API: ``p`` is the logprob at this temperature."""
 
 Inputs = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]
@@ -56,6 +59,8 @@ class Loss:
             if isinstance(value, str) or not 0 <= value < float("inf"):
                 raise ValueError(f"loss_fn_config[{key!r}] must be a number of at least 0, not {value!r}.")
             merged[key] = float(value)
+        if merged.get(TEMPERATURE, 1.0) == 0:
+            raise ValueError(f"loss_fn_config[{TEMPERATURE!r}] must be above 0, not 0.")
         if merged.get("clip_low_threshold", 0.0) > merged.get("clip_high_threshold", float("inf")):
             raise ValueError(
                 f"clip_low_threshold={merged['clip_low_threshold']} is above "
@@ -118,7 +123,12 @@ _POLICY_INPUTS = ("logprobs", "advantages")
 
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": Loss(
-        inputs=("weights",), optional=("weights",), dense=True, per_token=_cross_entropy, active=_weighted
+        inputs=("weights",),
+        optional=("weights",),
+        config={TEMPERATURE: 1.0},
+        dense=True,
+        per_token=_cross_entropy,
+        active=_weighted,
     ),
     "importance_sampling": Loss(inputs=_POLICY_INPUTS, per_token=_importance_sampling, active=_has_advantage),
     "ppo": Loss(

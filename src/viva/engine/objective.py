@@ -18,7 +18,7 @@ import torch
 
 from viva.engine.batches import Example
 from viva.engine.logprobs import rows_at_once, target_logprobs
-from viva.engine.losses import Loss
+from viva.engine.losses import TEMPERATURE, Loss
 from viva.engine.packing import Batch
 
 __all__ = ["Targets", "gather_targets"]
@@ -67,7 +67,7 @@ class Targets:
             places = torch.from_numpy(np.unique(self.places[pairs])).to(hidden.device)
             part = hidden.detach()[places].requires_grad_(is_trained and slopes is not None)
             with torch.set_grad_enabled(part.requires_grad):
-                found = self._logprobs(module, part, pairs)
+                found = self._logprobs(module, part, pairs, config.get(TEMPERATURE, 1.0))
             own = np.searchsorted(pairs, self.pairs[chosen])
             logprobs[chosen] = found.detach().cpu().numpy()[own]
             active = self.active[chosen]
@@ -117,7 +117,9 @@ class Targets:
         bounds = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(whole, bounds), self.shapes, strict=True)]
 
-    def _logprobs(self, module: Any, hidden: torch.Tensor, pairs: np.ndarray) -> torch.Tensor:
+    def _logprobs(
+        self, module: Any, hidden: torch.Tensor, pairs: np.ndarray, temperature: float
+    ) -> torch.Tensor:
         """Logprobs of pairs from the hidden states of their places."""
         _, rows, counts = np.unique(self.places[pairs], return_inverse=True, return_counts=True)
         columns = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
@@ -125,7 +127,7 @@ class Targets:
         tokens = np.zeros((len(counts), int(counts.max())), dtype=np.int64)
         tokens[rows, columns] = self.tokens[pairs]
         index = [torch.from_numpy(array).to(hidden.device) for array in (tokens, rows, columns)]
-        return target_logprobs(module, hidden, index[0])[index[1], index[2]]
+        return target_logprobs(module, hidden, index[0], temperature)[index[1], index[2]]
 
 
 def gather_targets(batch: Batch, examples: Sequence[Example], vocab_size: int) -> Targets:

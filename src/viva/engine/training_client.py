@@ -62,6 +62,9 @@ class LocalTrainingClient:
     takes_mask = True
     """Whether `forward_backward` takes a mask."""
 
+    takes_temperature = True
+    """Whether ``cross_entropy`` can be computed at another temperature than 1."""
+
     def result(self, timeout: float | None = None) -> Self:
         """This client."""
         return self
@@ -88,7 +91,8 @@ class LocalTrainingClient:
                 servers this engine takes a further input ``mask``: where it is 0, a target has no loss, and its
                 logprob is not computed but NaN.
             loss_fn: ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo`` or ``dro``.
-            loss_fn_config: ``clip_low_threshold`` and ``clip_high_threshold`` (ratios), or ``beta``.
+            loss_fn_config: ``clip_low_threshold`` and ``clip_high_threshold`` (ratios), or ``beta``; unlike servers
+                this engine takes a ``temperature`` for ``cross_entropy``.
 
         Returns:
             Per datum ``logprobs`` of the targets and ``elementwise_loss``; the metrics ``loss:sum`` and

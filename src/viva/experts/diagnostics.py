@@ -70,8 +70,8 @@ class StrategyDiagnostics:
     about to learn once the hint is gone."""
     hint_reliance_stderr: float | None
     self_check: float | None
-    """Mean ``|l_t|`` of on-policy samples that were scored as well. It should be 0 up to rounding; else template,
-    temperature or alignment are wrong."""
+    """Mean ``|log p - log q|`` of samples that the trainer scored as they were sampled: behind the same context, at the
+    same temperature. It should be 0 up to rounding; else template, temperature, weights or alignment are wrong."""
 
     def metrics(self) -> dict[str, float]:
         """Flat figures; quantiles as ``total_gap_p05`` and so on, unknown ones left out."""
@@ -156,7 +156,11 @@ def _diagnose_strategy(pairs: Sequence[tuple[Sample, Estimate]]) -> StrategyDiag
     totals = None if gaps_N is None else np.array([gap_T.sum() for gap_T in gaps_N])
     tokens = None if gaps_N is None else np.concatenate(gaps_N)
     learnt = [s for s, estimate in pairs if estimate.advantage > 0] if gaps_N is not None else []
-    scored_twice = [s for s in samples_N if s.on_policy and s.old_logprobs_T is not None]
+    apart = [
+        np.abs(s.checked_logprobs_T - s.sampling_logprobs_T)
+        for s in samples_N
+        if s.checked_logprobs_T is not None
+    ]
     return StrategyDiagnostics(
         num_samples=len(pairs),
         num_tokens=int(clipped.size),
@@ -175,9 +179,7 @@ def _diagnose_strategy(pairs: Sequence[tuple[Sample, Estimate]]) -> StrategyDiag
         token_gap_quantiles=None if tokens is None else _quantiles(tokens),
         hint_reliance=_mean(np.concatenate([context_gap(s) for s in learnt])) if learnt else None,
         hint_reliance_stderr=_stderr(learnt, [context_gap(s) for s in learnt]),
-        self_check=_mean(np.abs(np.concatenate([context_gap(s) for s in scored_twice])))
-        if scored_twice
-        else None,
+        self_check=_mean(np.concatenate(apart)) if apart else None,
     )
 
 

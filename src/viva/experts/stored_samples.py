@@ -31,6 +31,8 @@ class _Record(BaseModel):
     old_logprobs: _Logprobs | None
     context_logprobs: dict[str, _Logprobs]
     advantages: _Logprobs | None
+    checked_logprobs: _Logprobs | None = None
+    """Absent in runs of before."""
 
 
 def sample_record(sample: Sample, *, prompt: int | str) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def sample_record(sample: Sample, *, prompt: int | str) -> dict[str, Any]:
         "old_logprobs": None if sample.old_logprobs_T is None else _listed(sample.old_logprobs_T),
         "context_logprobs": {name: _listed(values) for name, values in sample.context_logprobs.items()},
         "advantages": None if sample.advantages_T is None else _listed(sample.advantages_T),
+        "checked_logprobs": None if sample.checked_logprobs_T is None else _listed(sample.checked_logprobs_T),
     }
 
 
@@ -77,6 +80,7 @@ def stored_sample(record: Mapping[str, Any]) -> Sample:
         old_logprobs_T=None if stored.old_logprobs is None else _array(stored.old_logprobs),
         context_logprobs={name: _array(values) for name, values in stored.context_logprobs.items()},
         advantages_T=None if stored.advantages is None else _array(stored.advantages),
+        checked_logprobs_T=None if stored.checked_logprobs is None else _array(stored.checked_logprobs),
     )
 
 

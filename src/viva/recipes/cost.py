@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -190,19 +190,22 @@ def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
     from viva.experts.estimators import Need
     from viva.recipes.math_efficiency.build import experts_of
     from viva.recipes.plan import at_least
+    from viva.rl.scoring import spread
 
     at_least(config, {"num_agents": 2, "max_rounds": 1, "group_size": 1})
     if not config.strategies:
         raise ValueError("strategies must name at least one search strategy, like iid; got []")
     experts = experts_of(config)
     needs = experts.make().needs
-    scoring = Scoring(swapped=Need.OLD_LOGPROBS in needs, contexts=Need.CONTEXT_LOGPROBS in needs)
+    scoring = Scoring(
+        swapped=Need.OLD_LOGPROBS in needs or experts.make().anchors_at_sampling,
+        contexts=Need.CONTEXT_LOGPROBS in needs,
+    )
     strategies = [_strategy(name, config, how) for name in config.strategies]
     problems = [strategies] if config.assignment == "all" else [[strategy] for strategy in strategies]
-    calls = [
-        call
-        for index, together in enumerate(problems)
-        for call in problem_calls(
+
+    def calls_of(together: Sequence[Strategy], index: int = 0) -> list[Call]:
+        return problem_calls(
             together,
             scoring,
             lengths=how.lengths,
@@ -210,15 +213,22 @@ def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
             template=how.template,
             problem=("problem", index),
         )
-    ]
+
+    calls = [call for index, together in enumerate(problems) for call in calls_of(together, index)]
     samples = sum(
         config.num_agents if name == "conversation" else config.group_size for name in config.strategies
     )
     units = resolve_batch_size(config.batch_size, samples, "the samples of all strategies") // samples
-    on_policy: list[TrainedReply] = [
-        call.trained for call in calls if call.trained is not None and call.trained.context == call.prompt
+    by_strategy = [
+        [
+            replace(call.trained, context=call.prompt)
+            for call in calls_of([strategy])
+            if call.trained is not None
+        ]
+        for strategy in strategies
     ]
-    checked = (on_policy * units)[: experts.num_checked]
+    replies = [(index, reply) for index, own in enumerate(by_strategy) for reply in own * units]
+    checked = [replies[place][1] for place in spread([index for index, _ in replies], experts.num_checked)]
     names = ", ".join(config.strategies)
     summary = f"{units * len(problems)} problems, {names}, estimator {config.estimator}"
     return _result(f"math_efficiency: {summary}", calls, units, config.lora_rank, checked)

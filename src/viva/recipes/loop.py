@@ -197,16 +197,18 @@ def _loop_config(
             loss_fn_config=config.loss_fn_config,
             num_substeps=config.num_substeps,
             grad_clip_norm=config.grad_clip_norm,
-            max_logprob_gap=EXACT_GAP if _is_exact(plan) else None,
+            max_logprob_gap=_largest_gap(plan),
         ),
     )
 
 
-def _is_exact(plan: Plan[ConfigT]) -> bool:
-    """Whether sampler and trainer are the same distribution and compute it in the same precision."""
+def _largest_gap(plan: Plan[ConfigT]) -> float | None:
+    """By which sampler and trainer may differ where they are to be the same in the same precision; else ``None``."""
     engine, config = plan.options.engine, plan.config
-    is_same = config.temperature == 1 and not config.max_staleness
-    return engine.engine == "local" and engine.precision == "float32" and is_same
+    if engine.engine != "local" or engine.precision != "float32" or config.max_staleness:
+        return None
+    # what is divided by the temperature is rounded before
+    return EXACT_GAP / min(config.temperature or 1.0, 1.0)
 
 
 def _direct_evaluators(plan: Plan[ConfigT], opened: OpenRun) -> list[Evaluator]:

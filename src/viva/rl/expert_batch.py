@@ -20,6 +20,7 @@ from viva.experts.estimators import (
     DEFAULT_ESTIMATOR,
     Estimate,
     Estimator,
+    FloatArray,
     Need,
     Sample,
     choose_baseline,
@@ -34,7 +35,8 @@ from viva.rl.expert_metrics import strategy_metrics
 from viva.rl.expert_samples import ExpertSample, action_values, expert_samples, with_values
 from viva.rl.metrics import advantage_metrics
 from viva.rl.rollouts import GroupOutcome
-from viva.rl.scoring import Scores, name_contexts, score
+from viva.rl.scoring import Scores, name_contexts, sampled_data, score, spread
+from viva.rl.update import SamplerCheck, check_sampler
 
 __all__ = ["EstimatorStoppedError", "ExpertBatch", "ExpertConfig", "expert_batch", "mixture_of"]
 
@@ -60,7 +62,8 @@ class ExpertConfig:
     on_waste: Literal["warn", "stop"] = "warn"
     """What to do below that."""
     num_checked: int = 4
-    """Samples per batch that are scored though they need not be, to check the sampler against the trainer."""
+    """Samples per batch, of all strategies in turn, that are scored behind the context and at the temperature they were
+    sampled at, to check the sampler against the trainer."""
     max_self_check: float = 0.1
     """Largest mean difference, in nats per token, that passes this check."""
 
@@ -104,7 +107,9 @@ class ExpertBatch:
 
     data_D: list[tinker.Datum]
     foreign_D: list[bool]
-    """Datums whose logprobs belong to their sampling context, see `viva.rl.update.update_policy`."""
+    """Datums that were not drawn from what is trained, see `viva.rl.update.update_policy`."""
+    check: SamplerCheck
+    """Of samples without a datum that was drawn from what is trained."""
     samples_N: list[ExpertSample]
     estimates_N: list[Estimate]
     """Of every sample; those whose advantages are all 0 have no datum."""
@@ -140,26 +145,34 @@ async def expert_batch(
     expert_N = expert_samples(outcomes_P)
     on_policy_N = [temperature == 1 and not sample.is_swapped for sample in expert_N]
     try:
-        scores = await score(
-            client, expert_N, estimator, on_policy_N=on_policy_N, num_checked=config.num_checked
-        )
+        scores = await score(client, expert_N, estimator, on_policy_N=on_policy_N)
         samples_N = _samples(expert_N, scores, on_policy_N)
         estimates_N = estimate(samples_N, estimator, baseline=config.baseline, mixture=mixture)
     except ValueError as error:
         raise EstimatorStoppedError(str(error)) from error
+    checks_N = await _checks(client, outcomes_P, expert_N, config.num_checked, temperature)
     checked_N = [
-        replace(sample, old_logprobs_T=scores.old_N.get(index)) for index, sample in enumerate(samples_N)
+        replace(sample, checked_logprobs_T=_logprobs(checks_N[index])) if index in checks_N else sample
+        for index, sample in enumerate(samples_N)
     ]
     diagnostics = diagnose(checked_N, estimates_N)
     warnings = _warnings(samples_N, diagnostics, config)
-    data_D, foreign_D = _data(expert_N, estimates_N, on_policy_N, estimator)
+    data_D, foreign_D = _data(expert_N, estimates_N, on_policy_N)
+    unseen_N = [not (on_policy_N[index] and estimates_N[index].advantages_T.any()) for index in checks_N]
+    unseen = [check for check, is_unseen in zip(checks_N.values(), unseen_N, strict=True) if is_unseen]
     factors = mixture_factors(strategy_counts(sample.strategy for sample in samples_N), mixture)
     metrics = diagnostics.metrics() | strategy_metrics(outcomes_P, expert_N, factors)
     metrics |= advantage_metrics(_advantages_by_group(expert_N, estimates_N))
-    metrics["experts/scored_tokens"] = scores.num_tokens
+    metrics["experts/scored_tokens"] = scores.num_tokens + sum(
+        datum.model_input.length for check in checks_N.values() for datum in check.data_D
+    )
     return ExpertBatch(
         data_D=data_D,
         foreign_D=foreign_D,
+        check=SamplerCheck(
+            data_D=[datum for check in unseen for datum in check.data_D],
+            logprobs_D=[logprobs for check in unseen for logprobs in check.logprobs_D],
+        ),
         samples_N=expert_N,
         estimates_N=estimates_N,
         metrics=metrics,
@@ -169,6 +182,42 @@ async def expert_batch(
             | sample_record(sample, prompt=cast(int, sample.prompt))
             for expert, sample in zip(expert_N, checked_N, strict=True)
         ],
+    )
+
+
+async def _checks(
+    client: TrainingClient,
+    outcomes_P: Sequence[GroupOutcome],
+    expert_N: Sequence[ExpertSample],
+    count: int,
+    temperature: float,
+) -> dict[int, SamplerCheck]:
+    """Of some samples, by their place."""
+    chosen = spread([sample.strategy for sample in expert_N], count)
+    data: list[list[tinker.Datum]] = []
+    for place in chosen:
+        group = outcomes_P[expert_N[place].outcome_index].group
+        assert group is not None  # it has samples
+        data.append(sampled_data(expert_N[place], group.trajectories_G[expert_N[place].seat]))
+    found = await check_sampler(
+        client, [datum for data_D in data for datum in data_D], temperature=temperature
+    )
+    logprobs = iter(found.logprobs_D)
+    if not found.data_D:
+        return {}
+    return {
+        place: SamplerCheck(data_D=data_D, logprobs_D=[next(logprobs) for _ in data_D])
+        for place, data_D in zip(chosen, data, strict=True)
+    }
+
+
+def _logprobs(check: SamplerCheck) -> FloatArray:
+    """The trainer's, of the trained tokens in order."""
+    return np.concatenate(
+        [
+            logprobs.to_numpy()[datum.loss_fn_inputs["mask"].to_numpy() > 0].astype(np.float64)
+            for datum, logprobs in zip(check.data_D, check.logprobs_D, strict=True)
+        ]
     )
 
 
@@ -185,7 +234,8 @@ def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: Exp
         if figures.self_check is not None and figures.self_check > config.max_self_check:
             texts.append(
                 f"strategy {name!r}: sampler and trainer differ by {figures.self_check:.3g} nats per token on the same "
-                "context; make renderer_name, temperature and the engine the same for sampling and training"
+                "tokens, context and temperature; make renderer_name, temperature and the engine the same for sampling "
+                "and training"
             )
     return texts
 
@@ -241,9 +291,8 @@ def _data(
     expert_N: Sequence[ExpertSample],
     estimates_N: Sequence[Estimate],
     on_policy_N: Sequence[bool],
-    estimator: Estimator,
 ) -> tuple[list[tinker.Datum], list[bool]]:
-    """Datums of all samples that carry a signal, and which of them are anchored in their sampling context."""
+    """Datums of all samples that carry a signal, and which of them were not drawn from what is trained."""
     data_D: list[tinker.Datum] = []
     foreign_D: list[bool] = []
     for sample, made, on_policy in zip(expert_N, estimates_N, on_policy_N, strict=True):
@@ -252,7 +301,7 @@ def _data(
         weights_T = np.concatenate([action_values(datum, "advantages") for datum in sample.data_D])
         new_D = with_values(sample.data_D, made.advantages_T * weights_T, made.logprobs_T)
         data_D.extend(new_D)
-        foreign_D.extend([estimator.anchors_at_sampling and not on_policy] * len(new_D))
+        foreign_D.extend([not on_policy] * len(new_D))
     return data_D, foreign_D
 
 

@@ -6,8 +6,9 @@ next (so the engine shares prefixes as it does in training), plus one short datu
 Legend: ``_N`` samples, ``_T`` trained tokens of a sample, ``_D`` datums of a request.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -21,7 +22,7 @@ from viva.rl.data_processing import model_input, trajectory_to_data
 from viva.rl.expert_samples import ExpertSample, context_key
 from viva.rl.update import for_engine
 
-__all__ = ["Scores", "name_contexts", "score"]
+__all__ = ["Scores", "name_contexts", "sampled_data", "score", "spread"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,29 +64,23 @@ async def score(
     estimator: Estimator,
     *,
     on_policy_N: Sequence[bool],
-    num_checked: int,
 ) -> Scores:
-    """Score what the estimator needs.
+    """Score what the estimator needs, and what is trained behind another context, for its log-ratio.
 
     Args:
         client: The policy before its update.
         samples_N: Of one batch.
         estimator: Tells what it needs.
         on_policy_N: Samples that need no score behind their training context: they were drawn there.
-        num_checked: How many of those are scored all the same, the first ones, to check sampler against trainer.
 
     Raises:
         ValueError: If an estimator compares contexts and a sample has several turns, or samples of one prompt are
             trained in different contexts.
     """
     own_D: dict[int, tuple[tinker.Datum, ...]] = {}
-    checked = 0
-    for index, (sample, on_policy) in enumerate(zip(samples_N, on_policy_N, strict=True)):
-        if on_policy and checked < num_checked:
-            checked += 1
-        elif on_policy or Need.OLD_LOGPROBS not in estimator.needs:
-            continue
-        own_D[index] = sample.data_D
+    if Need.OLD_LOGPROBS in estimator.needs or estimator.anchors_at_sampling:
+        swapped = (index for index, on_policy in enumerate(on_policy_N) if not on_policy)
+        own_D = {index: samples_N[index].data_D for index in swapped}
     other_D: dict[tuple[int, str], tuple[tinker.Datum, ...]] = {}
     if Need.CONTEXT_LOGPROBS in estimator.needs:
         other_D = _other_contexts(samples_N, estimator, on_policy_N)
@@ -99,6 +94,28 @@ async def score(
         contexts_N=contexts,
         num_tokens=sum(datum.model_input.length for data_D in requests for datum in data_D),
     )
+
+
+def spread(kinds: Sequence[Hashable], count: int) -> list[int]:
+    """Places of so many entries: the first of every kind in order, then the second of every kind, and so on."""
+    seen: Counter[Hashable] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for place, kind in enumerate(kinds):
+        ranked.append((seen[kind], place))
+        seen[kind] += 1
+    return [place for _, place in sorted(ranked)[:count]]
+
+
+def sampled_data(sample: ExpertSample, trajectory: Trajectory) -> list[tinker.Datum]:
+    """The trained tokens of a sample as they were sampled: with the sampler's logprobs, behind the sampling context."""
+    transitions = [trajectory.transitions[turn.turn] for turn in sample.turns_K]
+    weights_K: list[list[float]] = []
+    for turn, transition in zip(sample.turns_K, transitions, strict=True):
+        length = len(transition.ac.tokens)
+        kept, end = (turn.weights[:-1], turn.weights[-1:]) if turn.has_gap else (turn.weights, ())
+        gap = length - turn.first - len(kept) - len(end)
+        weights_K.append([0.0] * turn.first + [*kept] + [0.0] * gap + [*end])
+    return trajectory_to_data(replace(trajectory, transitions=transitions), weights_K)
 
 
 def _other_contexts(

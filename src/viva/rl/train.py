@@ -40,7 +40,7 @@ from viva.rl.seeds import derive_seed
 from viva.rl.stop_rule import StopRule
 from viva.rl.streaming import GroupStream
 from viva.rl.token_records import TokenTexts, chosen_groups, expert_tokens, reward_tokens
-from viva.rl.update import UpdateConfig, update_policy
+from viva.rl.update import UpdateConfig, check_sampler, update_policy
 
 __all__ = [
     "AllGroupsFailedError",
@@ -290,13 +290,23 @@ async def _update(
         advantages = batch_advantages(outcomes_P)
         data_D, sources_D = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
         sent = None if played.stream is None else played.stream.sent
-        updated = await update_policy(run.client, data_D, config.update, sent=sent)
+        foreign_D, check = None, None
+        if config.temperature not in (0, 1):  # the trainer's logprobs are those of temperature 1
+            foreign_D = [True] * len(data_D)
+            check = await check_sampler(
+                run.client, data_D[: config.experts.num_checked], temperature=config.temperature
+            )
+        updated = await update_policy(
+            run.client, data_D, config.update, foreign_D=foreign_D, check=check, sent=sent
+        )
         tokens = reward_tokens(outcomes_P, chosen, advantages, sources_D, updated, run.token_texts)
         return advantages.metrics | updated.metrics, _Kept(tokens=[{"step": step, **row} for row in tokens])
     batch = await expert_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
     for text in batch.warnings:
         console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
-    updated = await update_policy(run.client, batch.data_D, config.update, foreign_D=batch.foreign_D)
+    updated = await update_policy(
+        run.client, batch.data_D, config.update, foreign_D=batch.foreign_D, check=batch.check
+    )
     is_kept = bool(config.samples_every) and step % config.samples_every == 0
     tokens = expert_tokens(outcomes_P, chosen, batch.samples_N, batch.estimates_N, updated, run.token_texts)
     return batch.metrics | updated.metrics, _Kept(

@@ -16,7 +16,17 @@ from viva.rl.applied_once import check_applied_once
 from viva.rl.clients import TrainingClient
 from viva.rl.metrics import logprob_metrics
 
-__all__ = ["EXACT_GAP", "SamplerGapError", "UpdateConfig", "Updated", "for_engine", "send", "update_policy"]
+__all__ = [
+    "EXACT_GAP",
+    "SamplerCheck",
+    "SamplerGapError",
+    "UpdateConfig",
+    "Updated",
+    "check_sampler",
+    "for_engine",
+    "send",
+    "update_policy",
+]
 
 EXACT_GAP = 1e-4
 """Nats by which sampler and trainer may differ on a token if both compute in float32 with the same weights."""
@@ -65,6 +75,16 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerCheck:
+    """Sampled tokens as the trainer finds them: behind the context and at the temperature they were sampled at."""
+
+    data_D: Sequence[tinker.Datum] = ()
+    """With the sampler's own logprobs."""
+    logprobs_D: Sequence[tinker.TensorData] = ()
+    """The trainer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
     """What an update was made of, and its figures."""
 
@@ -106,6 +126,37 @@ def send(
     return client.forward_backward(for_engine(client, data_D), config.loss_fn, loss_fn_config)
 
 
+async def check_sampler(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], *, temperature: float
+) -> SamplerCheck:
+    """Score sampled tokens before an update; nothing where an engine cannot score at the temperature of the samples.
+
+    Args:
+        client: The policy before the update.
+        data_D: Behind the contexts they were sampled in, with the sampler's logprobs.
+        temperature: Of the samples. Greedy ones (0) have the logprobs of temperature 1.
+    """
+    if not data_D:
+        return SamplerCheck()
+    if temperature in (0, 1):
+        output = await client.forward(for_engine(client, data_D), "importance_sampling")
+    elif getattr(client, "takes_temperature", False):
+        kept = ("target_tokens", "mask")
+        targets_D = [
+            tinker.Datum(
+                model_input=datum.model_input,
+                loss_fn_inputs={name: datum.loss_fn_inputs[name] for name in kept},
+            )
+            for datum in data_D
+        ]
+        output = await client.forward(
+            for_engine(client, targets_D), "cross_entropy", {"temperature": temperature}
+        )
+    else:
+        return SamplerCheck()
+    return SamplerCheck(data_D=data_D, logprobs_D=[record["logprobs"] for record in output.loss_fn_outputs])
+
+
 async def _anchored(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
     """Datums whose context tokens have the trainer's own logprobs as their sampling logprobs.
 
@@ -133,6 +184,7 @@ async def update_policy(
     config: UpdateConfig,
     *,
     foreign_D: Sequence[bool] | None = None,
+    check: SamplerCheck | None = None,
     sent: Sequence[Awaitable[tinker.ForwardBackwardOutput]] | None = None,
 ) -> Updated:
     """``forward_backward`` and ``optim_step`` for every minibatch.
@@ -144,8 +196,9 @@ async def update_policy(
         client: The policy.
         data_D: What to train on.
         config: Loss and optimiser.
-        foreign_D: Datums whose logprobs belong to another context than they are trained in. Metrics of drift and
-            entropy leave them out: they would measure the other context.
+        foreign_D: Datums whose logprobs are not those that the sampler drew from what is trained: another context,
+            another temperature, or the trainer's own. Metrics of drift and entropy leave them out.
+        check: What stands for them there.
         sent: Requests that hold all of the datums, in order, if they were sent before.
 
     Raises:
@@ -159,7 +212,9 @@ async def update_policy(
         "optim/steps": 0,
     }
     if not data_D:
-        return Updated(data_D=(), logprobs_D=(), metrics=metrics)
+        checked = _drift((), (), (), check)
+        _check_gap(checked.get("optim/logprob_gap_max", 0.0), config.max_logprob_gap)
+        return Updated(data_D=(), logprobs_D=(), metrics=metrics | checked)
     pending: list[
         tuple[Sequence[Awaitable[tinker.ForwardBackwardOutput]], Awaitable[tinker.OptimStepResponse]]
     ] = []
@@ -182,10 +237,12 @@ async def update_policy(
         "optim/tokens": sum(datum.model_input.length for datum in data_D),
     }
     own = [place for place in range(len(data_D)) if foreign_D is None or not foreign_D[place]]
-    drift = _drift(data_D, logprobs_D, own)
+    drift = _drift(data_D, logprobs_D, own, check)
     _drift(data_D, logprobs_D, sorted({*range(len(data_D))} - {*own}))  # they must be numbers, too
     metrics |= drift | _engine_metrics(outputs, responses)
-    before_any_step = _drift(data_D, logprobs_D, [place for place in own if place < len(minibatches[0])])
+    before_any_step = _drift(
+        data_D, logprobs_D, [place for place in own if place < len(minibatches[0])], check
+    )
     _check_gap(before_any_step.get("optim/logprob_gap_max", 0.0), config.max_logprob_gap)
     return Updated(data_D=data_D, logprobs_D=logprobs_D, metrics=metrics)
 
@@ -203,9 +260,16 @@ def _check_data(data_D: Sequence[tinker.Datum]) -> None:
 
 
 def _drift(
-    data_D: Sequence[tinker.Datum], logprobs_D: Sequence[tinker.TensorData], places: Sequence[int]
+    data_D: Sequence[tinker.Datum],
+    logprobs_D: Sequence[tinker.TensorData],
+    places: Sequence[int],
+    check: SamplerCheck | None = None,
 ) -> dict[str, float]:
-    return logprob_metrics([data_D[place] for place in places], [logprobs_D[place] for place in places])
+    checked = SamplerCheck() if check is None else check
+    return logprob_metrics(
+        [*(data_D[place] for place in places), *checked.data_D],
+        [*(logprobs_D[place] for place in places), *checked.logprobs_D],
+    )
 
 
 def _check_gap(gap: float, allowed: float | None) -> None:

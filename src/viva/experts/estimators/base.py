@@ -104,6 +104,8 @@ class Sample:
     """Per other context of the prompt ``log q_context(y_t)``; minus infinity for a token it cannot say."""
     advantages_T: FloatArray | None = None
     """Advantages that were made elsewhere (credit per span). They replace reward minus baseline."""
+    checked_logprobs_T: FloatArray | None = None
+    """As `sampling_logprobs_T`, but computed by the trainer: what the two are apart is an error of one of them."""
     finished: bool = True
     """Whether the completion ended by itself, not by the token limit."""
 
@@ -116,7 +118,12 @@ class Sample:
         sampling_T = _frozen_array("sampling_logprobs_T", self.sampling_logprobs_T, None, finite=True)
         object.__setattr__(self, "sampling_logprobs_T", sampling_T)
         length = len(sampling_T)
-        for name, values_T in (("old_logprobs_T", self.old_logprobs_T), ("advantages_T", self.advantages_T)):
+        optional = {
+            "old_logprobs_T": self.old_logprobs_T,
+            "advantages_T": self.advantages_T,
+            "checked_logprobs_T": self.checked_logprobs_T,
+        }
+        for name, values_T in optional.items():
             if values_T is not None:
                 object.__setattr__(self, name, _frozen_array(name, values_T, length, finite=True))
         frozen = {
