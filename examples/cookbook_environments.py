@@ -66,7 +66,7 @@ def make_dataset(config: Config, renderer: Renderer, other: LocalSamplingClient)
 async def main(config: Config) -> None:
     """Train an adapter; metrics and checkpoints are in `log_path` as those of any run."""
     folder = open_run_folder(Path(config.log_path), behavior="resume", config=chz.asdict(config))
-    service = LocalServiceClient(state_dir=folder.state_dir)
+    service = LocalServiceClient(state_dir=folder.state_dir, one_run=True)
     model = resolve_model(config.model_name)
     last = folder.checkpoints.latest()
     client = (

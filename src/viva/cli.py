@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "estimate": _estimate,
         "recipes": _recipes,
         "protocol": _protocol,
+        "cookbook": _cookbook,
     }
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         return _mistake(_unknown("command", arguments[0], list(commands)))
@@ -123,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_estimate(commands.add_parser)
     commands.add_parser("recipes", help="list the recipes and how to run them")
     _add_protocol(commands.add_parser)
+    _add_cookbook(commands.add_parser)
     return parser
 
 
@@ -224,6 +226,31 @@ def _add_protocol(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "target", metavar="TARGET", help="critique, round_robin, module:ATTRIBUTE or path.py:ATTRIBUTE"
     )
     check.add_argument("--agents", metavar="N", type=int, default=3, help="number of agents (default: 3)")
+
+
+def _add_cookbook(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    cookbook = add_parser(
+        "cookbook",
+        help="a program of tinker-cookbook on the local engine: viva cookbook rl_loop key=value ...",
+        description="Run a program that was written for the tinker SDK on the local engine. Options of viva's own come "
+        "before the program's name.",
+    )
+    cookbook.add_argument(
+        "--states",
+        metavar="FOLDER",
+        type=Path,
+        help="folder for checkpoints (default: 'states' where the cookbook keeps its runs, ~/tinker-runs)",
+    )
+    cookbook.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    cookbook.add_argument(
+        "--precision", default="float32", help="float32, fast or bfloat16 (default: float32)"
+    )
+    cookbook.add_argument(
+        "program",
+        metavar="PROGRAM",
+        help="a recipe like rl_loop or math_rl.train, a module, or a file like own.py",
+    )
+    cookbook.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="of the program")
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -377,6 +404,68 @@ def _protocol(options: argparse.Namespace) -> int:
     if problems:
         return _mistake("\n".join(["the protocol does not work:", *(f"- {problem}" for problem in problems)]))
     return 0
+
+
+def _cookbook(options: argparse.Namespace) -> int:
+    from viva.engine.threads import prepare_threads
+
+    prepare_threads()
+    import viva.engine
+
+    module = _cookbook_module(options.program)
+    if module is None:
+        return _mistake(_unknown("program", options.program, _cookbook_programs()))
+    from tinker_cookbook.cli_utils import runs_path
+
+    try:
+        engine = viva.engine.install(
+            state_dir=options.states or runs_path("states"),
+            device=options.device,
+            precision=options.precision,
+        )
+    except ValueError as error:
+        return _mistake(_told(error))
+    # the program sees what `python -m` would show it
+    sys.argv = [f"viva cookbook {options.program}", *options.options]
+    try:
+        with engine:
+            if module.endswith(".py"):
+                runpy.run_path(module, run_name="__main__")
+            else:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        return _mistake(
+            f"{options.program} needs a package that is not there: {error}. docs/environments.md lists which extra of "
+            "tinker-cookbook brings it"
+        )
+    return 0
+
+
+def _cookbook_module(program: str) -> str | None:
+    """The module or file that a program's name means, of the cookbook first."""
+    if program.endswith(".py"):
+        return program if Path(program).is_file() else None
+    for name in (f"tinker_cookbook.recipes.{program}", f"tinker_cookbook.{program}", program):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ModuleNotFoundError, ValueError):  # a package on the way is none, or a name is empty
+            continue
+        if spec is not None and spec.submodule_search_locations is None:
+            return name
+    return None
+
+
+def _cookbook_programs() -> list[str]:
+    """Recipes of the cookbook that can be run; none of their code runs here."""
+    import tinker_cookbook.recipes
+
+    folders = [Path(folder) for folder in tinker_cookbook.recipes.__path__]
+    return sorted(
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    )
 
 
 def _unknown(noun: str, value: str, allowed: list[str]) -> str:

@@ -134,8 +134,17 @@ class NeverLearns(Trainer):
 
 
 class LearnsBackwards(Trainer):
-    def optim_step(self, params: Any) -> Any:
-        return self.inner.optim_step(params.model_copy(update={"learning_rate": -params.learning_rate}))
+    def forward_backward(self, data: Any, loss_fn: str, loss_fn_config: Any = None) -> Any:
+        return self.inner.forward_backward([self._turned(datum) for datum in data], loss_fn, loss_fn_config)
+
+    def _turned(self, datum: Any) -> Any:
+        inputs = {
+            name: tinker.TensorData.from_numpy(-value.to_numpy())
+            if name in ("advantages", "weights")
+            else value
+            for name, value in datum.loss_fn_inputs.items()
+        }
+        return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
 
 class Shuffles(Trainer):

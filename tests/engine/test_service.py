@@ -1,6 +1,8 @@
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +211,69 @@ def test_states_are_replaced_only_when_asked_and_sampler_weights_always(
     assert manifest["num_steps"] == 3
     paths = [trainer.save_weights_for_sampler("s").result().path for _ in range(2)]
     assert paths[0] == paths[1] != first
+
+
+def test_equal_names_of_two_clients_are_two_checkpoints(
+    saving_service: LocalServiceClient, model_dir: Callable[[str], str], tmp_path: Path
+) -> None:
+    beside = LocalServiceClient(device="cpu", state_dir=tmp_path / "states")
+    paths: set[str] = set()
+    for service in (saving_service, saving_service, beside):
+        trainer = make(service, model_dir("qwen3"), 2 + len(paths) // 2)
+        path, state = (
+            save("final").result().path for save in (trainer.save_weights_for_sampler, trainer.save_state)
+        )
+        paths |= {path, state}
+        trained = scores(trainer.save_weights_and_get_sampling_client())
+        for saved in (path, state):
+            assert scores(service.create_sampling_client(model_path=saved)) == trained
+        go_on(trainer)
+    assert len(paths) == 6
+    # who goes on from a state is a client of its own, as in the SDK
+    resumed = saving_service.create_training_client_from_state_with_optimizer(state)
+    assert resumed.save_state("final").result().path not in paths
+
+
+NEXT_FOLDERS = """
+import sys
+from pathlib import Path
+import torch
+from viva.engine import EngineLimits
+from viva.engine.core import Core
+made = dict(device=torch.device("cpu"), dtype=torch.float32, decode_dtype=torch.float32, seed=0, limits=EngineLimits())
+core = Core(state_dir=Path(sys.argv[1]), one_run=False, **made)
+sys.stdin.readline()
+print(*(core.claim_folder().name for _ in range(40)))
+"""
+
+
+def test_processes_that_take_folders_at_the_same_time_get_different_ones(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NEXT_FOLDERS, str(tmp_path)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    taken = [process.communicate()[0].split() for process in processes]
+    assert sum(map(len, taken)) == 120
+    assert len({name for names in taken for name in names}) == 120
+
+
+def test_a_service_of_one_run_saves_in_its_folder_and_goes_on_there(
+    model_dir: Callable[[str], str], tmp_path: Path
+) -> None:
+    service = LocalServiceClient(device="cpu", state_dir=tmp_path, one_run=True)
+    trainer = service.create_lora_training_client(model_dir("qwen3"), rank=2, seed=0)
+    path = trainer.save_state("000001").result().path
+    assert path == str(tmp_path / "weights" / "000001")
+    other = service.create_training_client_from_state(path)
+    with pytest.raises(ValueError, match="state_dir of one run"):
+        other.save_state("000002")
+    later = LocalServiceClient(device="cpu", state_dir=tmp_path, one_run=True)
+    resumed = later.create_training_client_from_state_with_optimizer(path)
+    assert resumed.save_state("000002").result().path == str(tmp_path / "weights" / "000002")
 
 
 def test_a_base_model_that_has_moved_can_be_named(

@@ -54,7 +54,7 @@ def trained_run(folder: Path, model: Path, *, rank: int = 4) -> Path:
         "seed": None,
     }
     run = open_run_folder(folder, behavior="raise", config=options)
-    client = LocalServiceClient(state_dir=run.state_dir).create_lora_training_client(
+    client = LocalServiceClient(state_dir=run.state_dir, one_run=True).create_lora_training_client(
         str(model), rank=rank, seed=0
     )
 

@@ -101,9 +101,9 @@ def test_messages_that_a_template_refuses_are_told():
 async def test_every_family_samples_and_trains(tmp_path, family):
     model = make_model(tmp_path / "model", family, names_labels=False)
     folder = open_run_folder(tmp_path / "run", behavior="raise", config={})
-    client = LocalServiceClient(device="cpu", state_dir=folder.state_dir).create_lora_training_client(
-        str(model), rank=4, seed=0
-    )
+    client = LocalServiceClient(
+        device="cpu", state_dir=folder.state_dir, one_run=True
+    ).create_lora_training_client(str(model), rank=4, seed=0)
     renderer = load_renderer(client.get_tokenizer(), model_name=str(model))
     config = LoopConfig(update=UpdateConfig(learning_rate=0.01), max_tokens=12, eval_every=0)
     data = Letters(renderer, 1, ProblemGroupBuilder)

@@ -64,7 +64,7 @@ def model(tmp_path_factory):
 
 async def rewards_of(model, folder, builder_class):
     run_folder = open_run_folder(folder, behavior="raise", config={})
-    client = LocalServiceClient(state_dir=folder / "state").create_lora_training_client(
+    client = LocalServiceClient(state_dir=folder / "state", one_run=True).create_lora_training_client(
         str(model), rank=8, seed=0
     )
     renderer = get_renderer("qwen3_instruct", client.get_tokenizer())

@@ -36,7 +36,7 @@ def world(tmp_path_factory):
     model = make_model(folder / "model", "llama", names_labels=False)
     outside = make_model(folder / "outside", "llama", names_labels=False)
     (outside / "secret.json").write_text('{"secret": 1}')
-    client = LocalServiceClient(state_dir=folder / "state").create_lora_training_client(
+    client = LocalServiceClient(state_dir=folder / "state", one_run=True).create_lora_training_client(
         str(model), rank=1, seed=0
     )
 

@@ -47,7 +47,7 @@ class World:
         (self.outside / "theirs" / "notes").write_text("theirs")
         config = {"recipe": "critique_self_play", "model_name": str(self.model), "seed": 1}
         run = open_run_folder(self.run, behavior="raise", config=config)
-        self.service = LocalServiceClient(state_dir=run.state_dir)
+        self.service = LocalServiceClient(state_dir=run.state_dir, one_run=True)
         self.client = self.service.create_lora_training_client(str(self.model), rank=1, seed=0)
         write_lines(self.run / "metrics.jsonl", [metrics_row(step, 0.0) for step in range(2)])
         write_lines(self.run / "transcripts.jsonl", [transcript(step, 0) for step in range(2)])

@@ -183,7 +183,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
     for save in (client.save_state, client.save_weights_for_sampler):
         with pytest.raises(FloatingPointError, match="were not saved"):
             save("bad").result()
-    assert [path.name for path in (tmp_path / "state").glob("*/*")] == ["good"]
+    assert [path.name for path in (tmp_path / "state").glob("*/*/*")] == ["good"]
 
 
 def test_sampler_and_trainer_agree_at_every_step(tmp_path, trials, ledger, capsys):

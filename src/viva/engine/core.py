@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -23,6 +24,8 @@ from viva.engine.replay import GraphRecorder, Recorder, check_replays
 from viva.engine.trust import is_inside
 
 __all__ = ["Core", "Operation", "OperationQueue"]
+
+_CLIENT_FOLDER = re.compile(r"client-([0-9]{6,12})")
 
 Operation = Generator[None, None, Any]
 """Work in pieces: yields after each unit, returns its result."""
@@ -82,6 +85,7 @@ class Core:
         dtype: torch.dtype,
         decode_dtype: torch.dtype,
         state_dir: Path | None,
+        one_run: bool,
         seed: int,
         limits: EngineLimits,
     ) -> None:
@@ -93,6 +97,7 @@ class Core:
         self.operations = OperationQueue(self.pump, self._forget_prefixes)
         self._decoders: WeakSet[Decoder] = WeakSet()
         self._state_dir = state_dir
+        self._one_run = one_run
         self._seed = seed
         self._counts: dict[str, int] = {}
         self._models: dict[str, BaseModel] = {}
@@ -121,17 +126,33 @@ class Core:
                 check_replays(self._models[key], self._recorder)
         return self._models[key]
 
-    def checkpoint_path(self, kind: str, name: str) -> Path:
-        """Where a checkpoint goes.
+    def claim_folder(self) -> Path:
+        """A folder for the checkpoints of one training client, which no other has, of this process or another.
 
         Raises:
-            ValueError: The service was made without ``state_dir``, or a link leads out of it.
+            ValueError: The service was made without ``state_dir``, or for one run that has its client already.
         """
         if self._state_dir is None:
             raise ValueError("There is nowhere to save to. Give LocalServiceClient a state_dir.")
-        path = self._state_dir / kind / name
-        self.check_own(path)
-        return path
+        number = self.count("folders")
+        if self._one_run:
+            if number:
+                raise ValueError(
+                    f"{str(self._state_dir)!r} is the state_dir of one run (one_run=True), and another training client "
+                    "of this service saves there. Make a service without one_run for several clients."
+                )
+            return self._state_dir
+        self._state_dir.mkdir(parents=True, exist_ok=True)
+        found = [_CLIENT_FOLDER.fullmatch(path.name) for path in self._state_dir.iterdir()]
+        number = 1 + max((int(match[1]) for match in found if match), default=-1)
+        while True:
+            folder = self._state_dir / f"client-{number:06d}"
+            try:
+                folder.mkdir()
+            except FileExistsError:  # another process took it meanwhile
+                number += 1
+            else:
+                return folder
 
     def check_own(self, path: Path) -> None:
         """Refuse a path that is not in the service's ``state_dir``, all links followed.

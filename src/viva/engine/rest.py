@@ -27,7 +27,7 @@ class LocalRestClient:
         """
         state = read_state(tinker_path)
         run = types.TrainingRun(
-            training_run_id=state.folder.name,
+            training_run_id=state.folder.absolute().parents[1].name,
             base_model=state.base_model,
             model_owner="local",
             is_lora=state.settings.rank > 0,

@@ -25,7 +25,10 @@ class LocalServiceClient:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``...; ``None`` takes a GPU if there is one.
         precision: ``"float32"`` is exact: sampler and trainer agree. ``"fast"`` samples from a bfloat16 copy of float32
             weights. ``"bfloat16"`` is for base weights of half the size. What is trained is always float32.
-        state_dir: Folder for ``save_state`` and ``save_weights_for_sampler``.
+        state_dir: Folder for ``save_state`` and ``save_weights_for_sampler``. Every training client that saves takes a
+            folder of its own in it, so that equal names of two clients, services or processes never meet.
+        one_run: The ``state_dir`` itself is the folder of the only training client that saves; another one is refused.
+            For a run that goes on in later processes, one at a time.
         seed: From which seeds that are not given are derived.
         limits: Batch sizes.
 
@@ -39,6 +42,7 @@ class LocalServiceClient:
         device: str | None = None,
         precision: str = "float32",
         state_dir: str | Path | None = None,
+        one_run: bool = False,
         seed: int = 0,
         limits: EngineLimits | None = None,
     ) -> None:
@@ -47,6 +51,7 @@ class LocalServiceClient:
             dtype=resolve_precision(precision),
             decode_dtype=decode_precision(precision, resolve_device(device)),
             state_dir=None if state_dir is None else Path(state_dir).absolute(),
+            one_run=one_run,
             seed=seed,
             limits=limits or EngineLimits(),
         )

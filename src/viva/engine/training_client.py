@@ -45,6 +45,7 @@ class LocalTrainingClient:
         self._core = core
         self._policy = policy
         self._user_metadata = dict(user_metadata or {})
+        self._folder: Path | None = None
         self.model_id = model_id
 
     @property
@@ -188,12 +189,14 @@ class LocalTrainingClient:
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
     ) -> LocalFuture[types.SaveWeightsResponse]:
-        """Save weights and optimiser under ``state_dir/weights/<name>``.
+        """Save weights and optimiser under ``weights/<name>`` in this client's folder.
+
+        The folder is ``state_dir/client-<number>``, taken at the first save, or with ``one_run`` the ``state_dir``.
 
         Args:
             name: Letters, digits, ``_``, ``-`` and ``.``.
             ttl_seconds: Ignored; a local checkpoint stays until you delete it.
-            overwrite: Replace a checkpoint of this name.
+            overwrite: Replace this client's checkpoint of this name.
             user_metadata: Stored with it.
 
         Returns:
@@ -202,7 +205,7 @@ class LocalTrainingClient:
         Raises:
             ValueError: The name is not one, or the service has no ``state_dir``.
         """
-        path = self._core.checkpoint_path("weights", check_name(name))
+        path = self._checkpoint_path("weights", name)
 
         def operation() -> Operation:
             yield
@@ -240,7 +243,7 @@ class LocalTrainingClient:
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
     ) -> LocalFuture[types.SaveWeightsForSamplerResponse]:
-        """Save weights for sampling under ``state_dir/sampler_weights/<name>``, replacing one of this name.
+        """Save weights for sampling under ``sampler_weights/<name>`` in this client's folder, over one of this name.
 
         With LoRA the folder is an adapter as ``peft`` reads it, else a model as ``transformers`` reads it.
 
@@ -250,7 +253,7 @@ class LocalTrainingClient:
         Raises:
             ValueError: The name is not one, or the service has no ``state_dir``.
         """
-        path = self._core.checkpoint_path("sampler_weights", check_name(name))
+        path = self._checkpoint_path("sampler_weights", name)
 
         def operation() -> Operation:
             yield
@@ -373,6 +376,19 @@ class LocalTrainingClient:
             return types.LoadWeightsResponse(path=path, model_id=self.model_id)
 
         return self._core.operations.submit(operation())
+
+    def _checkpoint_path(self, kind: str, name: str) -> Path:
+        """The place of a checkpoint in this client's own folder, which is taken when it is first needed.
+
+        Raises:
+            ValueError: The name is not one, there is no folder for it, or a link leads out of it.
+        """
+        check_name(name)
+        if self._folder is None:
+            self._folder = self._core.claim_folder()
+        path = self._folder / kind / name
+        self._core.check_own(path)
+        return path
 
     def _write(
         self, path: Path, *, optimizer: bool, overwrite: bool, user_metadata: Mapping[str, str] | None

@@ -195,7 +195,7 @@ async def open_run(
         free_options=options.free_options,
         ttl_seconds=options.ttl_seconds,
     )
-    service = make_service(options.engine, state_dir=prepared.folder.state_dir)
+    service = make_service(options.engine, state_dir=prepared.folder.state_dir, one_run=True)
     client, resume_from = await _open_client(options, prepared, service)
     renderer = load_renderer(
         client.get_tokenizer(),

@@ -71,8 +71,13 @@ class EngineConfig:
         return "Tinker" if self.base_url is None else f"the server at {without_secrets(self.base_url)}"
 
 
-def make_service(config: EngineConfig, *, state_dir: Path) -> ServiceClient:
+def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False) -> ServiceClient:
     """The engine's service client. The local engine saves under `state_dir` and opens no connection.
+
+    Args:
+        config: Which engine.
+        state_dir: Of the local engine.
+        one_run: Only one training client saves there, by names that go on after a restart.
 
     Raises:
         ValueError: If nobody answers at the address.
@@ -91,7 +96,9 @@ def make_service(config: EngineConfig, *, state_dir: Path) -> ServiceClient:
         )
     from viva.engine import LocalServiceClient
 
-    return LocalServiceClient(device=config.device, precision=config.precision, state_dir=state_dir)
+    return LocalServiceClient(
+        device=config.device, precision=config.precision, state_dir=state_dir, one_run=one_run
+    )
 
 
 def context_window(model: str) -> int | None:

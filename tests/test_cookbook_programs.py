@@ -1,0 +1,173 @@
+"""``viva cookbook``: programs of tinker-cookbook as they are, killed and run again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import viva.cli
+from viva.engine.checkpoint import read_tensors
+from viva.testing import CHAT_TOKENS, tiny_tokenizer
+
+MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+NUM_STEPS = 30
+OPTIONS = [
+    f"model_name={MODEL}",
+    "log_path=run",
+    "batch_size=2",
+    "lora_rank=2",
+    "save_every=2",
+    f"max_steps={NUM_STEPS}",
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds a model and two data sets under their hub names."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("cookbook")
+    tokenizer = tiny_tokenizer("qwen3_instruct")
+    end = tokenizer.convert_tokens_to_ids(CHAT_TOKENS["qwen3_instruct"][1])
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=2048,
+        eos_token_id=end,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / MODEL)
+    tokenizer.save_pretrained(folder / MODEL)
+    gsm8k, no_robots = folder / "openai" / "gsm8k", folder / "HuggingFaceH4" / "no_robots"
+    for data in (gsm8k, no_robots):
+        data.mkdir(parents=True)
+    (gsm8k / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: train.jsonl\n---\n"
+    )
+    # the only package of the extra math-rl that Viva does not bring; the loop imports it, and grades without it
+    (folder / "pylatexenc").mkdir()
+    (folder / "pylatexenc" / "__init__.py").write_text("latex2text = None\n")
+    numbers = range(2 * NUM_STEPS)
+    problems = [{"question": f"{n} + 1?", "answer": f"It is #### {n + 1}"} for n in numbers]
+    talks = [
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"Yes, {n}."}]}
+        for n in numbers
+    ]
+    for data, rows in ((gsm8k, problems), (no_robots, talks)):
+        (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+class Program:
+    """A program of the cookbook in a process of its own."""
+
+    def __init__(self, place: Path, name: str, runs: Path, *more: str) -> None:
+        options = [option.replace("log_path=run", f"log_path={runs / 'run'}") for option in OPTIONS]
+        self.log = runs / "run" / "checkpoints.jsonl"
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "viva.cli",
+                "cookbook",
+                "--states",
+                str(runs / "states"),
+                name,
+                *options,
+                *more,
+            ],
+            cwd=place,
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(runs / "cache")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def saved(self) -> list[dict[str, Any]]:
+        """What the program's log of checkpoints holds; a line that is being written does not count."""
+        text = self.log.read_text() if self.log.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def kill_after_a_checkpoint(self) -> None:
+        """Send SIGKILL once there is one, and the program has not ended."""
+        while not self.saved():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.005)
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+        assert self.process.returncode == -signal.SIGKILL
+
+    def ends(self) -> dict[str, Any]:
+        """Its last checkpoint, after it has ended."""
+        told = self.process.communicate()[0]
+        assert self.process.returncode == 0, told
+        return self.saved()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "more"), [("rl_loop", ["group_size=2", "max_tokens=4"]), ("sl_loop", ["max_length=64"])]
+)
+def test_a_loop_that_was_killed_goes_on_by_the_same_command(
+    place: Path, tmp_path: Path, name: str, more: list[str]
+) -> None:
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    Program(place, name, killed, *more).kill_after_a_checkpoint()
+    again = Program(place, name, killed, *more)
+    final = again.ends()
+    assert final["name"] == "final"
+    names = [checkpoint["name"] for checkpoint in again.saved()]
+    assert len(set(names)) < len(names), "the second process saved under a name of the first"
+    paths = [checkpoint["state_path"] for checkpoint in again.saved()]
+    assert len(set(paths)) == len(paths)
+    if name == "sl_loop":
+        whole = tmp_path / "whole"
+        whole.mkdir()
+        expected = Program(place, name, whole, *more).ends()
+        ours, theirs = (
+            read_tensors(Path(found["sampler_path"]) / "adapter_model.safetensors")
+            for found in (final, expected)
+        )
+        assert ours.keys() == theirs.keys()
+        assert all((ours[key] == theirs[key]).all() for key in ours)
+
+
+def test_unknown_programs_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert viva.cli.main(["cookbook", "rl_lop"]) == 2
+    told = capsys.readouterr().err
+    assert "unknown program 'rl_lop'; allowed: " in told
+    assert "Did you mean 'rl_loop'?" in told
+    assert "math_rl.train" in told
+
+
+def test_a_file_of_ones_own_runs_on_the_local_engine_and_a_missing_package_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["viva"])
+    program = tmp_path / "own.py"
+    program.write_text("import sys, tinker\nprint(type(tinker.ServiceClient()).__name__, sys.argv[1:])\n")
+    assert viva.cli.main(["cookbook", "--device", "cpu", str(program), "a=1"]) == 0
+    assert capsys.readouterr().out == "InstalledServiceClient ['a=1']\n"
+    program.write_text("import no_such_package_of_anybody\n")
+    assert viva.cli.main(["cookbook", "--device", "cpu", str(program)]) == 2
+    assert (
+        "needs a package that is not there: No module named 'no_such_package_of_anybody'"
+        in capsys.readouterr().err
+    )
+    assert viva.cli.main(["cookbook", "--precision", "int8", str(program)]) == 2
+    assert "int8" in capsys.readouterr().err
