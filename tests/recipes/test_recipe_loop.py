@@ -37,6 +37,21 @@ def raises(error):
     return raise_it
 
 
+class Folder:
+    """Keeps how it is closed."""
+
+    def __init__(self, checkpoints=None):
+        self.checkpoints = checkpoints
+        self.closed = []
+
+    def close(self, **options):
+        self.closed.append(options)
+
+
+def open_parts(**parts):
+    return SimpleNamespace(**({"trackers": (), "folder": Folder()} | parts))
+
+
 @pytest.fixture
 def ends(monkeypatch):
     """Runs a recipe whose parts do what a test says; the exit code."""
@@ -55,7 +70,7 @@ def ends(monkeypatch):
         plan.options.engine = engine or EngineConfig()
 
         async def opened(options, check):
-            given = (open_run or (lambda _: SimpleNamespace(trackers=())))(options)
+            given = (open_run or (lambda _: open_parts()))(options)
             if check is not None:
                 await check(given.service, given.client)
             return given
@@ -115,9 +130,7 @@ async def test_a_run_whose_engine_is_lost_ends_with_1_and_says_how_to_go_on(
     ends, capsys, monkeypatch, error, saved, told
 ):
     checkpoints = SimpleNamespace(latest=lambda: saved[-1] if saved else None)
-    opened = SimpleNamespace(
-        trackers=(), folder=SimpleNamespace(checkpoints=checkpoints), service=None, client=None
-    )
+    opened = open_parts(folder=Folder(checkpoints), service=None, client=None)
     monkeypatch.setattr(loop, "check_engine", passes)
     remote = EngineConfig(engine="remote")
     assert await ends(open_run=lambda _: opened, train=raises(error), engine=remote) == 1
@@ -128,7 +141,7 @@ async def test_a_run_whose_engine_is_lost_ends_with_1_and_says_how_to_go_on(
 
 async def test_a_disk_that_fails_is_told_with_the_file_and_the_way_out(ends, capsys):
     checkpoints = SimpleNamespace(latest=lambda: SimpleNamespace(next_step=20))
-    opened = SimpleNamespace(trackers=(), folder=SimpleNamespace(checkpoints=checkpoints))
+    opened = open_parts(folder=Folder(checkpoints))
     full = OSError(28, "No space left on device", "runs/x/metrics.jsonl")
     assert await ends(open_run=lambda *_: opened, train=raises(full)) == 1
     told = capsys.readouterr().err
@@ -160,7 +173,7 @@ async def test_a_run_whose_engine_is_lost_before_its_first_step_is_refused(ends,
 
     monkeypatch.setattr(loop, "check_engine", gone)
     monkeypatch.setattr(loop, "watched", partial(watched, limit_s=0.0, every_s=0.01))
-    opened = SimpleNamespace(trackers=(), service=None, client=None)
+    opened = open_parts(service=None, client=None)
     remote = EngineConfig(engine="remote", base_url="http://127.0.0.1:9")
     assert await asyncio.wait_for(ends(open_run=lambda _: opened, engine=remote), 20) == 2
     assert "error: the server at http://127.0.0.1:9 has been out of reach" in capsys.readouterr().err
@@ -197,15 +210,17 @@ class Tracker:
 )
 async def test_every_tracker_is_closed_with_the_exit_code_of_the_run(ends, parts, code):
     codes = []
-    trackers = (Tracker(codes), Tracker(codes))
-    assert await ends(open_run=lambda _: SimpleNamespace(trackers=trackers), **parts) == code
+    opened = open_parts(trackers=(Tracker(codes), Tracker(codes)))
+    assert await ends(open_run=lambda _: opened, **parts) == code
     assert codes == [code, code]
+    assert len(opened.folder.closed) == 1
 
 
 async def test_trackers_of_a_run_that_raises_are_closed_as_failed_though_one_of_them_fails_too(ends):
     codes = []
-    trackers = (Tracker(codes), Tracker(codes, ZeroDivisionError("tracker")))
+    opened = open_parts(trackers=(Tracker(codes), Tracker(codes, ZeroDivisionError("tracker"))))
     with pytest.raises(ZeroDivisionError, match="tracker") as raised:
-        await ends(open_run=lambda _: SimpleNamespace(trackers=trackers), train=raises(KeyError("train")))
+        await ends(open_run=lambda _: opened, train=raises(KeyError("train")))
     assert codes == [1, 1]
+    assert len(opened.folder.closed) == 1
     assert isinstance(raised.value.__context__, KeyError)

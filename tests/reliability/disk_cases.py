@@ -10,6 +10,7 @@ from pathlib import Path
 
 from viva.engine.checkpoint import read_checkpoint
 from viva.rl.checkpoints import Checkpoints
+from viva.rl.files import LOCK
 
 SCRIPT = Path(__file__).with_name("disk_run.py")
 
@@ -55,11 +56,11 @@ def files(folder: Path):
 
 
 def tree(folder: Path):
-    """Digest of every file."""
+    """Digest of every file but the lock, which means nothing by itself."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != LOCK
     }
 
 

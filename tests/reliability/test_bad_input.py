@@ -16,6 +16,7 @@ from bad_world import build_world, run_command
 from viva.engine.core import Core
 from viva.engine.sampling_client import LocalSamplingClient
 from viva.engine.training_client import LocalTrainingClient
+from viva.rl.files import LOCK
 
 SEED = 8
 LONGEST = 1200
@@ -62,13 +63,16 @@ def computed(monkeypatch):
 
 
 def tree(folder):
-    """Everything in a folder with all that writing changes; the time of the last change cannot be set back."""
+    """Everything in a folder with all that writing changes; the time of the last change cannot be set back.
+
+    Locks are named and emptied again.
+    """
     found = {}
     for root, names, files in os.walk(folder):
         for name in (*names, *files):
             path = os.path.join(root, name)
             status = os.lstat(path)
-            is_file = name in files
+            is_file = name in files and name != LOCK
             found[path] = (status.st_mode, status.st_ino, is_file and (status.st_size, status.st_ctime_ns))
     return found
 

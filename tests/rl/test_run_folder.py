@@ -56,7 +56,7 @@ def test_delete_removes_the_run_and_nothing_else(tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
     open_folder(tmp_path, "delete")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json", "notes.txt"]
 
 
 def test_resume_keeps_the_run_and_refuses_other_options(tmp_path):
@@ -284,7 +284,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
     for name in (".config.json.abcd1234", ".checkpoints.jsonl.abcd1234"):
         (tmp_path / name).write_text("{")
     folder.go_back_to(None, num_steps=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json"]
 
 
 def test_a_changed_configuration_is_told_by_name(tmp_path):

@@ -164,13 +164,13 @@ class OpenRun:
     """A run folder with an engine that stands where the run stands."""
 
     folder: RunFolder
+    """To be closed when the run is over, like the trackers."""
     resume_from: Checkpoint | None
     service: ServiceClient
     client: TrainingClient
     renderer: Renderer
     context_window: int | None
     trackers: tuple[OpenTracker, ...] = ()
-    """To be closed when the run is over."""
 
 
 async def open_run(
@@ -182,11 +182,7 @@ async def open_run(
         options: Of the run.
         check: Refuses an engine. Like all that can be wrong, this comes before anything in the folder is touched.
     """
-    from viva.conversation.rendering import load_renderer
-    from viva.rl.remote import state_deleter
     from viva.rl.run_folder import prepare_run_folder
-    from viva.rl.service import context_window, make_service
-    from viva.rl.trackers.open import open_trackers
 
     prepared = prepare_run_folder(
         options.log_path,
@@ -195,6 +191,23 @@ async def open_run(
         free_options=options.free_options,
         ttl_seconds=options.ttl_seconds,
     )
+    try:
+        return await _open_run(options, prepared, check)
+    except BaseException:
+        prepared.folder.close()
+        raise
+
+
+async def _open_run(
+    options: RunOptions,
+    prepared: PreparedFolder,
+    check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None,
+) -> OpenRun:
+    from viva.conversation.rendering import load_renderer
+    from viva.rl.remote import state_deleter
+    from viva.rl.service import context_window, make_service
+    from viva.rl.trackers.open import open_trackers
+
     service = make_service(options.engine, state_dir=prepared.folder.state_dir, one_run=True)
     client, resume_from = await _open_client(options, prepared, service)
     renderer = load_renderer(

@@ -48,8 +48,13 @@ async def run_recipe(
     exit_code = 1  # what a process ends with that raises
     with ExitStack() as cleanup:
 
-        def keep(tracker: OpenTracker) -> None:
-            cleanup.callback(lambda: tracker.close(exit_code))
+        def close(tracker: OpenTracker) -> None:
+            tracker.close(exit_code)
+
+        def keep(opened: OpenRun) -> None:
+            cleanup.callback(opened.folder.close)
+            for tracker in opened.trackers:
+                cleanup.callback(close, tracker)
 
         exit_code = await _run_recipe(make_plan, build_training, keep)
     return exit_code
@@ -58,9 +63,9 @@ async def run_recipe(
 async def _run_recipe(
     make_plan: Callable[[], Plan[ConfigT]],
     build_training: Callable[[Plan[ConfigT], OpenRun], Awaitable[Training]],
-    keep: Callable[[OpenTracker], None],
+    keep: Callable[[OpenRun], None],
 ) -> int:
-    """`run_recipe` but for closing the trackers: each is handed to ``keep`` as soon as it is open."""
+    """`run_recipe` but for closing folder and trackers: the run is handed to ``keep`` as soon as it is open."""
     engine = EngineConfig()
     try:
         plan = make_plan()
@@ -73,8 +78,7 @@ async def _run_recipe(
                 temperature=plan.config.temperature,
             )
             opened = await open_run(plan.options, check if engine.engine == "remote" else None)
-            for tracker in opened.trackers:
-                keep(tracker)
+            keep(opened)
             training = await build_training(plan, opened)
     # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:

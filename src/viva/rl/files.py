@@ -1,16 +1,25 @@
-"""Writing that survives a crash: a file is either the old one or the new one, never half of one."""
+"""Writing that survives a crash, and by one process alone: a file is the old one or the new one, never half of one."""
 
+import errno
 import json
 import os
+import platform
+import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from filelock import FileLock, Timeout
+
 from viva.engine.trust import sealed, unsealed
+from viva.rl.secrets import without_secrets
 
 __all__ = [
+    "LOCK",
+    "FolderLock",
     "naming",
     "place_problem",
     "read_json",
@@ -20,6 +29,98 @@ __all__ = [
     "write_atomic",
     "write_json",
 ]
+
+LOCK = ".lock"
+"""File by which a process holds a folder; while it does, the file names the process."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+_LONGEST_COMMAND = 120
+"""Characters."""
+
+
+class FolderLock:
+    """The lock of a folder, which one process holds until it lets go or dies; nothing is written before `acquire`.
+
+    The kernel keeps it, so a process that was killed leaves none behind. Within one process it may be acquired several
+    times. The file stays: another process may be about to lock it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock: FileLock | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was acquired here, and not released since."""
+        return self._lock is not None
+
+    def acquire(self) -> None:
+        """Hold the folder, which exists.
+
+        Raises:
+            ValueError: If another process holds it, or the file system has no locks.
+            OSError: If the file cannot be written; the error names it.
+        """
+        path = self.folder.resolve() / LOCK
+        # an existing file instead of a lock would be a lock that a killed process leaves behind
+        lock = FileLock(path, thread_local=False, is_singleton=True, fallback_to_soft=False)
+        with naming(path):
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise ValueError(f"log_path={self.folder} is in use: {_holder(path)}") from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                raise ValueError(
+                    f"log_path={self.folder} lies on a file system without locks ({error.strerror}), so that nothing "
+                    "would keep two processes from writing one run. Give a log_path on a local disk, or have the file "
+                    "system mounted with locks (flock)."
+                ) from error
+        try:
+            if lock.lock_counter == 1:
+                with naming(path):
+                    path.write_text(json.dumps(_this_process()) + "\n", encoding="utf-8")
+        except BaseException:
+            lock.release()
+            raise
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let go of it, if it is held."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            try:
+                if lock.lock_counter == 1:
+                    os.truncate(lock.lock_file, 0)
+            except OSError:  # the folder was moved or removed meanwhile; the name that is left does no harm
+                pass
+            finally:
+                lock.release()
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": without_secrets(" ".join(sys.argv))[:_LONGEST_COMMAND],
+    }
+
+
+def _holder(path: Path) -> str:
+    """Who holds a lock and what to do, in words."""
+    try:
+        told: object = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):  # it is about to write its name
+        told = None
+    known = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    who = "another process"
+    if known:
+        pid, host, began, command = (known.get(name) for name in ("pid", "host", "began", "command"))
+        who = f"process {pid} on {host}, begun {began} ({command}),"
+    plain = "".join(char if char.isprintable() else "?" for char in who)
+    return f"{plain} writes to it. Wait until it has ended, or stop it; or give another log_path. Nothing was touched."
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
 ``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl`` (`viva.rl.token_records`), ``checkpoints.jsonl``,
 ``state/`` (saved by the local engine), ``journal/`` (`viva.rl.journal`), at the end ``adapter/`` and ``report.html``,
-and what trackers, ``viva export`` and ``viva eval`` leave.
+and what trackers, ``viva export`` and ``viva eval`` leave. ``.lock`` is held by the process whose run it is.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from viva.engine.trust import is_inside
 from viva.rl.checkpoints import Checkpoint, Checkpoints, environment
-from viva.rl.files import place_problem, read_json, sweep, write_json
+from viva.rl.files import LOCK, FolderLock, place_problem, read_json, sweep, write_json
 from viva.rl.journal import Journal
 from viva.rl.run_log import RunLog
 from viva.rl.secrets import without_secrets
@@ -58,10 +58,11 @@ _ENTRIES = (
 
 
 class RunFolder:
-    """An open run folder."""
+    """A run folder. Where it is opened for a run, no other process can open it until `close`."""
 
     def __init__(self, path: Path, *, keep_checkpoints: int = 3, ttl_seconds: int | None = None) -> None:
         self.path = path
+        self.lock = FolderLock(path)
         self.log = RunLog(path)
         self.journal = Journal(path / "journal", environment=environment)
         self.checkpoints = Checkpoints(path, keep=keep_checkpoints, ttl_seconds=ttl_seconds)
@@ -70,6 +71,10 @@ class RunFolder:
     def state_dir(self) -> Path:
         """Where the local engine saves its state."""
         return self.path / "state"
+
+    def close(self) -> None:
+        """Let other processes open the folder."""
+        self.lock.release()
 
     async def open_newest(
         self, open_state: Callable[[str], Awaitable[OpenedT]], tell: Callable[[str], None]
@@ -150,7 +155,7 @@ def open_run_folder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedFolder:
-    """A folder in which a run may begin or go on; nothing in it was touched so far."""
+    """A folder in which a run may begin or go on; nothing in it was touched so far but the lock."""
 
     folder: RunFolder
     config: Mapping[str, Any]
@@ -162,12 +167,24 @@ class PreparedFolder:
 
     def open(self) -> RunFolder:
         """Make the folder, or delete the run in it if that was asked for, and write ``config.json``."""
-        path = self.folder.path
+        try:
+            self._open(self.folder.path)
+        except BaseException:
+            self.folder.close()
+            raise
+        return self.folder
+
+    def _open(self, path: Path) -> None:
         if self.deletes:
             _delete_run(path)
-        path.mkdir(parents=True, exist_ok=True)
+        if not self.folder.lock.is_held:
+            path.mkdir(parents=True, exist_ok=True)
+            self.folder.lock.acquire()
+        if not (self.resumes or self.deletes) and _holds_run(path):
+            raise ValueError(
+                f"a run was begun in log_path={path} meanwhile. Give another log_path, or behavior_if_exists=resume."
+            )
         write_json(path / _CONFIG, self.config)
-        return self.folder
 
 
 def prepare_run_folder(
@@ -191,29 +208,42 @@ def prepare_run_folder(
         ttl_seconds: When a remote engine may delete the checkpoints before the last and the best.
 
     Raises:
-        ValueError: If the folder may not be used, or its run had other options.
+        ValueError: If the folder may not be used, another process uses it, or its run had other options.
     """
     _check_behavior(behavior)
     config = _told(json.loads(json.dumps(dict(config), allow_nan=False)))
     if problem := place_problem(path):
         raise ValueError(f"log_path={path} {problem}; give a folder that can be written to")
-    holds_run = _holds_run(path)
-    if holds_run:
-        behavior = _asked(path, ask) if behavior == "ask" else behavior
-        if behavior == "raise":
-            raise ValueError(
-                f"log_path={path} already holds a run. Give another log_path, "
-                "or behavior_if_exists=resume to continue it or =delete to start anew."
-            )
-        if behavior == "resume":
+    folder = RunFolder(path, ttl_seconds=ttl_seconds)
+    if (path / LOCK).exists() or _holds_run(
+        path
+    ):  # else there is nothing yet that another process could write
+        folder.lock.acquire()
+    try:
+        decided = _decided(path, behavior, ask) if _holds_run(path) else None
+        if decided == "resume":
             _check_links(path)
             _check_same_options(path, config, free_options)
+    except BaseException:
+        folder.close()
+        raise
     return PreparedFolder(
-        folder=RunFolder(path, ttl_seconds=ttl_seconds),
-        config=config,
-        resumes=holds_run and behavior == "resume",
-        deletes=holds_run and behavior == "delete",
+        folder=folder, config=config, resumes=decided == "resume", deletes=decided == "delete"
     )
+
+
+def _decided(
+    path: Path, behavior: BehaviorIfExists, ask: Callable[[str], str] | None
+) -> Literal["resume", "delete"]:
+    """What becomes of the run in a folder."""
+    if behavior == "ask":
+        return _asked(path, ask)
+    if behavior == "raise":
+        raise ValueError(
+            f"log_path={path} already holds a run. Give another log_path, "
+            "or behavior_if_exists=resume to continue it or =delete to start anew."
+        )
+    return behavior
 
 
 def _told(value: Any) -> Any:
@@ -250,7 +280,7 @@ def _delete_run(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _asked(path: Path, ask: Callable[[str], str] | None) -> BehaviorIfExists:
+def _asked(path: Path, ask: Callable[[str], str] | None) -> Literal["resume", "delete"]:
     if ask is None:
         if not sys.stdin.isatty():
             raise ValueError(
