@@ -53,7 +53,7 @@ def test_swapped_contexts_stand_side_by_side() -> None:
 @pytest.mark.parametrize("name", ["pieces", "sampling", "mask", "advantages"])
 def test_a_turn_without_one_value_per_token_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="one value per token"):
-        token_payload(tokens_row(**{name: [1]}), None)
+        token_payload(tokens_row(**{name: ["a"] if name == "pieces" else [1]}), None)
 
 
 def test_the_report_shows_kept_tokens_and_what_was_hidden(

@@ -1,6 +1,7 @@
 """Reading a run: torn ends are tolerated, damage is named by file and line."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,24 +54,26 @@ def test_damage_in_the_middle_names_file_and_line(make_run: MakeRun) -> None:
     folder = make_run()
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text(lines[0] + lines[1][:20] + "\n" + "".join(lines[2:]))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: .*The file is damaged"):
-        read_run(folder)
+    run = read_run(folder)
+    assert [re.sub(r".*/", "", problem)[:16] for problem in run.damage] == ["metrics.jsonl:2:"]
+    assert run.num_steps == len(lines) - 1
 
 
 def test_a_line_that_is_no_object_names_what_came(make_run: MakeRun) -> None:
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:1: expected a JSON object, got '\[1\]'"):
-        read_run(make_run(metrics=[[1], {"step": 0}]))
+    (problem,) = read_run(make_run(metrics=[[1], {"step": 0}])).damage
+    assert "metrics.jsonl:1: expected a JSON object, got '[1]'" in problem
 
 
-@pytest.mark.parametrize("step", [None, "3", 1.5, True])
-def test_a_line_without_a_step_is_refused(make_run: MakeRun, step: object) -> None:
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:1: every line needs a whole number under 'step'"):
-        read_run(make_run(metrics=[{"step": step}]))
+@pytest.mark.parametrize("step", [None, "3", 1.5, True, 10**30])
+def test_a_line_without_a_step_is_left_out_and_told(make_run: MakeRun, step: object) -> None:
+    run = read_run(make_run(metrics=[{"step": step}, {"step": 0, "a": 1}]))
+    assert run.curves == {"a": ((0, 1.0),)}
+    assert "metrics.jsonl:1: every line needs a whole number under 'step'" in run.damage[0]
 
 
 def test_a_transcript_with_a_wrong_field_names_the_field(make_run: MakeRun) -> None:
-    with pytest.raises(ValueError, match=r"transcripts\.jsonl:1: not a transcript: record\.turns: .*tuple"):
-        read_run(make_run(transcripts=[{"step": 0, "group": 0, "record": {"question": "q", "turns": 3}}]))
+    run = read_run(make_run(transcripts=[{"step": 0, "group": 0, "record": {"question": "q", "turns": 3}}]))
+    assert re.search(r"transcripts\.jsonl:1: not a transcript: record\.turns: .*tuple", run.damage[0])
 
 
 def test_a_folder_that_is_no_run_says_what_to_give(tmp_path: Path) -> None:

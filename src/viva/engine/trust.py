@@ -16,6 +16,8 @@ __all__ = ["SEAL", "check_name", "is_inside", "sealed", "unsealed"]
 SEAL = "sha256"
 """The key of the digest."""
 
+_DIGEST_LENGTH = 64
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _LONGEST_NAME = 128
 """Characters; writing needs some more beside it, and file systems take 255 bytes."""
@@ -69,12 +71,22 @@ def unsealed(content: Mapping[str, Any], where: str) -> dict[str, Any]:
         ValueError: If the digest is not that of the content.
     """
     plain = {key: value for key, value in content.items() if key != SEAL}
-    if SEAL in content and content[SEAL] != _digest(plain):
+    if content[SEAL] != _digest(plain) if SEAL in content else _has_seal(plain):
         raise ValueError(
             f"{where} is damaged or was changed: its content is not what its {SEAL} was taken of. Put it back from a "
             f"copy; if you changed it on purpose, remove the entry {SEAL!r}"
         )
     return plain
+
+
+def _has_seal(content: Mapping[str, Any]) -> bool:
+    """Whether the seal stands there under another name: its own was damaged."""
+    return any(
+        isinstance(value, str)
+        and len(value) == _DIGEST_LENGTH
+        and value == _digest({name: other for name, other in content.items() if name != key})
+        for key, value in content.items()
+    )
 
 
 def _digest(plain: Mapping[str, Any]) -> str:

@@ -34,8 +34,8 @@ from viva.experts.estimators import (
     make_estimator,
 )
 from viva.experts.stored_samples import stored_sample
-from viva.report.run_files import read_config
-from viva.rl.files import read_json_lines
+from viva.report.log_check import check_log
+from viva.report.run_files import iter_rows, read_config
 
 __all__ = [
     "SAMPLES_FILE",
@@ -88,6 +88,8 @@ class Estimation:
     refused: dict[str, str]
     """Why, by estimator that could not be computed."""
     recommendation: Recommendation
+    is_torn: bool = False
+    """Whether the last stored sample was cut while it was written, and is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,8 @@ def estimate_run(run_dir: str | Path, options: EstimateOptions) -> Estimation:
         ValueError: If the run kept no samples, a stored sample is damaged, or an option makes no sense.
     """
     names = _chosen(options)
-    batches = _batches(Path(run_dir), options)
+    torn: list[str] = []
+    batches = _batches(Path(run_dir), options, torn)
     settings = _settings(Path(run_dir))
     samples_N = [sample for batch in batches.values() for sample in batch]
     recommendation = recommend(samples_N)
@@ -145,6 +148,7 @@ def estimate_run(run_dir: str | Path, options: EstimateOptions) -> Estimation:
         estimators=tuple(figures),
         refused=refused,
         recommendation=recommendation,
+        is_torn=bool(torn),
     )
 
 
@@ -160,19 +164,20 @@ def _chosen(options: EstimateOptions) -> list[str]:
     return names
 
 
-def _batches(run_dir: Path, options: EstimateOptions) -> dict[int, list[Sample]]:
+def _batches(run_dir: Path, options: EstimateOptions, torn: list[str]) -> dict[int, list[Sample]]:
     """Samples by step. Prompts of different steps are different ones."""
     path = run_dir / SAMPLES_FILE
+    check_log(run_dir, SAMPLES_FILE)
     batches: dict[int, list[Sample]] = {}
-    for number, row in enumerate(read_json_lines(path), 1):
+    for where, _, row in iter_rows(path, torn) if path.is_file() else ():
         step = row.get("step")
         if not isinstance(step, int):
-            raise ValueError(f"{path}:{number}: a stored sample needs its step; got {step!r}")
+            raise ValueError(f"{where}: a stored sample needs its step; got {step!r}")
         own = {key: value for key, value in row.items() if key not in _PLACE}
         try:
             sample = stored_sample({**own, "prompt": f"{step} {row.get('prompt')}"})
         except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from error
+            raise ValueError(f"{where}: {error}") from error
         batches.setdefault(step, []).append(sample)
     if not batches:
         raise ValueError(
@@ -233,7 +238,8 @@ def estimation_text(result: Estimation) -> str:
     """All figures as tables for the terminal, and the recommendation."""
     used = f"the run used {result.used}" if result.used else "what the run used is not recorded"
     steps = ", ".join(str(step) for step in result.steps[:8]) + (", ..." if len(result.steps) > 8 else "")
-    lines = [
+    lines = [f"The last line of {SAMPLES_FILE} is torn, and left out."] if result.is_torn else []
+    lines += [
         f"{result.num_samples} samples of {len(result.steps)} batches (steps {steps}); {used}",
         "",
         *_sample_lines(result),

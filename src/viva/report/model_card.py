@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from viva.report.headline import ACCURACY
-from viva.report.run_files import Run
+from viva.report.log_check import INDEX_FILE
+from viva.report.run_files import METRICS_FILE, Run
 from viva.report.series import Z95
 
 __all__ = ["Measurement", "ModelCard", "measurements", "model_card"]
@@ -26,6 +27,9 @@ _RESULTS = {
     "test/conversation/rank_correlation": "rank correlation of scores with being right",
 }
 """What is told of an evaluation, where it was measured."""
+
+_BUILT_IN = "tiny"
+"""The base model that comes with Viva."""
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PRIVATE = ("base_url",)
@@ -62,8 +66,10 @@ class ModelCard:
 
 
 def measurements(run: Run, num_steps: int) -> list[Measurement]:
-    """The figures of the last evaluation that is not later than the exported weights."""
+    """The figures of the last evaluation that is not later than the exported weights; none of damaged metrics."""
     found: list[Measurement] = []
+    if _damage(run) is not None:
+        return found
     for metric, label in _RESULTS.items():
         points = [(step, value) for step, value in run.curves.get(metric, ()) if step <= num_steps]
         if not points:
@@ -85,6 +91,11 @@ def measurements(run: Run, num_steps: int) -> list[Measurement]:
             )
         )
     return found
+
+
+def _damage(run: Run) -> str | None:
+    """Why the run's figures cannot be trusted."""
+    return next((problem for problem in run.damage if METRICS_FILE in problem or INDEX_FILE in problem), None)
 
 
 def model_card(card: ModelCard) -> str:
@@ -167,9 +178,14 @@ def _usage(card: ModelCard) -> str:
     pin = (
         "" if revision is None or not _is_hub_name(card.base_model) else f", revision={json.dumps(revision)}"
     )
+    where, more = json.dumps(_base(card)), ""
+    if card.base_model == _BUILT_IN:
+        where, more = "str(model_path())", "\nfrom viva.tiny import model_path\n"
+    elif not _is_hub_name(card.base_model):
+        more = f"\n# {where} is the folder of the base model: give its path\n"
     code = (
-        "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
-        f"base = AutoModelForCausalLM.from_pretrained({json.dumps(_base(card))}{pin})\n"
+        f"from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n{more}\n"
+        f"base = AutoModelForCausalLM.from_pretrained({where}{pin})\n"
         'model = PeftModel.from_pretrained(base, ".")'
     )
     return (
@@ -180,6 +196,9 @@ def _usage(card: ModelCard) -> str:
 
 
 def _table(card: ModelCard, found: Sequence[Measurement]) -> str:
+    damage = _damage(card.run)
+    if damage is not None:
+        return f"No figures: {_one_line(damage)}"
     if not found:
         return "Nothing was measured on test prompts."
     rows = ["| on the run's test prompts | before | after | steps |", "|---|---|---|---|"]

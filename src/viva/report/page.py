@@ -20,7 +20,14 @@ from viva.report.figure_tables import evaluations_html
 from viva.report.headline import ACCURACY, ACCURACY_STDERR, headline_html
 from viva.report.judge_section import judge_html
 from viva.report.markup import data, escape, text_block
-from viva.report.run_files import Curves, Run, read_tokens, read_transcript
+from viva.report.run_files import (
+    TOKENS_FILE,
+    TRANSCRIPTS_FILE,
+    Curves,
+    Run,
+    read_tokens,
+    read_transcript,
+)
 from viva.report.sources import kind_of, names_of, read_source
 from viva.report.token_turns import token_payload
 from viva.rl.files import write_atomic
@@ -28,6 +35,7 @@ from viva.rl.files import write_atomic
 __all__ = ["write_report"]
 
 _MAX_VOID_REASONS = 10
+_MAX_PROBLEMS = 20
 
 
 def write_report(
@@ -65,8 +73,10 @@ def _page(runs: Mapping[str, Run]) -> str:
     models = dict.fromkeys(run.config.get("model_name") for run in runs.values())
     subtitle = "".join(f" \u00b7 {escape(model)}" for model in models if isinstance(model, str))
     curves = {name: _other_curves(run) for name, run in runs.items()}
-    places, conversations = _conversations(runs)
+    unreadable: list[str] = []
+    places, conversations = _conversations(runs, unreadable)
     parts = [
+        _damage(runs, unreadable),
         *_headlines(runs),
         curves_html(curves),
         judge_html({name: run.transcripts for name, run in runs.items()}, places),
@@ -97,6 +107,19 @@ def _contents(parts: Sequence[str]) -> str:
     return f'<nav aria-label="Sections">{" ".join(links)}</nav>'
 
 
+def _damage(runs: Mapping[str, Run], unreadable: Sequence[str]) -> str:
+    """A banner about files that are not as the run wrote them; nothing where all are."""
+    found = [*(problem for run in runs.values() for problem in run.damage), *unreadable]
+    if not found:
+        return ""
+    shown = "".join(f"<li>{escape(problem)}</li>" for problem in found[:_MAX_PROBLEMS])
+    more = f"<li>and {len(found) - _MAX_PROBLEMS:,} more</li>" if len(found) > _MAX_PROBLEMS else ""
+    return (
+        '<div class="failure" role="alert"><p><b>Files of the run are damaged: this page may lack something, or show '
+        f"what the run did not write.</b></p><ul>{shown}{more}</ul></div>"
+    )
+
+
 def _headlines(runs: Mapping[str, Run]) -> list[str]:
     """Of each run what a reader wants to know first; results have their figures instead."""
     return [
@@ -111,8 +134,13 @@ def _other_curves(run: Run) -> Curves:
     return {key: points for key, points in run.curves.items() if key not in (ACCURACY, ACCURACY_STDERR)}
 
 
-def _conversations(runs: Mapping[str, Run]) -> tuple[dict[tuple[str, int, int], str], str]:
-    """Places of the conversations that are shown, by run, step and group; and the section."""
+def _conversations(
+    runs: Mapping[str, Run], unreadable: list[str]
+) -> tuple[dict[tuple[str, int, int], str], str]:
+    """Places of the conversations that are shown, by run, step and group; and the section.
+
+    What is left out because it cannot be shown goes to ``unreadable``.
+    """
     places: dict[tuple[str, int, int], str] = {}
     parts: list[str] = []
     for number, (name, run) in enumerate(runs.items()):
@@ -120,7 +148,7 @@ def _conversations(runs: Mapping[str, Run]) -> tuple[dict[tuple[str, int, int], 
         for choice in choose(run.transcripts, with_tokens=frozenset(run.tokens)):
             step, group = choice.entry.step, choice.entry.group
             places[name, step, group] = f"run-{number}-{step}-{group}"
-            own.append(_conversation(run, choice.entry, choice.reason, places[name, step, group]))
+            own.append(_conversation(run, choice.entry, choice.reason, places[name, step, group], unreadable))
         void = _void_reasons(run)
         if own or void:
             parts += [f"<h3>{escape(name)}</h3>" if len(runs) > 1 else "", void, *own]
@@ -129,13 +157,22 @@ def _conversations(runs: Mapping[str, Run]) -> tuple[dict[tuple[str, int, int], 
     return places, section if parts else ""
 
 
-def _conversation(run: Run, entry: Entry, reason: str, anchor: str) -> str:
+def _conversation(run: Run, entry: Entry, reason: str, anchor: str, unreadable: list[str]) -> str:
+    where, credit = f"step {entry.step}, group {entry.group}", ""
     transcript = read_transcript(run, entry.offset)
-    row = read_tokens(run, entry.step, entry.group)
-    credit = ""
-    if row is not None:
-        credit = credit_html(token_payload(row, transcript.record), f"streams-{anchor}")
-    return conversation_html(transcript, reason, credit, anchor=anchor)
+    try:
+        row = read_tokens(run, entry.step, entry.group)
+        if row is not None:
+            credit = credit_html(token_payload(row, transcript.record), f"streams-{anchor}")
+    except ValueError as error:
+        unreadable.append(f"{TOKENS_FILE}, {where}: {error}")
+    try:
+        return conversation_html(transcript, reason, credit, anchor=anchor)
+    except (ValueError, LookupError, TypeError) as error:
+        unreadable.append(f"{TRANSCRIPTS_FILE}, {where}: no such conversation can have been held ({error})")
+        return (
+            f'<article class="conversation" id="{anchor}"><p>{escape(where)} cannot be shown.</p></article>'
+        )
 
 
 def _void_reasons(run: Run) -> str:

@@ -1,8 +1,8 @@
-"""What the report reads of a line of ``transcripts.jsonl``, with defaults for what an older file may lack."""
+"""Fields of ``transcripts.jsonl`` and ``tokens.jsonl`` that are read, with defaults for what older files lack."""
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from viva.conversation.records import Critique
 from viva.judging.ballots import Preference, Tie
@@ -13,9 +13,16 @@ __all__ = [
     "RecordedFailure",
     "RecordedReply",
     "RecordedScores",
+    "RecordedSpan",
+    "RecordedTokenTurn",
+    "RecordedTokens",
     "RecordedTurn",
     "Transcript",
 ]
+
+
+_Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+_Column: TypeAlias = tuple[_Number | None, ...] | None
 
 
 class _Recorded(BaseModel):
@@ -116,6 +123,40 @@ class RecordedConversation(_Recorded):
         """Agents that left any trace, in order."""
         seen = {turn.agent_id for turn in self.turns} | {failure.agent_id for failure in self.failures}
         return sorted(seen | set(self.rewards) | set(self.correct or {}))
+
+
+class RecordedSpan(_Recorded):
+    """Tokens of a turn that earned one reward."""
+
+    start: int
+    stop: int
+    stream: str
+    reward: _Number | None = None
+
+
+class RecordedTokenTurn(_Recorded):
+    """Kept tokens of one turn, with one value for each in every list; see `viva.rl.token_records`."""
+
+    seat: Annotated[int, Field(ge=0)]
+    turn: Annotated[int, Field(ge=0)]
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...] | None = None
+    sampling: _Column = None
+    training: _Column = None
+    anchor: _Column = None
+    weights: _Column = None
+    mask: tuple[int | None, ...] | None = None
+    advantages: _Column = None
+    spans: tuple[RecordedSpan, ...] = ()
+    sampled_in: str | None = None
+    trained_in: str | None = None
+
+
+class RecordedTokens(_Recorded):
+    """One line of ``tokens.jsonl``."""
+
+    strategy: str | None = None
+    turns: tuple[RecordedTokenTurn, ...] = ()
 
 
 class Transcript(_Recorded):

@@ -88,7 +88,9 @@ class Rescoring:
     gaps: dict[str, tuple[float | None, float | None]]
     """Reward-truth gap of r_sol and total, old and new: mean over conversations with right and wrong solutions."""
     num_gaps: int
-    """Of such conversations."""
+    """Conversations counted in ``gaps``."""
+    is_torn: bool = False
+    """Whether the last stored conversation was cut while it was written, and is left out."""
 
 
 def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
@@ -105,7 +107,8 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
     _changed(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
     totals = _Totals()
     num_void = num_other = 0
-    for where, transcript in iter_transcripts(run_dir):
+    torn: list[str] = []
+    for where, transcript in iter_transcripts(run_dir, torn):
         record = transcript.record
         if record is None or record.protocol != "critique_self_play":
             num_other += 1
@@ -116,6 +119,11 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
                 _add(totals, record, options)
             except (ValueError, BradleyTerryError) as error:
                 raise ValueError(f"{where}: {error}") from error
+            except (LookupError, TypeError) as error:
+                raise ValueError(
+                    f"{where}: no such conversation can have been held ({type(error).__name__}: {error}); the file is "
+                    "damaged or was changed. Put it back from a copy, or take this line out"
+                ) from error
     if not totals.count:
         raise ValueError(
             f"{str(run_dir)!r} has no conversation to score again: {num_void} were void, and {num_other} not "
@@ -128,6 +136,7 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
         streams=tuple(change.result(name) for name, change in totals.streams.items()),
         gaps={name: (old.mean, new.mean) for name, (old, new) in totals.gaps.items()},
         num_gaps=totals.gaps["total"][0].count,
+        is_torn=bool(torn),
     )
 
 
@@ -289,9 +298,10 @@ def rescore_text(result: Rescoring) -> str:
         )
         gaps = f"\nReward-truth gap over {result.num_gaps} conversations with right and wrong solutions:\n  {shown}\n"
     graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in result.streams)
+    torn = "The last line of transcripts.jsonl is torn, and left out.\n" if result.is_torn else ""
     return (
-        f"{result.num_conversations} conversations ({result.num_void} void and {result.num_other} of another kind "
-        f"left out)\n\n{chr(10).join(line.rstrip() for line in lines)}\n{gaps}\n{_LEGEND}"
+        f"{torn}{result.num_conversations} conversations ({result.num_void} void and {result.num_other} of another "
+        f"kind left out)\n\n{chr(10).join(line.rstrip() for line in lines)}\n{gaps}\n{_LEGEND}"
         f"Rewards with a truth: {graded}.\n"
     )
 

@@ -1,7 +1,8 @@
 """Reading what a run wrote: ``config.json``, ``metrics.jsonl``, ``transcripts.jsonl`` and ``tokens.jsonl``.
 
 A run may have been killed while it wrote, so the last line of a JSONL file may be torn: it is left out and
-said so. A line that cannot be read anywhere else means a damaged file, and raises.
+said so. A line that cannot be read anywhere else means a damaged file, as does a log that is not as the run's
+checkpoints remember it: what is shown to people is read without such lines and says so, what is computed raises.
 """
 
 import json
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from viva.engine.trust import unsealed
 from viva.report.entries import Entry, entry_of
+from viva.report.log_check import LogCheck, check_log
 from viva.report.recorded import Transcript
 from viva.report.series import Z95, Series
 
@@ -25,6 +27,7 @@ __all__ = [
     "TRANSCRIPTS_FILE",
     "Curves",
     "Run",
+    "iter_rows",
     "iter_transcripts",
     "metric_series",
     "numbers",
@@ -44,6 +47,8 @@ TRANSCRIPTS_FILE = "transcripts.jsonl"
 TOKENS_FILE = "tokens.jsonl"
 CONFIG_FILE = "config.json"
 
+_STEP_BITS = 63
+
 Curves = dict[str, tuple[tuple[int, float], ...]]
 """(step, value) with rising steps, by metric, metrics in order of their names."""
 
@@ -62,6 +67,8 @@ class Run:
     """Where the kept tokens of a conversation, by (step, group), start in their file, in bytes; see `read_tokens`."""
     torn: tuple[str, ...]
     """Files whose last line was torn."""
+    damage: tuple[str, ...] = ()
+    """Problems of other lines and of whole files, each naming its file and line."""
 
 
 def read_run(run_dir: str | Path) -> Run:
@@ -70,20 +77,26 @@ def read_run(run_dir: str | Path) -> Run:
     Args:
         run_dir: The run's folder (its ``log_path``).
 
+    Lines that cannot be read are left out and told in `Run.damage`.
+
     Raises:
-        ValueError: If the folder is not that of a run, or a file in it is damaged.
+        ValueError: If the folder is not that of a run, or its ``config.json`` is damaged.
     """
     folder = Path(run_dir)
     metrics = folder / METRICS_FILE
     if not metrics.is_file():
         what = "has no metrics.jsonl" if folder.is_dir() else "is not a folder"
         raise ValueError(f"{str(folder)!r} {what}. Give the folder of a run: what was its log_path.")
+    check = LogCheck(folder)
+    check.advance()
     torn: list[str] = []
+    damage: list[str] = []
     values: dict[int, dict[str, float]] = {}
-    for where, _, row in _lines(metrics, torn):
+    for where, _, row in _lines(metrics, torn, damage):
         step = row.get("step")
-        if not isinstance(step, int) or isinstance(step, bool):
-            raise ValueError(f"{where}: every line needs a whole number under 'step'; got {step!r}")
+        if not isinstance(step, int) or isinstance(step, bool) or step.bit_length() > _STEP_BITS:
+            damage.append(f"{where}: every line needs a whole number under 'step'; got {str(step)[:60]!r}")
+            continue
         values.setdefault(step, {}).update(numbers(row))
     keys = sorted({key for row in values.values() for key in row})
     curves = {
@@ -94,9 +107,10 @@ def read_run(run_dir: str | Path) -> Run:
         config=read_config(folder),
         curves=curves,
         num_steps=len(values),
-        transcripts=read_entries(transcripts_path(folder), torn),
-        tokens=_read_token_places(folder / TOKENS_FILE, torn),
+        transcripts=read_entries(transcripts_path(folder), torn, damage),
+        tokens=_read_token_places(folder / TOKENS_FILE, torn, damage),
         torn=tuple(torn),
+        damage=(*check.problems.values(), *damage),
     )
 
 
@@ -138,8 +152,12 @@ def read_tokens(run: Run, step: int, group: int) -> dict[str, Any] | None:
         return parse_line(file.readline())
 
 
-def iter_transcripts(run_dir: str | Path) -> Iterator[tuple[str, Transcript]]:
+def iter_transcripts(run_dir: str | Path, torn: list[str]) -> Iterator[tuple[str, Transcript]]:
     """Every transcript of a run and its place, one at a time; a torn last line is left out.
+
+    Args:
+        run_dir: The run's folder.
+        torn: Gets the file's name if its last line is torn.
 
     Raises:
         ValueError: If the folder has no transcripts, or the file is damaged.
@@ -149,7 +167,8 @@ def iter_transcripts(run_dir: str | Path) -> Iterator[tuple[str, Transcript]]:
         raise ValueError(
             f"{str(run_dir)!r} has no {TRANSCRIPTS_FILE}. Give the folder of a run: what was its log_path."
         )
-    for where, _, row in _lines(path, []):
+    check_log(Path(run_dir), TRANSCRIPTS_FILE)
+    for where, _, row in iter_rows(path, torn):
         yield where, transcript_of(where, row)
 
 
@@ -158,27 +177,36 @@ def transcripts_path(source: Path) -> Path:
     return source.with_suffix(".transcripts.jsonl") if source.is_file() else source / TRANSCRIPTS_FILE
 
 
-def read_entries(path: Path, torn: list[str]) -> tuple[Entry, ...]:
-    """An entry of every conversation of a file, in the order of (step, group); torn files are added to ``torn``."""
+def read_entries(path: Path, torn: list[str], damage: list[str]) -> tuple[Entry, ...]:
+    """An entry of every conversation of a file, in the order of (step, group).
+
+    Args:
+        path: The file; there may be none.
+        torn: Gets its name if the last line is torn.
+        damage: Gets the problems of other lines, which are left out.
+    """
     entries: list[Entry] = []
-    for where, offset, row in _lines(path, torn) if path.is_file() else ():
-        transcript_of(where, row)  # says what is wrong, and where
+    for where, offset, row in _lines(path, torn, damage) if path.is_file() else ():
         try:
+            transcript_of(where, row)  # says what is wrong, and where
             entries.append(entry_of(offset, row))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise ValueError(f"{where}: not a transcript: {error}") from error
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            damage.append(
+                str(error) if str(error).startswith(where) else f"{where}: not a transcript: {error}"
+            )
     return tuple(sorted(entries, key=lambda entry: (entry.step, entry.group)))
 
 
-def _read_token_places(path: Path, torn: list[str]) -> dict[tuple[int, int], int]:
+def _read_token_places(path: Path, torn: list[str], damage: list[str]) -> dict[tuple[int, int], int]:
     places: dict[tuple[int, int], int] = {}
-    for where, offset, row in _lines(path, torn) if path.is_file() else ():
+    for where, offset, row in _lines(path, torn, damage) if path.is_file() else ():
         step, group = row.get("step"), row.get("group")
-        if not isinstance(step, int) or not isinstance(group, int):
-            raise ValueError(
+        if isinstance(step, int) and isinstance(group, int):
+            places[step, group] = offset
+        else:
+            damage.append(
                 f"{where}: not the tokens of a group: it needs whole numbers under 'step' and 'group'"
             )
-        places[step, group] = offset
     return places
 
 
@@ -200,8 +228,23 @@ def transcript_of(where: str, row: dict[str, Any]) -> Transcript:
         raise ValueError(f"{where}: not a transcript: {field}: {first['msg']}") from error
 
 
-def _lines(path: Path, torn: list[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(place, byte offset, object) of every line; a torn last line goes to ``torn`` by the file's name."""
+def iter_rows(path: Path, torn: list[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(place, byte offset, object) of every line of a file; a torn last line goes to ``torn`` by the file's name.
+
+    Raises:
+        ValueError: If any other line cannot be read.
+    """
+    damage: list[str] = []
+    for found in _lines(path, torn, damage):
+        if damage:
+            break
+        yield found
+    if damage:
+        raise ValueError(f"{damage[0]}. The file is damaged; restore or cut it.")
+
+
+def _lines(path: Path, torn: list[str], damage: list[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(place, byte offset, object) of every line that can be read; what cannot goes to ``torn`` and ``damage``."""
     with path.open("rb") as file:
         number, offset = 0, 0
         line = file.readline()
@@ -213,13 +256,12 @@ def _lines(path: Path, torn: list[str]) -> Iterator[tuple[str, int, dict[str, An
                 try:
                     row = parse_line(line)
                 except ValueError as error:
-                    if following:
-                        raise ValueError(
-                            f"{where}: {error}. The file is damaged; restore or cut it."
-                        ) from error
-                    torn.append(path.name)
-                    return
-                yield where, offset, row
+                    if following or line.endswith(b"\n"):
+                        damage.append(f"{where}: {error}")
+                    else:
+                        torn.append(path.name)
+                else:
+                    yield where, offset, row
             offset += len(line)
             line = following
 
@@ -260,8 +302,15 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
         if key != "step"
         and isinstance(value, int | float)
         and not isinstance(value, bool)
-        and math.isfinite(value)
+        and _is_finite(value)
     }
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number with more digits than any figure has
+        return False
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -72,14 +72,16 @@ def read_source(source: Path) -> Run:
     if kind_of(source) == "run":
         return read_run(source)
     torn: list[str] = []
+    damage: list[str] = []
     return Run(
         folder=source,
         config=options_of(source),
         curves={},
         num_steps=0,
-        transcripts=read_entries(transcripts_path(source), torn),
+        transcripts=read_entries(transcripts_path(source), torn, damage),
         tokens={},
         torn=tuple(torn),
+        damage=tuple(damage),
     )
 
 

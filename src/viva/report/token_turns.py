@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from viva.report.markup import visible
-from viva.report.recorded import RecordedConversation
+from viva.report.recorded import RecordedConversation, RecordedTokens
 
 __all__ = ["token_payload"]
 
@@ -21,13 +23,21 @@ def token_payload(row: Mapping[str, Any], record: RecordedConversation | None) -
         record: The conversation they belong to, if one was recorded.
 
     Raises:
-        ValueError: If the line does not hold one value per token.
+        ValueError: If a value is of another kind, or the line does not hold one value per token.
     """
-    turns = [_turn(turn, record) for turn in row.get("turns") or ()]
+    try:
+        tokens = RecordedTokens.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(
+            f"not the tokens of a conversation: {field}: {first['msg']}; the file is damaged"
+        ) from error
+    turns = [_turn(turn.model_dump(), record) for turn in tokens.turns]
     if record is not None:  # as they are read: what an agent said in two lanes of a round stands together
         turns.sort(key=lambda turn: _reading_order(turn["place"], record))
     streams = sorted({span["stream"] for turn in turns for span in turn["spans"]})
-    return {"strategy": visible(str(row.get("strategy") or "")), "streams": streams, "turns": turns}
+    return {"strategy": visible(tokens.strategy or ""), "streams": streams, "turns": turns}
 
 
 def _reading_order(place: int | None, record: RecordedConversation) -> tuple[float, ...]:
@@ -39,7 +49,7 @@ def _reading_order(place: int | None, record: RecordedConversation) -> tuple[flo
 
 def _turn(turn: Mapping[str, Any], record: RecordedConversation | None) -> dict[str, Any]:
     ids: Sequence[int] = turn["ids"]
-    pieces = [visible(str(piece)) for piece in turn.get("pieces") or [f"[{token}]" for token in ids]]
+    pieces = [visible(piece) for piece in turn.get("pieces") or [f"[{token}]" for token in ids]]
     columns: dict[str, Sequence[float | None]] = {
         name: turn.get(name) or [None] * len(ids) for name in _COLUMNS
     }

@@ -218,7 +218,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             value: object = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 return
             raise ValueError(

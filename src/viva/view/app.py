@@ -96,7 +96,7 @@ def _answering(handler: Callable[[Request], Any]) -> Callable[[Request], Respons
         except OSError as error:  # a file of the run that is gone, or may not be read any more
             why = f"a file of the run cannot be read: {error.strerror or error}. Is its folder still there?"
             status, text = 410, json.dumps({"error": visible(why)})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             status, text = 400, json.dumps({"error": visible(f"{type(error).__name__}: {error}")})
         return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
@@ -246,6 +246,7 @@ def _run(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
         "is_complete": is_complete,
         "progress": run.progress,
         "damaged": run.damaged,
+        "problems": [visible(problem) for problem in run.problems],
         "config": {
             visible(key): visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
             for key, value in sorted(run.config.items())

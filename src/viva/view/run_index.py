@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from viva.report.entries import Entry, entry_of
+from viva.report.log_check import LogCheck
 from viva.report.run_files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -47,6 +48,7 @@ class RunIndex:
         self._config_time = self._time_of_config()
         self.damaged: dict[str, int] = {}
         """Lines that could not be read, by file; they are left out."""
+        self._check = LogCheck(folder)
         self.entries: dict[tuple[int, int], Entry] = {}
         """By (step, group)."""
         self.generation = 0
@@ -60,7 +62,7 @@ class RunIndex:
         self._tokens_file = GrowingFile(folder / TOKENS_FILE)
 
     def refresh(self, budget_s: float) -> bool:
-        """Read what is new and stop when the time is up: metrics first, conversations last.
+        """Read what is new and stop when the time is up: metrics first, conversations last, then their digests.
 
         Returns:
             Whether everything that the files hold was read.
@@ -88,7 +90,15 @@ class RunIndex:
                         return False
             except OSError:  # not allowed, or gone meanwhile: nobody may wait for it
                 self.damaged.setdefault(name, 1)
-        return True
+        try:
+            return self._check.advance(max(0.0, deadline - time.monotonic()))
+        except OSError:
+            return True
+
+    @property
+    def problems(self) -> list[str]:
+        """Files that are not as the run's checkpoints remember them, in words."""
+        return list(self._check.problems.values())
 
     @property
     def version(self) -> str:

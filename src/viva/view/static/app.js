@@ -41,6 +41,12 @@ function showRuns() {
       .filter(Boolean).join(" · ")}`)));
   const reading = state.runs.filter((run) => !run.is_complete).map((run) => `${Math.floor(100 * run.progress)} %`);
   const damaged = state.runs.flatMap((run) => Object.entries(run.damaged).map(([file, count]) => `${count} damaged lines in ${file}`));
+  const problems = state.runs.flatMap((run) => run.problems);
+  const banner = document.getElementById("damage");
+  if (banner.dataset.problems !== JSON.stringify(problems)) { // an alert is read out when it changes
+    banner.dataset.problems = JSON.stringify(problems);
+    replace(banner, problems.map((problem) => h("p", { class: "failure" }, problem)));
+  }
   status([reading.length ? `reading conversations: ${reading.join(", ")}` : "", ...damaged].filter(Boolean).join(" · "));
 }
 

@@ -1,0 +1,261 @@
+"""Damage of a run's logs, found by the digests that its checkpoints keep of them.
+
+Every byte is read once: a check that goes on after the run has written more reads what is new. What was written after
+the last checkpoint of a run that is not over has no digest yet, and is not judged.
+"""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from viva.engine.trust import is_inside, unsealed
+from viva.rl.files import naming
+
+__all__ = ["INDEX_FILE", "LogCheck", "check_log"]
+
+INDEX_FILE = "checkpoints.jsonl"
+_CONFIG = "config.json"
+_BLOCK = 1 << 18
+_REMEDY = (
+    "Put it back from a copy; to use what is left as it is, delete checkpoints.jsonl in a copy of the folder"
+)
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Goal:
+    """The state of one log at one checkpoint."""
+
+    size: int
+    digest: str
+    next_step: int
+    is_end: bool
+    """Whether the run was complete."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Progress:
+    """Reading of one log."""
+
+    offset: int = 0
+    lines: int = 0
+    """Line breaks so far."""
+    hash: _Hash = field(default_factory=hashlib.sha256)
+    sound: list[_Goal] = field(default_factory=list[_Goal])
+    sound_lines: int = 0
+    """Lines up to the last of these."""
+    problem: str | None = None
+
+
+class LogCheck:
+    """Comparison of a run's logs with its checkpoints.
+
+    Args:
+        folder: The run's; one without checkpoints has nothing to compare with.
+        names: Logs to read; all that have digests, if ``None``.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, ...] | None = None) -> None:
+        self._folder = folder
+        self._names = names
+        self._version: tuple[int, int] | None = None
+        self._goals: dict[str, list[_Goal]] = {}
+        self._progress: dict[str, _Progress] = {}
+        self._index_problem: str | None = None
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Damage that was found so far, in words, by the file's name."""
+        found = {
+            name: progress.problem
+            for name, progress in self._progress.items()
+            if progress.problem is not None
+        }
+        return found if self._index_problem is None else {INDEX_FILE: self._index_problem, **found}
+
+    def advance(self, budget_s: float | None = None) -> bool:
+        """Read what was not read yet, and stop when the time is up.
+
+        Returns:
+            Whether all was compared that can be.
+        """
+        deadline = None if budget_s is None else time.monotonic() + budget_s
+        self._read_index()
+        for name, goals in self._goals.items():
+            progress = self._progress.setdefault(name, _Progress())
+            pending = [goal for goal in goals if goal not in progress.sound]
+            if progress.problem is not None:
+                continue
+            if pending and pending[0].size < progress.offset:  # the run went back, and on from there
+                progress = self._progress[name] = _Progress()
+                pending = goals
+            for goal in pending:
+                if not self._reach(name, progress, goal, deadline):
+                    return False
+                if progress.problem is not None:
+                    break
+        return True
+
+    def _reach(self, name: str, progress: _Progress, goal: _Goal, deadline: float | None) -> bool:
+        """Read up to a checkpoint's size and compare; ``False`` if the time is up before."""
+        path = self._folder / name
+        if progress.offset < goal.size and path.exists():
+            with naming(path), path.open("rb") as file:
+                file.seek(progress.offset)
+                while block := file.read(min(_BLOCK, goal.size - progress.offset)):
+                    progress.hash.update(block)
+                    progress.offset += len(block)
+                    progress.lines += block.count(b"\n")
+                    if deadline is not None and time.monotonic() > deadline:
+                        return False
+        if progress.hash.hexdigest() != goal.digest:
+            progress.problem = self._told(name, progress, goal)
+        elif goal.is_end and not _goes_on(path, goal):
+            progress.problem = (
+                f"{name} is damaged or was changed: the run was over after {goal.next_step} steps, and what stands "
+                f"from line {progress.lines + 1} on is none of a later step. {_REMEDY}"
+            )
+        else:
+            progress.sound.append(goal)
+            progress.sound_lines = progress.lines
+        return True
+
+    def _told(self, name: str, progress: _Progress, goal: _Goal) -> str:
+        path, first = self._folder / name, progress.sound_lines + 1
+        start = progress.sound[-1].size if progress.sound else 0
+        if not path.exists():
+            where = "it is gone"
+        else:
+            torn = _unreadable(path, start, goal.size)
+            if torn is not None:
+                where = f"line {progress.sound_lines + torn} cannot be read"
+            elif progress.offset < goal.size:
+                where = f"lines from line {progress.lines + 1} on are gone"
+            else:
+                last = max(progress.lines, first)
+                where = f"line {first}" if first == last else f"one of the lines {first} to {last}"
+                where += " is not as it was written"
+        return f"{name} is damaged or was changed since step {goal.next_step}: {where}. {_REMEDY}"
+
+    def _read_index(self) -> None:
+        """Read the checkpoints again if the run wrote others."""
+        path = self._folder / INDEX_FILE
+        try:
+            stat = path.stat()
+        except OSError:  # no checkpoint was written yet, or they were taken away
+            self._version, self._goals, self._progress, self._index_problem = None, {}, {}, None
+            return
+        if self._version == (stat.st_mtime_ns, stat.st_size):
+            return
+        self._version = (stat.st_mtime_ns, stat.st_size)
+        with naming(path):
+            lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        goals: dict[str, set[_Goal]] = {}
+        problems = [] if lines else ["it is empty"]
+        for number, line in enumerate(lines, 1):
+            try:
+                following = _add_line(line, goals, self._folder)
+            except ValueError as error:
+                problems.append(f"line {number}: {error}")
+                continue
+            if following not in (None, len(lines) - number):
+                problems.append(f"line {number}: {following} lines stood behind it")
+        problems += self._config_problems() if goals else []
+        self._index_problem = (
+            f"{INDEX_FILE} is damaged, so the logs cannot be compared with it: {'; '.join(problems)}. {_REMEDY}"
+            if problems
+            else None
+        )
+        self._goals = {
+            name: sorted(found, key=lambda goal: (goal.size, goal.next_step))
+            for name, found in sorted(goals.items())
+            if self._names is None or name in self._names
+        }
+        self._progress = {
+            name: progress
+            for name, progress in self._progress.items()
+            if progress.problem is None and name in self._goals
+        }
+
+    def _config_problems(self) -> list[str]:
+        path = self._folder / _CONFIG
+        return [] if path.exists() else [f"{_CONFIG}, which stood beside it, is gone"]
+
+
+def check_log(folder: Path, name: str) -> None:
+    """Compare one log of a run with the run's checkpoints.
+
+    Raises:
+        ValueError: If the log, or the index of the checkpoints, is damaged; it names file and line.
+    """
+    check = LogCheck(folder, (name,))
+    check.advance()
+    if check.problems:
+        raise ValueError(f"{folder}: {'; '.join(check.problems.values())}.")
+
+
+def _add_line(line: bytes, goals: dict[str, set[_Goal]], folder: Path) -> int | None:
+    """Add what a line of the index says of the logs; the number of lines that stood behind it, if it tells.
+
+    Raises:
+        ValueError: If it is no checkpoint, or is not as it was written.
+    """
+    try:
+        value: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError("it is no checkpoint")
+    row = cast("dict[str, Any]", value)
+    row = unsealed(row, "it")
+    sizes, digests, next_step = row.get("log_sizes"), row.get("log_digests", {}), row.get("next_step")
+    if not isinstance(sizes, dict) or not isinstance(digests, dict) or not isinstance(next_step, int):
+        raise ValueError("it has no sizes and digests of logs, or no step")
+    known = cast("dict[str, Any]", sizes)
+    for name, digest in cast("dict[str, Any]", digests).items():
+        size = known.get(name)
+        if not isinstance(size, int) or not isinstance(digest, str) or not is_inside(folder / name, folder):
+            raise ValueError(f"it has no size and digest of {name!r}, or that is no log of the run")
+        goal = _Goal(size=size, digest=digest, next_step=next_step, is_end=row.get("final") is True)
+        goals.setdefault(name, set()).add(goal)
+    following = row.get("following")
+    return following if isinstance(following, int) else None
+
+
+def _goes_on(path: Path, goal: _Goal) -> bool:
+    """Whether nothing stands behind the end of a run, or a step that it was resumed for."""
+    if not path.exists() or path.stat().st_size <= goal.size:
+        return True
+    with path.open("rb") as file:
+        file.seek(goal.size)
+        line = file.readline()
+    try:
+        row: object = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    step = cast("dict[str, Any]", row).get("step") if isinstance(row, dict) else None
+    return isinstance(step, int) and step >= goal.next_step
+
+
+def _unreadable(path: Path, start: int, stop: int) -> int | None:
+    """The first line between two bytes that is no JSON object, counted from 1; ``None`` if all are."""
+    with path.open("rb") as file:
+        file.seek(start)
+        number = 0
+        while file.tell() < stop and (line := file.readline()):
+            number += 1
+            try:
+                is_row = isinstance(json.loads(line.decode("utf-8")), dict)
+            except (ValueError, RecursionError):
+                is_row = False
+            if not is_row:
+                return number
+    return None
