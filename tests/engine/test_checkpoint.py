@@ -237,7 +237,13 @@ def test_a_damaged_state_is_not_exported(tmp_path: Path) -> None:
         write_tensors(folder / "adapter_model.safetensors", {"a": torch.zeros(3)})
 
     state = tmp_path / "state"
-    write_checkpoint(state, {}, write, overwrite=False)
+    description = {
+        "base_model": "unused",
+        "adapter": {"rank": 1, "seed": 0},
+        "num_steps": 0,
+        "user_metadata": {},
+    }
+    write_checkpoint(state, description, write, overwrite=False)
     assert export_weights(str(state), model="unused", folder=tmp_path) == tmp_path / "adapter"
     (state / "adapter_config.json").write_text("[]")
     with pytest.raises(ValueError, match=r"adapter_config\.json' is damaged"):

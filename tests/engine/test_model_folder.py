@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from viva.engine.model_folder import check_model_folder, differing_parts, model_digests
+from viva.engine.model_folder import check_base, check_model_folder, model_digests
 
 
 @pytest.fixture
@@ -18,6 +18,17 @@ def folder(tmp_path: Path) -> Path:
 
 def index(folder: Path, content: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+def differing(recorded: dict[str, str], found: dict[str, str]) -> list[str] | None:
+    """Parts that `check_base` names; ``None`` if it could not compare."""
+    try:
+        return [] if check_base("it", recorded, "new", found, was="old") else None
+    except ValueError as error:
+        text = str(error)
+        assert text.startswith("it belongs to another base model than 'new', which differs in its ")
+        assert "which was 'old'" in text
+        return [part for part in ("weights", "config", "tokenizer") if f"{part} (SHA-256 " in text]
 
 
 def test_a_model_in_shards_is_taken(folder: Path) -> None:
@@ -98,16 +109,16 @@ def test_a_change_of_a_file_is_one_of_its_part(folder: Path, name: str, part: st
     before = model_digests(str(folder))
     assert set(before) == {"weights", "config", "tokenizer"}
     (folder / "README.md").write_text("told otherwise")
-    assert differing_parts(before, model_digests(str(folder))) == []
+    assert differing(before, model_digests(str(folder))) == []
     (folder / name).write_text('{"changed": 1}')
-    assert differing_parts(before, model_digests(str(folder))) == [part]
+    assert differing(before, model_digests(str(folder))) == [part]
 
 
 def test_files_of_a_tokenizer_count_where_they_are_read(folder: Path) -> None:
     (folder / "vocab.json").write_text("{}")
     slow = model_digests(str(folder))
     (folder / "vocab.json").write_text('{"a": 1}')
-    assert differing_parts(slow, model_digests(str(folder))) == ["tokenizer"]
+    assert differing(slow, model_digests(str(folder))) == ["tokenizer"]
     (folder / "tokenizer.json").write_text("{}")
     fast = model_digests(str(folder))
     (folder / "vocab.json").unlink()
@@ -142,5 +153,5 @@ def test_a_model_of_the_hub_has_its_commit_and_the_digests_of_its_cached_files(
         assert model_digests(name) == {**expected, "commit": commit}
     assert model_digests("some/other") == {}
     assert model_digests("/no/such/folder") == {}
-    assert differing_parts({}, expected) is None
-    assert differing_parts({"commit": commit}, expected) is None
+    assert differing({}, expected) is None
+    assert differing({"commit": commit}, expected) is None

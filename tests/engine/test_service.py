@@ -145,7 +145,9 @@ def test_saved_weights_are_refused_on_another_base_of_equal_shapes(
 ) -> None:
     state = make(saving_service, model_dir("llama"), rank).save_state("s").result().path
     other = str(other_of_equal_shapes(model_dir("llama"), tmp_path / "other"))
-    there = rf"was saved on another base model than '{other}', which differs in its weights \(SHA-256 .* trained on"
+    there = (
+        rf"belongs to another base model than '{other}', which differs in its weights \(SHA-256 .* trained on"
+    )
     for load in (
         lambda: saving_service.create_training_client_from_state(state, other),
         lambda: saving_service.create_training_client_from_state_with_optimizer(state, other),
@@ -172,6 +174,7 @@ def test_a_checkpoint_of_before_bases_were_recorded_is_read_and_that_is_said(
     saving_service: LocalServiceClient,
     model_dir: Callable[[str], str],
     caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     state = Path(make(saving_service, model_dir("llama")).save_state("s").result().path)
     manifest = json.loads((state / MANIFEST).read_text())
@@ -179,7 +182,12 @@ def test_a_checkpoint_of_before_bases_were_recorded_is_read_and_that_is_said(
     (state / MANIFEST).write_text(json.dumps(sealed(manifest)))
     saving_service.create_training_client_from_state(str(state))
     (record,) = caplog.records
-    assert "was saved without a record of its base model" in record.getMessage()
+    assert "cannot be checked: the checkpoint has no record of it" in record.getMessage()
+    other = str(other_of_equal_shapes(model_dir("llama"), tmp_path / "other"))
+    with pytest.raises(
+        ValueError, match="which differs in its weights"
+    ):  # the one that it names is still there
+        saving_service.create_training_client_from_state(str(state), other)
 
 
 def test_plain_transformers_loads_fully_trained_weights(

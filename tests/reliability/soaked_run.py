@@ -166,8 +166,9 @@ class SoakedService:
     def create_lora_training_client(self, *args: Any, **options: Any) -> SoakedClient:
         return SoakedClient(self._inner.create_lora_training_client(*args, **options), self._meter)
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> SoakedClient:
-        return SoakedClient(self._inner.create_training_client_from_state_with_optimizer(path), self._meter)
+    def create_training_client_from_state_with_optimizer(self, path: str, **options: Any) -> SoakedClient:
+        made = self._inner.create_training_client_from_state_with_optimizer(path, **options)
+        return SoakedClient(made, self._meter)
 
 
 def main(folder: Path, seconds: float, period: float) -> int:

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 from viva.engine.hub import split_revision
 
-__all__ = ["LOADING", "check_model_folder", "differing_parts", "model_digests"]
+__all__ = ["BASE_FILE", "LOADING", "check_base", "check_model_folder", "model_digests"]
 
 LOADING: dict[str, Any] = {
     "trust_remote_code": False,
@@ -18,6 +19,9 @@ LOADING: dict[str, Any] = {
 }
 """Options with which weights are loaded: no code of the repository, no pickles, and no attention that the
 configuration chooses (it may name one to be fetched). Which attention is used is decided afterwards."""
+
+BASE_FILE = "base_model.json"
+"""Beside an exported adapter: the digests of its base model."""
 
 _PARTS = {
     "weights": ("model.safetensors", "model.safetensors.index.json"),
@@ -115,10 +119,36 @@ def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
     return digests if commit is None else {**digests, "commit": commit}
 
 
-def differing_parts(recorded: dict[str, str], found: dict[str, str]) -> list[str] | None:
-    """Parts in which two models differ by their `model_digests`; ``None`` where they cannot be compared."""
+def check_base(
+    what: str, recorded: Mapping[str, str], name: str, found: Mapping[str, str], *, was: str
+) -> bool:
+    """Compare the base model that something belongs to with the one that it is to be used with.
+
+    Args:
+        what: A checkpoint, a run or an adapter, for the message.
+        recorded: Digests of its base model.
+        name: Path or hub name of the other.
+        found: Digests of the other.
+        was: Path or hub name under which its base model was known.
+
+    Returns:
+        Whether they could be compared.
+
+    Raises:
+        ValueError: They differ.
+    """
     common = [part for part in _PARTS if part in recorded and part in found]
-    return [part for part in common if recorded[part] != found[part]] if common else None
+    differing = [
+        f"{part} (SHA-256 {recorded[part][:12]} there, {found[part][:12]} here)"
+        for part in common
+        if recorded[part] != found[part]
+    ]
+    if differing:
+        raise ValueError(
+            f"{what} belongs to another base model than {name!r}, which differs in its {' and '.join(differing)}. "
+            f"Give the model that it was trained on, which was {was!r}, or put that model's files back."
+        )
+    return bool(common)
 
 
 def _folder_of(name: str, revision: str | None) -> tuple[Path | None, str | None]:

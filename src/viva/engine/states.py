@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from viva.engine.core import Core
 from viva.engine.decoder import Decoder
 from viva.engine.futures import LocalFuture
 from viva.engine.lora import ALPHA, AdapterSettings
-from viva.engine.model_folder import differing_parts
+from viva.engine.model_folder import check_base, model_digests
 from viva.engine.policy import Policy, stored_builder
 from viva.engine.sampling_client import LocalSamplingClient
 
-__all__ = ["State", "check_base", "describe", "open_policy", "open_sampling_client", "read_state"]
+__all__ = ["State", "check_base_of", "describe", "open_policy", "open_sampling_client", "read_state"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ def read_state(path: str) -> State:
         ) from error
 
 
-def check_base(state: State, name: str, found: dict[str, str]) -> None:
-    """Refuse a base model other than the one that a checkpoint was saved on; say so where that cannot be told.
+def check_base_of(state: State, name: str, found: Mapping[str, str]) -> None:
+    """Refuse a base model other than the one that a checkpoint was saved on.
 
     Args:
         state: The checkpoint.
@@ -82,21 +83,18 @@ def check_base(state: State, name: str, found: dict[str, str]) -> None:
     Raises:
         ValueError: The two differ.
     """
-    differing = differing_parts(state.base_digests, found)
-    if differing is None:
-        missing = (
-            "was saved without a record of its base model" if found else f"needs the files of {name!r} here"
+    # of before digests were recorded: what the name stands for today
+    recorded = state.base_digests or model_digests(state.base_model)
+    is_checked = check_base(
+        f"the checkpoint {str(state.folder)!r}", recorded, name, found, was=state.base_model
+    )
+    if not (is_checked and state.base_digests):
+        why = (
+            "its files are not on this machine"
+            if state.base_digests
+            else "the checkpoint has no record of it"
         )
-        _log.warning("%s %s; whether %r is that model cannot be checked.", state.folder, missing, name)
-    elif differing:
-        told = ", ".join(
-            f"{part} (SHA-256 {state.base_digests[part][:12]} there, {found[part][:12]} here)"
-            for part in differing
-        )
-        raise ValueError(
-            f"{str(state.folder)!r} was saved on another base model than {name!r}, which differs in its {told}. Give "
-            f"the model that it was trained on, which was {state.base_model!r}, or put that model's files back."
-        )
+        _log.warning("Whether %r is the base model of %s cannot be checked: %s.", name, state.folder, why)
 
 
 def open_policy(core: Core, path: str, base_model: str | None, *, optimizer: bool) -> tuple[Policy, State]:
@@ -113,7 +111,7 @@ def open_policy(core: Core, path: str, base_model: str | None, *, optimizer: boo
     """
     state = read_state(path)
     base = core.base_model(base_model or state.base_model)
-    check_base(state, base.name, base.digests)
+    check_base_of(state, base.name, base.digests)
     policy = Policy(base, state.settings, core.limits)
     policy.load(state.folder, num_steps=state.num_steps if optimizer else None)
     return policy, state
@@ -138,7 +136,7 @@ def open_sampling_client(core: Core, path: str | None, base_model: str | None) -
     else:
         state = read_state(path)
         base = core.base_model(base_model or state.base_model)
-        check_base(state, base.name, base.digests)
+        check_base_of(state, base.name, base.digests)
         build = stored_builder(base, state.settings, state.folder)
     decoder: LocalFuture[Decoder] = LocalFuture(core.pump, cancellable=False)
     decoder.resolve(core.new_decoder(build))

@@ -20,7 +20,7 @@ from viva.engine.futures import LocalFuture
 from viva.engine.losses import LOSSES, Loss, find_loss
 from viva.engine.policy import LossResult, Policy
 from viva.engine.sampling_client import LocalSamplingClient
-from viva.engine.states import check_base, describe, open_sampling_client, read_state
+from viva.engine.states import check_base_of, describe, open_sampling_client, read_state
 from viva.engine.trust import check_name
 
 __all__ = ["CustomLoss", "LocalTrainingClient"]
@@ -371,7 +371,7 @@ class LocalTrainingClient:
         def operation() -> Operation:
             yield
             state = read_state(path)
-            check_base(state, self._policy.base.name, self._policy.base.digests)
+            check_base_of(state, self._policy.base.name, self._policy.base.digests)
             self._policy.load(state.folder, num_steps=state.num_steps if optimizer else None)
             return types.LoadWeightsResponse(path=path, model_id=self.model_id)
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 from viva.engine.checkpoint import write_checkpoint
 from viva.engine.hub import pinned, split_revision
 from viva.engine.lora import ALPHA, AdapterSettings
+from viva.engine.model_folder import BASE_FILE
 
 __all__ = ["is_adapter", "staged_adapter"]
 
@@ -62,6 +63,7 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     settings = AdapterSettings(rank=rank, seed=0)
     description = {
         "base_model": str(model),
+        "base_digests": _base_digests(folder),
         "adapter": settings.to_json(),
         "alpha": ALPHA,
         "num_steps": 0,
@@ -99,13 +101,20 @@ def _named(config: dict[str, Any]) -> str | None:
     )
 
 
+def _base_digests(folder: Path) -> dict[str, str]:
+    """Digests of the base model, which an adapter of Viva has with it."""
+    return _object(folder / BASE_FILE) if (folder / BASE_FILE).is_file() else {}
+
+
 def _config(folder: Path) -> dict[str, Any]:
+    return _object(folder / _CONFIG)
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
-        config: object = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        found: object = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(
-            f"{folder / _CONFIG} is damaged: {error}; export or save the adapter anew"
-        ) from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder / _CONFIG} must hold an object; export or save the adapter anew")
-    return cast("dict[str, Any]", config)
+        raise ValueError(f"{path} is damaged: {error}; export or save the adapter anew") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold an object; export or save the adapter anew")
+    return cast("dict[str, Any]", found)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.hub import pinned, split_revision
+from viva.engine.model_folder import model_digests
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
@@ -210,6 +211,8 @@ async def _open_run(
 
     service = make_service(options.engine, state_dir=prepared.folder.state_dir, one_run=True)
     client, resume_from = await _open_client(options, prepared, service)
+    if options.engine.engine == "local":
+        prepared = prepared.with_base(model_digests(options.model), name=options.model)
     renderer = load_renderer(
         client.get_tokenizer(),
         model_name=split_revision(options.model)[0],
@@ -239,8 +242,11 @@ async def _open_client(
     """A client with the newest state that can be read, or a new one where there is none."""
     from viva.rl.clients import settled
 
+    # the local engine's base model may have moved; a server knows where its own is
+    where = {"base_model": options.model} if options.engine.engine == "local" else {}
+
     async def open_state(path: str) -> TrainingClient:
-        return await settled(service.create_training_client_from_state_with_optimizer(path))
+        return await settled(service.create_training_client_from_state_with_optimizer(path, **where))
 
     if prepared.resumes:
         opened = await prepared.folder.open_newest(open_state, say)
@@ -249,19 +255,43 @@ async def _open_client(
             return opened
     start = options.load_checkpoint_path
     if start is not None:
-        _check_start(start, options.engine)
-        return await settled(service.create_training_client_from_state(start)), None
+        await _check_start(start, options, service)
+        return await settled(service.create_training_client_from_state(start, **where)), None
     pending = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)
     return await settled(pending), None
 
 
-def _check_start(start: str, engine: EngineConfig) -> None:
-    """Refuse weights that a new run cannot start from; one that goes on does not need them any more."""
-    if engine.engine == "local" and not Path(start).is_dir():
-        what = "lies with a remote engine, and needs engine=remote" if "://" in start else "is not a folder"
+async def _check_start(start: str, options: RunOptions, service: ServiceClient) -> None:
+    """Refuse weights that a new run cannot start from; one that goes on does not need them any more.
+
+    The local engine compares the base model's content, a remote one has only its name.
+    """
+    if options.engine.engine == "remote":
+        from viva.rl.remote import saved_model
+
+        model, rank = await saved_model(service, start)
+    else:
+        from viva.engine.states import read_state
+
+        if not Path(start).is_dir():
+            what = (
+                "lies with a remote engine, and needs engine=remote" if "://" in start else "is not a folder"
+            )
+            raise ValueError(
+                f"load_checkpoint_path={start} {what}; the local engine starts from a folder of weights that it saved, "
+                "like RUN/state/weights/000020"
+            )
+        model, rank = options.model, read_state(start).settings.rank
+    if model != options.model:
         raise ValueError(
-            f"load_checkpoint_path={start} {what}; the local engine starts from a folder of weights that it saved, "
-            "like RUN/state/weights/000020"
+            f"load_checkpoint_path={start} has weights for {model}, and model_name is {options.model}; give "
+            f"model_name={model}, or weights for {options.model}"
+        )
+    if rank is not None and rank != options.lora_rank:
+        trained = f"an adapter of rank {rank}" if rank else "all weights of a model (rank 0)"
+        raise ValueError(
+            f"load_checkpoint_path={start} has {trained}, and lora_rank is {options.lora_rank}; give lora_rank={rank}, "
+            "or other weights"
         )
 
 

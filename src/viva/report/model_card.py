@@ -158,8 +158,16 @@ def _summary(card: ModelCard) -> str:
     recipe = card.run.config.get("recipe", "unknown")
     return (
         f"{what} `{_base(card)}`, trained by the recipe `{recipe}` of Viva: {card.num_steps} training steps, "
-        f"{card.precision} base weights."
+        f"{card.precision} base weights.{_digests(card)}"
     )
+
+
+def _digests(card: ModelCard) -> str:
+    """The base model's digests, where the run recorded them."""
+    digests: Mapping[str, str] = card.run.config.get("base_digests") or {}
+    told = ", ".join(f"{part} `{digest}`" for part, digest in digests.items() if part != "commit")
+    commit = f" Its commit on the hub: `{digests['commit']}`." if "commit" in digests else ""
+    return f"\n\nSHA-256 of the base model's files: {told}.{commit}" if told else ""
 
 
 def _base(card: ModelCard) -> str:

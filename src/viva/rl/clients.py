@@ -52,11 +52,13 @@ class ServiceClient(Protocol):
         """A new adapter on a base model."""
         ...
 
-    def create_training_client_from_state(self, path: str) -> Any:
+    def create_training_client_from_state(self, path: str, base_model: str | None = None) -> Any:
         """A training client with saved weights and a fresh optimiser."""
         ...
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> Any:
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, base_model: str | None = None
+    ) -> Any:
         """A training client that continues from a saved state."""
         ...
 

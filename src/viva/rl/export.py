@@ -1,11 +1,13 @@
 """What a run leaves for others: the trained adapter in PEFT format, and whole models in that of transformers."""
 
 import difflib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from viva.engine.hub import split_revision
+from viva.engine.model_folder import BASE_FILE, model_digests
 from viva.rl.checkpoints import Checkpoint
 from viva.rl.run_folder import RunFolder
 from viva.rl.stop_rule import StopRule
@@ -29,19 +31,24 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
         (``transformers`` loads it), or ``None`` for a state that lies with a remote engine.
 
     Raises:
-        ValueError: If the state is damaged, or holds neither.
+        ValueError: If the state is damaged, holds neither, or was saved on another base model.
     """
     if "://" in state_path:
         return None
-    from viva.engine.checkpoint import MANIFEST, read_checkpoint
+    from viva.engine.checkpoint import MANIFEST
+    from viva.engine.states import check_base_of, read_state
 
-    state = Path(state_path)
+    state, base_digests = Path(state_path), dict[str, str]()
     if (state / MANIFEST).is_file():  # engines of tests save without one
-        read_checkpoint(state)
+        saved = read_state(state_path)
+        check_base_of(saved, model, model_digests(model))
+        base_digests = saved.base_digests
     if all((state / name).is_file() for name in _ADAPTER_FILES):
         target = _empty(folder / "adapter")
         for name in _ADAPTER_FILES:
             shutil.copyfile(state / name, target / name)
+        if base_digests:
+            (target / BASE_FILE).write_text(json.dumps(base_digests, indent=2) + "\n", encoding="utf-8")
         return target
     if not (state / _MODEL_FILE).is_file():
         raise ValueError(f"{state} holds neither an adapter nor a model; it was changed since it was saved")
@@ -77,10 +84,11 @@ def merge_adapter_into_model(state_path: str, *, model: str, precision: str, fol
     """
     from viva.engine.model import load_base_model, resolve_device, resolve_precision
     from viva.engine.policy import stored_builder
-    from viva.engine.states import read_state
+    from viva.engine.states import check_base_of, read_state
 
     state = read_state(state_path)
     base = load_base_model(model, resolve_device("cpu"), resolve_precision(precision))
+    check_base_of(state, base.name, base.digests)
     merged: Any = stored_builder(base, state.settings, state.folder)()
     merged.config.tie_word_embeddings = (
         merged.get_output_embeddings().weight is merged.get_input_embeddings().weight

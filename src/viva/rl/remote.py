@@ -29,6 +29,7 @@ __all__ = [
     "check_address",
     "explain",
     "keep_keys_at_home",
+    "saved_model",
     "state_deleter",
     "watched",
 ]
@@ -229,6 +230,19 @@ def state_deleter(service: ServiceClient) -> Callable[[str], Awaitable[None]]:
             engine.create_rest_client().delete_checkpoint_from_tinker_path(path).result(_DELETION_S)
 
     return lambda path: asyncio.to_thread(delete, path)  # older SDKs block
+
+
+async def saved_model(service: ServiceClient, path: str) -> tuple[str, int | None]:
+    """Base model and rank of saved weights, as their engine knows them; 0 means all weights, ``None`` is not told.
+
+    Raises:
+        TinkerError: If the engine cannot be reached or knows no such weights.
+    """
+    engine: Any = service
+    info = await asyncio.to_thread(
+        lambda: engine.create_rest_client().get_weights_info_by_tinker_path(path).result()
+    )
+    return str(info.base_model), info.lora_rank if info.is_lora else 0
 
 
 _ADVICE = {

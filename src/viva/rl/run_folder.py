@@ -10,10 +10,11 @@ import json
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
+from viva.engine.model_folder import check_base
 from viva.engine.trust import is_inside
 from viva.rl.checkpoints import Checkpoint, Checkpoints, environment
 from viva.rl.files import LOCK, FolderLock, place_problem, read_json, sweep, write_json
@@ -36,6 +37,8 @@ OpenedT = TypeVar("OpenedT")
 _CONFIG = "config.json"
 _REPLACED = (_CONFIG, "checkpoints.jsonl", "trackers.json", "report.html")
 """Files that are written anew as a whole while a run goes."""
+_BASE = "base_digests"
+"""What ``config.json`` has besides options: `PreparedFolder.with_base` compares it."""
 _MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
 _RETIRED = ("wandb_name", "wandb_project")
 """Options of version 0.1.0 that ``trackers`` has replaced; a run that has them may be resumed without."""
@@ -164,6 +167,22 @@ class PreparedFolder:
     """Whether a run goes on in it."""
     deletes: bool
     """Whether a run in it gives way to the new one."""
+
+    def with_base(self, digests: Mapping[str, str], *, name: str) -> "PreparedFolder":
+        """The same folder, whose configuration also tells the base model's digests.
+
+        Args:
+            digests: From `viva.engine.model_folder.model_digests`.
+            name: Path or hub name of the base model.
+
+        Raises:
+            ValueError: If a run that goes on was begun on another base model.
+        """
+        if self.resumes:
+            config = read_json(self.folder.path / _CONFIG)
+            was = str(config.get("model_name"))
+            check_base(f"the run in {self.folder.path}", config.get(_BASE, {}), name, digests, was=was)
+        return replace(self, config={**self.config, _BASE: dict(digests)})
 
     def open(self) -> RunFolder:
         """Make the folder, or delete the run in it if that was asked for, and write ``config.json``."""
@@ -302,11 +321,11 @@ def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Col
     before = read_json(path / _CONFIG)
     changed = [
         f"{name} was {before.get(name)!r} and is now {config.get(name)!r}"
-        for name in sorted({*before, *config} - {*free_options, *_RETIRED})
+        for name in sorted({*before, *config} - {*free_options, *_RETIRED, _BASE})
         if before.get(name) != config.get(name)
     ]
     if changed:
-        strange = sorted({*before} - {*config, *free_options, *_RETIRED})
+        strange = sorted({*before} - {*config, *free_options, *_RETIRED, _BASE})
         damaged = (
             f" If no option was ever called {strange[0]}, {path / _CONFIG} is damaged: put it back from a copy."
             if strange

@@ -10,6 +10,7 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.rendering import load_renderer
 from viva.engine.checkpoint import MANIFEST
 from viva.engine.hub import split_revision
+from viva.engine.model_folder import check_base, model_digests
 from viva.eval.adapters import is_adapter, staged_adapter
 from viva.judging.policy import SamplingClient
 from viva.recipes.common import resolve_model
@@ -157,6 +158,10 @@ async def open_policy(
 
 async def _client(target: Target, engine: EngineConfig, service: ServiceClient) -> Any:
     if target.weights is None:
+        if engine.engine == "local" and target.model is not None:
+            recorded = target.config.get("base_digests") or {}
+            was = str(target.config.get("model_name"))
+            check_base(f"the run {target.name}", recorded, target.model, model_digests(target.model), was=was)
         return await settled(service.create_sampling_client(base_model=target.model))
     if target.kind == "adapter":
         if engine.engine == "remote":

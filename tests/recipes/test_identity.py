@@ -1,0 +1,197 @@
+"""A run, its weights and its adapter belong to one base model: any other of equal shapes is refused."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from random_models import make_model
+from safetensors.torch import load_file, save_file
+
+import viva.cli
+from viva.engine.model_folder import model_digests
+from viva.recipes import common
+from viva.recipes.conversation_preference_rl.train import main
+from viva.rl.service import EngineConfig
+
+OPTIONS = {
+    "num_agents": 2,
+    "max_rounds": 1,
+    "batch_size": 2,
+    "max_tokens": 4,
+    "lora_rank": 4,
+    "learning_rate": 1e-3,
+    "judge_max_off_set_mass": 1.0,
+    "tournament_pattern": "all_pairs_one_way",
+    "eval_every": 0,
+    "num_test_conversations": 0,
+    "save_every": 1,
+    "max_steps": 2,
+}
+
+
+def other_of_equal_shapes(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to)
+    tensors = load_file(to / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] += 1
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+@pytest.fixture
+def start(model, problems):
+    """Begins or resumes a run; its exit code."""
+
+    def begin(log_path, **options):
+        given = {"model_name": model, "train_prompts_path": problems, "log_path": log_path}
+        return main([f"{name}={value}" for name, value in (OPTIONS | given | options).items()])
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "problems.jsonl"
+    path.write_text("".join(f'{{"query": "What is {n} + 1?", "answer": {n + 1}}}\n' for n in range(5)))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path):
+    return make_model(tmp_path / "base", "qwen3")
+
+
+@pytest.fixture
+def run(start, tmp_path):
+    """A complete run of two steps."""
+    assert start(tmp_path / "run") == 0
+    return tmp_path / "run"
+
+
+def replaced(model: Path) -> None:
+    other = other_of_equal_shapes(model, model.with_name("new"))
+    shutil.rmtree(model)
+    other.rename(model)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture
+def refuses(capsys):
+    """Checks that a command is refused and changes nothing in a folder; what it says."""
+
+    def check(command, folder: Path) -> str:
+        before = contents(folder)
+        capsys.readouterr()
+        assert command() == 2
+        assert contents(folder) == before
+        return capsys.readouterr().err
+
+    return check
+
+
+def test_a_base_that_was_replaced_at_its_path_is_not_trained_on(run, model, start, refuses):
+    replaced(model)
+    told = refuses(lambda: start(run, max_steps=3, behavior_if_exists="resume"), run)
+    assert f"belongs to another base model than '{model}', which differs in its weights (SHA-256" in told
+    assert "put that model's files back" in told
+
+
+def test_nor_where_the_run_has_no_checkpoint_yet(model, start, refuses, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("viva.recipes.loop.train", lambda training: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(tmp_path / "run")
+    replaced(model)
+    told = refuses(lambda: start(tmp_path / "run", behavior_if_exists="resume"), tmp_path / "run")
+    assert f"the run in {tmp_path / 'run'} belongs to another base model" in told
+
+
+def test_a_run_on_the_built_in_policy_goes_on_after_the_package_moved(model, start, tmp_path, monkeypatch):
+    monkeypatch.setattr("viva.tiny.model_path", lambda: model)
+    assert start(tmp_path / "run", model_name="tiny") == 0
+    moved = model.rename(tmp_path / "moved")
+    monkeypatch.setattr("viva.tiny.model_path", lambda: moved)
+    assert start(tmp_path / "run", model_name="tiny", max_steps=3, behavior_if_exists="resume") == 0
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_weights_to_start_from_must_be_of_the_base_and_the_rank_that_the_options_name(
+    run, model, start, refuses, tmp_path
+):
+    weights = run / "state" / "weights" / "000002"
+    other = other_of_equal_shapes(model, tmp_path / "other")
+    new = tmp_path / "new-run"
+    told = refuses(lambda: start(new, load_checkpoint_path=weights, model_name=other), tmp_path)
+    assert f"belongs to another base model than '{other}', which differs in its weights" in told
+    assert f"which was '{model}'" in told
+    told = refuses(lambda: start(new, load_checkpoint_path=weights, lora_rank=8), tmp_path)
+    assert f"{weights} has an adapter of rank 4, and lora_rank is 8; give lora_rank=4" in told
+    assert not new.exists()
+    assert start(new, load_checkpoint_path=weights) == 0
+
+
+def saved_elsewhere(**info):
+    """A remote engine that knows one saved state."""
+    future = SimpleNamespace(result=lambda: SimpleNamespace(**info))
+    rest = SimpleNamespace(get_weights_info_by_tinker_path=lambda path: future)
+    return SimpleNamespace(create_rest_client=lambda: rest)
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        ({"base_model": "a/other", "is_lora": True, "lora_rank": 4}, "a/other, and model_name is a/b; give"),
+        (
+            {"base_model": "a/b", "is_lora": True, "lora_rank": 8},
+            "rank 8, and lora_rank is 4; give lora_rank=8",
+        ),
+        ({"base_model": "a/b", "is_lora": False, "lora_rank": None}, r"all weights of a model \(rank 0\)"),
+    ],
+)
+async def test_weights_on_a_server_are_compared_by_name_and_rank(info, told):
+    options = SimpleNamespace(engine=EngineConfig(engine="remote"), model="a/b", lora_rank=4)
+    with pytest.raises(ValueError, match=told):
+        await common._check_start("tinker://x", options, saved_elsewhere(**info))
+    for rank in (4, None):
+        service = saved_elsewhere(base_model="a/b", is_lora=True, lora_rank=rank)
+        await common._check_start("tinker://x", options, service)
+
+
+def test_run_adapter_and_card_tell_the_base_by_its_content(run, model):
+    digests = model_digests(str(model))
+    assert set(digests) == {"weights", "config", "tokenizer"}
+    assert json.loads((run / "config.json").read_text())["base_digests"] == digests
+    assert json.loads((run / "adapter" / "base_model.json").read_text()) == digests
+    assert viva.cli.main(["export", str(run)]) == 0
+    assert json.loads((run / "export" / "adapter" / "base_model.json").read_text()) == digests
+    for name in ("adapter", "model"):
+        card = (run / "export" / name / "README.md").read_text()
+        assert f"SHA-256 of the base model's files: weights `{digests['weights']}`, config `" in card
+
+
+@pytest.mark.parametrize("merge", ["true", "false"])
+def test_weights_are_not_exported_with_another_base(run, model, refuses, tmp_path, merge):
+    other = other_of_equal_shapes(model, tmp_path / "other")
+    asked = ["export", str(run), f"to={tmp_path / 'to'}", f"merge={merge}"]
+    told = refuses(lambda: viva.cli.main([*asked, f"model_name={other}"]), tmp_path)
+    assert f"belongs to another base model than '{other}'" in told
+    moved = model.rename(tmp_path / "moved")
+    assert viva.cli.main([*asked, f"model_name={moved}"]) == 0
+
+
+def test_run_and_adapter_are_not_evaluated_on_another_base(run, model, refuses, problems, tmp_path):
+    other = other_of_equal_shapes(model, tmp_path / "other")
+    for name, more in ((run, []), (run, ["checkpoint=base"]), (run / "adapter", [])):
+        asked = ["eval", str(name), f"test_prompts_path={problems}", f"model_name={other}", *more]
+        told = refuses(lambda asked=asked: viva.cli.main(asked), tmp_path)
+        assert f"belongs to another base model than '{other}'" in told
+    shutil.copytree(run / "adapter", tmp_path / "adapter")
+    replaced(model)
+    asked = ["eval", str(tmp_path / "adapter"), f"test_prompts_path={problems}"]
+    assert "which differs in its weights" in refuses(lambda: viva.cli.main(asked), tmp_path)
