@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.conversation.records import AgentResponse, ReplyStatus
-from viva.conversation.reply import parse_reply
+from viva.conversation.reply import parse_reply, tagged_fields
 
 FIELDS = ("reflection", "evaluation", "solution")
 OK, REPAIRED, UNSTRUCTURED = ReplyStatus.OK, ReplyStatus.REPAIRED, ReplyStatus.UNSTRUCTURED
@@ -101,6 +101,52 @@ def test_fields_in_tags_are_read() -> None:
     )
     assert parsed.response == AgentResponse(reflection="r", evaluation="e", solution="4\n2")
     assert (parsed.status, parsed.strategy) == (REPAIRED, "xml")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "<reflection>I write <solution>13</solution> first.</reflection>{}",
+        "<reflection>It goes into <solution>.</reflection>{}",
+        "<reflection>End with </solution>.</reflection>{}",
+        "<evaluation>Agent 1 said <reflection>r</reflection><solution>13</solution>.</evaluation>{}",
+        "<reflection>Never closed. {}",
+        "{}<evaluation>Not <solution>13</solution></evaluation>",
+        "{}<solution>13</solution>",
+    ],
+)
+def test_a_tag_inside_another_field_is_its_text(template: str) -> None:
+    parsed = parse_reply(template.format("<solution>4 <b>2</b></solution>"))
+    assert parsed.response.solution == "4 <b>2</b>"
+    assert (parsed.status, parsed.strategy) == (REPAIRED, "xml")
+
+
+def test_a_solution_in_tags_may_hold_tags_of_its_own_name() -> None:
+    nested = "<solution>write <solution>42</solution> like this</solution>"
+    assert parse_reply(nested).response.solution == "write <solution>42</solution> like this"
+
+
+def test_a_solution_that_stands_in_another_field_alone_is_none() -> None:
+    text = "<reflection>not <solution>13</solution></reflection>"
+    assert parse_reply(text).status is UNSTRUCTURED
+
+
+names = st.sampled_from(("reflection", "evaluation", "solution"))
+fields = st.recursive(
+    st.text(alphabet="ab ", max_size=3),
+    lambda inner: st.lists(st.tuples(names, inner), max_size=3).map(
+        lambda parts: "".join(f"<{name}>{text}</{name}>" for name, text in parts)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.tuples(names, fields), max_size=5))
+def test_of_well_formed_tags_the_top_level_is_read(parts: list[tuple[str, str]]) -> None:
+    text = "".join(f"<{name}>{inner}</{name}>" for name, inner in parts)
+    first = {name: inner.strip() for name, inner in reversed(parts)}
+    found, begin = tagged_fields(text, ("reflection", "evaluation", "solution"))
+    assert (found, begin) == (first, 0 if parts else len(text))
 
 
 @given(

@@ -11,6 +11,7 @@ from viva.experts.conversation_expert import ConversationExpertGroupBuilder, end
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
+from viva.rl.metrics import rollout_metrics
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.testing import Reply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
@@ -148,8 +149,13 @@ async def test_revisions_are_trained_from_the_marker_to_the_stop_token_and_paid_
         [(BARE, "40<|im_end|>")],
     ]
     streams = inner.record()["streams"]
+    assert any(streams[agent]["r_sol"] for agent in "01")
     assert [sample.reward for sample in samples] == [streams[agent]["r_sol"] for agent in "01"]
     assert [sample.seat for sample in samples] == [0, 2]  # the critics' lanes give no solution
+    paid = [sample.reward for sample in samples]
+    metrics = rollout_metrics([outcome])
+    assert metrics["reward/mean"] == pytest.approx(sum(paid) / 2)
+    assert (metrics["reward/min"], metrics["reward/max"]) == (min(paid), max(paid))
 
 
 async def test_a_defence_without_a_solution_is_not_trained():

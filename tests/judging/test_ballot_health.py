@@ -16,6 +16,11 @@ def test_silent_voters_and_ties_have_their_own_rates() -> None:
     assert health == {"invalid_rate": 0.5, "tie_rate": pytest.approx(1 / 3)}
 
 
+def test_voters_whose_lines_could_not_be_read_have_a_rate_though_others_of_their_votes_count() -> None:
+    health = ballot_health({0: [], 1: [Preference(0, 2)]}, unreadable=[1])
+    assert (health["invalid_rate"], health["unreadable_rate"]) == (0.5, 0.5)
+
+
 @pytest.mark.parametrize(("votes", "rate"), [(CYCLE, 1.0), (CHAIN, 0.0)])
 def test_a_cycle_of_three_is_seen_in_the_majorities(votes: list[Vote], rate: float) -> None:
     assert ballot_health({7: votes, 8: votes})["cyclic_triads"] == rate

@@ -88,7 +88,7 @@ async def test_the_record_is_json_and_complete() -> None:
 SHARED = {"episode_length"} | {
     f"judge/{round_}/{figure}"
     for round_ in ("ranking", "verdict")
-    for figure in ("accuracy", "invalid_rate", "tie_rate", "cyclic_triads", "order_flips")
+    for figure in ("accuracy", "invalid_rate", "unreadable_rate", "tie_rate", "cyclic_triads", "order_flips")
 }
 BY_AGENT = ("reward", "score_initial", "score_final", "score_change", "correct")
 OWN = {

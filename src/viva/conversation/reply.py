@@ -82,17 +82,28 @@ def fenced_objects(scanner: ObjectScanner, *, json_only: bool = False) -> Iterat
 
 
 def tagged_fields(text: str, names: tuple[str, ...]) -> tuple[dict[str, str], int]:
-    """Text between the first ``<name>`` and the next ``</name>``, by name, and where the tags begin."""
-    opened: dict[str, tuple[int, int]] = {}
-    closed: dict[str, int] = {}
-    for tag in re.finditer(rf"<(/?)({'|'.join(names)})>", text, re.I | re.A):
-        name = tag.group(2).lower()
+    """Text between ``<name>`` and the ``</name>`` that closes it, by name, and where the first such field begins.
+
+    Tags within a field are its text. Of several fields of one name the first counts; a tag that nothing closes, or that
+    closes nothing, is text.
+    """
+    open_tags: dict[str, list[re.Match[str]]] = {name: [] for name in names}
+    closing: dict[int, re.Match[str]] = {}
+    tags = list(re.finditer(rf"<(/?)({'|'.join(names)})>", text, re.I | re.A))
+    for tag in tags:
+        stack = open_tags[tag.group(2).lower()]
         if not tag.group(1):
-            opened.setdefault(name, tag.span())
-        elif name in opened:
-            closed.setdefault(name, tag.start())
-    fields = {name: text[opened[name][1] : end].strip() for name, end in closed.items()}
-    return fields, min((opened[name][0] for name in closed), default=len(text))
+            stack.append(tag)
+        elif stack:
+            closing[stack.pop().start()] = tag
+    fields: dict[str, str] = {}
+    begin, end = len(text), 0
+    for tag in tags:
+        closed_by = closing.get(tag.start())
+        if tag.start() >= end and closed_by is not None:
+            begin, end = min(begin, tag.start()), closed_by.end()
+            fields.setdefault(tag.group(2).lower(), text[tag.end() : closed_by.start()].strip())
+    return fields, begin
 
 
 def _reply(fields: dict[str, str], status: ReplyStatus, strategy: Strategy) -> ParsedReply:

@@ -108,7 +108,7 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Rewards of the final solutions, with the conversation's metrics. Seats that gave none get 0.0.
+        """Rewards of the final solutions, with the conversation's metrics. `unpaid_seats` gave none and get 0.0.
 
         Raises:
             ValueError: If the environments are not those of one conversation, or it credits tokens but not those of a
@@ -151,6 +151,10 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
         return [
             [] if final is None or final.completion is None else [final.completion] for final in self._final_G
         ]
+
+    def unpaid_seats(self) -> frozenset[int]:
+        """Seats that gave no solution: those of critiques, of failed agents, and all before the rewards."""
+        return frozenset(seat for seat, final in enumerate(self._final_G) if final is None)
 
     async def cleanup(self) -> None:
         """The conversation's."""

@@ -6,6 +6,7 @@ A strategy is a tinker-cookbook ``EnvGroupBuilder`` with these attributes, all b
     context_transform(observation, turn_index) -> Observation      the training context of a turn; None: as sampled
     weight: float | None                                           share in the mixture; None: every sample counts once
     completions(group) -> per seat the `Completion`s to train      without it, all that was sampled
+    unpaid_seats() -> seats whose 0.0 is a place holder            without it, every seat has a reward
 
 `ExpertGroupBuilder` puts them onto any builder. Sampled tokens and their logprobs are never touched: a strategy only
 says what of them is trained, and behind which context.
@@ -39,6 +40,7 @@ __all__ = [
     "completions_of",
     "is_strategy",
     "strategy_of",
+    "unpaid_seats_of",
 ]
 
 ContextTransform: TypeAlias = Callable[[Observation, int], Observation]
@@ -129,6 +131,12 @@ def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Seq
             f"completions must return one entry per seat; got {len(chosen_G)} for {len(group.trajectories_G)}"
         )
     return chosen_G
+
+
+def unpaid_seats_of(builder: EnvGroupBuilder) -> frozenset[int]:
+    """Seats of the builder's last group that gave nothing to be rewarded: their reward of 0.0 is a place holder."""
+    tell: Callable[[], frozenset[int]] | None = getattr(builder, "unpaid_seats", None)
+    return frozenset() if tell is None else tell()
 
 
 def all_turns(trajectory: Trajectory) -> list[Completion]:

@@ -15,10 +15,12 @@ def ballot_health(
     forward: Collection[int] | None = None,
     own: Mapping[int, Item] | None = None,
     lengths: Mapping[Item, int] | None = None,
+    unreadable: Collection[int] | None = None,
 ) -> dict[str, float]:
     """Figures about one group's votes on one round; those without anything to count are left out.
 
     - ``invalid_rate``: share of voters without a single vote that counts.
+    - ``unreadable_rate``: share of voters who wrote something that ranks and could not be read.
     - ``tie_rate``: share of votes that are ties.
     - ``cyclic_triads``: share of triples of items, all three majorities decided, in which a beats b beats c beats a.
     - ``order_flips``: share of pairs, decided by both halves of the voters, whose winner changes with the order in
@@ -31,6 +33,7 @@ def ballot_health(
         forward: Voters who saw the items in one order; all others saw them in reverse.
         own: Each voter's own item.
         lengths: Lengths of the items' texts, in any unit; votes on an item without one are left out of it.
+        unreadable: Voters with a line that was dropped as unreadable.
 
     Raises:
         ValueError: If a voter voted twice on a pair.
@@ -44,6 +47,8 @@ def ballot_health(
         "tie_rate": [isinstance(vote, Tie) for vote in votes],
         "cyclic_triads": list(_cycles(ballots)),
     }
+    if unreadable is not None:
+        counts["unreadable_rate"] = [voter in unreadable for voter in ballots]
     if forward is not None:
         counts["order_flips"] = list(_order_flips(ballots, forward))
     if own is not None:

@@ -2,11 +2,12 @@
 
 A line is read only if it consists of nothing but a ranking: letters and the words "Solution", "Agent", "Answer" or
 "Proposal" before them, ``>``, ``<`` and ``=`` between them, commas or semicolons between several rankings, and
-possibly a label such as "Final ranking:", a bullet or number, emphasis, and a full stop. Or it is one entry, with
-one letter, of a list that is numbered 1, 2, 3, ..., best first. Prose is never searched for letters: "B is not
-better than A", "I think A > B" and "Not so: A > B" are no votes.
+possibly a label such as "Final ranking:" or "My ranking is", a bullet or number, emphasis, and a full stop. Or it is
+one entry, with one letter, of a list that is numbered 1, 2, 3, ..., best first. Prose is never searched for votes: "B
+is not better than A", "I think A > B" and "Not so: A > B" are none; those with an operator between two letters are
+counted as unreadable.
 
-    line     [bullet | number] [label ":"] chain {("," | ";") chain}
+    line     [bullet | number] [label (":" | "is")] chain {("," | ";") chain}
     chain    name {(">" | "<" | "=") name}
 
 In a chain, two letters stand in a relation if the operators between them do not point both ways: "A > B = C" says
@@ -29,12 +30,20 @@ _OPERATORS = frozenset("<=>")
 _TITLES = frozenset({"solution", "agent", "answer", "proposal"})
 _LABELS = frozenset({"ranking", "rankings", "order", "preference", "preferences", "verdict"})
 _LABEL_ADJECTIVES = frozenset({"my", "the", "final", "overall", "blind", "pairwise", "initial", "complete"})
+_LABEL_WORDS = (
+    _LABELS | _LABEL_ADJECTIVES | {"here", "is", "are", "as", "follows", "of", "solutions", "answers"}
+)
+"""Words that say nothing but that a ranking follows; a label is one of `_LABELS` among them."""
 _MOST_VOTES = 3_000
 """A reply in which more was voted is not read further: no ballot of 26 items has more than 325 pairs."""
 _LONGEST_LINE = 10_000
 """Characters of a line that may be a ranking; all pairs of 26 items, with titles, take 8,000."""
 _EMPHASIS = str.maketrans("", "", "*_`$")
 _START = re.compile(r"(?:#{1,6}\s++|[-+•]\s++)?+(?:([0-9]{1,3}+)[.)]\s*+)?+")
+_IN_PROSE = re.compile(
+    r"(?<!\w)([A-Z])\s*+[-<>=~!≥≤≠≈≻≺≽≼]++\s*+(?:(?i:solution|agent|answer|proposal)\s++)?+([A-Z])(?!\w)"
+)
+"""An operator between two letters, wherever it stands."""
 _TOKEN = re.compile(r"\s*+([A-Za-z]++|[<>=~!≥≤≠≈≻≺≽≼-]++|[,;:])")
 
 
@@ -70,7 +79,8 @@ def parse_ranking(
         the voter's ``own`` item, ``repeated`` votes, and every vote of a ``contradiction``, be it between votes or
         within a chain that names a letter twice (counted once); lines that are ``unreadable`` in full or in part:
         with another operator such as ``>=``, with letters and nothing between them, or of a list that is not
-        numbered 1, 2, 3; ``flood`` (counted once) where a reply votes without end, and the rest was not read.
+        numbered 1, 2, 3, and lines of prose with an operator between two known letters; ``flood`` (counted once) where
+        a reply votes without end, and the rest was not read.
 
     Raises:
         ValueError: If the letters are not single capitals for different items, or the own letter is not among them.
@@ -78,7 +88,7 @@ def parse_ranking(
     _check_letters(letters, own)
     dropped: Counter[str] = Counter()
     votes: list[Vote] = []
-    for chain in _chains(text, dropped):
+    for chain in _chains(text, letters, dropped):
         if len(votes) + dropped.total() > _MOST_VOTES:
             dropped["flood"] += 1
             break
@@ -115,7 +125,7 @@ def _check_letters(letters: Mapping[str, Item], own: str | None) -> None:
         raise ValueError(f"the own letter must be one of {list(letters)}, or None; got {own!r}")
 
 
-def _chains(text: str, dropped: Counter[str]) -> Iterator[_Chain]:
+def _chains(text: str, letters: Mapping[str, Item], dropped: Counter[str]) -> Iterator[_Chain]:
     """All rankings of a reply in order, those of numbered lists included."""
     entries: list[str] = []
     for raw in text.splitlines():
@@ -140,6 +150,8 @@ def _chains(text: str, dropped: Counter[str]) -> Iterator[_Chain]:
             if not all_read:
                 dropped["unreadable"] += 1
             yield from chains
+        elif any(found[1] in letters and found[2] in letters for found in _IN_PROSE.finditer(line)):
+            dropped["unreadable"] += 1
     yield from _close_list(entries)
 
 
@@ -192,12 +204,9 @@ def _without_titles(tokens: Sequence[str]) -> list[str]:
 
 def _read_line(tokens: Sequence[str]) -> tuple[list[_Chain], bool] | None:
     """Rankings of a line, and whether all of it could be read; ``None`` if it is prose, or ranks nothing."""
-    if ":" in tokens:
-        colon = tokens.index(":")
-        *adjectives, label = [word.lower() for word in tokens[:colon]] or [""]
-        if label not in _LABELS or not _LABEL_ADJECTIVES.issuperset(adjectives):
-            return None
-        tokens = tokens[colon + 1 :]
+    label, tokens = _split_label(tokens)
+    if label and not (_LABELS.intersection(label) and _LABEL_WORDS.issuperset(label)):
+        return None
     tokens = _without_titles(tokens)
     if len(tokens) < 2 or not all(_is_letter(token) or not token[0].isalpha() for token in tokens):
         return None
@@ -213,6 +222,16 @@ def _read_line(tokens: Sequence[str]) -> tuple[list[_Chain], bool] | None:
         else:
             all_read = False
     return chains, all_read
+
+
+def _split_label(tokens: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The words before a colon, or before the last "is" or "are" of words, and what comes after them."""
+    if ":" in tokens:
+        end = tokens.index(":")
+        return [word.lower() for word in tokens[:end]] or [""], tokens[end + 1 :]
+    words = [word.lower() for word in itertools.takewhile(lambda token: token[0].isalpha(), tokens)]
+    end = max((place + 1 for place, word in enumerate(words) if word in ("is", "are")), default=0)
+    return words[:end], tokens[end:]
 
 
 def _is_chain(chain: _Chain) -> bool:

@@ -14,6 +14,7 @@ import tinker
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.credit.streams import GroupCredit
+from viva.experts.strategy import unpaid_seats_of
 from viva.rl.rollouts import GroupOutcome, Place
 
 __all__ = ["advantage_metrics", "credit_metrics", "logprob_metrics", "rollout_metrics", "summary"]
@@ -41,13 +42,24 @@ def _mean_by_key(rows: Iterable[Mapping[str, float | int]]) -> dict[str, float]:
     return {key: math.fsum(column) / len(column) for key, column in values.items()}
 
 
-def _members(outcome: GroupOutcome) -> list[tuple[Trajectory, float, Mapping[str, float | int]]]:
-    """Trajectory, total reward and metrics of every seat that counts."""
+def _members(outcome: GroupOutcome) -> list[tuple[Trajectory, Mapping[str, float | int]]]:
+    """Trajectory and metrics of every seat that counts."""
     if outcome.group is None:
         return []
     group = outcome.group
-    members = zip(group.trajectories_G, group.get_total_rewards(), group.metrics_G, strict=True)
+    members = zip(group.trajectories_G, group.metrics_G, strict=True)
     return [member for seat, member in enumerate(members) if seat not in outcome.failed_seats]
+
+
+def _rewards(outcomes_P: Iterable[GroupOutcome]) -> list[float]:
+    """Total rewards of the seats that count and were paid: place holders are no rewards."""
+    return [
+        reward
+        for outcome in outcomes_P
+        if outcome.group is not None
+        for seat, reward in enumerate(outcome.group.get_total_rewards())
+        if seat not in outcome.failed_seats and seat not in unpaid_seats_of(outcome.builder)
+    ]
 
 
 def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
@@ -68,10 +80,10 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= {f"rollout/errors/{error_type}": count for error_type, count in sorted(errors.items())}
     metrics |= _drop_rates(outcomes_P)
     members = [member for outcome in outcomes_P for member in _members(outcome)]
-    metrics |= _mean_by_key(own for _, _, own in members)
-    metrics |= _mean_by_key(turn.metrics for traj, _, _ in members for turn in traj.transitions)
-    metrics |= _length_metrics([traj for traj, _, _ in members])
-    metrics |= summary("reward", [reward for _, reward, _ in members])
+    metrics |= _mean_by_key(own for _, own in members)
+    metrics |= _mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
+    metrics |= _length_metrics([traj for traj, _ in members])
+    metrics |= summary("reward", _rewards(outcomes_P))
     void = _mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
     metrics |= {f"void/{name}": value for name, value in void.items()}
     return metrics | _tag_metrics(outcomes_P)
@@ -113,7 +125,7 @@ def _tag_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     for outcome in outcomes_P:
         for tag in sorted(set(outcome.builder.logging_tags())):
             if num_groups[tag] < len(outcomes_P):
-                rewards_by_tag.setdefault(tag, []).extend(reward for _, reward, _ in _members(outcome))
+                rewards_by_tag.setdefault(tag, []).extend(_rewards([outcome]))
     metrics: dict[str, float] = {}
     for tag, rewards in sorted(rewards_by_tag.items()):
         metrics[f"env/{tag}/groups"] = num_groups[tag]

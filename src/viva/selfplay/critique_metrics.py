@@ -13,6 +13,7 @@ from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, 
 from viva.credit.review import ReviewScores, ReviewVotes
 from viva.judging.ballot_health import ballot_health
 from viva.judging.comparison import Comparison
+from viva.judging.ranking import RankingReply
 from viva.judging.tournament import judge_health
 from viva.selfplay.truth import ballot_accuracy, flips, rank_correlation, reward_truth_gap
 
@@ -105,6 +106,13 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
             own={voter: voter for voter in ballots},
             # also of agents that failed later: they were voted on
             lengths={agent_id: len(text) for agent_id, text in conversation.solutions(segment).items()},
+            unreadable=[
+                turn.agent_id
+                for turn in conversation.turns
+                if turn.segment == name
+                and isinstance(turn.response, RankingReply)
+                and turn.response.dropped.get("unreadable")
+            ],
         )
         metrics |= {f"judge/{name}/{figure}": value for figure, value in figures.items()}
     return metrics
