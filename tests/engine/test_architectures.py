@@ -1,5 +1,6 @@
 """Architectures whose configurations and modules have other names than Llama's."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,12 @@ def test_what_is_trained_is_what_is_sampled(
     seen = client.forward(data[:1], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data
     sampler = client.save_weights_and_get_sampling_client()
     np.testing.assert_allclose(sampler.compute_logprobs(ints(TEXTS[0])).result()[1:], seen, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def test_models_with_recurrent_layers_are_refused_with_what_is_supported(
+    family: str, model_dir: Callable[[str], str]
+) -> None:
+    pattern = r"layers of the kind 'linear_attention'.*Supported are .*Llama, .*Qwen3 .*engine=remote"
+    with pytest.raises(ValueError, match=pattern):
+        LocalServiceClient(device="cpu").create_sampling_client(base_model=model_dir(family))

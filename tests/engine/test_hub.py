@@ -51,7 +51,7 @@ def test_what_the_hub_says_is_told_with_what_to_do(
         raise OSError("transformers' own words") from cause
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
     with pytest.raises(ValueError, match=rf"model_name={NAME} {message}"):
         LocalServiceClient(device="cpu").create_lora_training_client(NAME)
 
@@ -75,6 +75,6 @@ def test_errors_that_have_nothing_to_do_with_the_hub_are_left_alone(monkeypatch:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(28, "disk full")
 
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
     with pytest.raises(OSError, match="disk full"):
         LocalServiceClient(device="cpu").create_lora_training_client(NAME)

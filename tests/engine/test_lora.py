@@ -1,11 +1,13 @@
 """Adapters: their start, the layers they are put on, and what is refused."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tiny_engine import weights
+from tiny_engine import ints, plain_logprobs, train, weights
 
 from viva.engine import LocalServiceClient
 
@@ -57,3 +59,26 @@ def test_adapters_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         service.create_lora_training_client(model_dir("qwen3"), **changes)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize("flags", [{}, {"train_attn": False, "train_unembed": False}])
+def test_adapters_beside_stacked_experts_are_read_by_peft_as_they_were_trained(
+    saving_service: LocalServiceClient,
+    model_dir: Callable[[str], str],
+    family: str,
+    flags: dict[str, bool],
+) -> None:
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    with pytest.warns(UserWarning, match=r"its routed experts \([0-9]+% of the weights.*have no adapter"):
+        trainer = saving_service.create_lora_training_client(model_dir(family), rank=4, seed=0, **flags)
+    text = list(b"The answer is 42.")
+    train(trainer, [text], learning_rate=0.03)
+    path = trainer.save_weights_for_sampler("final").result().path
+    trained = trainer.save_weights_and_get_sampling_client().compute_logprobs(ints(text)).result()[1:]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
+        model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_dir(family)), path)
+    np.testing.assert_allclose(trained, plain_logprobs(model.eval(), text), atol=1e-4)

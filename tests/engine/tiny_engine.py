@@ -31,6 +31,13 @@ _SIZES = {
     "pad_token_id": None,
 }
 _WINDOW = 7
+_KINDS = ["linear_attention", "full_attention"]
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 
 
 def make_config(family: str) -> Any:
@@ -48,6 +55,26 @@ def make_config(family: str) -> Any:
         "mistral": lambda: transformers.MistralConfig(**_SIZES, **heads, sliding_window=_WINDOW),
         "qwen2": lambda: transformers.Qwen2Config(**_SIZES),
         "qwen3": lambda: transformers.Qwen3Config(**_SIZES, **heads, tie_word_embeddings=True),
+        # experts kept in one tensor, beside shared ones and dense layers
+        "deepseek_v3": lambda: transformers.DeepseekV3Config(
+            **(_SIZES | {"num_hidden_layers": 3, "num_key_value_heads": 4, "moe_intermediate_size": 16}),
+            **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
+            **{"first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 12},
+            **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        ),
+        "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+            **_SIZES,
+            **heads,
+            moe_intermediate_size=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            mlp_only_layers=[0],
+        ),
+        # layers of linear attention
+        "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**_SIZES, **heads, **_LINEAR, layer_types=_KINDS),
+        "qwen3_next": lambda: transformers.Qwen3NextConfig(
+            **_SIZES, **heads, **_LINEAR, layer_types=_KINDS, num_experts=4, moe_intermediate_size=16
+        ),
     }
     return configs[family]()
 

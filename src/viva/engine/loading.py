@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["check_loaded", "load_errors"]
+__all__ = ["check_layers", "check_loaded", "load_errors"]
 
 _ADVICE = "Fetch it anew, or save it anew with save_pretrained."
 _LONGEST = 300
@@ -47,6 +47,27 @@ def _reason(error: BaseException) -> str:
     if not isinstance(error, OSError | ValueError):
         text = f"{type(error).__name__}: {text}"
     return f"{text}. {_ADVICE}"
+
+
+def check_layers(name: str, config: Any) -> None:
+    """Refuse a model whose layers carry a state from token to token, before its weights are fetched.
+
+    Args:
+        name: Path or hub name.
+        config: The model's.
+
+    Raises:
+        ValueError: It has such layers.
+    """
+    kinds: list[str] = getattr(config.get_text_config(), "layer_types", None) or []
+    recurrent = sorted({kind for kind in kinds if not kind.endswith("attention") or "linear" in kind})
+    if recurrent:
+        raise ValueError(
+            f"the model {name!r} ({config.model_type}) has layers of the kind {recurrent[0]!r}, which the local engine "
+            "neither decodes nor trains. Supported are models whose layers are full or sliding-window attention, such "
+            "as Llama, Mistral, Gemma, Qwen2 and Qwen3 (for example Qwen/Qwen3-4B-Instruct-2507), not Qwen3-Next or "
+            "Qwen3.5 and later. Choose another model, or a server that runs this one (engine=remote)."
+        )
 
 
 def check_loaded(name: str, told: Mapping[str, Any], tokenizer: Any) -> None:

@@ -5,6 +5,7 @@ meaning over ranks. ``A`` starts uniform in ``+-1/sqrt(inputs)``, from the adapt
 """
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,14 +67,7 @@ def target_modules(module: nn.Module, settings: AdapterSettings) -> list[str]:
     Raises:
         ValueError: There are none of a kind that is wanted.
     """
-    output: nn.Module = module.get_output_embeddings()  # pyright: ignore[reportCallIssue, reportAssignmentType]
-    kinds: dict[str, str] = {}
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear):
-            is_attention = "attn" in name or "attention" in name
-            kinds[name] = (
-                "train_unembed" if layer is output else "train_attn" if is_attention else "train_mlp"
-            )
+    kinds = _kinds(module)
     wanted = [flag for flag in ("train_attn", "train_mlp", "train_unembed") if getattr(settings, flag)]
     missing = [flag for flag in wanted if flag not in kinds.values()]
     if missing:
@@ -84,10 +78,43 @@ def target_modules(module: nn.Module, settings: AdapterSettings) -> list[str]:
     return [name for name, kind in kinds.items() if kind in wanted]
 
 
+def _kinds(module: nn.Module) -> dict[str, str]:
+    """The flag that each linear layer belongs to, by the layer's full name."""
+    output: nn.Module = module.get_output_embeddings()  # pyright: ignore[reportCallIssue, reportAssignmentType]
+    kinds: dict[str, str] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear):
+            is_attention = "attn" in name or "attention" in name
+            kinds[name] = (
+                "train_unembed" if layer is output else "train_attn" if is_attention else "train_mlp"
+            )
+    return kinds
+
+
+def _stacked_experts(module: nn.Module) -> list[str]:
+    """Names of the tensors that hold the weights of all experts of a layer, ``[experts, outputs, inputs]``."""
+    return [name for name, weight in module.named_parameters() if weight.ndim == 3 and "expert" in name]
+
+
+def _warn_of_experts(base: BaseModel, settings: AdapterSettings) -> None:
+    stacked = _stacked_experts(base.module)
+    if stacked and settings.train_mlp:
+        left = sum(base.module.get_parameter(name).numel() for name in stacked)
+        share = left / sum(weight.numel() for weight in base.module.parameters())
+        warnings.warn(
+            f"train_mlp=True adapts dense layers and shared experts of {base.name!r}; its routed experts "
+            f"({share:.0%} of the weights, kept in one tensor per layer) have no adapter and stay as they are. "
+            "rank=0 trains them, too.",
+            stacklevel=2,
+        )
+
+
 def add_adapter(base: BaseModel, settings: AdapterSettings) -> Any:
     """A copy of the model's structure with an adapter in float32. The base tensors stay shared and frozen."""
     module = structure_copy(base.module)
-    for name in target_modules(module, settings):
+    names = target_modules(module, settings)
+    _warn_of_experts(base, settings)
+    for name in names:
         layer: Any = module.get_submodule(name)
         module.set_submodule(name, AdaptedLinear(layer, settings.rank, ALPHA / settings.rank))
     generator = torch.Generator().manual_seed(settings.seed % 2**63)
@@ -108,7 +135,7 @@ def write_adapter_config(base: BaseModel, settings: AdapterSettings, folder: Pat
     config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=ALPHA,
-        target_modules=_short_names(base.module, target_modules(base.module, settings)),
+        **_targets(base.module, settings),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
@@ -118,8 +145,10 @@ def write_adapter_config(base: BaseModel, settings: AdapterSettings, folder: Pat
     config.save_pretrained(str(folder))
     file = folder / _CONFIG_FILE
     written = json.loads(file.read_text(encoding="utf-8"))
-    # peft holds them as a set, whose order depends on the process
-    written["target_modules"] = sorted(written["target_modules"])
+    # peft holds them as sets, whose order depends on the process
+    for key in ("target_modules", "target_parameters"):
+        if written.get(key):
+            written[key] = sorted(written[key])
     file.write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
 
 
@@ -179,6 +208,23 @@ def adapter_tensors(module: nn.Module) -> dict[str, nn.Parameter]:
         name: parameter
         for name, parameter in module.named_parameters()
         if name.endswith((".lora_A", ".lora_B"))
+    }
+
+
+def _targets(module: nn.Module, settings: AdapterSettings) -> dict[str, Any]:
+    """The adapted layers, as ``peft`` is told of them.
+
+    In a model with stacked experts it takes any target that ends in the name of an expert's projection for the stack.
+    Layers of that kind are given there by their weights, which it takes as they are.
+    """
+    names, kinds = target_modules(module, settings), _kinds(module)
+    if not _stacked_experts(module):
+        return {"target_modules": _short_names(module, names)}
+    apart = [name for name in names if kinds[name] == "train_mlp"]
+    others = [name for name in names if name not in apart]
+    return {
+        "target_modules": _short_names(module, others),
+        "target_parameters": [f"{name}.weight" for name in apart],
     }
 
 

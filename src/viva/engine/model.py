@@ -20,7 +20,7 @@ from torch import nn
 
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
 from viva.engine.hub import hub_errors, split_revision
-from viva.engine.loading import check_loaded, load_errors
+from viva.engine.loading import check_layers, check_loaded, load_errors
 from viva.engine.model_folder import LOADING, check_model_folder, model_digests
 from viva.engine.tree_attention import TREE_ATTENTION, TreeStep, register_tree_attention
 from viva.engine.trees import pack_tree
@@ -150,11 +150,16 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         ValueError: The path is not a model, the hub does not give it, or the architecture is one the engine cannot
             decode.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     if os.path.isdir(name):
         check_model_folder(Path(name))
     repository, revision = split_revision(name)
+    with _no_progress_bar(), hub_errors(name, option="model_name"), load_errors(name):
+        config: Any = AutoConfig.from_pretrained(
+            repository, revision=revision or "main", trust_remote_code=False
+        )
+    check_layers(name, config)
     with _no_progress_bar(), hub_errors(name, option="model_name"), load_errors(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             repository,
