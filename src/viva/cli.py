@@ -271,7 +271,7 @@ def _report(options: argparse.Namespace) -> int:
         path = write_report(options.run, options.output, second=options.second)
     except (ValueError, OSError) as error:
         return _mistake(_told(error))
-    sys.stdout.write(f"{path}\n")
+    _write(f"{path}\n")
     return 0
 
 
@@ -286,8 +286,14 @@ def _view(options: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    _write(f"{text}\n")
     sys.stdout.flush()
+
+
+def _write(text: str) -> None:
+    from viva.rl.secrets import printable
+
+    sys.stdout.write(printable(text))
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -301,7 +307,7 @@ def _export(options: argparse.Namespace) -> int:
         written = export_run(options.run, chosen)
     except (ValueError, OSError) as error:
         return _mistake(_told(error))
-    sys.stdout.write("".join(f"{path}\n" for path in written))
+    _write("".join(f"{path}\n" for path in written))
     return 0
 
 
@@ -314,7 +320,7 @@ def _cost(options: argparse.Namespace) -> int:
         text = cost_text(recipe_cost(config, chosen.text), chosen)
     except (ValueError, OSError) as error:
         return _mistake(_told(error))
-    sys.stdout.write(text)
+    _write(text)
     return 0
 
 
@@ -356,7 +362,7 @@ def _eval(options: argparse.Namespace) -> int:
         text = asyncio.run(evaluate(options.target, chosen))
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
         return _mistake(explain(error, "the engine") or _told(error))
-    sys.stdout.write(text)
+    _write(text)
     return 0
 
 
@@ -369,7 +375,7 @@ def _rescore(options: argparse.Namespace) -> int:
         result = rescore(options.run, rules)
     except (ValueError, OSError) as error:
         return _mistake(_told(error))
-    sys.stdout.write(rescore_text(result))
+    _write(rescore_text(result))
     return 0
 
 
@@ -382,13 +388,13 @@ def _estimate(options: argparse.Namespace) -> int:
         result = estimate_run(options.run, chosen)
     except (ValueError, OSError) as error:
         return _mistake(_told(error))
-    sys.stdout.write(estimation_text(result))
+    _write(estimation_text(result))
     return 0
 
 
 def _recipes(_options: argparse.Namespace) -> int:
     for name, summary in recipe_summaries().items():
-        sys.stdout.write(f"{name}\n    {summary}\n    viva train {name} key=value ...\n")
+        _write(f"{name}\n    {summary}\n    viva train {name} key=value ...\n")
     return 0
 
 
@@ -400,7 +406,7 @@ def _protocol(options: argparse.Namespace) -> int:
         lines, problems = check_protocol(protocol, options.agents)
     except ValueError as error:
         return _mistake(_told(error))
-    sys.stdout.write("\n".join(lines) + "\n")
+    _write("\n".join(lines) + "\n")
     if problems:
         return _mistake("\n".join(["the protocol does not work:", *(f"- {problem}" for problem in problems)]))
     return 0
@@ -482,9 +488,9 @@ def _told(error: BaseException) -> str:
 
 
 def _mistake(message: str) -> int:
-    from viva.rl.secrets import without_secrets
+    from viva.rl.secrets import printable
 
-    sys.stderr.write(without_secrets(f"viva: error: {message}\n"))
+    sys.stderr.write(printable(f"viva: error: {message}\n"))
     return 2
 
 

@@ -34,6 +34,7 @@ RUN = (
         "device=cpu",
         "tokens_every=1",
         "save_every=1",
+        f'personas={{0: "Use {os.environ["GITHUB_PAT"]}.", 1: "Be brief."}}',
     ),
 )
 SECRET_URL = "secrets.invalid"

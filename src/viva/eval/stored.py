@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from viva.eval.records import Difference, Evaluation
 from viva.rl.files import write_atomic
+from viva.rl.secrets import redacted
 
 __all__ = [
     "COMPARISON_FORMAT",
@@ -80,4 +81,4 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def _json(content: Mapping[str, Any], indent: int | None = None) -> str:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=indent)
+    return json.dumps(redacted(content), ensure_ascii=False, allow_nan=False, indent=indent)

@@ -334,15 +334,15 @@ def say(text: str) -> None:
     """One line for the user; it tells no secrets."""
     from rich.console import Console
 
-    from viva.rl.secrets import without_secrets
+    from viva.rl.secrets import printable
 
-    Console(highlight=False).print(without_secrets(text), soft_wrap=True, markup=False)
+    Console(highlight=False).print(printable(text), soft_wrap=True, markup=False)
 
 
 def complain(text: str) -> None:
     """One line about what went wrong, on the error stream; it tells no secrets."""
     from rich.console import Console
 
-    from viva.rl.secrets import without_secrets
+    from viva.rl.secrets import printable
 
-    Console(stderr=True, highlight=False).print(without_secrets(text), soft_wrap=True, markup=False)
+    Console(stderr=True, highlight=False).print(printable(text), soft_wrap=True, markup=False)

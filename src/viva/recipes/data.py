@@ -325,7 +325,7 @@ def _rows(source: HubSource, splits: Mapping[str, Any], split: str, limit: int |
     ):
         if column is not None and column not in columns:
             close = get_close_matches(column, columns, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            hint = f" Did you mean {_listed(close)}?" if close else ""
             raise ValueError(
                 f"data set {source.name} has no column {column!r}; it has {_listed(columns)}.{hint} Set {option}."
             )

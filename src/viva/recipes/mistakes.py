@@ -7,7 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import chz
 
-from viva.rl.secrets import without_secrets
+from viva.rl.secrets import printable
 
 __all__ = ["told_mistake"]
 
@@ -41,7 +41,7 @@ def told_mistake(error: BaseException, config_class: type[Any]) -> str:
         told = f"the option {found.group(1)} is needed; --help lists all options"
     else:
         told = _short(text.partition("\n")[0])
-    return without_secrets(told)
+    return printable(told)
 
 
 def _short(value: str) -> str:

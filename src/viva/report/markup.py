@@ -6,6 +6,8 @@ Nothing that comes from a file reaches the page except through `escape` (or a fu
 import html
 import math
 
+from viva.rl.secrets import printable, without_secrets
+
 __all__ = [
     "MAX_TEXT_CHARS",
     "card",
@@ -24,17 +26,6 @@ MAX_TEXT_CHARS = 6000
 _KEPT_HEAD = 4500
 _KEPT_TAIL = 1000
 
-_BIDI_CONTROLS = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-"""Characters that reorder what stands around them: a text could show other words than it holds."""
-
-_VISIBLE = {
-    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
-    0x7F: "\u2421",
-    **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)},
-    **{code: f"\\u{code:04x}" for code in _BIDI_CONTROLS},
-    **dict.fromkeys((*range(0xD800, 0xE000), 0xFFFE, 0xFFFF), "\ufffd"),
-}
-
 
 def escape(text: str) -> str:
     """Text as HTML that shows it and does nothing else.
@@ -46,12 +37,16 @@ def escape(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Text whose control characters and the like are visible signs; markup characters stay what they are."""
-    return text.translate(_VISIBLE)
+    """Text without credentials whose control characters and the like are visible signs; markup stays what it is."""
+    return printable(text)
 
 
 def clip(text: str) -> tuple[str, int, str]:
-    """Head of a text, number of characters left out after it, and tail; a short text is all head."""
+    """Head of a text, number of characters left out after it, and tail; a short text is all head.
+
+    Credentials are hidden here: half of one would not be known.
+    """
+    text = without_secrets(text)
     if len(text) <= MAX_TEXT_CHARS:
         return text, 0, ""
     return text[:_KEPT_HEAD], len(text) - _KEPT_HEAD - _KEPT_TAIL, text[-_KEPT_TAIL:]

@@ -14,6 +14,7 @@ from viva.report.headline import ACCURACY
 from viva.report.log_check import INDEX_FILE
 from viva.report.run_files import METRICS_FILE, Run
 from viva.report.series import Z95
+from viva.rl.secrets import without_secrets
 
 __all__ = ["Measurement", "ModelCard", "measurements", "model_card"]
 
@@ -99,7 +100,7 @@ def _damage(run: Run) -> str | None:
 
 
 def model_card(card: ModelCard) -> str:
-    """The text of README.md."""
+    """The text of README.md; it tells no secrets."""
     found = measurements(card.run, card.num_steps)
     parts = [
         _header(card, found),
@@ -108,7 +109,7 @@ def model_card(card: ModelCard) -> str:
         f"## Measured\n\n{_table(card, found)}",
         f"## Configuration\n\nOptions of the run, paths by their last part:\n\n````json\n{_configuration(card)}\n````",
     ]
-    return "\n\n".join(parts) + "\n"
+    return without_secrets("\n\n".join(parts) + "\n")
 
 
 def _header(card: ModelCard, found: Sequence[Measurement]) -> str:

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from viva.rl.progress import StepProgress
+from viva.rl.secrets import printable
 
 __all__ = ["BARS_PER_SECOND", "RunConsole", "duration", "progress_row", "sparkline"]
 
@@ -116,8 +117,8 @@ class RunConsole:
             self._live.stop()
 
     def message(self, text: str) -> None:
-        """One line of text."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        """One line of text; it tells no secrets."""
+        self.console.print(printable(text), soft_wrap=True, markup=False)
 
     def warn_once(self, topic: str, text: str) -> None:
         """One line that says what is wrong and what to do, unless there was one on this topic."""

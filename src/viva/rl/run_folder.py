@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from viva.engine.model_folder import check_base
 from viva.engine.trust import is_inside
@@ -20,7 +20,7 @@ from viva.rl.checkpoints import Checkpoint, Checkpoints, environment
 from viva.rl.files import LOCK, FolderLock, place_problem, read_json, sweep, write_json
 from viva.rl.journal import Journal
 from viva.rl.run_log import RunLog
-from viva.rl.secrets import without_secrets
+from viva.rl.secrets import redacted
 
 __all__ = [
     "BehaviorIfExists",
@@ -230,7 +230,7 @@ def prepare_run_folder(
         ValueError: If the folder may not be used, another process uses it, or its run had other options.
     """
     _check_behavior(behavior)
-    config = _told(json.loads(json.dumps(dict(config), allow_nan=False)))
+    config = redacted(json.loads(json.dumps(dict(config), allow_nan=False)))
     if problem := place_problem(path):
         raise ValueError(f"log_path={path} {problem}; give a folder that can be written to")
     folder = RunFolder(path, ttl_seconds=ttl_seconds)
@@ -263,17 +263,6 @@ def _decided(
             "or behavior_if_exists=resume to continue it or =delete to start anew."
         )
     return behavior
-
-
-def _told(value: Any) -> Any:
-    """JSON values without secrets, text by text: the whole as one text would not be JSON any more."""
-    if isinstance(value, str):
-        return without_secrets(value)
-    if isinstance(value, list):
-        return [_told(item) for item in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {_told(key): _told(item) for key, item in cast("dict[str, Any]", value).items()}
-    return value
 
 
 def _holds_run(path: Path) -> bool:
@@ -318,7 +307,7 @@ def _asked(path: Path, ask: Callable[[str], str] | None) -> Literal["resume", "d
 def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Collection[str]) -> None:
     if not (path / _CONFIG).exists():
         return
-    before = read_json(path / _CONFIG)
+    before = redacted(read_json(path / _CONFIG))  # of a version that hid less
     changed = [
         f"{name} was {before.get(name)!r} and is now {config.get(name)!r}"
         for name in sorted({*before, *config} - {*free_options, *_RETIRED, _BASE})

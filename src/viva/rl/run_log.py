@@ -2,7 +2,8 @@
 
 All are append-only. A checkpoint records how long they were, and a resumed run cuts them back to that, so that they
 never hold a step twice. Everything that depends on the clock has a key under ``time/``; all other metrics are equal
-in two runs with the same seed.
+in two runs with the same seed. No line holds a credential (`viva.rl.secrets`): these files are for
+people, and nothing is trained from them.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from viva.rl.files import naming, read_json_lines
+from viva.rl.secrets import redacted
 
 __all__ = ["RunLog"]
 
@@ -71,7 +73,7 @@ class RunLog:
         return list(read_json_lines(self._paths["metrics.jsonl"]))
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+        lines = [json.dumps(redacted(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
         if lines:
             path = self._paths[name]
             with naming(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:

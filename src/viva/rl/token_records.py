@@ -12,7 +12,8 @@ One line of ``tokens.jsonl`` is one group of a step::
 
 ``anchor`` and ``weights`` are null where all of them are the sampling logprobs and 1. Inside a list, null stands for
 what there is not: logprobs in training, anchors and weights of tokens that were not trained, and weights that the
-estimator does not have. Numbers are rounded to six digits. Which groups are kept depends on seed and step alone.
+estimator does not have. Tokens that are part of a credential have ``***`` for a text and the id -1. Numbers are
+rounded to six digits. Which groups are kept depends on seed and step alone.
 
 Legend: ``_P`` groups of a batch, ``_G`` seats of a group, ``_D`` datums, ``_T`` tokens.
 """
@@ -31,6 +32,7 @@ from viva.rl.advantages import BatchAdvantages, credit_of
 from viva.rl.data_processing import Advantage, DatumSource
 from viva.rl.expert_samples import Context, ExpertSample, TrainedTurn, action_values
 from viva.rl.rollouts import GroupOutcome
+from viva.rl.secrets import hidden_tokens
 from viva.rl.seeds import derive_seed
 from viva.rl.update import Updated
 
@@ -222,7 +224,15 @@ def _text(context: Context, texts: TokenTexts) -> str:
 
 
 def _row(index: int, outcome: GroupOutcome, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"group": index, "strategy": strategy_of(outcome.builder).strategy_id, "turns": list(turns)}
+    told = [_without_secrets(turn) for turn in turns]
+    return {"group": index, "strategy": strategy_of(outcome.builder).strategy_id, "turns": told}
+
+
+def _without_secrets(turn: Mapping[str, Any]) -> dict[str, Any]:
+    if turn["pieces"] is None:
+        return dict(turn)
+    ids, pieces = hidden_tokens(turn["ids"], turn["pieces"])
+    return {**turn, "ids": ids, "pieces": pieces}
 
 
 def _spans(credit: GroupCredit, seat: int, turn: int, first: int) -> list[dict[str, Any]]:
