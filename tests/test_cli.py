@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import time
@@ -143,3 +144,36 @@ def test_protocol_check_loads_no_heavy_package() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     assert not loaded & {"torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy"}
+
+
+@pytest.mark.parametrize(
+    "arguments", ["recipes", "view", "--help", "train critique_self_play --help", "protocol check critique"]
+)
+def test_a_reader_that_goes_away_gets_no_traceback(arguments: str, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)  # whatever is written is refused
+    command = [sys.executable, "-m", "viva.cli", *arguments.split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(write)
+    assert done.returncode == (0 if arguments == "--help" else 141)  # argparse takes no notice
+    assert done.stderr == ""
+
+
+def test_view_without_a_run_lists_the_runs_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert viva.cli.main(["view"]) == 0
+    assert "There are no runs in" in capsys.readouterr().out
+    for number, name in enumerate(("runs/old", "here", "runs/a b", "runs/group/new")):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"step": 0}\n')
+        (folder / "config.json").write_text(json.dumps({"recipe": "some", "model_name": "tiny"}))
+        os.utime(folder / "metrics.jsonl", (1000 + number, 1000 + number))
+    (tmp_path / "runs" / "model").mkdir()
+    (tmp_path / "runs" / "model" / "config.json").write_text("{}")
+    assert viva.cli.main(["view"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"viva view {name}  # some, tiny" for name in ("runs/group/new", "'runs/a b'", "here", "runs/old")
+    ]

@@ -4,23 +4,21 @@ Nothing heavy is imported here; each command imports what it needs when it runs.
 """
 
 import argparse
-import ast
 import difflib
-import importlib.util
-import pkgutil
+import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from viva import __version__
+from viva.recipes.programs import cookbook_module, cookbook_programs, recipe_summaries, training_module
 
-__all__ = ["main", "recipe_summaries"]
+__all__ = ["main"]
 
 Command = Callable[[argparse.Namespace], int]
 
-_TRAINING_MODULES = ("train", "train_rl")
-"""What the module of a recipe that runs it may be called."""
+_NOBODY_READS = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,8 +28,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; those of the process if ``None``.
 
     Returns:
-        Exit status: 0, or 2 after a mistake in the arguments.
+        Exit status: 0, 2 after a mistake in the arguments, or 141 where nobody reads the output any more (a shell's
+        status of a process that ends so).
     """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # what is left in the buffer would fail once more when the interpreter closes the stream
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOBODY_READS
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Command] = {
         "train": _train,
@@ -54,29 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parser().print_help()
         return 0
     return commands[options.command](options)
-
-
-def recipe_summaries() -> dict[str, str]:
-    """First line of the training module of every recipe, by the recipe's name; runs no recipe's code."""
-    import viva.recipes
-
-    summaries: dict[str, str] = {}
-    for found in pkgutil.iter_modules(viva.recipes.__path__):
-        path = _training_module(found.name)[1] if found.ispkg else None
-        if path is not None:
-            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-            summaries[found.name] = (docstring or "").partition("\n")[0]
-    return summaries
-
-
-def _training_module(recipe: str) -> tuple[str, Path | None]:
-    """Name and file of the module that runs a recipe; no file if the package is no recipe."""
-    for name in _TRAINING_MODULES:
-        module = f"viva.recipes.{recipe}.{name}"
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin is not None:
-            return module, Path(spec.origin)
-    return "", None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,9 +126,9 @@ def _add_view(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     view.add_argument(
         "runs",
         metavar="RUN",
-        nargs="+",
+        nargs="*",
         type=Path,
-        help="one or two runs' folders (their log_path); results of viva eval, or a folder of them",
+        help="one or two runs' folders (their log_path); results of viva eval, or a folder of them; none: list runs",
     )
     view.add_argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)")
     view.add_argument("--open", action="store_true", help="open the page in the browser")
@@ -260,7 +248,7 @@ def _train(options: argparse.Namespace) -> int:
         return _mistake(_unknown("recipe", str(options.recipe), list(summaries)))
     # the recipe sees what `python -m` would show it, so both ways are one
     sys.argv = [f"viva train {recipe}", *options.options]
-    runpy.run_module(_training_module(recipe)[0], run_name="__main__", alter_sys=True)
+    runpy.run_module(training_module(recipe)[0], run_name="__main__", alter_sys=True)
     return 0
 
 
@@ -276,9 +264,13 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _view(options: argparse.Namespace) -> int:
+    from viva.report.sources import runs_text
     from viva.view.server import serve
 
     try:
+        if not options.runs:
+            _say(runs_text(Path()))
+            return 0
         serve(options.runs, port=options.port, open_browser=options.open, say=_say)
     except (ValueError, OSError) as error:
         return _mistake(_told(error))
@@ -418,9 +410,9 @@ def _cookbook(options: argparse.Namespace) -> int:
     prepare_threads()
     import viva.engine
 
-    module = _cookbook_module(options.program)
+    module = cookbook_module(options.program)
     if module is None:
-        return _mistake(_unknown("program", options.program, _cookbook_programs()))
+        return _mistake(_unknown("program", options.program, cookbook_programs()))
     from tinker_cookbook.cli_utils import runs_path
 
     try:
@@ -447,33 +439,6 @@ def _cookbook(options: argparse.Namespace) -> int:
     return 0
 
 
-def _cookbook_module(program: str) -> str | None:
-    """The module or file that a program's name means, of the cookbook first."""
-    if program.endswith(".py"):
-        return program if Path(program).is_file() else None
-    for name in (f"tinker_cookbook.recipes.{program}", f"tinker_cookbook.{program}", program):
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ModuleNotFoundError, ValueError):  # a package on the way is none, or a name is empty
-            continue
-        if spec is not None and spec.submodule_search_locations is None:
-            return name
-    return None
-
-
-def _cookbook_programs() -> list[str]:
-    """Recipes of the cookbook that can be run; none of their code runs here."""
-    import tinker_cookbook.recipes
-
-    folders = [Path(folder) for folder in tinker_cookbook.recipes.__path__]
-    return sorted(
-        ".".join(path.relative_to(folder).with_suffix("").parts)
-        for folder in folders
-        for path in folder.rglob("*.py")
-        if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
-    )
-
-
 def _unknown(noun: str, value: str, allowed: list[str]) -> str:
     close = difflib.get_close_matches(value.replace("-", "_"), allowed, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -482,6 +447,8 @@ def _unknown(noun: str, value: str, allowed: list[str]) -> str:
 
 def _told(error: BaseException) -> str:
     """What an error says; those of the disk do not say what to do."""
+    if isinstance(error, BrokenPipeError):  # no mistake: nobody reads on, see `main`
+        raise error
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; give another file or folder, or see to this one"
     return str(error)

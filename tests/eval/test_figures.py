@@ -220,7 +220,7 @@ def test_the_table_names_what_is_void_and_what_has_no_interval():
     text = evaluation_text(replace(found, figures=shown))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert (
-        lines[0] == "runs/x, checkpoint 000017, 1 problems asked directly 2 times, 2 in critique of 2 agents"
+        lines[0] == "runs/x, checkpoint 000017, 1 problem asked directly 2 times, 2 in critique of 2 agents"
     )
     assert "direct/avg@2 50.0 % 25.0 % to 75.0 % 1" in lines
     assert "critique/rank_correlation -0.50 - 2" in lines

@@ -109,7 +109,7 @@ def test_its_conversations_are_left_in_the_form_of_a_runs_transcripts(run, capsy
     _, (path,) = evaluate(capsys, run, kinds='["critique"]', equal_tokens=False)
     copy = tmp_path / "transcripts.jsonl"
     copy.write_bytes(path.with_suffix(".transcripts.jsonl").read_bytes())
-    transcripts = [transcript for _, transcript in iter_transcripts(tmp_path)]
+    transcripts = [transcript for _, transcript in iter_transcripts(tmp_path, [])]
     assert [(each.step, each.group, each.void) for each in transcripts] == [(2, 0, False), (2, 1, False)]
     found = read_evaluation(path)
     assert [each.record.question for each in transcripts] == [

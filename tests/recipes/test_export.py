@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import chz
@@ -22,7 +24,9 @@ from viva.engine import LocalServiceClient
 from viva.recipes.export import ExportOptions, export_run
 from viva.report.model_card import measurements
 from viva.report.run_files import read_run
+from viva.rl.files import write_json
 from viva.rl.run_folder import open_run_folder
+from viva.tiny import model_path
 
 TOKENS = [1, 5, 9, 2, 7, 7, 3, 250, 12]
 
@@ -225,6 +229,32 @@ def test_the_card_tells_configuration_and_results_and_no_private_path(trained, t
             "test_prompts_path": "test.jsonl",
             "lora_rank": 4,
         }
+
+
+def test_the_cards_snippet_for_the_built_in_policy_runs(tmp_path) -> None:
+    run = tmp_path / "run"
+    trained_run(run, model_path())
+    config = json.loads((run / "config.json").read_text())
+    write_json(
+        run / "config.json", {**{k: v for k, v in config.items() if k != "sha256"}, "model_name": "tiny"}
+    )
+    for folder in export_run(run, ExportOptions(to=str(tmp_path / "out"))):
+        card = (folder / "README.md").read_text()
+        (snippet,) = re.findall(r"## Use\n\n```python\n(.*?)```", card, re.S)
+        code = f"{snippet}\nassert model.num_parameters() > 1000\n"
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_card_of_damaged_metrics_gives_no_figures(trained, tmp_path) -> None:
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().replace("0.2", "0.9"))
+    card = (
+        export_run(run, ExportOptions(to=str(tmp_path / "out"), merge=False))[0] / "README.md"
+    ).read_text()
+    assert "No figures: metrics.jsonl is damaged or was changed" in card
+    assert "model-index" not in card
 
 
 def test_the_results_are_those_of_the_checkpoint_not_later_ones(trained) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pages import codes, generic, page, tables
 from random_models import make_model
 
-import viva.cli
 from viva.experts.strategy import strategy_of
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
@@ -18,6 +17,7 @@ from viva.recipes.math_efficiency.build import experts_of, make_plan
 from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward, Graded
 from viva.recipes.math_efficiency.strategies import STRATEGIES, Task, find_strategies
 from viva.recipes.math_efficiency.train_rl import Config, main
+from viva.recipes.programs import recipe_summaries
 from viva.report.estimates import EstimateOptions, estimate_run
 from viva.rl.prompts import PromptItem
 from viva.testing import tiny_renderer
@@ -186,7 +186,7 @@ def test_an_option_that_cannot_be_read_ends_the_program_with_status_2(capsys):
 
 
 def test_viva_train_finds_the_recipe():
-    assert viva.cli.recipe_summaries()["math_efficiency"].startswith("Expert iteration on problems")
+    assert recipe_summaries()["math_efficiency"].startswith("Expert iteration on problems")
 
 
 async def test_every_strategy_makes_a_group_that_is_trained_on_the_bare_question():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import chz
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.judging import comparison
-from viva.recipes.common import learning_rate, resolve_batch_size, resolve_model
+from viva.recipes.common import learning_rate, located, resolve_batch_size, resolve_model
 from viva.recipes.conversation_preference_rl.build import make_plan
 from viva.recipes.conversation_preference_rl.train import Config, main
 
@@ -210,3 +211,28 @@ def test_help_and_option_errors_do_not_load_torch():
         "assert 'torch' not in sys.modules and 'datasets' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_relative_paths_of_a_run_are_looked_for_where_it_was_started_then_beside_it(tmp_path, monkeypatch):
+    config = {
+        "log_path": "runs/first",
+        "model_name": "models/own",
+        "test_prompts_path": "test.jsonl",
+        "seed": 0,
+    }
+    config |= {"train_prompts_path": "/data/train.jsonl", "judge_prompt_path": None}
+    run = tmp_path / "project" / "runs" / "first"
+    (tmp_path / "project" / "models" / "own").mkdir(parents=True)
+    run.mkdir(parents=True)
+    (tmp_path / "project" / "test.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    project = tmp_path / "project"
+    found = {"model_name": str(project / "models" / "own"), "test_prompts_path": str(project / "test.jsonl")}
+    assert located(config, run) == config | found
+    assert located(config, Path("project/runs/first")) == config | found
+    moved = run.rename(tmp_path / "elsewhere")
+    assert located(config, moved) == config  # as before: they mean the current folder
+    (moved / "test.jsonl").touch()
+    assert located(config, moved) == config | {"test_prompts_path": str(moved / "test.jsonl")}
+    for name in ("tiny", "Qwen/Qwen3-8B"):
+        assert located({"model_name": name}, moved) == {"model_name": name}

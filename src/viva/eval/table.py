@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from viva.conversation.wording import counted
 from viva.eval.records import Difference, Evaluation, Figure
 
 __all__ = ["comparison_text", "evaluation_text"]
@@ -75,10 +76,10 @@ def _size(evaluation: Evaluation) -> str:
     if evaluation.asked:
         times = len(evaluation.asked[0].answers)
         parts.append(
-            f"{len(evaluation.asked)} problems asked directly {f'{times} times' if times > 1 else 'once'}"
+            f"{counted(len(evaluation.asked), 'problem')} asked directly {f'{times} times' if times > 1 else 'once'}"
         )
     parts += [
-        f"{len(played)} in {kind} of {len(played[0].agents)} agents"
+        f"{len(played)} in {kind} of {counted(len(played[0].agents), 'agent')}"
         for kind, played in evaluation.played.items()
     ]
     return ", ".join(parts)

@@ -6,11 +6,13 @@ the thread settings are in place before torch starts.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from viva.conversation.wording import counted
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.hub import pinned, split_revision
 from viva.engine.model_folder import model_digests
@@ -33,6 +35,7 @@ __all__ = [
     "complain",
     "finish_run",
     "learning_rate",
+    "located",
     "open_run",
     "resolve_batch_size",
     "resolve_model",
@@ -42,6 +45,8 @@ __all__ = [
 DEFAULT_BATCH_SIZE = 128
 
 _BUILT_IN = "tiny"
+_PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path")
+"""Options that may be paths of files that a run reads."""
 _BUILT_IN_RATE = 1.5e-3  # measured, see docs/log.md
 
 
@@ -112,6 +117,28 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
             "ends in .gguf, a hub name like Qwen/Qwen3-8B, or tiny."
         )
     return model_name
+
+
+def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A run's options with relative paths as they hold here: it may have been copied, or be looked at from elsewhere.
+
+    A path is looked for where the run was started, if that can be told (its folder still ends with its ``log_path``),
+    then in the run's folder. What lies in neither stays as it is, and means the current folder.
+
+    Args:
+        config: The options, from the run's ``config.json``.
+        folder: Where the run is now.
+    """
+    now, then = folder.resolve(), Path(str(config.get("log_path") or "."))
+    places = [now]
+    if not then.is_absolute() and ".." not in then.parts and now.parts[-len(then.parts) :] == then.parts:
+        places.insert(0, now.parents[len(then.parts) - 1])
+    found = dict(config)
+    for name in _PATHS:
+        path = found.get(name)
+        if isinstance(path, str) and path and path != _BUILT_IN and not Path(path).is_absolute():
+            found[name] = next((str(each / path) for each in places if (each / path).exists()), path)
+    return found
 
 
 def learning_rate(given: float | None, model_name: str, *, is_lora: bool, is_local: bool = False) -> float:
@@ -296,7 +323,7 @@ async def _check_start(start: str, options: RunOptions, service: ServiceClient) 
 
 
 def _report_changes(folder: RunFolder, client: TrainingClient, resume_from: Checkpoint) -> None:
-    say(f"resuming {folder.path} after {resume_from.next_step} steps")
+    say(f"resuming {folder.path} after {counted(resume_from.next_step, 'step')}")
     for name, (then, now) in folder.checkpoints.changed_environment(resume_from, client).items():
         say(
             f"note: {name} was {then} and is now {now}; the run will not be bit-identical to an uninterrupted one "
@@ -324,6 +351,7 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
         weights = export_weights(state_path, model=options.model, folder=opened.folder.path)
         say(f"weights: {weights or state_path}")
     say(f"report: {write_report(opened.folder.path)}")
+    say(f"to look at it: viva view {shlex.quote(str(options.log_path))}")
     headline = headline_text(opened.folder.path)
     if headline is not None:
         say(headline)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
+from viva.conversation.wording import counted
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import parse_options
 from viva.scaling.calls import Call, Counter, Markers, Template, TrainedReply
@@ -160,9 +161,8 @@ def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
     prefill = VERDICT_PREFIX if config.judge_mode == "logprob" else None
     calls += _judge(matches, judge_prompt(config), prefill, how, calls)
     groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
-    summary = (
-        f"{groups} conversations of {config.num_agents} agents x {config.max_rounds} rounds ({config.order})"
-    )
+    talk = f"{counted(config.num_agents, 'agent')} x {counted(config.max_rounds, 'round')} ({config.order})"
+    summary = f"{counted(groups, 'conversation')} of {talk}"
     return _result(f"conversation_preference_rl: {summary}", calls, groups, config.lora_rank)
 
 
@@ -182,7 +182,9 @@ def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
     if is_joint and config.revision_votes == "judge":
         calls += _judge(_duels(config.num_agents), JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, how, calls)
     groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
-    summary = f"{groups} conversations of {config.num_agents} agents, {config.preset} rewards"
+    summary = (
+        f"{counted(groups, 'conversation')} of {counted(config.num_agents, 'agent')}, {config.preset} rewards"
+    )
     return _result(f"critique_self_play: {summary}", calls, groups, config.lora_rank)
 
 
@@ -230,7 +232,7 @@ def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
     replies = [(index, reply) for index, own in enumerate(by_strategy) for reply in own * units]
     checked = [replies[place][1] for place in spread([index for index, _ in replies], experts.num_checked)]
     names = ", ".join(config.strategies)
-    summary = f"{units * len(problems)} problems, {names}, estimator {config.estimator}"
+    summary = f"{counted(units * len(problems), 'problem')}, {names}, estimator {config.estimator}"
     return _result(f"math_efficiency: {summary}", calls, units, config.lora_rank, checked)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from viva.conversation.wording import counted
 from viva.recipes.cost import CostOptions, RecipeCost
 from viva.scaling.counts import Passes
 from viva.scaling.hardware import cache_bytes, step_flops, step_time
@@ -25,7 +26,7 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
         _lines(
             [
                 (
-                    f"hours of {options.steps} steps",
+                    f"hours of {counted(options.steps, 'step')}",
                     "prefill",
                     "decode",
                     "score",
@@ -42,7 +43,9 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
 
 def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
     counts = cost.counts
-    rows: list[tuple[str, ...]] = [(f"sampled, {counts.num_calls} replies", f"{counts.sampled:,.0f}", "", "")]
+    rows: list[tuple[str, ...]] = [
+        (f"sampled, {counted(counts.num_calls, 'reply', 'replies')}", f"{counts.sampled:,.0f}", "", "")
+    ]
     if counts.judged:
         rows.append((f"sampled, {counts.num_judge_calls} verdicts", f"{counts.judged:,.0f}", "", ""))
     rows.append(("prompts of agents", *_passes(counts.prompts)))

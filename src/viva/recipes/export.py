@@ -44,7 +44,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
         ValueError: If there is no such run or checkpoint, a remote engine does not give its weights away, the folder
             has one, or a precision is given where nothing is merged because all weights were trained.
     """
-    from viva.recipes.common import resolve_model
+    from viva.recipes.common import located, resolve_model
     from viva.report.model_card import ModelCard, model_card
     from viva.report.run_files import read_run
     from viva.rl.export import choose_checkpoint
@@ -70,7 +70,8 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
         raise ValueError(f"to must be the path of a folder, like to=exported; got {options.to!r}")
     target = run.folder / "export" if options.to is None else Path(options.to).expanduser()
     name = options.model_name or str(run.config["model_name"])
-    model = resolve_model(name, None if options.model_name else run.config.get("model_revision"))
+    place = options.model_name or str(located(run.config, run.folder)["model_name"])
+    model = resolve_model(place, None if options.model_name else run.config.get("model_revision"))
     _check_free(target, model, overwrite=options.overwrite)
     trained_on = str(run.config.get("precision", "float32"))
     trained_on = "float32" if trained_on == "fast" else trained_on  # that is how it sampled

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar, cast
 import tinker
 from tinker_cookbook.rl.types import RLDataset
 
+from viva.conversation.wording import counted
 from viva.credit.spans import Decoder, token_texts
 from viva.doctor.examination import check_engine
 from viva.eval.conversations import ConversationEvaluator, group_seed
@@ -272,7 +273,7 @@ def _how_to_go_on(opened: OpenRun) -> str:
     if last is None:
         return "Nothing was saved yet: begin again with the same command and behavior_if_exists=resume."
     return (
-        f"The state after {last.next_step} steps is saved: go on with the same command and "
+        f"The state after {counted(last.next_step, 'step')} is saved: go on with the same command and "
         "behavior_if_exists=resume."
     )
 
@@ -280,8 +281,10 @@ def _how_to_go_on(opened: OpenRun) -> str:
 def _introduce(plan: Plan[ConfigT], training: Training) -> None:
     config, order = plan.config, plan.order
     say(
-        f"{config.model_name}: {len(order)} steps of {order.groups_per_batch} {plan.unit.groups}, {plan.summary}; "
-        f"{len(order.items)} prompts ({order.num_passes:.3g} passes), {len(plan.test)} test prompts; "
+        f"{config.model_name}: {counted(len(order), 'step')} of "
+        f"{counted(order.groups_per_batch, plan.unit.groups.removesuffix('s'))}, {plan.summary}; "
+        f"{counted(len(order.items), 'prompt')} ({order.num_passes:.3g} pass{'' if order.num_passes == 1 else 'es'}), "
+        f"{counted(len(plan.test), 'test prompt')}; "
         f"learning rate {training.config.update.learning_rate:.3g}; log_path={plan.options.log_path}; "
         f"engine: {plan.options.engine.server or 'this machine'}"
     )

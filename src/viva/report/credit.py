@@ -61,8 +61,9 @@ def _turn(turn: Mapping[str, Any], streams: Sequence[str], most: float) -> str:
             for title, key in (("Sampled in", "sampled_in"), ("Trained in", "trained_in"))
         )
         contexts = f'<div class="contexts">{contexts}</div><h4>The completion they share</h4>'
+    noun = "token" if count == 1 else "tokens"
     return (
-        f'<details><summary>{escape(turn["title"])} <span class="muted">{data(count)} tokens{earned}</span>'
+        f'<details><summary>{escape(turn["title"])} <span class="muted">{data(count)} {noun}{earned}</span>'
         "</summary>"
         f'{contexts}<p class="tokens">{tokens}{cut}</p></details>'
     )

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import chz
 
+from viva.conversation.wording import counted
 from viva.experts.diagnostics import (
     Diagnostics,
     Recommendation,
@@ -240,7 +241,7 @@ def estimation_text(result: Estimation) -> str:
     steps = ", ".join(str(step) for step in result.steps[:8]) + (", ..." if len(result.steps) > 8 else "")
     lines = [f"The last line of {SAMPLES_FILE} is torn, and left out."] if result.is_torn else []
     lines += [
-        f"{result.num_samples} samples of {len(result.steps)} batches (steps {steps}); {used}",
+        f"{counted(result.num_samples, 'sample')} of {len(result.steps)} batches (steps {steps}); {used}",
         "",
         *_sample_lines(result),
         "",

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from viva.conversation.wording import counted
 from viva.report.chart import draw_chart
 from viva.report.markup import card, data, format_number
 from viva.report.run_files import Run, metric_series, read_run
@@ -94,7 +95,7 @@ def headline_text(run_dir: str | Path) -> str | None:
         for share, half in ((gain.before, gain.before_half_width), (gain.after, gain.after_half_width))
     )
     return (
-        f"held-out accuracy, asked directly: {before} before, {after} after {gain.last_step} steps "
+        f"held-out accuracy, asked directly: {before} before, {after} after {counted(gain.last_step, 'step')} "
         f"({100 * gain.difference:+.1f} points; intervals are 95 %){_conversation_text(run)}"
     )
 

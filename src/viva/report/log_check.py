@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from viva.conversation.wording import counted
 from viva.engine.trust import is_inside, unsealed
 from viva.rl.files import naming
 
@@ -120,8 +121,8 @@ class LogCheck:
             progress.problem = self._told(name, progress, goal)
         elif goal.is_end and not _goes_on(path, goal):
             progress.problem = (
-                f"{name} is damaged or was changed: the run was over after {goal.next_step} steps, and what stands "
-                f"from line {progress.lines + 1} on is none of a later step. {_REMEDY}"
+                f"{name} is damaged or was changed: the run was over after {counted(goal.next_step, 'step')}, and "
+                f"what stands from line {progress.lines + 1} on is none of a later step. {_REMEDY}"
             )
         else:
             progress.sound.append(goal)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from viva.conversation.wording import counted
 from viva.report.headline import ACCURACY
 from viva.report.log_check import INDEX_FILE
 from viva.report.run_files import METRICS_FILE, Run
@@ -158,8 +159,8 @@ def _summary(card: ModelCard) -> str:
     what = "A LoRA adapter for" if card.kind == "adapter" else "A language model trained from"
     recipe = card.run.config.get("recipe", "unknown")
     return (
-        f"{what} `{_base(card)}`, trained by the recipe `{recipe}` of Viva: {card.num_steps} training steps, "
-        f"{card.precision} base weights.{_digests(card)}"
+        f"{what} `{_base(card)}`, trained by the recipe `{recipe}` of Viva: "
+        f"{counted(card.num_steps, 'training step')}, {card.precision} base weights.{_digests(card)}"
     )
 
 
@@ -242,6 +243,6 @@ def _told(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shown(name: str, value: Any) -> Any:
     if name == "train_prompts" and isinstance(value, list):
-        return f"{len(value)} prompts"
+        return counted(len(value), "prompt")
     is_path = name in _PATHS or (name in ("model_name", "hf_dataset_name") and not _is_hub_name(str(value)))
     return Path(str(value)).name if is_path else value

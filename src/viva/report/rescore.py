@@ -14,6 +14,7 @@ import chz
 from pydantic import TypeAdapter, ValidationError
 
 from viva.conversation.records import Conversation
+from viva.conversation.wording import counted
 from viva.credit.review import ReviewScores, ReviewVotes, score_review
 from viva.credit.review_rules import ReviewRules, review_rules
 from viva.judging.bradley_terry import BradleyTerryError
@@ -296,12 +297,14 @@ def rescore_text(result: Rescoring) -> str:
         shown = ", ".join(
             f"{name} {_number(old)} old, {_number(new)} new" for name, (old, new) in result.gaps.items()
         )
-        gaps = f"\nReward-truth gap over {result.num_gaps} conversations with right and wrong solutions:\n  {shown}\n"
+        over = counted(result.num_gaps, "conversation")
+        gaps = f"\nReward-truth gap over {over} with right and wrong solutions:\n  {shown}\n"
     graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in result.streams)
     torn = "The last line of transcripts.jsonl is torn, and left out.\n" if result.is_torn else ""
     return (
-        f"{torn}{result.num_conversations} conversations ({result.num_void} void and {result.num_other} of another "
-        f"kind left out)\n\n{chr(10).join(line.rstrip() for line in lines)}\n{gaps}\n{_LEGEND}"
+        f"{torn}{counted(result.num_conversations, 'conversation')} ({result.num_void} void and "
+        f"{result.num_other} of another kind left out)\n\n"
+        f"{chr(10).join(line.rstrip() for line in lines)}\n{gaps}\n{_LEGEND}"
         f"Rewards with a truth: {graded}.\n"
     )
 

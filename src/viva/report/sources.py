@@ -1,5 +1,6 @@
 """What a page can be about: a run's folder, a result of ``viva eval``, or a folder of results."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,12 @@ from viva.report.run_files import (
     transcripts_path,
 )
 
-__all__ = ["SourceKind", "kind_of", "names_of", "options_of", "read_source"]
+__all__ = ["SourceKind", "kind_of", "names_of", "options_of", "read_source", "runs_text"]
+
+_RUN_FILES = (METRICS_FILE, "checkpoints.jsonl")
+"""Files that only a run has."""
+
+_RUN_PLACES = tuple(f"{folder}{name}" for folder in ("", "*/", "runs/*/", "runs/*/*/") for name in _RUN_FILES)
 
 SourceKind = Literal["run", "result", "results"]
 
@@ -40,6 +46,33 @@ def kind_of(source: Path) -> SourceKind:
         f"{str(source)!r} {what}. Give the folder of a run: what was its log_path; or a result of viva eval, or a "
         "folder of them."
     )
+
+
+def runs_text(here: Path) -> str:
+    """The runs in a folder and in its ``runs``, newest first, each with the command that shows it."""
+    found = {path.parent for pattern in _RUN_PLACES for path in here.glob(pattern)}
+    if not found:
+        return (
+            f"There are no runs in {here.resolve()} or its folder runs. Give the folder of a run: what was its "
+            "log_path, like viva view runs/first."
+        )
+    newest = sorted(found, key=lambda folder: (-_time_of(folder), str(folder)))
+    return "\n".join(f"viva view {shlex.quote(str(folder))}{_about(folder)}" for folder in newest)
+
+
+def _time_of(folder: Path) -> float:
+    """When the run last wrote a step."""
+    return max((folder / name).stat().st_mtime for name in _RUN_FILES if (folder / name).is_file())
+
+
+def _about(folder: Path) -> str:
+    """Recipe and model of a run, as a remark."""
+    try:
+        config = read_config(folder)
+    except (ValueError, OSError):
+        return f"  # its {CONFIG_FILE} is damaged"
+    told = [visible(str(config[key])) for key in ("recipe", "model_name") if config.get(key)]
+    return f"  # {', '.join(told)}" if told else ""
 
 
 def options_of(source: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 
+from viva.conversation.wording import counted
 from viva.rl.console import BARS_PER_SECOND, duration, progress_row
 from viva.rl.progress import StepProgress
 
@@ -75,7 +76,7 @@ class EvaluationConsole:
         self._progress = None
         took = duration(self._clock() - self._began)
         self.console.print(
-            f"{self._title}: {progress.num_done} {progress.noun}, {progress.num_tokens:,} tokens in {took}",
+            f"{self._title}: {progress.num_done} {progress.noun}, {counted(progress.num_tokens, 'token')} in {took}",
             soft_wrap=True,
             markup=False,
         )

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tinker_cookbook.rl.types import RLDataset
 
+from viva.conversation.wording import counted
 from viva.experts.strategy import is_strategy, strategy_of
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.judging.tournament import NoValidComparisonsError
@@ -216,7 +217,9 @@ async def train(run: Training) -> bool:
         try:
             for step in range(first_step, len(run.dataset)):
                 if why := crossed(run):
-                    console.message(f"stopped after {next_step} steps: {why}. The best checkpoint is kept.")
+                    console.message(
+                        f"stopped after {counted(next_step, 'step')}: {why}. The best checkpoint is kept."
+                    )
                     await ahead.close()
                     await _finish(run, next_step, console)
                     return True
@@ -248,7 +251,7 @@ async def train(run: Training) -> bool:
                 "interrupted in the middle of an update: what was sampled for it is in the journal"
             )
         else:
-            console.message(f"interrupted: saving the state after {next_step} steps")
+            console.message(f"interrupted: saving the state after {counted(next_step, 'step')}")
             await _save(run, next_step)
         return False
 

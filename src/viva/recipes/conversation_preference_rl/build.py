@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tinker_cookbook.renderers.base import Renderer
 
+from viva.conversation.wording import counted
 from viva.eval.answers import is_correct
 from viva.judging import comparison
 from viva.judging.judge import PolicySelfComparisonJudge
@@ -38,7 +39,7 @@ def make_plan(config: Config) -> Plan[Config]:
     return plan_run(
         config,
         recipe="conversation_preference_rl",
-        summary=f"{config.num_agents} agents x {config.max_rounds} rounds",
+        summary=f"{counted(config.num_agents, 'agent')} x {counted(config.max_rounds, 'round')}",
         record={"judge_prompt": judge_prompt(config)},
     )
 

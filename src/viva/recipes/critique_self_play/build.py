@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tinker_cookbook.renderers.base import Renderer
 
+from viva.conversation.wording import counted
 from viva.credit.review_rules import ReviewRules, review_rules
 from viva.eval.answers import is_correct
 from viva.judging.judge import PolicySelfComparisonJudge
@@ -52,7 +53,7 @@ def make_plan(config: Config) -> Plan[Config]:
     return plan_run(
         config,
         recipe="critique_self_play",
-        summary=f"{config.num_agents} agents, {config.preset} rewards",
+        summary=f"{counted(config.num_agents, 'agent')}, {config.preset} rewards",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
+from viva.conversation.wording import counted
 from viva.eval.bootstrap import summarise
 from viva.eval.direct import DirectSampler
 from viva.eval.figures import figures_of
@@ -113,7 +114,7 @@ def _introduce(plan: EvalPlan) -> None:
     if plan.num_unanswered:
         parts.append(f"{plan.num_unanswered} without a known answer left out")
     for kind, config in plan.conversations.items():
-        parts.append(f"{len(plan.talked_about)} of them in {kind} of {config.num_agents} agents")
+        parts.append(f"{len(plan.talked_about)} of them in {kind} of {counted(config.num_agents, 'agent')}")
     say("; ".join(parts))
 
 

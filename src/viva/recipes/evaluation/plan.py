@@ -8,6 +8,7 @@ from typing import Any
 import chz
 
 from viva.conversation.prompts import persona
+from viva.conversation.wording import counted
 from viva.eval.checks import AnswerCheck, find_check
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl.build import check_conversation, judge_prompt
@@ -62,7 +63,7 @@ class EvalPlan:
     @property
     def measured(self) -> str:
         """How many problems, and where they are from."""
-        return f"{len(self.items)} problems {self.source}"
+        return f"{counted(len(self.items), 'problem')} {self.source}"
 
     @property
     def talked_about(self) -> tuple[PromptItem, ...]:

@@ -13,7 +13,7 @@ from viva.engine.hub import split_revision
 from viva.engine.model_folder import check_base, model_digests
 from viva.eval.adapters import is_adapter, staged_adapter
 from viva.judging.policy import SamplingClient
-from viva.recipes.common import resolve_model
+from viva.recipes.common import located, resolve_model
 from viva.report.run_files import read_config
 from viva.rl.clients import ServiceClient, settled
 from viva.rl.export import choose_checkpoint
@@ -101,7 +101,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: str | None) -> Target:
-    config = read_config(folder)
+    config = located(read_config(folder), folder)
     model = model_name or config.get("model_name")
     revision = None if model_name else config.get("model_revision")
     target = Target(

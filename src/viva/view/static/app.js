@@ -3,7 +3,7 @@
 import { ask, go, link, place, Refused } from "./api.js";
 import { conversationView } from "./conversation.js";
 import { curvesView } from "./curves.js";
-import { h, replace } from "./dom.js";
+import { counted, h, replace } from "./dom.js";
 import { evaluationsView } from "./evaluations.js";
 import { judgeView } from "./judge.js";
 import { listView } from "./list.js";
@@ -37,10 +37,10 @@ function status(text) {
 
 function showRuns() {
   replace(document.getElementById("runs"), state.runs.map((run, index) => h("span", { class: `run run${index}` },
-    h("b", {}, run.name), ` ${[run.model, run.kind === "run" ? `${run.steps} steps` : "", run.kind === "results" ? "" : `${run.conversations} conversations`]
+    h("b", {}, run.name), ` ${[run.model, run.kind === "run" ? counted(run.steps, "step") : "", run.kind === "results" ? "" : counted(run.conversations, "conversation")]
       .filter(Boolean).join(" · ")}`)));
   const reading = state.runs.filter((run) => !run.is_complete).map((run) => `${Math.floor(100 * run.progress)} %`);
-  const damaged = state.runs.flatMap((run) => Object.entries(run.damaged).map(([file, count]) => `${count} damaged lines in ${file}`));
+  const damaged = state.runs.flatMap((run) => Object.entries(run.damaged).map(([file, count]) => `${counted(count, "damaged line")} in ${file}`));
   const problems = state.runs.flatMap((run) => run.problems);
   const banner = document.getElementById("damage");
   if (banner.dataset.problems !== JSON.stringify(problems)) { // an alert is read out when it changes

@@ -67,6 +67,11 @@ export function signed(value, digits = 2) {
   return (value > 0 ? "+" : value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(digits);
 }
 
+// A number with its noun.
+export function counted(value, noun) {
+  return `${value} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 export function share(part, whole) {
   return whole ? `${(100 * part / whole).toFixed(1)} % (${part} of ${whole})` : "none to count";
 }

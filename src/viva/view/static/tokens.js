@@ -1,6 +1,6 @@
 // Credit on tokens: shaded by advantage, one stream at a time or all, with every number of the token under the cursor.
 
-import { h, number, replace, toggle } from "./dom.js";
+import { counted, h, number, replace, toggle } from "./dom.js";
 import { reveal } from "./review.js";
 
 const LEVELS = 5;
@@ -45,7 +45,7 @@ export class Tokens {
 
   box(turn, index) {
     const box = h("details", { class: "token-turn", "data-turn": index }, h("summary", {}, turn.title,
-      h("span", { class: "muted" }, ` ${turn.ids.length} tokens${turn.spans.length ? `, ${[...new Set(turn.spans.map((span) => span.stream))].join(", ")}` : ""}`)));
+      h("span", { class: "muted" }, ` ${counted(turn.ids.length, "token")}${turn.spans.length ? `, ${[...new Set(turn.spans.map((span) => span.stream))].join(", ")}` : ""}`)));
     box.addEventListener("toggle", () => {
       if (!box.open || box.dataset.filled) return;
       box.dataset.filled = "yes";
