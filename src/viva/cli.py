@@ -269,16 +269,16 @@ def _view(options: argparse.Namespace) -> int:
 
     try:
         if not options.runs:
-            _say(runs_text(Path()))
+            _write(f"{runs_text(Path())}\n")
             return 0
-        serve(options.runs, port=options.port, open_browser=options.open, say=_say)
+        serve(options.runs, port=options.port, open_browser=options.open, say=_say_as_it_is)
     except (ValueError, OSError) as error:
         return _mistake(_told(error))
     return 0
 
 
-def _say(text: str) -> None:
-    _write(f"{text}\n")
+def _say_as_it_is(text: str) -> None:
+    sys.stdout.write(f"{text}\n")  # an address with its token, for whoever sits here
     sys.stdout.flush()
 
 
@@ -286,6 +286,7 @@ def _write(text: str) -> None:
     from viva.rl.secrets import printable
 
     sys.stdout.write(printable(text))
+    sys.stdout.flush()
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -330,7 +331,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from viva.rl.remote import EngineError, explain
 
     try:
-        is_sound = asyncio.run(examine_engine(chosen, _say))
+        is_sound = asyncio.run(examine_engine(chosen, lambda text: _write(f"{text}\n")))
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
         return _mistake(explain(error, "the engine") or _told(error))
     return 0 if is_sound else 1
