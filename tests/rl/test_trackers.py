@@ -36,6 +36,41 @@ def test_names_and_projects_are_read_in_their_order(installed) -> None:
 
 
 @pytest.mark.parametrize(
+    ("texts", "options", "chosen"),
+    [
+        (["console"], {"wandb_project": "p"}, [("console", "viva", None), ("wandb", "p", None)]),
+        (
+            ["console"],
+            {"wandb_project": "p", "wandb_name": "n"},
+            [("console", "viva", None), ("wandb", "p", "n")],
+        ),
+        (["wandb", "trackio:t"], {"wandb_project": "p"}, [("wandb", "p", None), ("trackio", "t", None)]),
+        (["wandb:p"], {"wandb_project": "p", "wandb_name": "n"}, [("wandb", "p", "n")]),
+        (["wandb"], {"wandb_name": "n"}, [("wandb", "viva", "n")]),
+        ([], {"wandb_project": "p"}, [("wandb", "p", None)]),
+    ],
+)
+def test_project_and_name_of_wandb_are_options_too(installed, texts, options, chosen) -> None:
+    found = [(each.name, each.project, each.run_name) for each in choose_trackers(texts, **options)]
+    assert found == chosen
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (["wandb:a"], {"wandb_project": "b"}, "trackers=wandb:a and wandb_project=b name two projects"),
+        (["console"], {"wandb_name": "n"}, "wandb_name=n names a run in .*, but trackers has no wandb: give"),
+        ([], {"wandb_project": " "}, "wandb_project must be a name; got ' '"),
+        (["wandb"], {"wandb_name": ""}, "wandb_name must be a name; got ''"),
+        (["wandb", "wandb:p"], {"wandb_project": "p"}, "trackers names wandb twice"),
+    ],
+)
+def test_contradictions_about_wandb_are_refused(installed, texts, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_trackers(texts, **options)
+
+
+@pytest.mark.parametrize(
     ("texts", "message"),
     [
         (["tensorbord"], "Did you mean 'tensorboard'"),
@@ -203,6 +238,16 @@ def test_wandb_is_told_how_the_run_ended(tmp_path, kept) -> None:
         (tracker,) = open_trackers([TrackerChoice(name=name)], a_run(tmp_path))
         tracker.close(exit_code)
     assert keeper.exit_codes == ([0, 1, 143] if name == "wandb" else [None] * 3)
+
+
+def test_a_run_has_the_name_that_was_given_or_that_of_its_folder(tmp_path, kept) -> None:
+    name, keeper = kept
+    for run_name in (None, "first"):
+        close(open_trackers([TrackerChoice(name=name, run_name=run_name)], a_run(tmp_path)))
+    names = [started["name"] for started in keeper.started]
+    assert [text.startswith(start) for text, start in zip(names, (tmp_path.name, "first"), strict=True)] == [
+        True
+    ] * 2
 
 
 def test_the_console_alone_leaves_no_file(tmp_path) -> None:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from viva.eval.records import Difference, Evaluation
 from viva.rl.files import write_atomic
 from viva.rl.secrets import redacted
+from viva.rl.written import note_written
 
 __all__ = [
     "COMPARISON_FORMAT",
@@ -37,6 +38,7 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
         _json({"format": FORMAT, **asdict(evaluation)}, indent=1).encode("utf-8", "replace").decode("utf-8")
     )
     write_atomic(path, text + "\n")
+    note_written([path])
 
 
 def write_comparison(
@@ -52,12 +54,14 @@ def write_comparison(
         "figures": {name: asdict(each) for name, each in differences.items()},
     }
     write_atomic(path, _json(content, indent=1) + "\n")
+    note_written([path])
 
 
 def write_transcripts(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write conversations in the form of a run's ``transcripts.jsonl``."""
     text = "".join(_json(row) + "\n" for row in rows)
     write_atomic(path, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    note_written([path])
 
 
 def read_evaluation(path: Path) -> Evaluation:

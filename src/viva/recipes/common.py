@@ -222,7 +222,7 @@ async def open_run(
     try:
         return await _open_run(options, prepared, check)
     except BaseException:
-        prepared.folder.close()
+        prepared.folder.close(refused=True)
         raise
 
 
@@ -344,11 +344,13 @@ def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_c
         return 128 + received
     from viva.report import headline_text, write_report
     from viva.rl.export import ended_with, export_weights
+    from viva.rl.written import note_written
 
     checkpoint = ended_with(opened.folder, training.stop_rule)
     if checkpoint is not None:
         state_path = opened.folder.checkpoints.resolve(checkpoint)
         weights = export_weights(state_path, model=options.model, folder=opened.folder.path)
+        note_written([file for file in sorted(weights.rglob("*")) if file.is_file()] if weights else [])
         say(f"weights: {weights or state_path}")
     say(f"report: {write_report(opened.folder.path)}")
     say(f"to look at it: viva view {shlex.quote(str(options.log_path))}")

@@ -94,6 +94,10 @@ class RecipeConfig:
         default_factory=lambda: ["console"],
         doc="of console, tensorboard, trackio, wandb; with a project as wandb:PROJECT",
     )
+    wandb_project: str | None = chz.field(default=None, doc="the same as wandb:PROJECT among the trackers")
+    wandb_name: str | None = chz.field(
+        default=None, doc="the run's name in Weights & Biases; default: the folder's"
+    )
 
     engine: Literal["local", "remote"] | None = chz.field(
         default=None,

@@ -50,6 +50,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     from viva.rl.export import choose_checkpoint
     from viva.rl.run_folder import RunFolder
     from viva.rl.stop_rule import StopRule
+    from viva.rl.written import note_written
 
     run = read_run(run_dir)
     if "model_name" not in run.config:
@@ -96,6 +97,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
             precision=trained_on if is_adapter else precision,
         )
         (path / "README.md").write_text(model_card(card), encoding="utf-8")
+        note_written([file for file in sorted(path.rglob("*")) if file.is_file()])
     return written
 
 

@@ -21,6 +21,7 @@ from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
 from viva.rl.remote import EngineError, explain, watched
+from viva.rl.run_folder import RunFolder
 from viva.rl.service import EngineConfig
 from viva.rl.stop_rule import StopRule
 from viva.rl.trackers.choice import CONSOLE
@@ -31,6 +32,9 @@ from viva.rl.update import EXACT_GAP, UpdateConfig
 __all__ = ["judged_by", "make_training", "run_recipe"]
 
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
+
+_REFUSED = 2
+"""Exit code of a run that cannot begin."""
 
 
 async def run_recipe(
@@ -52,8 +56,11 @@ async def run_recipe(
         def close(tracker: OpenTracker) -> None:
             tracker.close(exit_code)
 
+        def close_folder(folder: RunFolder) -> None:
+            folder.close(refused=exit_code == _REFUSED)
+
         def keep(opened: OpenRun) -> None:
-            cleanup.callback(opened.folder.close)
+            cleanup.callback(close_folder, opened.folder)
             for tracker in opened.trackers:
                 cleanup.callback(close, tracker)
 
@@ -84,7 +91,7 @@ async def _run_recipe(
     # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
         complain(f"error: {explain(error, engine.server) or _disk_problem(error) or error}")
-        return 2
+        return _REFUSED
     _introduce(plan, training)
     try:
         async with watched(engine.base_url):

@@ -33,6 +33,8 @@ _FREE_OPTIONS = frozenset(
         "tokens_every",
         "trackers",
         "ttl_seconds",
+        "wandb_name",
+        "wandb_project",
     }
 )
 """Options that do not change what any step computes; a resumed run may set them anew. With rollouts that run ahead,
@@ -91,9 +93,9 @@ def plan_run(
         ValueError: For anything the user has to mend.
     """
     _check(config)
-    if not config.log_path.strip():
-        raise ValueError(f"log_path must be the path of a folder, like runs/first; got {config.log_path!r}")
-    trackers = choose_trackers(config.trackers)
+    trackers = choose_trackers(
+        config.trackers, wandb_project=config.wandb_project, wandb_name=config.wandb_name
+    )
     unit = unit or BatchUnit(samples=config.num_agents)
     at_least(config, {"max_training_datapoints": unit.samples})
     batch_size = resolve_batch_size(config.batch_size, unit.samples, unit.name)
@@ -164,6 +166,8 @@ def _learning_rate(config: RecipeConfig, engine: EngineConfig) -> float:
 
 
 def _check(config: RecipeConfig) -> None:
+    if not config.log_path.strip():
+        raise ValueError(f"log_path must be the path of a folder, like runs/first; got {config.log_path!r}")
     smallest = {
         "num_agents": 2,
         "max_tokens": 1,

@@ -31,6 +31,7 @@ from viva.report.run_files import (
 from viva.report.sources import kind_of, names_of, read_source
 from viva.report.token_turns import token_payload
 from viva.rl.files import write_atomic
+from viva.rl.written import note_written
 
 __all__ = ["write_report"]
 
@@ -62,6 +63,7 @@ def write_report(
     folder = sources[0].parent if sources[0].is_file() else sources[0]
     path = folder / "report.html" if output is None else Path(output)
     write_atomic(path, _page(runs))
+    note_written([path])
     return path
 
 

@@ -3,24 +3,26 @@
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
 ``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl`` (`viva.rl.token_records`), ``checkpoints.jsonl``,
 ``state/`` (saved by the local engine), ``journal/`` (`viva.rl.journal`), at the end ``adapter/`` and ``report.html``,
-and what trackers, ``viva export`` and ``viva eval`` leave. ``.lock`` is held by the process whose run it is.
+and what trackers, ``viva export`` and ``viva eval`` leave. ``.lock`` is held by the process whose run it is, and
+``written.jsonl`` lists what may be deleted (`viva.rl.written`).
 """
 
 import json
-import shutil
+import os
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from viva.engine.model_folder import check_base
-from viva.engine.trust import is_inside
+from viva.engine.trust import SEAL, is_inside
 from viva.rl.checkpoints import Checkpoint, Checkpoints, environment
 from viva.rl.files import LOCK, FolderLock, place_problem, read_json, sweep, write_json
 from viva.rl.journal import Journal
 from viva.rl.run_log import RunLog
 from viva.rl.secrets import redacted
+from viva.rl.written import MARK, delete_written, is_marked, mark, strangers
 
 __all__ = [
     "BehaviorIfExists",
@@ -35,7 +37,7 @@ BehaviorIfExists: TypeAlias = Literal["ask", "delete", "resume", "raise"]
 OpenedT = TypeVar("OpenedT")
 
 _CONFIG = "config.json"
-_REPLACED = (_CONFIG, "checkpoints.jsonl", "trackers.json", "report.html")
+_REPLACED = (_CONFIG, "checkpoints.jsonl", "trackers.json", "report.html", MARK)
 """Files that are written anew as a whole while a run goes."""
 _BASE = "base_digests"
 """What ``config.json`` has besides options: `PreparedFolder.with_base` compares it."""
@@ -58,6 +60,11 @@ _ENTRIES = (
     "export",
     "eval",
 )
+"""What runs and the commands about them write."""
+_WEIGHTS = ("*.safetensors", "adapter_config.json")
+"""Files in the folder of a model, an adapter or a state."""
+_MOST_NAMES = 5
+"""Of those in a message."""
 
 
 class RunFolder:
@@ -66,6 +73,10 @@ class RunFolder:
     def __init__(self, path: Path, *, keep_checkpoints: int = 3, ttl_seconds: int | None = None) -> None:
         self.path = path
         self.lock = FolderLock(path)
+        self.is_new = False
+        """Whether a run was begun in it by this object."""
+        self.was_made = False
+        """Whether the folder was made for that."""
         self.log = RunLog(path)
         self.journal = Journal(path / "journal", environment=environment)
         self.checkpoints = Checkpoints(path, keep=keep_checkpoints, ttl_seconds=ttl_seconds)
@@ -75,9 +86,21 @@ class RunFolder:
         """Where the local engine saves its state."""
         return self.path / "state"
 
-    def close(self) -> None:
-        """Let other processes open the folder."""
-        self.lock.release()
+    def close(self, *, refused: bool = False) -> None:
+        """Let other processes open the folder.
+
+        Args:
+            refused: The run cannot begin after all. A new one leaves nothing then, so that its command can be repeated.
+        """
+        try:
+            if refused and self.is_new:
+                delete_written(self.path)
+            if refused and self.was_made and [path.name for path in self.path.iterdir()] == [LOCK]:
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
+        finally:
+            self.is_new = self.was_made = False
+            self.lock.release()
 
     async def open_newest(
         self, open_state: Callable[[str], Awaitable[OpenedT]], tell: Callable[[str], None]
@@ -194,15 +217,21 @@ class PreparedFolder:
         return self.folder
 
     def _open(self, path: Path) -> None:
-        if self.deletes:
-            _delete_run(path)
         if not self.folder.lock.is_held:
+            was_made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             self.folder.lock.acquire()
-        if not (self.resumes or self.deletes) and _holds_run(path):
+            self.folder.was_made = was_made
+        if self.deletes:
+            _check_deletable(path)
+            delete_written(path)
+        elif not self.resumes and _holds_run(path):
             raise ValueError(
                 f"a run was begun in log_path={path} meanwhile. Give another log_path, or behavior_if_exists=resume."
             )
+        self.folder.is_new = not self.resumes
+        if self.folder.is_new or not is_marked(path):
+            mark(path)
         write_json(path / _CONFIG, self.config)
 
 
@@ -240,6 +269,8 @@ def prepare_run_folder(
         folder.lock.acquire()
     try:
         decided = _decided(path, behavior, ask) if _holds_run(path) else None
+        if decided == "delete":
+            _check_deletable(path)
         if decided == "resume":
             _check_links(path)
             _check_same_options(path, config, free_options)
@@ -266,7 +297,50 @@ def _decided(
 
 
 def _holds_run(path: Path) -> bool:
-    return any((path / name).exists() for name in _MARKS)
+    """Whether a folder holds a run of Viva.
+
+    Raises:
+        ValueError: If it holds none, but something where a run would write, or a model.
+    """
+    taken = [name for name in _ENTRIES if os.path.lexists(path / name)]
+    if any(name in _MARKS for name in taken) and (is_marked(path) or _is_unmarked_run(path)):
+        return True
+    taken += sorted(found.name for pattern in _WEIGHTS for found in path.glob(pattern))
+    if taken:
+        raise ValueError(
+            f"log_path={path} is not the folder of a run of Viva, but holds {_told_names(taken)}, which a run might "
+            "write over. Nothing was touched: give another log_path."
+        )
+    return False
+
+
+def _is_unmarked_run(path: Path) -> bool:
+    """Whether ``config.json`` is that of a run of version 0.1.0, which marked no folder."""
+    try:
+        content: object = json.loads((path / _CONFIG).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and (SEAL in content or {"recipe", "log_path"} <= content.keys())
+
+
+def _check_deletable(path: Path) -> None:
+    """Refuse to delete a run where it cannot be told from what is somebody else's."""
+    if not is_marked(path):
+        raise ValueError(
+            f"log_path={path} holds a run without a list of what it wrote ({MARK}), as version 0.1.0 left it: it "
+            "cannot be told from your own files. Nothing was deleted: delete the folder yourself, or give another "
+            "log_path or behavior_if_exists=resume."
+        )
+    if strange := strangers(path):
+        raise ValueError(
+            f"behavior_if_exists=delete deletes what Viva wrote and nothing else, but log_path={path} holds "
+            f"{_told_names(strange)} beside it. Nothing was deleted: move that elsewhere, or give another log_path."
+        )
+
+
+def _told_names(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_links(path: Path) -> None:
@@ -277,15 +351,6 @@ def _check_links(path: Path) -> None:
                 f"{path / name} is a link that leads out of the run's folder. Put the file or folder itself there, or "
                 "start anew with behavior_if_exists=delete, which removes the link alone."
             )
-
-
-def _delete_run(path: Path) -> None:
-    """Delete what runs write, and nothing else that may be in the folder."""
-    for entry in (path / name for name in _ENTRIES):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
 
 
 def _asked(path: Path, ask: Callable[[str], str] | None) -> Literal["resume", "delete"]:

@@ -16,6 +16,8 @@ class TrackedRun:
     run_id: str
     """Made when the run began; a resumed run has the same."""
     project: str
+    run_name: str | None = None
+    """Given by the user."""
     config: Mapping[str, Any]
     """The options of ``config.json``. Nothing else about program or machine is handed on."""
     next_step: int | None = 0
@@ -23,8 +25,8 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """The folder's."""
-        return self.folder.resolve().name
+        """The given one, else the folder's."""
+        return self.run_name or self.folder.resolve().name
 
 
 class Tracker(Protocol):

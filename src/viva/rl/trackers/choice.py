@@ -13,7 +13,8 @@ CONSOLE = "console"
 PACKAGES = {"tensorboard": "tensorboard", "trackio": "trackio", "wandb": "wandb"}
 """Trackers that need a package; the extra of viva that installs it has the tracker's name."""
 
-_WITH_PROJECT = ("trackio", "wandb")
+_WANDB = "wandb"
+_WITH_PROJECT = ("trackio", _WANDB)
 
 DEFAULT_PROJECT = "viva"
 
@@ -25,16 +26,26 @@ class TrackerChoice:
     name: str
     project: str = DEFAULT_PROJECT
     """Under which Trackio and Weights & Biases file the run."""
+    run_name: str | None = None
+    """The run's name there; ``None`` for that of its folder."""
 
 
-def choose_trackers(texts: Sequence[str]) -> tuple[TrackerChoice, ...]:
+def choose_trackers(
+    texts: Sequence[str], *, wandb_project: str | None = None, wandb_name: str | None = None
+) -> tuple[TrackerChoice, ...]:
     """Read the option ``trackers``: a name each, for some of them with ``:PROJECT``.
 
+    Args:
+        texts: The option.
+        wandb_project: Another way to write ``wandb:PROJECT``.
+        wandb_name: The run's name in Weights & Biases.
+
     Raises:
-        ValueError: If one is unknown, named twice, or its package is not installed; with the command that installs it.
+        ValueError: If one is unknown, named twice, or its package is not installed, with the command that installs it;
+            or if the options contradict each other.
     """
     choices: list[TrackerChoice] = []
-    for text in texts:
+    for text in _with_project(texts, wandb_project, wandb_name):
         name, colon, project = text.partition(":")
         if name not in (CONSOLE, *PACKAGES):
             raise ValueError(_unknown(name))
@@ -50,8 +61,33 @@ def choose_trackers(texts: Sequence[str]) -> tuple[TrackerChoice, ...]:
                 f"trackers={name} needs the package {PACKAGES[name]}, which is not installed: "
                 f"pip install 'viva[{name}]'"
             )
-        choices.append(TrackerChoice(name=name, project=project or DEFAULT_PROJECT))
+        run_name = wandb_name if name == _WANDB else None
+        choices.append(TrackerChoice(name=name, project=project or DEFAULT_PROJECT, run_name=run_name))
     return tuple(choices)
+
+
+def _with_project(texts: Sequence[str], project: str | None, run_name: str | None) -> list[str]:
+    """The option with the tracker that ``wandb_project`` asks for."""
+    for option, value in (("wandb_project", project), ("wandb_name", run_name)):
+        if value is not None and not value.strip():
+            raise ValueError(f"{option} must be a name; got {value!r}. Give one, or leave the option out.")
+    place = next((place for place, text in enumerate(texts) if text.partition(":")[0] == _WANDB), None)
+    if place is None and project is None:
+        if run_name is not None:
+            raise ValueError(
+                f"wandb_name={run_name} names a run in Weights & Biases, but trackers has no wandb: give "
+                "wandb_project=PROJECT as well, or add wandb to trackers"
+            )
+        return list(texts)
+    if place is None:
+        return [*texts, f"{_WANDB}:{project}"]
+    if project is None:
+        return list(texts)
+    if texts[place] not in (_WANDB, f"{_WANDB}:{project}"):
+        raise ValueError(
+            f"trackers={texts[place]} and wandb_project={project} name two projects; give one of them"
+        )
+    return [*texts[:place], f"{_WANDB}:{project}", *texts[place + 1 :]]
 
 
 def _is_installed(package: str) -> bool:

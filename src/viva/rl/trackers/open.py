@@ -11,10 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from viva.rl.files import read_json, write_json
 from viva.rl.run_folder import RunFolder
 from viva.rl.trackers.base import TrackedRun, Tracker
 from viva.rl.trackers.choice import CONSOLE, TrackerChoice
+from viva.rl.written import note_written
 
 __all__ = ["MEMORY", "OpenTracker", "open_trackers"]
 
@@ -22,6 +25,8 @@ MEMORY = "trackers.json"
 
 _REFUSED = 2
 """Exit code of a run that cannot begin."""
+_IN_FOLDER = ("tensorboard", "wandb")
+"""Trackers that keep files in a folder of the run's, which has their name."""
 
 
 class _Memory:
@@ -100,9 +105,13 @@ def open_trackers(
                 folder=folder.path,
                 run_id=memory.run_id,
                 project=choice.project,
+                run_name=choice.run_name,
                 config=config,
                 next_step=next_step,
             )
+            place = folder.path / choice.name
+            if choice.name in _IN_FOLDER and not place.exists():
+                note_written([place], as_folder=True)
             tracker = OpenTracker(choice.name, _open(choice.name, run), memory)
             cleanup.callback(tracker.close, _REFUSED)
             tracker.catch_up(folder.log.metrics())
@@ -112,6 +121,20 @@ def open_trackers(
 
 
 def _open(name: str, run: TrackedRun) -> Tracker:
+    """Start a tracker.
+
+    Raises:
+        ValueError: If it cannot start.
+    """
+    try:
+        return _start(name, run)
+    except (OSError, RuntimeError, httpx.HTTPError) as error:
+        raise ValueError(
+            f"trackers={name} cannot start: {type(error).__name__}: {error}. See to it, or leave it out of trackers."
+        ) from error
+
+
+def _start(name: str, run: TrackedRun) -> Tracker:
     if name == "tensorboard":
         from viva.rl.trackers.tensorboard import TensorBoard
 
