@@ -10,6 +10,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from viva import __version__
 from viva.recipes.programs import cookbook_module, cookbook_programs, recipe_summaries, training_module
@@ -60,6 +61,10 @@ def _run(argv: Sequence[str] | None) -> int:
     }
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         return _mistake(_unknown("command", arguments[0], list(commands)))
+    if "--" in arguments:
+        return _mistake(
+            "'--' stands for nothing here; leave it out, and write a path that begins with - as ./-NAME"
+        )
     options = _parser().parse_args(arguments)
     if options.command is None:
         _parser().print_help()
@@ -67,8 +72,32 @@ def _run(argv: Sequence[str] | None) -> int:
     return commands[options.command](options)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know, with the nearest known name, and takes no abbreviation."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As the parent, but nothing is left over."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(self._left_over(left[0]))
+        return found, left
+
+    def error(self, message: str) -> NoReturn:
+        """As the parent; options may be left out."""
+        super().error(message.removesuffix(", key=value"))
+
+    def _left_over(self, argument: str) -> str:
+        known = list(self._option_string_actions)
+        close = difflib.get_close_matches(f"--{argument.partition('=')[0].lstrip('-')}", known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return f"unknown argument {argument!r}.{hint} --help lists all"
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="viva",
         description="Train language models by letting them argue, judge one another and learn from it.",
         epilog="'viva COMMAND --help' explains a command.",
@@ -305,7 +334,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _cost(options: argparse.Namespace) -> int:
-    from viva.recipes.cost import parse_cost, recipe_cost
+    from viva.recipes.cost import parse_cost, recipe_cost, uncounted_options
     from viva.recipes.cost_table import cost_text
 
     try:
@@ -314,6 +343,8 @@ def _cost(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         return _mistake(_told(error))
     _write(text)
+    if names := uncounted_options(options.options):
+        sys.stderr.write(f"note: without effect on these figures: {', '.join(names)}\n")
     return 0
 
 

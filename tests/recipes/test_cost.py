@@ -19,10 +19,11 @@ from viva.conversation.rendering import build_prompt
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.conversation_preference_rl import build as preference
 from viva.recipes.conversation_preference_rl.train import Config as PreferenceConfig
-from viva.recipes.cost import CostOptions, Text, parse_cost, recipe_cost
+from viva.recipes.cost import CostOptions, Text, parse_cost, recipe_cost, uncounted_options
 from viva.recipes.critique_self_play import build as critique
 from viva.recipes.critique_self_play.train import Config as CritiqueConfig
 from viva.recipes.math_efficiency import build as math
+from viva.recipes.math_efficiency.strategies import STRATEGIES
 from viva.recipes.math_efficiency.train_rl import Config as MathConfig
 from viva.scaling.calls import Template
 from viva.scaling.conversations import Lengths
@@ -319,6 +320,52 @@ def test_an_option_of_neither_is_refused(capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["cost", "recipe=critique_self_play", "num_agent=6"])
     assert "num_agent" in capsys.readouterr().err
+
+
+def test_the_recipes_model_and_steps_are_counted_unless_the_commands_own_say_otherwise(capsys) -> None:
+    command = "viva cost recipe=critique_self_play accelerators=[8]"
+    told = printed(capsys, f"{command} model_name=tiny max_steps=7")
+    assert "\ntiny, " in told
+    assert "hours of 7 steps" in told
+    assert "8b" not in told
+    for both in ("model_name=tiny model=8b", "max_steps=7 steps=8"):
+        assert main([*shlex.split(command)[1:], *both.split()]) == 2
+        assert "leave one of them out" in capsys.readouterr().err
+    assert main([*shlex.split(command)[1:], "model_name=Qwen/Qwen3-8B-none"]) == 2
+    assert "model=Qwen/Qwen3-8B-none is neither" in capsys.readouterr().err
+
+
+def test_options_that_change_no_figure_are_named(capsys) -> None:
+    assert main(["cost", "recipe=critique_self_play", "learning_rate=1", "num_agents=3", "log_path=x"]) == 0
+    assert capsys.readouterr().err == "note: without effect on these figures: learning_rate, log_path\n"
+
+
+@pytest.mark.parametrize("config_class", [PreferenceConfig, CritiqueConfig, MathConfig])
+def test_an_option_without_effect_has_none(config_class) -> None:
+    """The count looks at no option that is told to be without effect."""
+    read = set()
+
+    @chz.chz
+    class Watched(config_class):
+        __module__ = config_class.__module__
+
+        def __getattribute__(self, name):
+            read.add(name)
+            return object.__getattribute__(self, name)
+
+    for more in (
+        {},
+        {"judge_mode": "verdict"},
+        {"strategies": list(STRATEGIES)},
+        {"revision_votes": "agents"},
+    ):
+        if set(more) <= set(chz.chz_fields(config_class)):
+            config = Watched(**more)
+            read.clear()
+            recipe_cost(config, CostOptions(recipe="").text)
+            options = read & set(chz.chz_fields(config_class))
+            assert len(options) > 3
+            assert uncounted_options([f"{name}=1" for name in options]) == []
 
 
 def test_a_model_that_does_not_fit_says_so(capsys) -> None:

@@ -10,7 +10,7 @@ from viva.recipes.demo import main_with, problem_options
     ("argv", "seed", "given"),
     [
         ([], 0, ["a=1", "seed=0"]),
-        (["seed=7", "a=2"], 7, ["a=2", "seed=7"]),
+        (["seed=7", "a=2"], 7, ["seed=7", "a=2"]),
         (["seed=x"], 0, ["a=1", "seed=x"]),  # for the recipe to refuse
         (["--help"], 0, ["a=1", "seed=0", "--help"]),
     ],

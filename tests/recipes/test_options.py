@@ -137,7 +137,7 @@ def test_a_wrong_option_ends_the_program_with_one_line(capsys, tmp_path):
         ("num_agent=3", "Did you mean 'num_agents'"),
         ("num_agents=many", "num_agents"),
         ("order=random", "order"),
-        ("3", "Invalid argument '3'"),
+        ("3", "'3' is no option of the form name=value"),
     ],
 )
 def test_an_option_that_cannot_be_read_ends_the_program_with_status_2(argument, message, capsys):

@@ -15,7 +15,7 @@ from chz.blueprint import (
 )
 
 from viva.recipes.data import HubSource, PromptSources
-from viva.recipes.mistakes import told_mistake
+from viva.recipes.mistakes import check_arguments, told_mistake
 from viva.rl.secrets import guard_tracebacks
 
 __all__ = ["RecipeConfig", "parse_options"]
@@ -164,8 +164,9 @@ def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> Co
         SystemExit: 0 after ``--help``, 2 after a mistake; what was wrong is on the error stream then.
     """
     guard_tracebacks()
-    arguments = None if argv is None else list(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
+        check_arguments(arguments, config_class)
         return Blueprint(config_class).make_from_argv(arguments, allow_hyphens=True)
     except EntrypointHelpException as told:
         sys.stdout.write(f"{str(told).rstrip()}\n")

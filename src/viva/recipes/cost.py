@@ -13,6 +13,7 @@ import chz
 from viva.conversation.wording import counted
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import parse_options
+from viva.recipes.plan import at_least
 from viva.scaling.calls import Call, Counter, Markers, Template, TrainedReply
 from viva.scaling.conversations import Lengths, conversation_calls, judge_calls, solution_key
 from viva.scaling.counts import Counts, count_step
@@ -24,7 +25,36 @@ if TYPE_CHECKING:
     from viva.recipes.critique_self_play.train import Config as CritiqueConfig
     from viva.recipes.math_efficiency.train_rl import Config as MathConfig
 
-__all__ = ["CostOptions", "RecipeCost", "Text", "parse_cost", "recipe_cost"]
+__all__ = ["CostOptions", "RecipeCost", "Text", "parse_cost", "recipe_cost", "uncounted_options"]
+
+_COUNTED = frozenset(
+    {
+        *(
+            "model_name",
+            "max_steps",
+            "lora_rank",
+            "batch_size",
+            "num_agents",
+            "personas",
+            "max_rounds",
+            "order",
+        ),
+        *("judge_mode", "judge_prompt", "judge_prompt_path", "tournament_pattern"),
+        *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own"),
+        *(
+            "strategies",
+            "assignment",
+            "group_size",
+            "hint",
+            "feedback",
+            "train_behind",
+            "keep",
+            "conversation",
+        ),
+        *("estimator", "estimator_options", "baseline", "min_effective_share", "on_waste"),
+    }
+)
+"""Options of recipes that are read for the count; others are told to have no part in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +71,7 @@ class CostOptions:
     """Options of ``viva cost``; all others are the recipe's own."""
 
     recipe: str = chz.field(doc="a name that 'viva recipes' lists")
-    model: list[str] = chz.field(default_factory=lambda: ["8b", "70b"], doc="8b, 70b, or model folders")
+    model: list[str] = chz.field(default_factory=lambda: ["8b", "70b"], doc="8b, 70b, tiny, or model folders")
     accelerators: list[int] = chz.field(default_factory=lambda: [8, 64, 512], doc="numbers of them")
     steps: int = chz.field(default=100, doc="training steps that the hours are for")
 
@@ -102,8 +132,8 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
         SystemExit: See `viva.recipes.config.parse_options`.
         ValueError: If there is no such recipe, or a number makes no sense.
     """
-    own_names = {*chz.asdict(CostOptions(recipe="")), "help"}
-    is_own = [text.partition("=")[0].lstrip("-") in own_names for text in argv]
+    own_names = {*chz.chz_fields(CostOptions), "help"}
+    is_own = [text.partition("=")[0].lstrip("-").partition(".")[0] in own_names for text in argv]
     own = [text for text, yes in zip(argv, is_own, strict=True) if yes]
     options = parse_options(CostOptions, own)
     recipe = options.recipe.replace("-", "_")
@@ -123,7 +153,33 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
     config = parse_options(_config_class(recipe), theirs)
     if config.lora_rank < 0:
         raise ValueError(f"lora_rank must be 0 or more; got {config.lora_rank}")
-    return options, config
+    return _as_the_recipe_says(options, config, _names(own), _names(theirs)), config
+
+
+def _as_the_recipe_says(options: CostOptions, config: Any, own: set[str], theirs: set[str]) -> CostOptions:
+    """The recipe's model and number of steps, where it was given and those of ``viva cost`` were not."""
+    for mine, its in (("model", "model_name"), ("steps", "max_steps")):
+        if {mine} <= own and {its} <= theirs:
+            raise ValueError(
+                f"{mine} and {its} both say what is counted; leave one of them out ({mine} is that of viva cost, {its} "
+                "that of the recipe)"
+            )
+    if "model_name" in theirs:
+        options = chz.replace(options, model=[config.model_name])
+    if "max_steps" in theirs and config.max_steps is not None:
+        at_least(config, {"max_steps": 1})
+        options = chz.replace(options, steps=config.max_steps)
+    return options
+
+
+def uncounted_options(argv: Sequence[str]) -> list[str]:
+    """Names of the recipe's options in a command line that have no part in the count, in order."""
+    own = set(chz.chz_fields(CostOptions))
+    return sorted(name for name in _names(argv) if name.partition(".")[0] not in own | _COUNTED)
+
+
+def _names(argv: Sequence[str]) -> set[str]:
+    return {text.partition("=")[0].lstrip("-") for text in argv}
 
 
 def recipe_cost(config: Any, text: Text) -> RecipeCost:
@@ -152,7 +208,6 @@ def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
     from viva.conversation.round_robin import round_robin_protocol
     from viva.judging.comparison import VERDICT_PREFIX
     from viva.recipes.conversation_preference_rl.build import judge_prompt
-    from viva.recipes.plan import at_least
 
     at_least(config, {"num_agents": 2, "max_rounds": 1})
     protocol = round_robin_protocol(config.max_rounds, order=config.order, personas=config.personas)
@@ -191,7 +246,6 @@ def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
 def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
     from viva.experts.estimators import Need
     from viva.recipes.math_efficiency.build import experts_of
-    from viva.recipes.plan import at_least
     from viva.rl.scoring import spread
 
     at_least(config, {"num_agents": 2, "max_rounds": 1, "group_size": 1})

@@ -1,12 +1,16 @@
 """What ``viva cost`` prints."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from viva.conversation.wording import counted
 from viva.recipes.cost import CostOptions, RecipeCost
+from viva.rl.learning_rate import cached_config
 from viva.scaling.counts import Passes
 from viva.scaling.hardware import cache_bytes, step_flops, step_time
-from viva.scaling.shapes import ModelShape, read_shape
+from viva.scaling.shapes import PRESETS, ModelShape, read_shape
+from viva.tiny import model_path
 
 __all__ = ["cost_text"]
 
@@ -17,7 +21,7 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
     Raises:
         ValueError: If a model or an assumption makes no sense.
     """
-    shapes = [read_shape(name) for name in options.model]
+    shapes = [_shape(name) for name in options.model]
     update = "adapter" if cost.is_lora else "all weights"
     parts = [
         f"{cost.summary}; {update} trained",
@@ -39,6 +43,14 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
         ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _shape(name: str) -> ModelShape:
+    """Of a preset, a folder, the built-in policy, or a hub's model that was loaded before."""
+    if name == "tiny":
+        return replace(read_shape(str(model_path())), name=name)
+    found = None if name in PRESETS or Path(name).expanduser().is_dir() else cached_config(name)
+    return read_shape(name) if found is None else replace(read_shape(str(found.parent)), name=name)
 
 
 def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:

@@ -54,11 +54,7 @@ def main_with(
         argv: The command line; ``None`` for the process's.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    others = [argument for argument in arguments if "=" not in argument]  # such as --help
+    given = dict(argument.lstrip("-").split("=", 1) for argument in arguments if "=" in argument)
     seed = given.get("seed", "")
-    options = {
-        **options_for_seed(int(seed) if seed.isdecimal() else 0),
-        **given,
-    }  # the recipe refuses other seeds
-    return train_main([f"{name}={value}" for name, value in options.items()] + others)
+    options = options_for_seed(int(seed) if seed.isdecimal() else 0)  # the recipe refuses other seeds
+    return train_main([f"{name}={value}" for name, value in options.items() if name not in given] + arguments)

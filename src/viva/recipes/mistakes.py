@@ -1,6 +1,7 @@
-"""What is wrong with an option on the command line, in words: its name, what came, what is allowed."""
+"""Mistakes in options on the command line, in words: the name, what came, what is allowed."""
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -9,7 +10,7 @@ import chz
 
 from viva.rl.secrets import printable
 
-__all__ = ["told_mistake"]
+__all__ = ["check_arguments", "told_mistake"]
 
 _UNKNOWN = re.compile(r"Extraneous argument '([^']*)'")
 _UNREADABLE = re.compile(r"Could not interpret argument (.*) provided for param '([^']*)'", re.DOTALL)
@@ -17,6 +18,42 @@ _MISSING = re.compile(r"Missing required arguments? for parameters?\(s\): (.*)")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _SAMPLES = {int: "8", float: "0.5", str: '"a"'}
 _LONGEST_VALUE = 200
+_NAME = re.compile(r"(?:--)?(\w[\w.-]*)")
+_HELP = "--help"
+
+
+def check_arguments(argv: Sequence[str], config_class: type[Any]) -> None:
+    """Refuse arguments that are not of the form ``name=value``, and options that are given twice.
+
+    Args:
+        argv: As they were typed; with ``--help`` among them nothing else counts.
+        config_class: A class made with ``chz.chz``, whose options they are.
+
+    Raises:
+        ValueError: See above.
+    """
+    if _HELP in argv:
+        return
+    seen: dict[str, str] = {}
+    for argument in argv:
+        typed, equals, _ = argument.partition("=")
+        name = _NAME.fullmatch(typed)
+        if not equals or name is None:
+            raise ValueError(_no_option(argument, config_class))
+        if name.group(1) in seen:
+            raise ValueError(
+                f"{name.group(1)} is given twice, as {_short(seen[name.group(1)])} and {_short(argument)}; leave one "
+                "of them out"
+            )
+        seen[name.group(1)] = argument
+
+
+def _no_option(argument: str, config_class: type[Any]) -> str:
+    fields = chz.chz_fields(config_class)
+    name = argument.partition("=")[0].lstrip("-").replace("-", "_")
+    close = [name] if name in fields else get_close_matches(name, fields, n=1)
+    hint = f" Did you mean {close[0]}=VALUE, without a space?" if close else ""
+    return f"{_short(repr(argument))} is no option of the form name=value.{hint} --help lists all options"
 
 
 def told_mistake(error: BaseException, config_class: type[Any]) -> str:

@@ -114,7 +114,10 @@ def read_shape(name: str) -> ModelShape:
         return PRESETS[name]
     path = Path(name).expanduser() / "config.json"
     if not path.is_file():
-        raise ValueError(f"model={name} is neither {' nor '.join(PRESETS)} nor a folder with a config.json")
+        raise ValueError(
+            f"model={name} is neither {' nor '.join(PRESETS)} nor a folder with a config.json, nor was it loaded from "
+            "the hub before; give one of these"
+        )
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
