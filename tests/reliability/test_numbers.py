@@ -140,7 +140,7 @@ FAULTS = [
         for value in (math.nan, math.inf, -math.inf)
     ),
     *(("metric", value, FloatingPointError, "metrics of step") for value in (math.nan, math.inf)),
-    *(("gap", value, SamplerGapError, "sampler and trainer differ") for value in (2e-4, -2e-4, -3.0)),
+    *(("gap", value, SamplerGapError, "sampler and trainer differ") for value in (2e-3, -2e-3, -3.0)),
 ]
 
 

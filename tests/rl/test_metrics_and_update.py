@@ -1,9 +1,10 @@
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import tinker
-from bandit_engine import BanditTrainer, CountGroup, Done
+from bandit_engine import VOCABULARY, BanditTrainer, CountGroup, Done
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
@@ -11,7 +12,7 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 from viva.rl.data_processing import trajectory_to_data
 from viva.rl.metrics import advantage_metrics, logprob_metrics, rollout_metrics, summary
 from viva.rl.rollouts import GroupOutcome, RolloutFailure
-from viva.rl.update import UpdateConfig, for_engine, update_policy
+from viva.rl.update import EXACT_GAP, SamplerGapError, UpdateConfig, for_engine, update_policy
 
 
 def turn(tokens, reward=0.0, stop="stop", **metrics):
@@ -192,3 +193,20 @@ async def test_the_optimisers_settings_arrive(tmp_path):
 def test_settings_that_cannot_train_are_refused(options):
     with pytest.raises(ValueError, match="must be"):
         UpdateConfig(**({"learning_rate": 0.1} | options))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "stops"),
+    [
+        ([2e-4] + [0.0] * 99, False),
+        ([2e-4] * 100, True),
+        ([9e-4] * 2 + [0.0] * 998, False),
+        ([2e-3] + [0.0] * 999, True),
+    ],
+)
+async def test_one_token_may_be_rounded_more_than_all_of_them(tmp_path, gaps, stops):
+    uniform = -math.log(VOCABULARY)
+    datum = datum_with([uniform + gap for gap in gaps])
+    config = UpdateConfig(learning_rate=0.1, max_logprob_gap=EXACT_GAP)
+    with pytest.raises(SamplerGapError, match="differ by") if stops else nullcontext():
+        await update_policy(BanditTrainer(tmp_path), [datum], config)
