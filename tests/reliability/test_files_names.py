@@ -30,6 +30,7 @@ from viva.recipes.evaluation.target import find_target
 from viva.recipes.export import ExportOptions, export_run
 from viva.rl.run_folder import open_run_folder
 from viva.view.app import make_app
+from viva.view.guard import cookie_name
 
 REFUSALS = (ValueError, OSError)
 
@@ -213,13 +214,13 @@ def view(world, name):
 
 
 async def ask_for(world, name):
-    app = make_app([world.run], token="t", port=8123)
+    app = make_app([world.run], token="t")
     text = name.encode("utf-8", "replace").decode()
     quoted = "".join(f"%{byte:02x}" for byte in text.encode())
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app),
         base_url="http://127.0.0.1:8123",
-        headers={"Cookie": "viva-8123=t"},
+        headers={"Cookie": f"{cookie_name('t')}=t"},
     ) as client:
         for path in ("/static/", "/api/", "/", "/api/runs/"):
             answer = await client.get(f"{path}{quoted}")

@@ -24,6 +24,7 @@ from viva.rl.checkpoints import Checkpoints
 from viva.rl.files import write_json
 from viva.rl.run_log import RunLog
 from viva.view.app import make_app
+from viva.view.guard import cookie_name
 
 MakeLine = Callable[..., dict[str, Any]]
 
@@ -112,7 +113,7 @@ def estimated(folder: Path) -> str:
 def viewed(folder: Path) -> str:
     """All that the page gets."""
     try:
-        app = make_app([folder], token="t", port=4321)
+        app = make_app([folder], token="t")
     except ValueError as error:
         return str(error)
     run, rest = asyncio.run(answers(app))
@@ -123,7 +124,7 @@ def viewed(folder: Path) -> str:
 async def answers(app: ASGIApp) -> tuple[dict[str, Any], list[str]]:
     """What is said of the run, and of all else that the page asks for."""
     transport, base = httpx.ASGITransport(app=app), "http://127.0.0.1:4321"
-    headers = {"Cookie": "viva-4321=t"}
+    headers = {"Cookie": f"{cookie_name('t')}=t"}
     async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as client:
         while True:
             run = (await client.get("/api/runs")).json()["runs"][0]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -25,15 +26,17 @@ TIMEOUT_MS = 60_000
 
 
 @contextmanager
-def served(*runs: Path) -> Iterator[str]:
-    """The address of a server of its own process."""
-    command = [sys.executable, "-m", "viva.cli", "view", *map(str, runs)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
+def served(*runs: Path, port: int = 0, state: Path | None = None) -> Iterator[str]:
+    """The address of a server of its own process, which keeps its token in a folder of its own, or in this one."""
+    command = [sys.executable, "-m", "viva.cli", "view", *map(str, runs), "--port", str(port)]
+    with TemporaryDirectory() as own:
+        environment = os.environ | {"XDG_STATE_HOME": str(state or own)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            try:
+                assert process.stdout is not None
+                yield process.stdout.readline().strip()
+            finally:
+                process.terminate()
 
 
 @contextmanager

@@ -11,18 +11,18 @@ import pytest
 from view_runs import HOSTILE, transcript, turn, write_lines
 
 from viva.view.app import make_app
-from viva.view.guard import CONTENT_POLICY
+from viva.view.guard import CONTENT_POLICY, cookie_name
 
 MakeRun = Callable[..., Path]
 
 TOKEN = "secret-token"
 PORT = 4321
-COOKIE = {"Cookie": f"viva-{PORT}={TOKEN}"}
+COOKIE = {"Cookie": f"{cookie_name(TOKEN)}={TOKEN}"}
 
 
 @asynccontextmanager
 async def client(*folders: Path, headers: dict[str, str] | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=make_app(folders, token=TOKEN, port=PORT))
+    transport = httpx.ASGITransport(app=make_app(folders, token=TOKEN))
     base = f"http://127.0.0.1:{PORT}"
     async with httpx.AsyncClient(
         transport=transport, base_url=base, headers=COOKIE if headers is None else headers
@@ -47,7 +47,7 @@ async def test_without_the_token_nothing_is_told(make_run: MakeRun) -> None:
     async with client(make_run(), headers={}) as made:
         for path in ("/", "/static/app.js", "/api/runs", "/?token=wrong"):
             assert (await made.get(path)).status_code == 403
-        for cookie in ("viva-4321=wrong", "viva-9=secret-token", "\x00;=;", "viva-4321"):
+        for cookie in (f"{cookie_name(TOKEN)}=wrong", "viva-9=secret-token", "\x00;=;", cookie_name(TOKEN)):
             assert (await made.get("/api/runs", headers={"Cookie": cookie})).status_code == 403
 
 
@@ -63,9 +63,24 @@ async def test_the_address_with_the_token_becomes_a_cookie_that_scripts_cannot_r
         assert (await made.get("/")).status_code == 200
 
 
+async def test_through_a_tunnel_with_another_port_the_page_and_its_cookie_work(make_run: MakeRun) -> None:
+    for host in ("127.0.0.1:9000", "localhost:9000", "[::1]:9000", "localhost"):
+        async with client(make_run(host.strip("[]:19")), headers={"Host": host}) as made:
+            assert (await made.get("/api/runs")).status_code == 403
+            answer = await made.get(f"/?token={TOKEN}")
+            assert answer.status_code == 303
+            cookie = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+            same = {"Sec-Fetch-Site": "same-origin", "Origin": f"http://{host}"}
+            assert (await made.get("/api/runs", headers=cookie | same)).status_code == 200
+
+
 @pytest.mark.parametrize(
-    "host", ["evil.example:4321", "127.0.0.1:1", "127.0.0.1", "", "localhost.evil.example:4321"]
-)
+    "host",
+    [
+        "evil.example:4321", "evil.example", "", "localhost.evil.example:4321", "127.0.0.1.evil.example", "localhost.",
+        "127.0.0.1:4321@evil.example", "127.0.0.1:", "192.168.0.7:4321", "0.0.0.0:4321", "127.0.0.1:4321 evil.example",
+    ],
+)  # fmt: skip
 async def test_a_foreign_host_name_is_refused_even_with_the_token(make_run: MakeRun, host: str) -> None:
     async with client(make_run()) as made:
         assert (await made.get("/api/runs", headers={"Host": host})).status_code == 403
@@ -75,6 +90,8 @@ async def test_other_sites_and_other_methods_are_refused(make_run: MakeRun) -> N
     async with client(make_run()) as made:
         for site in ("cross-site", "same-site"):
             assert (await made.get("/api/runs", headers={"Sec-Fetch-Site": site})).status_code == 403
+        for origin in ("http://evil.example", "http://127.0.0.1:9", f"https://127.0.0.1:{PORT}", "null"):
+            assert (await made.get("/api/runs", headers={"Origin": origin})).status_code == 403
         link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
         assert (await made.get("/", headers=link)).status_code == 200
         assert (await made.post("/api/runs")).status_code == 405

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, IN_CI, chromium, served
+from browser import CHROMIUM, IN_CI, VIEWPORT, chromium, served
 from view_runs import HOSTILE, metrics_row, tokens, transcript, turn, write_lines
 
 pytestmark = [
@@ -441,3 +441,31 @@ def test_text_can_be_read_in_light_and_dark(site: Site, scheme: str) -> None:
 def luminance(colour: list[int]) -> float:
     linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+WIDE = """() => [...document.querySelectorAll("body *")]
+  .filter((node) => node.getBoundingClientRect().right > innerWidth + 1)
+  .filter((node) => !node.closest(".scroll, pre, svg, .skip, .quiet"))
+  .map((node) => `${node.tagName}.${node.className} ${node.textContent.slice(0, 40)}`)"""
+
+
+@pytest.mark.parametrize("width", [420, 320])
+def test_nothing_scrolls_sideways_on_a_narrow_screen(site: Site, width: int) -> None:
+    site.page.set_viewport_size({"width": width, "height": 800})
+    try:
+        places = [
+            "curves",
+            "conversations",
+            "conversation/0/2/0",
+            "conversation/0/2/2",
+            "judge",
+            "evaluations",
+            "options",
+        ]
+        for place in places:
+            page = site.show(place)
+            page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+            over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert (over, page.evaluate(WIDE) if over > 0 else []) == (0, []), place
+    finally:
+        site.page.set_viewport_size(VIEWPORT)

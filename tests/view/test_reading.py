@@ -12,6 +12,7 @@ import httpx
 from view_runs import transcript, write_lines
 
 from viva.view.app import make_app
+from viva.view.guard import cookie_name
 from viva.view.reading import Reading
 
 MakeRun = Callable[..., Path]
@@ -60,8 +61,8 @@ async def test_reading_and_paging_through_a_large_run_holds_little_of_it_in_memo
         )
     size = (folder / "transcripts.jsonl").stat().st_size
     assert size > 20 * MEGABYTE
-    transport = httpx.ASGITransport(app=make_app([folder], token=TOKEN, port=PORT))
-    headers = {"Cookie": f"viva-{PORT}={TOKEN}"}
+    transport = httpx.ASGITransport(app=make_app([folder], token=TOKEN))
+    headers = {"Cookie": f"{cookie_name(TOKEN)}={TOKEN}"}
     async with httpx.AsyncClient(
         transport=transport, base_url=f"http://127.0.0.1:{PORT}", headers=headers
     ) as client:
@@ -87,8 +88,8 @@ async def test_reading_and_paging_through_a_large_run_holds_little_of_it_in_memo
 
 async def test_a_link_to_a_conversation_may_be_the_first_thing_that_is_asked_for(make_run: MakeRun) -> None:
     folder = make_run(steps=5)
-    transport = httpx.ASGITransport(app=make_app([folder], token=TOKEN, port=PORT))
-    headers = {"Cookie": f"viva-{PORT}={TOKEN}"}
+    transport = httpx.ASGITransport(app=make_app([folder], token=TOKEN))
+    headers = {"Cookie": f"{cookie_name(TOKEN)}={TOKEN}"}
     async with httpx.AsyncClient(
         transport=transport, base_url=f"http://127.0.0.1:{PORT}", headers=headers
     ) as client:

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from browser import served
 
 from viva.cli import main
-from viva.view.server import listen, serve
+from viva.view.server import kept_token, listen, serve
 
 MakeRun = Callable[..., Path]
 
@@ -71,6 +72,38 @@ def test_the_address_is_on_the_loopback_interface_and_has_a_token(make_run: Make
     with served(make_run()) as address:
         assert address.startswith("http://127.0.0.1:")
         assert len(address.partition("?token=")[2]) >= 30
+
+
+def test_after_a_restart_on_the_same_port_the_same_cookie_is_let_in(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run()
+    with served(run, state=tmp_path / "state") as address, httpx.Client() as browser:
+        assert browser.get(address, follow_redirects=True).status_code == 200
+        page, _, token = address.partition("/?token=")
+        (cookie,) = browser.cookies.jar
+        assert cookie.expires is not None
+    with served(run, port=int(page.rpartition(":")[2]), state=tmp_path / "state") as again:
+        assert again == address
+        assert httpx.get(f"{page}/api/runs", cookies={cookie.name: token}).status_code == 200
+        assert httpx.get(f"{page}/api/runs").status_code == 403
+
+
+def test_the_token_is_kept_where_only_the_user_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    token = kept_token()
+    path = tmp_path / "state" / "viva" / "view-token"
+    assert (kept_token(), path.read_text()) == (token, token)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)  # others may have read it
+    assert kept_token() != token
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("x")
+    assert len({kept_token(), kept_token(), kept_token()}) == 2  # one for the start that finds it torn
+    monkeypatch.setenv("XDG_STATE_HOME", str(path))  # a file: nothing can be kept
+    assert len({kept_token(), kept_token()}) == 2
 
 
 def test_the_server_loads_no_heavy_package() -> None:

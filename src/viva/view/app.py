@@ -43,13 +43,12 @@ class _NotFound(Exception):
     """There is no such run, conversation or file."""
 
 
-def make_app(folders: Sequence[Path], *, token: str, port: int) -> ASGIApp:
+def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:
     """The application for one or two runs, and any results of ``viva eval``.
 
     Args:
         folders: Of the runs; result files, and folders of them.
         token: What a request has to know.
-        port: Where it will be served; part of the allowed host names.
 
     Raises:
         ValueError: If one of them is neither, two are the same, or there are more than two runs.
@@ -64,8 +63,7 @@ def make_app(folders: Sequence[Path], *, token: str, port: int) -> ASGIApp:
         Route("/static/{name}", _static),
         *(Route(f"/api/{name}", _answering(handler)) for name, handler in api.handlers().items()),
     ]
-    hosts = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")]
-    return Guard(Starlette(routes=routes), token=token, hosts=hosts, cookie=f"viva-{port}")
+    return Guard(Starlette(routes=routes), token=token)
 
 
 def _page(_: Request) -> Response:
