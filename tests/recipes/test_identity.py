@@ -1,4 +1,4 @@
-"""A run, its weights and its adapter belong to one base model: any other of equal shapes is refused."""
+"""A run is bound to its base model, states, options, prompts and code: whatever was exchanged is refused by name."""
 
 import hashlib
 import json
@@ -12,8 +12,11 @@ from safetensors.torch import load_file, save_file
 
 import viva.cli
 from viva.engine.model_folder import model_digests
+from viva.engine.trust import SEAL, sealed
 from viva.recipes import common
 from viva.recipes.conversation_preference_rl.train import main
+from viva.recipes.math_efficiency.train_rl import main as math_main
+from viva.rl.run_log import RunLog
 from viva.rl.service import EngineConfig
 
 OPTIONS = {
@@ -195,3 +198,152 @@ def test_run_and_adapter_are_not_evaluated_on_another_base(run, model, refuses, 
     replaced(model)
     asked = ["eval", str(tmp_path / "adapter"), f"test_prompts_path={problems}"]
     assert "which differs in its weights" in refuses(lambda: viva.cli.main(asked), tmp_path)
+
+
+def state_of(run: Path, step: int) -> Path:
+    return run / "state" / "weights" / f"{step:06d}"
+
+
+@pytest.fixture
+def resumes(start):
+    """Asks for a third step of a run."""
+    return lambda run, **options: start(run, max_steps=3, behavior_if_exists="resume", **options)
+
+
+def test_states_that_were_swapped_are_refused(run, resumes, refuses):
+    state_of(run, 1).rename(run / "aside")
+    state_of(run, 2).rename(state_of(run, 1))
+    (run / "aside").rename(state_of(run, 2))
+    told = refuses(lambda: resumes(run), run)
+    assert f"the state in {state_of(run, 2)} is not the one that was saved after 2 steps" in told
+    assert "it is undamaged, but that of the checkpoint 000001" in told
+    assert "put the right state back, or give another log_path" in told
+
+
+def test_a_state_of_another_run_is_refused(run, start, resumes, refuses, tmp_path):
+    assert start(tmp_path / "other", seed=1) == 0
+    shutil.rmtree(state_of(run, 2))
+    shutil.copytree(state_of(tmp_path / "other", 2), state_of(run, 2))
+    told = refuses(lambda: resumes(run), run)
+    assert "it is undamaged, but none that this run saved there" in told
+
+
+def test_a_damaged_state_is_still_passed_over(run, resumes, capsys):
+    manifest = state_of(run, 2) / "checkpoint.json"
+    manifest.write_text(manifest.read_text().replace('"num_steps"', '"num_stops"'))
+    assert resumes(run) == 0
+    told = capsys.readouterr().out
+    assert "note: a checkpoint cannot be read and is passed over" in told
+    assert f"resuming {run} after 1 step" in told
+
+
+def test_a_run_without_its_options_is_refused(run, resumes, refuses):
+    (run / "config.json").unlink()
+    told = refuses(lambda: resumes(run), run)
+    assert "config.json is missing, so that nothing says which options the run had" in told
+    assert (
+        "back from a copy, give another log_path, or give the run up with behavior_if_exists=delete" in told
+    )
+
+
+def test_a_run_without_its_index_is_refused_and_its_states_stay(run, resumes, refuses):
+    (run / "checkpoints.jsonl").rename(run / "state" / "aside")
+    told = refuses(lambda: resumes(run), run)
+    assert "checkpoints.jsonl is missing, but states are saved (000001, 000002)" in told
+    assert "Nothing was touched. Put checkpoints.jsonl back from a copy" in told
+    shutil.rmtree(run / "state" / "weights")  # as where a server has them
+    assert "checkpoints.jsonl is missing, but steps are logged" in refuses(lambda: resumes(run), run)
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
+    start, resumes, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr("viva.rl.checkpoints.Checkpoints.save", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(tmp_path / "run")
+    state_of(tmp_path / "run", 1).mkdir(parents=True)  # saved, but not yet in the index
+    assert resumes(tmp_path / "run") == 0
+
+
+def test_a_folder_that_is_no_state_of_the_run_is_not_deleted(run, resumes):
+    kept = shutil.copytree(state_of(run, 1), run / "state" / "weights" / "my-favourite")
+    assert resumes(run) == 0
+    assert (kept / "checkpoint.json").is_file()
+
+
+def test_a_run_of_an_older_version_goes_on_and_what_cannot_be_checked_is_said(run, resumes, capsys):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(without(config, "base_digests", SEAL)))
+    rows = [json.loads(line) for line in (run / "checkpoints.jsonl").read_text().splitlines()]
+    lines = [json.dumps(without(row, "state_digest", SEAL)) for row in rows]
+    (run / "checkpoints.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    for step in (1, 2):
+        manifest = state_of(run, step) / "checkpoint.json"
+        content = without(json.loads(manifest.read_text()), "base_digests")
+        manifest.write_text(json.dumps(sealed(content)))
+    assert resumes(run) == 0
+    assert "note: the checkpoint 000002 has no digest of its state" in capsys.readouterr().out
+
+
+def without(content, *names):
+    return {name: value for name, value in content.items() if name not in names}
+
+
+STRATEGY = """
+from viva.recipes.math_efficiency.strategies import STRATEGIES
+
+def mine(task):
+    return STRATEGIES["iid"](task)
+"""
+
+
+@pytest.mark.parametrize("form", ["path", "module"])
+def test_a_strategy_whose_code_was_changed_is_refused(model, problems, refuses, tmp_path, monkeypatch, form):
+    code = tmp_path / f"strategy_of_{form}.py"
+    code.write_text(STRATEGY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"{code}:mine" if form == "path" else f"{code.stem}:mine"
+    given = {"model_name": model, "train_prompts_path": problems, "hf_answer_column": "answer"}
+    alone = (
+        "num_agents",
+        "max_rounds",
+        "judge_max_off_set_mass",
+        "tournament_pattern",
+        "num_test_conversations",
+    )
+    options = without(OPTIONS, *alone) | given | {"strategies": name, "group_size": 2, "estimator": "none"}
+
+    def begin(**more):
+        arguments = options | {"log_path": tmp_path / "run"} | more
+        return math_main([f"{name}={value}" for name, value in arguments.items()])
+
+    assert begin() == 0
+    assert begin(max_steps=3, behavior_if_exists="resume") == 0
+    code.write_text(STRATEGY + "# other\n")
+    told = refuses(lambda: begin(max_steps=4, behavior_if_exists="resume"), tmp_path / "run")
+    assert f"holds a run with other options: the source of {name} was changed" in told
+
+
+def test_a_prompt_that_is_changed_while_the_run_goes_on_is_not_trained_on(
+    start, resumes, model, tmp_path, capsys, monkeypatch
+):
+    problems = tmp_path / "problems.jsonl"
+    text = "".join(f'{{"query": "What is {n} + 1?", "answer": {n + 1}}}\n' for n in range(5))
+    problems.write_text(text)
+    save = RunLog.write_step
+
+    def changing(self, step, *rest):
+        save(self, step, *rest)
+        problems.write_text(text.replace("What is", "Who was"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "write_step", changing)
+        assert start(tmp_path / "run", train_prompts_path=problems) == 1
+    told = capsys.readouterr().err
+    assert f"{problems} was changed while the run reads from it: prompt" in told
+    assert "Who was" not in (tmp_path / "run" / "transcripts.jsonl").read_text()
+    assert resumes(tmp_path / "run", train_prompts_path=problems) == 2
+    assert "prompts_digest was" in capsys.readouterr().err
+    problems.write_text(text)
+    assert resumes(tmp_path / "run", train_prompts_path=problems) == 0

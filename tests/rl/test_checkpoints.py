@@ -219,7 +219,9 @@ async def test_going_back_forgets_what_was_read_of_the_logs(tmp_path):
     assert steps_of(checkpoints) == [1, 2]
 
 
-async def test_going_back_to_the_checkpoint_itself_keeps_it_and_before_all_of_them_leaves_no_index(tmp_path):
+async def test_going_back_to_the_checkpoint_itself_keeps_it_and_before_all_of_them_leaves_none_in_the_index(
+    tmp_path,
+):
     checkpoints = Checkpoints(tmp_path)
     await save(checkpoints, Engine(), 1, 2, 3)
     before = (tmp_path / "checkpoints.jsonl").stat().st_ino
@@ -228,21 +230,28 @@ async def test_going_back_to_the_checkpoint_itself_keeps_it_and_before_all_of_th
     checkpoints.discard_after(checkpoints.all()[1])
     assert steps_of(checkpoints) == [1, 2]
     checkpoints.discard_after(None)
-    assert not (tmp_path / "checkpoints.jsonl").exists()
+    assert (checkpoints.all(), checkpoints.damage()) == ([], [])
+    checkpoints.check_index()
+    (tmp_path / "checkpoints.jsonl").unlink()
+    checkpoints.check_index()  # as in a run of an older version that did nothing yet
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match="is missing, but steps are logged"):
+        checkpoints.check_index()
     checkpoints.discard_after(None)
     assert checkpoints.all() == []
 
 
-async def test_of_a_folder_of_states_only_folders_without_a_line_are_deleted(tmp_path):
+async def test_of_a_folder_of_states_only_those_without_a_line_are_deleted(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     await checkpoints.save(BanditTrainer(tmp_path / "state"), next_step=1, log_sizes={})
     weights = tmp_path / "state" / "weights"
     (weights / "note.txt").write_text("mine")
-    (weights / "a").mkdir()
+    (weights / "000002").mkdir()
+    (weights / "mine").mkdir()
     (weights / "link").symlink_to(tmp_path / "state", target_is_directory=True)
-    (weights / "z").mkdir()
+    (weights / ".000003~a").mkdir()
     checkpoints.discard_unlisted(weights)
-    assert sorted(path.name for path in weights.iterdir()) == ["000001", "link", "note.txt"]
+    assert sorted(path.name for path in weights.iterdir()) == ["000001", "link", "mine", "note.txt"]
     checkpoints.discard_unlisted(tmp_path / "not there")
 
 

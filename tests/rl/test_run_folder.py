@@ -275,7 +275,9 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
     for name in (".config.json.abcd1234", ".checkpoints.jsonl.abcd1234"):
         (tmp_path / name).write_text("{")
     folder.go_back_to(None, num_steps=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json", "written.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(".lock", "checkpoints.jsonl", "config.json", "written.jsonl")
+    ]
 
 
 def test_a_changed_configuration_is_told_by_name(tmp_path):

@@ -62,7 +62,7 @@ def run(tmp_path):
 def test_all_that_viva_wrote_is_deleted(run):
     assert strangers(run) == []
     start(run, "delete")
-    assert sorted(path.name for path in run.iterdir()) == [LOCK, "config.json", MARK]
+    assert sorted(path.name for path in run.iterdir()) == [LOCK, "checkpoints.jsonl", "config.json", MARK]
     assert strangers(run) == []
     assert (run / MARK).read_text().count("\n") == 1
 
@@ -191,7 +191,12 @@ def test_a_deletion_that_is_cut_short_anywhere_can_be_repeated(run, tmp_path, mo
                 start(folder, "delete")
         was_cut = calls == number
         start(folder, "delete")
-        assert sorted(path.name for path in folder.iterdir()) == [LOCK, "config.json", MARK]
+        assert sorted(path.name for path in folder.iterdir()) == [
+            LOCK,
+            "checkpoints.jsonl",
+            "config.json",
+            MARK,
+        ]
         if not was_cut:
             break
     assert 20 < number < 199

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from viva.engine.hub import split_revision
+from viva.engine.trust import MismatchError
 
 __all__ = ["BASE_FILE", "LOADING", "check_base", "check_model_folder", "model_digests"]
 
@@ -135,7 +136,7 @@ def check_base(
         Whether they could be compared.
 
     Raises:
-        ValueError: They differ.
+        MismatchError: They differ.
     """
     common = [part for part in _PARTS if part in recorded and part in found]
     differing = [
@@ -144,7 +145,7 @@ def check_base(
         if recorded[part] != found[part]
     ]
     if differing:
-        raise ValueError(
+        raise MismatchError(
             f"{what} belongs to another base model than {name!r}, which differs in its {' and '.join(differing)}. "
             f"Give the model that it was trained on, which was {was!r}, or put that model's files back."
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SEAL", "check_name", "is_inside", "sealed", "unsealed"]
+__all__ = ["SEAL", "MismatchError", "check_name", "is_inside", "sealed", "unsealed"]
 
 SEAL = "sha256"
 """The key of the digest."""
@@ -23,6 +23,10 @@ _LONGEST_NAME = 128
 """Characters; writing needs some more beside it, and file systems take 255 bytes."""
 _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.I)
 """Names that mean a device on some systems, whatever their ending."""
+
+
+class MismatchError(ValueError):
+    """Something undamaged that belongs to another model or run."""
 
 
 def check_name(name: str) -> str:

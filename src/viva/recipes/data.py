@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from viva.engine.hub import hub_problem, pinned
-from viva.recipes.lazy_prompts import LazyPrompts, file_lines, indexed_lines
+from viva.recipes.lazy_prompts import LazyPrompts, file_lines, indexed_lines, item_digest, unchanged
 from viva.rl.prompts import PromptItem
 
 __all__ = [
@@ -147,7 +147,7 @@ def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:
     """Prompts of a JSONL file: objects with ``query``, ``prompt``, ``text`` or ``question``, and optionally ``answer``.
 
     Args:
-        path: The file. It must stay as it is while prompts are read.
+        path: The file. It must stay as it is while prompts are read: one that was changed raises when it is asked for.
         limit: Read only the first so many.
 
     Raises:
@@ -155,10 +155,10 @@ def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:
             text, or it holds no prompt.
     """
     path = Path(path).expanduser()
-    starts = array("Q")
+    starts, digests = array("Q"), array("Q")
     try:
         for number, start, line in islice(file_lines(path), limit):
-            _parse_line(line, f"{path}:{number}")
+            digests.append(item_digest(_parse_line(line, f"{path}:{number}")))
             starts.append(start)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}; save the file as UTF-8") from error
@@ -166,8 +166,12 @@ def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     if not starts:
         raise ValueError(f'{path} holds no prompts; write one object per line, like {{"query": "..."}}')
-    read = indexed_lines(path, starts)
-    return LazyPrompts([(len(starts), lambda place: _parse_line(read(place), f"{path}, prompt {place + 1}"))])
+    line_at = indexed_lines(path, starts)
+
+    def read(place: int) -> PromptItem:
+        return _parse_line(line_at(place), f"{path}, prompt {place + 1}")
+
+    return LazyPrompts([(len(starts), unchanged(read, digests, str(path)))])
 
 
 def _parse_line(line: bytes, place: str) -> PromptItem:
@@ -337,6 +341,5 @@ def _rows(source: HubSource, splits: Mapping[str, Any], split: str, limit: int |
             row[source.prompt_column], answer, source.prompt_column, f"{source.name} {split}[{index}]"
         )
 
-    for index, row in enumerate(islice(rows, count)):
-        item(index, row)
-    return LazyPrompts([(count, lambda index: item(index, rows[index]))])
+    digests = array("Q", (item_digest(item(index, row)) for index, row in enumerate(islice(rows, count))))
+    return LazyPrompts([(count, unchanged(lambda index: item(index, rows[index]), digests, source.name))])

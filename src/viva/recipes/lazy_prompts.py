@@ -1,14 +1,19 @@
-"""Prompts that stay where they are until somebody asks for them, so that large data need no memory."""
+"""Prompts that stay where they are until somebody asks for them, so that large data need no memory.
 
+Of each one eight bytes of a digest are kept, from when all were read to find mistakes: a prompt that was changed since
+is never trained on.
+"""
+
+import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import overload
 
-from viva.rl.prompts import PromptItem
+from viva.rl.prompts import PromptItem, PromptsChangedError
 
-__all__ = ["LazyPrompts", "file_lines", "indexed_lines"]
+__all__ = ["LazyPrompts", "file_lines", "indexed_lines", "item_digest", "unchanged"]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -45,6 +50,45 @@ class LazyPrompts(Sequence[PromptItem]):
         place = range(len(self))[index]
         part = bisect_right(self._ends, place)
         return self._readers[part](place - (self._ends[part - 1] if part else 0))
+
+
+def item_digest(item: PromptItem) -> int:
+    """Eight bytes of a digest of a prompt and its answer."""
+    text = repr((item.question, item.answer)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def unchanged(
+    read: Callable[[int], PromptItem], digests: Sequence[int], source: str
+) -> Callable[[int], PromptItem]:
+    """What reads the item at a place as it was.
+
+    Args:
+        read: Reads the item at a place as it is.
+        digests: `item_digest` of every item.
+        source: File or data set, for the message.
+
+    Returns:
+        A function that raises `PromptsChangedError` where an item is no longer what it was.
+    """
+
+    def checked(place: int) -> PromptItem:
+        try:
+            item = read(place)
+        except (ValueError, OSError) as error:
+            raise PromptsChangedError(_told(source, place)) from error
+        if item_digest(item) != digests[place]:
+            raise PromptsChangedError(_told(source, place))
+        return item
+
+    return checked
+
+
+def _told(source: str, place: int) -> str:
+    return (
+        f"{source} was changed while the run reads from it: prompt {place + 1} is no longer what it was when the run "
+        "began. Put the data back as they were, or give a copy of the new ones to a new run."
+    )
 
 
 def file_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:

@@ -20,6 +20,7 @@ from viva.recipes.plan import Plan
 from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
+from viva.rl.prompts import PromptsChangedError
 from viva.rl.remote import EngineError, explain, watched
 from viva.rl.run_folder import RunFolder
 from viva.rl.service import EngineConfig
@@ -97,7 +98,7 @@ async def _run_recipe(
         async with watched(engine.base_url):
             is_complete = await train(training)
         return finish_run(plan.options, opened, training, is_complete=is_complete)
-    except (AllGroupsFailedError, EstimatorStoppedError) as error:
+    except (AllGroupsFailedError, EstimatorStoppedError, PromptsChangedError) as error:
         complain(f"error: {error}")
         return 1
     except FloatingPointError as error:  # nothing was saved since

@@ -6,12 +6,15 @@ functions of the seed and the step, so nothing else has to be kept. The index is
 replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
 
 Every line has a seal (`viva.engine.trust`) and the digests of the log files, so that damage is found: what cannot be
-trusted is passed over for the checkpoint before it, and told.
+trusted is passed over for the checkpoint before it, and told. A line also has the digest of its state's manifest, and
+the index is there from the run's beginning, before the first state: a state that was exchanged, or an index that is
+gone, is refused, and no state is deleted for it.
 """
 
 import hashlib
 import json
 import platform
+import re
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +25,7 @@ from typing import Any
 
 import tinker
 
-from viva.engine.trust import check_name, is_inside, sealed, unsealed
+from viva.engine.trust import MismatchError, check_name, is_inside, sealed, unsealed
 from viva.rl.clients import TrainingClient
 from viva.rl.files import naming, write_atomic
 
@@ -30,6 +33,10 @@ __all__ = ["Checkpoint", "Checkpoints", "environment"]
 
 _INDEX = "checkpoints.jsonl"
 _BLOCK = 1 << 20
+_BEGUN = json.dumps(sealed({"begun": True, "next_step": 0, "log_sizes": {}}))
+"""The only line of an index before the first checkpoint."""
+_OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(-again)?|\..+")
+"""Names of states that runs save, and of what a killed writer leaves."""
 _PACKAGES = ("viva", "tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
 _PROCESSORS = Path("/proc/cpuinfo")
 
@@ -43,6 +50,8 @@ class Checkpoint:
     """The first step that is not in the saved weights."""
     state_path: str
     """Where the engine saved the state: an address, or a path relative to the run folder."""
+    state_digest: str | None = None
+    """SHA-256 of the state's manifest, which lists its other files; ``None`` where the engine writes none here."""
     log_sizes: Mapping[str, int]
     log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """SHA-256 of the log files up to these sizes."""
@@ -134,6 +143,8 @@ class Checkpoints:
         with naming(path):
             lines = path.read_bytes().decode("utf-8", "replace").split("\n")
         lines = [line for line in lines if line.strip()]
+        if lines == [_BEGUN]:
+            return [], []
         for number, line in enumerate(lines, 1):
             try:
                 found.append(self._parsed(line))
@@ -143,6 +154,54 @@ class Checkpoints:
             if found[-1].following not in (None, len(lines) - number):
                 damage.append(f"{path}:{number}: {found[-1].following} lines stood behind it")
         return found, damage if found or damage else [f"{path} is empty"]
+
+    def begin(self) -> None:
+        """Write the index of a run without checkpoints, where there is none."""
+        if not (self.folder / _INDEX).exists():
+            self._write([])
+
+    def check_index(self) -> None:
+        """Refuse to go on without an index where steps were logged or states saved.
+
+        Raises:
+            ValueError: See above.
+        """
+        path = self.folder / _INDEX
+        if path.exists():
+            return
+        log, weights = self.folder / "metrics.jsonl", self.folder / "state" / "weights"
+        states = sorted(state.name for state in weights.iterdir()) if weights.is_dir() else []
+        if states or (log.exists() and log.stat().st_size):
+            kept = f"states are saved ({', '.join(states)})" if states else "steps are logged"
+            raise ValueError(
+                f"{path} is missing, but {kept}: nothing says what they belong to, and the run would begin at step 0. "
+                f"Nothing was touched. Put {_INDEX} back from a copy, give another log_path, or give the run up with "
+                "behavior_if_exists=delete."
+            )
+
+    def check_state(self, checkpoint: Checkpoint) -> bool:
+        """Compare a state with the one that was saved for a checkpoint.
+
+        Returns:
+            Whether that can be told; not so where an older version saved it.
+
+        Raises:
+            MismatchError: If another one is in its place.
+        """
+        if _is_uri(checkpoint.state_path):
+            return True
+        path = self.folder / checkpoint.state_path
+        found = _manifest_digest(path)
+        if checkpoint.state_digest is None:
+            return found is None
+        if found == checkpoint.state_digest or not _is_sound(path):  # the engine says what is damaged
+            return True
+        others = [other.name for other in self.all() if other.state_digest == found]
+        whose = f"that of the checkpoint {others[0]}" if others else "none that this run saved there"
+        raise MismatchError(
+            f"the state in {path} is not the one that was saved after {checkpoint.next_step} steps: it is undamaged, "
+            f"but {whose}. Nothing was touched: put the right state back, or give another log_path."
+        )
 
     def _parsed(self, line: str) -> Checkpoint:
         """A line of the index.
@@ -221,10 +280,12 @@ class Checkpoints:
         if checkpoint is None or (ttl_seconds is None and checkpoint.ttl_seconds is not None):
             name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")
             now = _environment_of(client)
+            state_path = self._relative(await _save_state(client, name, ttl_seconds))
             checkpoint = Checkpoint(
                 name=name,
                 next_step=next_step,
-                state_path=self._relative(await _save_state(client, name, ttl_seconds)),
+                state_path=state_path,
+                state_digest=None if _is_uri(state_path) else _manifest_digest(self.folder / state_path),
                 log_sizes=dict(log_sizes),
                 log_digests={name: self._logs.digest(name, size) for name, size in log_sizes.items()},
                 environment=now,
@@ -253,7 +314,7 @@ class Checkpoints:
             self._write(kept)
 
     def discard_unlisted(self, folder: Path) -> None:
-        """Delete the states in a folder of the run that a crash left without a line in the index.
+        """Delete the states in a folder of the run that a crash left without a line in the index, and nothing else.
 
         Raises:
             ValueError: If the folder is a link out of the run's folder.
@@ -264,20 +325,17 @@ class Checkpoints:
             )
         listed = {Path(self.resolve(checkpoint)).resolve() for checkpoint in self.all()}
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.is_symlink() or path.resolve() in listed:
+            if path.is_symlink() or path.resolve() in listed or not _OWN_STATE.fullmatch(path.name):
                 continue
             if path.is_dir():
                 shutil.rmtree(path)
 
     def _write(self, checkpoints: Sequence[Checkpoint]) -> None:
-        path = self.folder / _INDEX
-        if checkpoints:
-            counted = [
-                replace(one, following=len(checkpoints) - number) for number, one in enumerate(checkpoints, 1)
-            ]
-            write_atomic(path, "".join(json.dumps(sealed(asdict(one))) + "\n" for one in counted))
-        else:
-            path.unlink(missing_ok=True)  # an empty index is a damaged one
+        counted = [
+            replace(one, following=len(checkpoints) - number) for number, one in enumerate(checkpoints, 1)
+        ]
+        lines = [json.dumps(sealed(asdict(one))) for one in counted]
+        write_atomic(self.folder / _INDEX, "".join(f"{line}\n" for line in lines or [_BEGUN]))
 
     def _relative(self, path: str) -> str:
         if _is_uri(path):
@@ -317,6 +375,25 @@ async def _save_state(client: TrainingClient, name: str, ttl_seconds: int | None
     return str(response.path)
 
 
+def _manifest_digest(state: Path) -> str | None:
+    """SHA-256 of a state's manifest, where it has one."""
+    from viva.engine.checkpoint import MANIFEST
+
+    path = state / MANIFEST
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _is_sound(state: Path) -> bool:
+    """Whether a state's manifest can be read."""
+    from viva.engine.checkpoint import MANIFEST
+
+    try:
+        unsealed(json.loads((state / MANIFEST).read_bytes().decode("utf-8")), MANIFEST)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+    return True
+
+
 def _is_uri(path: str) -> bool:
     return path.startswith("tinker://")
 
@@ -332,7 +409,7 @@ def _check(checkpoint: Checkpoint) -> None:
         raise ValueError(f"its steps and sizes must be whole numbers; got {numbers!r}")
     if set(digests) - set(sizes):
         raise ValueError(f"it has digests of {sorted(digests)} and sizes of {sorted(sizes)}")
-    texts: list[object] = [checkpoint.state_path, *digests.values()]
+    texts: list[object] = [checkpoint.state_path, checkpoint.state_digest or "", *digests.values()]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"its paths and digests must be texts; got {texts!r}")
 

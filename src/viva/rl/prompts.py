@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 from viva.rl.seeds import derive_seed
 
-__all__ = ["PromptItem", "PromptOrder", "prompts_digest"]
+__all__ = ["PromptItem", "PromptOrder", "PromptsChangedError", "prompts_digest"]
+
+
+class PromptsChangedError(ValueError):
+    """A prompt is no longer what it was when the run began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ and what trackers, ``viva export`` and ``viva eval`` leave. ``.lock`` is held by
 """
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from viva.engine.model_folder import check_base
-from viva.engine.trust import SEAL, is_inside
+from viva.engine.trust import SEAL, MismatchError, is_inside
 from viva.rl.checkpoints import Checkpoint, Checkpoints, environment
 from viva.rl.files import LOCK, FolderLock, place_problem, read_json, sweep, write_json
 from viva.rl.journal import Journal
@@ -36,11 +37,15 @@ BehaviorIfExists: TypeAlias = Literal["ask", "delete", "resume", "raise"]
 
 OpenedT = TypeVar("OpenedT")
 
+_log = logging.getLogger(__name__)
+
 _CONFIG = "config.json"
 _REPLACED = (_CONFIG, "checkpoints.jsonl", "trackers.json", "report.html", MARK)
 """Files that are written anew as a whole while a run goes."""
 _BASE = "base_digests"
 """What ``config.json`` has besides options: `PreparedFolder.with_base` compares it."""
+_CODE = "user_code"
+"""Digests of the user's own code by the name under which the options have it, see `viva.selfplay.user_code`."""
 _MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
 _RETIRED = ("wandb_name", "wandb_project")
 """Options of version 0.1.0 that ``trackers`` has replaced; a run that has them may be resumed without."""
@@ -112,20 +117,30 @@ class RunFolder:
             tell: Gets what is wrong with the checkpoints that are passed over.
 
         Raises:
-            ValueError: If there are checkpoints and all of them are damaged.
+            ValueError: If there are checkpoints and all of them are damaged, one belongs to another run or base model,
+                or the index is gone.
         """
         problems: list[str] = []
         newest: ValueError | None = None
+        self.checkpoints.check_index()
         for checkpoint in reversed(self.checkpoints.all()):
             try:
                 self.checkpoints.check_logs(checkpoint)
+                is_checked = self.checkpoints.check_state(checkpoint)
                 opened = await open_state(self.checkpoints.resolve(checkpoint))
+            except MismatchError:  # not damage, for which another checkpoint could stand in
+                raise
             except ValueError as error:
                 newest = newest or error
                 problems.append(str(error))
                 continue
             for problem in (*self.checkpoints.damage(), *problems):
                 tell(f"note: a checkpoint cannot be read and is passed over: {problem}")
+            if not is_checked:
+                tell(
+                    f"note: the checkpoint {checkpoint.name} has no digest of its state, as those of older versions: "
+                    "nothing tells it from another run's"
+                )
             return opened, checkpoint
         if newest is not None:
             raise newest
@@ -136,6 +151,7 @@ class RunFolder:
 
         A run of `num_steps` that is complete is left as it is, but for what a crash left behind.
         """
+        self.checkpoints.begin()
         is_complete = checkpoint is not None and checkpoint.final and checkpoint.next_step >= num_steps
         if not is_complete:
             self.checkpoints.discard_after(checkpoint)
@@ -233,6 +249,8 @@ class PreparedFolder:
         if self.folder.is_new or not is_marked(path):
             mark(path)
         write_json(path / _CONFIG, self.config)
+        if not self.resumes:
+            self.folder.checkpoints.begin()
 
 
 def prepare_run_folder(
@@ -371,15 +389,24 @@ def _asked(path: Path, ask: Callable[[str], str] | None) -> Literal["resume", "d
 
 def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Collection[str]) -> None:
     if not (path / _CONFIG).exists():
-        return
+        raise ValueError(
+            f"{path / _CONFIG} is missing, so that nothing says which options the run had. Nothing was touched: put it "
+            "back from a copy, give another log_path, or give the run up with behavior_if_exists=delete."
+        )
     before = redacted(read_json(path / _CONFIG))  # of a version that hid less
+    if config.get(_CODE) and _CODE not in before:
+        _log.warning(
+            "%s has no digests of your code, as of older versions; it cannot be compared.", path / _CONFIG
+        )
     changed = [
         f"{name} was {before.get(name)!r} and is now {config.get(name)!r}"
-        for name in sorted({*before, *config} - {*free_options, *_RETIRED, _BASE})
+        for name in sorted({*before, *config} - {*free_options, *_RETIRED, _BASE, _CODE})
         if before.get(name) != config.get(name)
     ]
+    code, now = before.get(_CODE) or {}, config.get(_CODE) or {}
+    changed += [f"the source of {name} was changed" for name in sorted(code) if code[name] != now.get(name)]
     if changed:
-        strange = sorted({*before} - {*config, *free_options, *_RETIRED, _BASE})
+        strange = sorted({*before} - {*config, *free_options, *_RETIRED, _BASE, _CODE})
         damaged = (
             f" If no option was ever called {strange[0]}, {path / _CONFIG} is damaged: put it back from a copy."
             if strange
@@ -387,5 +414,5 @@ def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Col
         )
         raise ValueError(
             f"log_path={path} holds a run with other options: {'; '.join(changed)}. "
-            f"Resume with the same options, give another log_path, or behavior_if_exists=delete.{damaged}"
+            f"Resume with the same options and code, give another log_path, or behavior_if_exists=delete.{damaged}"
         )

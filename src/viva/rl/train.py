@@ -35,6 +35,7 @@ from viva.rl.interrupts import Interrupts
 from viva.rl.journal import JournalMode
 from viva.rl.metrics import rollout_metrics
 from viva.rl.progress import Begin
+from viva.rl.prompts import PromptsChangedError
 from viva.rl.rollouts import GroupOutcome, run_groups
 from viva.rl.run_folder import RunFolder
 from viva.rl.seeds import derive_seed
@@ -194,6 +195,7 @@ async def train(run: Training) -> bool:
     Raises:
         AllGroupsFailedError: If every group of a batch failed; the state before that step is saved.
         EstimatorStoppedError: If an estimator refuses a batch; the state before that step is saved.
+        PromptsChangedError: If a prompt was changed since the run began; the state before that step is saved.
         FloatingPointError: If a loss, gradient, logprob or metric is not a finite number, or sampler and trainer are
             farther apart than allowed. Nothing is saved.
     """
@@ -239,7 +241,7 @@ async def train(run: Training) -> bool:
             if not run.interrupts.received or task is None:
                 raise
             task.uncancel()
-        except (AllGroupsFailedError, EstimatorStoppedError):
+        except (AllGroupsFailedError, EstimatorStoppedError, PromptsChangedError):
             await _save(run, next_step)
             raise
         finally:

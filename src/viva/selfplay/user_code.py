@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["is_target", "load_target"]
+__all__ = ["is_target", "load_target", "source_digest"]
 
 
 def is_target(name: str) -> bool:
@@ -31,6 +31,13 @@ def load_target(target: str) -> Any:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{where!r} has no attribute {attribute!r}; name one that it defines.{hint}")
     return getattr(module, attribute)
+
+
+def source_digest(target: str) -> str | None:
+    """SHA-256 of the Python file with the object of a target that was loaded; ``None`` where there is no such file."""
+    where = target.rpartition(":")[0]
+    path = Path(where if where.endswith(".py") else str(importlib.import_module(where).__file__))
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
 
 
 def _module(where: str) -> ModuleType:

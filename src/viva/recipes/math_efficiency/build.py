@@ -31,6 +31,7 @@ from viva.rl.expert_batch import ExpertConfig
 from viva.rl.mixture_dataset import MixtureDataset
 from viva.rl.prompts import PromptItem
 from viva.rl.train import Training
+from viva.selfplay.user_code import is_target, source_digest
 
 if TYPE_CHECKING:
     from viva.recipes.math_efficiency.train_rl import Config
@@ -76,7 +77,11 @@ def make_plan(config: Config) -> Plan[Config]:
         recipe="math_efficiency",
         summary=f"{', '.join(strategies)}, estimator {config.estimator}",
         unit=_unit(config, strategies),
-        record={"hint": _options(config).hint, "token_budget": _budget(config)},
+        record={
+            "hint": _options(config).hint,
+            "token_budget": _budget(config),
+            "user_code": {name: source_digest(name) for name in config.strategies if is_target(name)},
+        },
     )
     _check_answers(plan)
     return plan
