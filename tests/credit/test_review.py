@@ -215,10 +215,10 @@ def test_a_judges_comparisons_link_the_rounds_as_well_as_the_agents_votes():
 @pytest.mark.parametrize(
     ("outcome", "score", "share"), [(Outcome.A, -1.0, 1.0), (Outcome.B, 0.5, 0.25), (Outcome.TIE, 0.0, 0.5)]
 )
-def test_a_comparison_becomes_half_a_vote(outcome, score, share):
+def test_a_comparison_becomes_one_vote(outcome, score, share):
     comparison = Comparison(first=0, second=1, outcome=outcome, score=score)
     duel = duel_of(comparison, revised(2), initial(2))
-    assert (duel.first, duel.second, duel.share, duel.weight) == (revised(2), initial(2), share, 0.5)
+    assert (duel.first, duel.second, duel.share, duel.weight) == (revised(2), initial(2), share, 1.0)
 
 
 def test_an_invalid_comparison_is_no_vote():

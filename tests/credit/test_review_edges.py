@@ -49,10 +49,10 @@ def test_comparisons_of_others_and_of_equal_solutions_are_left_out():
     assert score_review(said(duels=left_out, texts=same), ROBUST) == score_review(said(texts=same), ROBUST)
 
 
-def test_a_comparison_weighs_what_it_is_told_to_and_was_shown_in_its_order():
+def test_a_comparison_is_one_vote_and_was_shown_in_its_order():
     comparison = Comparison(first=0, second=1, outcome=Outcome.B, score=1.0)
-    duel = duel_of(comparison, revised(2), initial(2), weight=3.0)
-    assert duel == Duel(first=revised(2), second=initial(2), share=0.0, weight=3.0, first_shown_first=True)
+    duel = duel_of(comparison, revised(2), initial(2))
+    assert duel == Duel(first=revised(2), second=initial(2), share=0.0, weight=1.0, first_shown_first=True)
 
 
 def test_a_sharper_prior_pulls_scores_to_the_middle():

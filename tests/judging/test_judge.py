@@ -444,3 +444,39 @@ def test_long_hostile_solutions_are_rendered_in_time() -> None:
     solutions = {0: "<|im_end|>" * 10_000, 1: "\u2028" * 20_000}
     asyncio.run(judge_of(client).compare("q", solutions, 0, 1, 0))
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("mode", ["logprob", "verdict"])
+@pytest.mark.parametrize("pattern", [BOTH, ONE])
+async def test_equal_texts_tie_whatever_the_judge_prefers_and_are_not_judged(
+    pattern: TournamentPattern, mode: Any
+) -> None:
+    client = client_of(
+        script=lambda prompt, call: '{"preference": "A"}',
+        next_token=lambda prompt: {"A": 0.9, "B": 0.05, "T": 0.05},
+    )
+    solutions = {0: "the same", 1: " the  same\n", 2: "the same"}
+    comparisons = await judge_of(client, mode=mode).tournament("q", solutions, pattern, seed=0)
+    assert win_minus_loss(comparisons, [0, 1, 2]) == {0: 0.0, 1: 0.0, 2: 0.0}
+    assert {(c.outcome, c.score, c.was_asked) for c in comparisons} == {(Outcome.TIE, 0.0, False)}
+    assert client.prompts == []
+
+
+async def test_leaving_equal_texts_out_changes_no_other_comparison() -> None:
+    async def judged(solutions: dict[int, str]) -> dict[tuple[int, int], Any]:
+        client = client_of(next_token=prefers_later)
+        comparisons = await judge_of(client).tournament("q", solutions, ONE, seed=3)
+        return {(c.first, c.second): c for c in comparisons}
+
+    distinct = await judged({0: "a", 1: "b", 2: "c"})
+    twins = await judged({0: "a", 1: "a", 2: "c"})
+    assert set(twins) == set(distinct)
+    with_2 = [pair for pair in distinct if 2 in pair]
+    assert [twins[pair] for pair in with_2] == [distinct[pair] for pair in with_2]
+
+
+async def test_either_of_a_pair_is_shown_first_as_often_as_the_other() -> None:
+    same = {0: "same", 1: "same"}
+    judge = judge_of(client_of())
+    firsts = [(await judge.tournament("q", same, ONE, seed=seed))[0].first for seed in range(2_000)]
+    assert abs(sum(firsts) / len(firsts) - 0.5) < 0.04  # 3.6 standard errors

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,7 +74,7 @@ async def test_two_that_are_left_vote_on_each_other_and_are_scored() -> None:
     assert outcome.void_reason is None
     rewards = streams_of(builder)
     assert list(rewards) == [0, 2]
-    assert rewards[0]["r_sol"] < 0.5 < rewards[2]["r_sol"]
+    assert rewards[0]["r_sol"] < rewards[2]["r_sol"]
     assert rewards[0]["r_meta"] == rewards[2]["r_meta"] == 1.0
     assert metrics_of(outcome)[1] == {}
 
@@ -187,12 +186,12 @@ async def test_two_agents_rank_both_and_promoting_oneself_gives_a_tie_at_best(ru
     assert {agent["r_diag"] for agent in rewards.values()} == {0.0}
 
 
-async def test_what_one_voter_says_is_below_the_noise_so_two_agents_are_paid_no_critique_by_default() -> None:
-    for options in ({}, {"judge": None}):
-        default = await streams(everyone(IMPROVING, 2), **options)
-        assert [agent["r_diag"] for agent in default.values()] == [0.0, 0.0]
-        lower = await streams(everyone(IMPROVING, 2), rules=replace(ROBUST, noise_floor=0.6), **options)
-        assert [agent["r_diag"] for agent in lower.values()] == pytest.approx([0.157] * 2, abs=1e-3)
+@pytest.mark.parametrize("options", [{}, {"judge": None}], ids=["judge", "agents"])
+async def test_two_agents_who_both_improve_are_paid_for_their_critique(options: dict[str, Any]) -> None:
+    improved = await streams(everyone(IMPROVING, 2), **options)
+    assert min(agent["r_diag"] or 0.0 for agent in improved.values()) > 0.1
+    unchanged = await streams(everyone(HONEST, 2), **options)
+    assert {agent["r_diag"] for agent in unchanged.values()} == {0.0}
 
 
 @BOTH

@@ -104,6 +104,7 @@ async def test_the_metrics_are_the_specifications() -> None:
         "agent_0/correct": 0.0,
         "correct/first": 0.0,
         "correct/final": 0.0,
+        "judge/identical_rate": 0.0,
         "judge/preference_A_rate": 0.5,
         "judge/preference_B_rate": 0.5,
         "judge/tie_rate": 0.0,
@@ -138,7 +139,9 @@ async def test_identical_solutions_are_a_legal_case_even_before_a_judge_that_pre
         builder_of(next_token=lambda prompt: {"A": 0.8, "B": 0.2}), lambda p, c: honest("same")
     )
     assert [reward for reward, _ in results] == pytest.approx([0.0, 0.0, 0.0])
-    assert results[0][1]["judge/position_bias"] == 1.0
+    assert {name: value for name, value in results[0][1].items() if name.startswith("judge/")} == {
+        "judge/identical_rate": 1.0
+    }
 
 
 async def test_replies_that_could_not_be_read_count_and_are_counted() -> None:

@@ -130,14 +130,18 @@ class ReviewScores:
     """Weighted sums of ``r_sol``, ``r_meta`` and ``r_diag``; a reward that is ``None`` adds nothing."""
 
 
-def duel_of(comparison: Comparison, first: Item, second: Item, *, weight: float = 0.5) -> Duel | None:
-    """A judge's comparison as part of a vote.
+def duel_of(comparison: Comparison, first: Item, second: Item) -> Duel | None:
+    """A judge's comparison as one vote, so that a pair judged in both orders has two.
+
+    This is the most at which a gain's standard error still covers the spread of gains where nothing changed, also for
+    a judge whose opinion is alike in both orders and has nothing to do with quality: 0.82 to 0.89 of it among 2 to 8
+    agents (``benchmarks/judge_weight.py``). With a vote for every other agent the spread is up to 1.6 times the error;
+    with half a vote for an answer, two agents who both improve are hardly ever paid.
 
     Args:
         comparison: From `viva.judging.judge`.
         first: The item that was shown first.
         second: The item that was shown second.
-        weight: By default half a vote, so that a pair judged in both orders weighs as much as one voter.
 
     Returns:
         ``None`` if the comparison is invalid.
@@ -148,7 +152,6 @@ def duel_of(comparison: Comparison, first: Item, second: Item, *, weight: float 
         first=first,
         second=second,
         share=(1.0 - comparison.score) / 2.0,
-        weight=weight,
         first_shown_first=True,
     )
 

@@ -7,7 +7,15 @@ from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.prompts import quote
 
-__all__ = ["JUDGE_SYSTEM_PROMPT", "LABELS", "VERDICT_PREFIX", "Comparison", "Outcome", "judge_messages"]
+__all__ = [
+    "JUDGE_SYSTEM_PROMPT",
+    "LABELS",
+    "VERDICT_PREFIX",
+    "Comparison",
+    "Outcome",
+    "judge_messages",
+    "same_words",
+]
 
 JUDGE_SYSTEM_PROMPT = """\
 You compare two solutions of one problem: correctness first, then clarity.
@@ -49,6 +57,13 @@ class Comparison:
     """p(A), p(B), p(Tie), normalised over the three labels (``logprob`` mode)."""
     off_set_mass: float | None = None
     """Probability of anything but the three labels (``logprob`` mode)."""
+    was_asked: bool = True
+    """Whether the judge said so; if not, both solutions have the same words, and the tie is a matter of course."""
+
+
+def same_words(one: str, other: str) -> bool:
+    """Whether two texts are equal but for white space."""
+    return one.split() == other.split()
 
 
 def judge_messages(question: str, solution_a: str, solution_b: str, system_prompt: str) -> list[Message]:

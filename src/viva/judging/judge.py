@@ -25,6 +25,7 @@ from viva.judging.comparison import (
     Comparison,
     Outcome,
     judge_messages,
+    same_words,
 )
 from viva.judging.policy import PolicyRef, SamplingClient, accepts, sample
 from viva.judging.tournament import TournamentPattern, pairs
@@ -97,7 +98,7 @@ class PolicySelfComparisonJudge:
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
     ) -> Comparison:
-        """Compare two agents' solutions, ``first`` shown as A.
+        """Compare two agents' solutions, ``first`` shown as A. Solutions with the same words tie without being judged.
 
         Args:
             question: What the solutions are for.
@@ -110,6 +111,8 @@ class PolicySelfComparisonJudge:
             JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
             TimeoutError: If the comparison took longer than the policy's ``timeout_s``.
         """
+        if same_words(solutions[first], solutions[second]):
+            return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
         messages = judge_messages(question, solutions[first], solutions[second], self.system_prompt)
         if self.mode == "verdict":
             prompt = build_prompt(self.renderer, messages)

@@ -132,8 +132,10 @@ def _checked(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> lis
 def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Figures about the judge; those without anything to count are left out.
 
-    - ``judge/preference_A_rate``, ``judge/preference_B_rate``, ``judge/tie_rate``, ``judge/invalid_rate``:
-      shares of all comparisons; they sum to 1.
+    - ``judge/identical_rate``: share of comparisons that are of the same words, so that nobody was asked. All other
+      figures are of comparisons that the judge was asked for.
+    - ``judge/preference_A_rate``, ``judge/preference_B_rate``, ``judge/tie_rate``, ``judge/invalid_rate``: shares; they
+      sum to 1.
     - ``judge/position_bias``: share of the pairs judged in both orders whose verdict flips with the order: the
       judge preferred what it saw first both times, or second both times.
     - ``judge/disagreement``: share of those pairs whose two verdicts are not the same in any way (also a tie and a
@@ -145,16 +147,19 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """
     if not comparisons:
         return {}
-    count = len(comparisons)
-    metrics = {
-        f"judge/{name}_rate": sum(comparison.outcome is outcome for comparison in comparisons) / count
+    asked = [comparison for comparison in comparisons if comparison.was_asked]
+    metrics = {"judge/identical_rate": 1.0 - len(asked) / len(comparisons)}
+    if not asked:
+        return metrics
+    metrics |= {
+        f"judge/{name}_rate": sum(comparison.outcome is outcome for comparison in asked) / len(asked)
         for name, outcome in _RATES.items()
     }
-    metrics |= _order_effects(comparisons)
-    off_set = [c.off_set_mass for c in comparisons if c.off_set_mass is not None]
+    metrics |= _order_effects(asked)
+    off_set = [c.off_set_mass for c in asked if c.off_set_mass is not None]
     if off_set:
         metrics["judge/off_set_mass"] = math.fsum(off_set) / len(off_set)
-    return metrics | _cycles(comparisons)
+    return metrics | _cycles(asked)
 
 
 _RATES = {

@@ -81,6 +81,7 @@ class RecordedComparison(_Recorded):
     probabilities: tuple[float, float, float] | None = None
     """p(A), p(B), p(Tie)."""
     off_set_mass: float | None = None
+    was_asked: bool = True
 
 
 class RecordedScores(_Recorded):

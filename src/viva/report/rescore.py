@@ -18,7 +18,7 @@ from viva.conversation.wording import counted
 from viva.credit.review import ReviewScores, ReviewVotes, score_review
 from viva.credit.review_rules import ReviewRules, review_rules
 from viva.judging.bradley_terry import BradleyTerryError
-from viva.judging.comparison import Comparison
+from viva.judging.comparison import Comparison, same_words
 from viva.report.moments import Spread, WithinCorrelation
 from viva.report.recorded import RecordedConversation
 from viva.report.run_files import iter_transcripts
@@ -174,7 +174,7 @@ def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
 
 def _require_links(conversation: Conversation, judged: Mapping[int, Sequence[Comparison]]) -> None:
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
-    changed = [agent for agent in after if before[agent].split() != after[agent].split()]
+    changed = [agent for agent in after if not same_words(before[agent], after[agent])]
     if changed and not judged and all(turn.segment != "comparison" for turn in conversation.turns):
         raise ValueError(
             "fit=joint needs comparisons of revised with initial solutions, and none are stored: a run by the paper "

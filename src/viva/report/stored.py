@@ -64,6 +64,7 @@ def stored_comparisons(record: RecordedConversation) -> dict[int, list[Compariso
                 text=item.text,
                 probabilities=item.probabilities,
                 off_set_mass=item.off_set_mass,
+                was_asked=item.was_asked,
             )
             found.setdefault(item.agent_id, []).append(comparison)
     return found

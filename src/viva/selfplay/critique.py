@@ -21,7 +21,7 @@ from viva.credit.review import ReviewScores, ReviewVotes, duel_of, initial, revi
 from viva.credit.review_rules import ReviewRules
 from viva.credit.streams import GroupCredit
 from viva.judging.ballots import Ballots, Item
-from viva.judging.comparison import Comparison
+from viva.judging.comparison import Comparison, same_words
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.ranking import RankingReply
 from viva.judging.tournament import TournamentPattern
@@ -163,7 +163,7 @@ class CritiqueSelfPlayEnvGroupBuilder(EnvGroupBuilder):
         if self.rules.fit != "joint" or self.judge is None:
             return {}
         before, after = conversation.solutions("proposal"), conversation.final_solutions
-        changed = [agent_id for agent_id in after if before[agent_id].split() != after[agent_id].split()]
+        changed = [agent_id for agent_id in after if not same_words(before[agent_id], after[agent_id])]
         tournaments = await together(
             self.judge.tournament(
                 self.question,
@@ -187,19 +187,15 @@ class CritiqueSelfPlayEnvGroupBuilder(EnvGroupBuilder):
 def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     """The votes of one conversation: ballots of both rounds, who criticised whom, and revised against initial.
 
-    Agents that failed are not scored; what they said before still counts. The judge stands in for all other agents,
-    being the same policy: both orders together weigh as much as one vote of each of them. With the weight of one voter,
-    no gain would ever rise above its own standard error.
+    Agents that failed are not scored; what they said before still counts. Each of the judge's two answers about an
+    agent is one vote, however many agents there are: see `viva.credit.review.duel_of`.
     """
     failed = {failure.agent_id for failure in conversation.failures}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
     agents = tuple(agent_id for agent_id in sorted(after) if agent_id not in failed)
     sides = (initial, revised)
-    weight = (len(agents) - 1) / 2
     duels = [
-        duel_of(
-            comparison, sides[comparison.first](agent_id), sides[comparison.second](agent_id), weight=weight
-        )
+        duel_of(comparison, sides[comparison.first](agent_id), sides[comparison.second](agent_id))
         for agent_id, comparisons in judged.items()
         for comparison in comparisons
     ]

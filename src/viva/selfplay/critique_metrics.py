@@ -12,7 +12,7 @@ from tinker_cookbook.rl.types import Metrics
 from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Revision
 from viva.credit.review import ReviewScores, ReviewVotes
 from viva.judging.ballot_health import ballot_health
-from viva.judging.comparison import Comparison
+from viva.judging.comparison import Comparison, same_words
 from viva.judging.ranking import RankingReply
 from viva.judging.tournament import judge_health
 from viva.selfplay.truth import ballot_accuracy, flips, rank_correlation, reward_truth_gap
@@ -78,7 +78,7 @@ def _spoken(conversation: Conversation, agent_id: int) -> Metrics:
             metrics["critiques/given"] = len(turn.response.critiques)
             metrics["critiques/dropped"] = sum(turn.response.dropped.values())
         elif isinstance(turn.response, Revision):
-            metrics["revision/changed"] = float(before.split() != turn.response.solution.split())
+            metrics["revision/changed"] = float(not same_words(before, turn.response.solution))
             metrics["revision/says_revise"] = float(turn.response.decision == "revise")
             metrics["revision/says_defend"] = float(turn.response.decision == "defend")
     return metrics

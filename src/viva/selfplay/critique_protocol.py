@@ -97,14 +97,16 @@ def critique_protocol(
 
 
 def compared_items(view: View) -> dict[str, Item]:
-    """What each letter stands for in an agent's comparison: both solutions of every other agent, shuffled.
+    """Solutions by letter in an agent's comparison: both of every other agent, shuffled.
 
-    Agents with an even id see one order, those with an odd id the reverse of it.
+    Of two agents each compares its own, too: one vote about a revision would never rise above its noise. Agents with an
+    even id see one order, those with an odd id the reverse of it.
     """
     items: list[Item] = [(stage, agent_id) for agent_id in sorted(view.aliases) for stage in _STAGES.values()]
     random.Random(view.seed).shuffle(items)
-    others = [item for item in items if item not in [(stage, view.agent_id) for stage in _STAGES.values()]]
-    return dict(zip(ascii_uppercase, reversed(others) if view.agent_id % 2 else others, strict=False))
+    if len(view.aliases) > 2:
+        items = [item for item in items if item not in [(stage, view.agent_id) for stage in _STAGES.values()]]
+    return dict(zip(ascii_uppercase, reversed(items) if view.agent_id % 2 else items, strict=False))
 
 
 def _ranking_segment(name: str, votes_on_own: bool | None, *, stream: str | None) -> Segment:
