@@ -1,7 +1,9 @@
 """Is somebody there, is somebody still there, and what do the answers mean?"""
 
 import asyncio
+import json
 import re
+import socket
 import socketserver
 import threading
 import time
@@ -12,21 +14,24 @@ import httpx
 import pytest
 import tinker
 
+from viva.engine import hub
 from viva.rl import remote
-from viva.rl.remote import EngineLostError, check_address, explain, watched
+from viva.rl.remote import EngineLostError, check_address, check_version, explain, watched
+from viva.rl.service import EngineConfig, make_service
 
 KEY = "tml-abcdefgh"
 
 
 @contextmanager
-def answering(status, *, port=0):
+def answering(status, *, port=0, body=b""):
     """A server on this machine that answers everything with one status; yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(status)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, *_):
             pass
@@ -124,6 +129,78 @@ async def test_what_does_not_speak_http_is_no_server_and_one_that_is_gone(impati
         with pytest.raises(EngineLostError, match=r"out of reach for 0.1 s: SSH-2"):
             async with watched(address, limit_s=0.1, every_s=0.02):
                 await asyncio.Event().wait()
+
+
+@contextmanager
+def black_hole():
+    """Somebody who takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("is_hosted", "told"),
+    [
+        (False, r"no server answers at base_url=\S+: timed out\. Start it, or mend the address"),
+        (True, r"Tinker does not answer at \S+: timed out\. Check the network, or use engine=local"),
+    ],
+)
+def test_a_black_hole_is_told_about_and_left(is_hosted, told, monkeypatch, caplog):
+    monkeypatch.setattr(hub, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(remote, "_ANSWER_S", 0.5)
+    started = time.monotonic()
+    with black_hole() as address, pytest.raises(ValueError, match=told):
+        check_address(address, is_hosted=is_hosted)
+    assert time.monotonic() - started < 2
+    assert caplog.messages == [f"still waiting for an answer of the server at {address}, for 6 s at most"]
+
+
+def test_hosted_tinker_without_a_network_is_told_at_once(nobody, monkeypatch, tmp_path):
+    monkeypatch.setenv("TINKER_BASE_URL", nobody)
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    started = time.monotonic()
+    with pytest.raises(
+        ValueError, match=rf"Tinker does not answer at {nobody}\S*: .*refused.* Check the network"
+    ):
+        make_service(EngineConfig(engine="remote"), state_dir=tmp_path)
+    assert time.monotonic() - started < 5
+
+
+def described(content):
+    """What FastAPI's description says of a gradient's request; ``None``: nothing."""
+    if content is None:
+        return {"openapi": "3.1.0", "paths": {}}
+    asked = {"requestBody": {"content": {kind: {"schema": {}} for kind in content}}}
+    return {"openapi": "3.1.0", "paths": {"/api/v1/forward_backward": {"post": asked}}}
+
+
+@pytest.mark.parametrize(
+    ("version", "description", "is_refused"),
+    [
+        ("0.38.0", described(["application/json"]), True),
+        ("0.23.0", described(["application/json"]), True),
+        ("0.22.7", described(["application/json"]), False),
+        ("0.38.0", described(["application/json", "application/x-protobuf"]), False),
+        ("0.38.0", described(None), False),
+        ("0.38.0", [], False),
+        ("0.38.0", None, False),
+    ],
+)
+def test_an_sdk_that_is_too_new_for_a_server_is_refused_with_the_one_to_install(
+    version, description, is_refused, monkeypatch
+):
+    monkeypatch.setattr(tinker, "__version__", version)
+    body = b"" if description is None else json.dumps(description).encode()
+    with answering(404 if description is None else 200, body=body) as address:
+        started = time.monotonic()
+        if is_refused:
+            with pytest.raises(
+                ValueError, match=rf"tinker {version} .* too new .*pip install tinker==0\.22\.7"
+            ):
+                check_version(address)
+        else:
+            check_version(address)
+        assert time.monotonic() - started < 2
 
 
 def test_a_password_in_an_address_is_not_told(nobody, impatient):

@@ -78,6 +78,7 @@ def test_a_server_of_ones_own_needs_no_key(key, sent, monkeypatch, tmp_path):
         monkeypatch.setenv("TINKER_API_KEY", key)
     monkeypatch.setattr(tinker, "ServiceClient", Clients)
     monkeypatch.setattr(service, "check_address", lambda _: None)
+    monkeypatch.setattr(service, "check_version", lambda _: None)
     monkeypatch.setattr(service, "awaitable_service", lambda made: made)
     made = make_service(EngineConfig(engine="remote", base_url="http://s"), state_dir=tmp_path)
     assert made.options == {"base_url": "http://s", "api_key": sent}

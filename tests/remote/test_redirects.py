@@ -130,7 +130,7 @@ def test_a_redirect_within_the_origin_is_followed_with_the_key(tmp_path):
 
     with serving(answer) as (own, seen):
         error = first_request(f"http://127.0.0.1:{own}", tmp_path)
-        moved = [headers.get("X-API-Key") for path, headers, _ in seen if path.startswith("/moved")]
+        moved = [headers.get("X-API-Key") for path, headers, _ in seen if path.startswith("/moved/api")]
     assert moved
     assert set(moved) == {KEY}
     assert "answered 400" in explain(error, "the server")

@@ -1,10 +1,17 @@
 """What goes wrong between here and the Hugging Face hub, in words that say what to do."""
 
+import logging
 import os
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
-__all__ = ["hub_errors", "hub_problem", "pinned", "split_revision"]
+__all__ = ["hub_access", "hub_errors", "hub_problem", "pinned", "split_revision", "telling_wait"]
+
+TELL_AFTER_S = 5.0
+"""Seconds without a word, before what is waited for is told."""
+_ANSWER_S = 15.0
+"""How long the hub may take for its first answer."""
 
 
 def pinned(name: str, revision: str | None) -> str:
@@ -33,12 +40,72 @@ def hub_errors(name: str, *, option: str) -> Generator[None, None, None]:
             cannot be reached.
     """
     try:
-        yield
+        with hub_access(name):
+            yield
     except (OSError, ValueError) as error:
         told = hub_problem(error, name=name, option=option)
         if told is None:
             raise
         raise ValueError(told) from error
+
+
+@contextmanager
+def telling_wait(what: str, limit_s: float) -> Generator[None, None, None]:
+    """Log a warning, which Python shows on the error stream, if this takes more than some seconds.
+
+    Args:
+        what: Is waited for.
+        limit_s: When waiting ends.
+    """
+    text = f"still waiting for {what}, for {limit_s:.0f} s at most"
+    timer = threading.Timer(TELL_AFTER_S, logging.getLogger(__name__).warning, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def hub_access(name: str) -> Generator[None, None, None]:
+    """Ask the hub for things only if it can be reached; else the cache alone, at once.
+
+    By themselves the libraries ask a hub that is not there again and again, for a minute, and wait without an end for
+    one that takes a connection and says nothing.
+
+    Args:
+        name: Of a model or a data set; what lies in a local path needs no hub.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or os.path.exists(name) or _is_reached(constants.ENDPOINT):
+        yield
+        return
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+_reached: set[str] = set()
+
+
+def _is_reached(endpoint: str) -> bool:
+    """Whether anybody answers there, whatever the answer is; asked until somebody did."""
+    import httpx
+    from huggingface_hub import get_session
+
+    if endpoint in _reached:
+        return True
+    with telling_wait(f"an answer of the hub at {endpoint}", _ANSWER_S):
+        try:
+            get_session().head(endpoint, timeout=_ANSWER_S, follow_redirects=False)
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return False
+    _reached.add(endpoint)
+    return True
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -89,7 +156,7 @@ def hub_problem(error: BaseException, *, name: str, option: str) -> str | None:
         )
     if unreached or among(httpx.ConnectError, httpx.TimeoutException):
         return (
-            f"{what} is not in the local cache, and the hub cannot be reached. Check the network, or give the path of "
-            "a local folder."
+            f"{what} is not in the local cache, and the hub cannot be reached. Check the network to "
+            f"{constants.ENDPOINT}, or give the path of a local folder."
         )
     return None

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from viva.engine.hub import hub_problem, pinned
+from viva.engine.hub import hub_access, hub_problem, pinned
 from viva.recipes.lazy_prompts import LazyPrompts, file_lines, indexed_lines, item_digest, unchanged
 from viva.rl.prompts import PromptItem
 
@@ -253,12 +253,13 @@ def _load_splits(source: HubSource) -> Mapping[str, Any]:
         elif path.is_file():
             raise ValueError(f"it is a file that ends in {path.suffix or path.name!r}")
         else:
-            loaded = datasets.load_dataset(
-                str(path) if path.exists() else source.name,
-                source.config,
-                revision=source.revision,
-                streaming=source.streaming,
-            )
+            with hub_access(str(path)):
+                loaded = datasets.load_dataset(
+                    str(path) if path.exists() else source.name,
+                    source.config,
+                    revision=source.revision,
+                    streaming=source.streaming,
+                )
     # StopIteration: a JSON file without a line
     # RuntimeError: a folder with a script, which is not run; YAMLError: a description of something else than data
     except (OSError, ValueError, RuntimeError, YAMLError, DatasetsError, StopIteration) as error:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from viva.engine.hub import hub_problem, split_revision
+from viva.engine.hub import hub_access, hub_problem, split_revision
 
 __all__ = ["LARGEST_RATE", "cached_config", "default_learning_rate", "read_model_config"]
 
@@ -106,7 +106,8 @@ def _fetched_config(model_name: str) -> Path | None:
 
     repository, revision = split_revision(model_name)
     try:
-        return Path(hf_hub_download(repository, "config.json", revision=revision))
+        with hub_access(repository):
+            return Path(hf_hub_download(repository, "config.json", revision=revision))
     except (OSError, ValueError) as error:  # those of the hub are among them
         problem = hub_problem(error, name=model_name, option="model_name")
         if problem is None:  # nothing to read there, or no valid name

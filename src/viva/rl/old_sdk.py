@@ -4,6 +4,7 @@ Newer SDKs answer at once with a future of a client. Older ones block until ther
 stop an event loop; they have an ``_async`` twin for each such method, which newer ones deprecate.
 """
 
+from importlib import import_module
 from inspect import getattr_static, signature
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import tinker
 
 from viva.rl.clients import ServiceClient
 
-__all__ = ["awaitable_service", "header_options"]
+__all__ = ["awaitable_service", "header_options", "hosted_address"]
 
 _BLOCKING = frozenset(
     {
@@ -41,6 +42,11 @@ class _Awaitable:
             return _Awaitable(made) if isinstance(made, tinker.TrainingClient) else made
 
         return method
+
+
+def hosted_address(key: str) -> str:
+    """Where the SDK finds hosted Tinker."""
+    return str(import_module("tinker._client").AsyncTinker(api_key=key).base_url)
 
 
 def header_options(headers: dict[str, str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the key from following a redirect to another host.
 
 import asyncio
 import http.client
+import json
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +21,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 import tinker
 
+from viva.engine.hub import telling_wait
 from viva.rl.clients import ServiceClient
 from viva.rl.secrets import KEY_VARIABLE, split_address, without_secrets
 
@@ -27,6 +29,7 @@ __all__ = [
     "EngineError",
     "EngineLostError",
     "check_address",
+    "check_version",
     "explain",
     "keep_keys_at_home",
     "saved_model",
@@ -38,6 +41,9 @@ _HEALTH = "/api/v1/healthz"
 _ANSWER_S = 10.0
 _DELETION_S = 30.0
 _FIRST_PAUSES_S = (0.0, 0.5, 1.5, 3.0)
+_LAST_JSON_SDK = (0, 22)
+"""The last version of the SDK that sends JSON where a server takes nothing else."""
+_LONGEST_DESCRIPTION = 1 << 24
 _LONGEST_DETAIL = 400
 _MOST_REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
@@ -148,8 +154,12 @@ def _problem(base_url: str) -> str | None:
         return without_secrets(str(getattr(error, "reason", error)).strip()) or type(error).__name__
 
 
-def check_address(base_url: str) -> None:
+def check_address(base_url: str, *, is_hosted: bool = False) -> None:
     """Make sure that a server answers, within seconds; the SDK by itself tries for minutes.
+
+    Args:
+        base_url: Where it is.
+        is_hosted: Whether it is hosted Tinker, which nobody here could start.
 
     Raises:
         ValueError: If none does, or the address is none.
@@ -157,14 +167,51 @@ def check_address(base_url: str) -> None:
     if not base_url.startswith(("http://", "https://")):
         raise ValueError(f"base_url must begin with http:// or https://; got {without_secrets(base_url)!r}")
     problem: str | None = None
-    for pause_s in _FIRST_PAUSES_S:
-        time.sleep(pause_s)
-        problem = _problem(base_url)
-        if problem is None:
-            return
-    raise ValueError(
-        f"no server answers at base_url={without_secrets(base_url)}: {problem}. Start it, or mend the address."
-    )
+    told = without_secrets(base_url)
+    started = time.monotonic()
+    with telling_wait(f"an answer of the server at {told}", _ANSWER_S + sum(_FIRST_PAUSES_S)):
+        for pause_s in (0.0,) if is_hosted else _FIRST_PAUSES_S:
+            time.sleep(pause_s)
+            problem = _problem(base_url)
+            if problem is None:
+                return
+            if time.monotonic() - started >= _ANSWER_S:  # somebody takes the connection and says nothing
+                break
+    if is_hosted:
+        raise ValueError(
+            f"Tinker does not answer at {told}: {problem}. Check the network, or use engine=local."
+        )
+    raise ValueError(f"no server answers at base_url={told}: {problem}. Start it, or mend the address.")
+
+
+def check_version(base_url: str) -> None:
+    """Refuse an SDK that is too new for a server, which would show after minutes of waiting for its first answer.
+
+    Newer SDKs send gradients' requests in a binary form; a server's own description says which forms it takes.
+
+    Raises:
+        ValueError: If it takes JSON alone, and this SDK sends something else.
+    """
+    version = tuple(int(part) for part in tinker.__version__.split(".")[:2])
+    if version > _LAST_JSON_SDK and _takes_json_alone(base_url):
+        raise ValueError(
+            f"the server at base_url={without_secrets(base_url)} takes requests as JSON alone, and tinker "
+            f"{tinker.__version__} sends others: it is too new for it. SkyRL up to 0.3.0 talks to tinker 0.22; "
+            'install that: pip install tinker==0.22.7 "tinker-cookbook<0.5.4"'
+        )
+
+
+def _takes_json_alone(base_url: str) -> bool:
+    """What a server says of itself; where it says nothing, it may take anything."""
+    address, headers = split_address(base_url)
+    try:
+        request = urllib.request.Request(address.rstrip("/") + "/openapi.json", headers=headers)
+        with _OPENER.open(request, timeout=_ANSWER_S) as answer:
+            description: Any = json.loads(answer.read(_LONGEST_DESCRIPTION))
+        asked = description["paths"]["/api/v1/forward_backward"]["post"]["requestBody"]["content"]
+    except (OSError, ValueError, RecursionError, http.client.HTTPException, KeyError, TypeError):
+        return False
+    return list(asked) == ["application/json"]
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from viva.rl.clients import ServiceClient
 from viva.rl.learning_rate import cached_config, read_model_config
-from viva.rl.old_sdk import awaitable_service, header_options
-from viva.rl.remote import check_address, keep_keys_at_home
+from viva.rl.old_sdk import awaitable_service, header_options, hosted_address
+from viva.rl.remote import check_address, check_version, keep_keys_at_home
 from viva.rl.secrets import KEY_VARIABLE, split_address, without_secrets
 
 __all__ = ["EngineChoice", "EngineConfig", "choose_engine", "context_window", "make_service"]
@@ -80,15 +80,18 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
         one_run: Only one training client saves there, by names that go on after a restart.
 
     Raises:
-        ValueError: If nobody answers at the address.
+        ValueError: If nobody answers at the address, or this SDK is too new for who does.
     """
     if config.engine == "remote":
         import tinker
 
         keep_keys_at_home()
         if config.base_url is None:
+            if key := os.environ.get(KEY_VARIABLE):  # else the SDK says that there is none
+                check_address(hosted_address(key), is_hosted=True)
             return awaitable_service(tinker.ServiceClient())
         check_address(config.base_url)
+        check_version(config.base_url)
         key = os.environ.get(KEY_VARIABLE) or _NO_KEY
         address, headers = split_address(config.base_url)
         return awaitable_service(
