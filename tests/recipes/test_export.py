@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -201,6 +202,87 @@ def test_a_folder_without_a_run_and_a_server_that_is_gone_are_refused(tmp_path, 
     monkeypatch.setattr("viva.rl.remote._FIRST_PAUSES_S", (0.0,))
     with pytest.raises(ValueError, match=r"no server answers at base_url=http://127\.0\.0\.1:1"):
         export_run(tmp_path, ExportOptions(base_url="http://127.0.0.1:1"))
+
+
+def as_a_server_keeps_it(run: Path, to: Path) -> Path:
+    """The run with its state on a server; the folder is what the server gives away: bfloat16, with few words."""
+    (kept,) = [folder for folder in (run / "state" / "weights").iterdir() if folder.name == "000004"]
+    to.mkdir()
+    tensors = {
+        name: tensor.bfloat16() for name, tensor in load_file(kept / "adapter_model.safetensors").items()
+    }
+    save_file(tensors, to / "adapter_model.safetensors")
+    (to / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 32, "bias": "none"})
+    )
+    row = {"name": "000004", "next_step": 4, "state_path": "tinker://a/weights/000004", "log_sizes": {}}
+    (run / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
+    return to
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")
+def test_an_adapter_in_bfloat16_from_a_server_is_exported(trained, tmp_path, monkeypatch) -> None:
+    from peft import PeftModel
+
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    given = as_a_server_keeps_it(run, tmp_path / "given")
+    base = plain(trained[1]).bfloat16()
+    base.save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(trained[1]).save_pretrained(tmp_path / "base")
+
+    async def fetch(service, state_path, folder, *, base_url):
+        return shutil.copytree(given, folder)
+
+    monkeypatch.setattr("viva.rl.download.fetch_adapter", fetch)
+    monkeypatch.setattr("viva.rl.service.make_service", lambda engine, *, state_dir: None)
+    options = ExportOptions(to=str(tmp_path / "out"), model_name=str(tmp_path / "base"))
+    adapter, merged = export_run(run, options)
+    assert {tensor.dtype for tensor in load_file(adapter / "adapter_model.safetensors").values()} == {
+        torch.float32
+    }
+    assert logprobs_of(plain(merged)) == pytest.approx(expected(run), abs=0.1)
+    adapted = PeftModel.from_pretrained(plain(tmp_path / "base").float(), adapter).eval()
+    assert logprobs_of(adapted) == pytest.approx(expected(run), abs=0.1)
+    _, rounded = export_run(run, chz.replace(options, to=str(tmp_path / "rounded"), precision="bfloat16"))
+    assert plain(rounded).dtype is torch.bfloat16
+
+
+KILLED_EXPORT = """
+import os, signal, sys, viva.rl.export
+from viva.recipes.export import ExportOptions, export_run
+calls, real = [], getattr(sys.modules[sys.argv[3]], sys.argv[4])
+def killed(*args, **options):
+    calls.append(args)
+    if len(calls) == int(sys.argv[5]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **options)
+setattr(sys.modules[sys.argv[3]], sys.argv[4], killed)
+export_run(sys.argv[1], ExportOptions(to=sys.argv[2], checkpoint="last", overwrite=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize(
+    "when",
+    [("viva.rl.export", "spell_rotary_twice", "1"), ("shutil", "copyfile", "1"), ("shutil", "copyfile", "2")],
+)
+def test_an_export_that_is_killed_leaves_the_old_one_or_none(trained, tmp_path, is_there, when) -> None:
+    run, _ = trained
+    to = tmp_path / "out"
+    before: list[float] = []
+    if is_there:
+        _, merged = export_run(run, ExportOptions(to=str(to), checkpoint="000003"))
+        before = logprobs_of(plain(merged))
+    command = [sys.executable, "-c", KILLED_EXPORT, str(run), str(to), *when]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    shown = {path.name for path in to.iterdir() if not path.name.startswith(".")}
+    assert shown == ({"adapter", "model"} if is_there else set())
+    if is_there:
+        assert logprobs_of(plain(to / "model")) == before
+    _, merged = export_run(run, ExportOptions(to=str(to), checkpoint="last", overwrite=is_there))
+    assert logprobs_of(plain(merged)) == pytest.approx(expected(run), abs=1e-5)
+    assert {path.name for path in to.iterdir()} == {"adapter", "model"}
 
 
 def header(text: str) -> dict:

@@ -36,6 +36,7 @@ from viva.engine.memory import activation_bytes, free_bytes, recomputed
 from viva.engine.model import BaseModel, attention_by, decoder_layers, structure_copy
 from viva.engine.objective import Targets, gather_targets
 from viva.engine.packing import Batch, CostModel, plan_batches
+from viva.engine.rotary import spell_rotary_twice
 from viva.engine.tree_attention import TREE_ATTENTION, TreeStep
 
 __all__ = ["LossResult", "ModuleBuilder", "Policy", "stored_builder"]
@@ -168,6 +169,7 @@ class Policy:
                 )
         if not self.settings.rank:
             self._module.config.save_pretrained(folder)
+            spell_rotary_twice(folder)
             self.base.tokenizer.save_pretrained(folder)
             write_tensors(folder / _WEIGHTS_FILE, self._weights())
         else:
@@ -270,8 +272,9 @@ def _read_weights(folder: Path, settings: AdapterSettings) -> dict[str, torch.Te
     if not settings.rank:
         return read_tensors(folder / _WEIGHTS_FILE)
     stored = read_tensors(folder / _ADAPTER_FILE)
+    # an adapter that a server has saved may be of another type
     return {
-        name.removeprefix("base_model.model.").removesuffix(".weight"): tensor
+        name.removeprefix("base_model.model.").removesuffix(".weight"): tensor.float()
         for name, tensor in stored.items()
     }
 

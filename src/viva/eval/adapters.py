@@ -1,11 +1,10 @@
 """Adapters in PEFT's format, as runs export them, made readable for the engine."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
-from viva.engine.checkpoint import write_checkpoint
+from viva.engine.checkpoint import read_tensors, write_checkpoint, write_tensors
 from viva.engine.hub import pinned, split_revision
 from viva.engine.lora import ALPHA, AdapterSettings
 from viva.engine.model_folder import BASE_FILE
@@ -71,7 +70,10 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     }
 
     def write(to: Path) -> None:
-        shutil.copyfile(folder / _TENSORS, to / _TENSORS)
+        # in float32, as the engine saves them; a server may keep another type
+        write_tensors(
+            to / _TENSORS, {name: each.float() for name, each in read_tensors(folder / _TENSORS).items()}
+        )
         (to / _CONFIG).write_text(json.dumps(_completed(config, str(model), to / _TENSORS), indent=2))
 
     write_checkpoint(target, description, write, overwrite=False)

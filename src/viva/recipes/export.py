@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Literal
 
 import chz
 
 __all__ = ["ExportOptions", "export_run"]
+
+_STAGING = ".export~"
 
 
 @chz.chz
@@ -77,28 +81,50 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     trained_on = str(run.config.get("precision", "float32"))
     trained_on = "float32" if trained_on == "fast" else trained_on  # that is how it sampled
     precision = "float32" if is_whole else options.precision or trained_on
-    with TemporaryDirectory(prefix="viva-export-") as folder:
+    with TemporaryDirectory(prefix="viva-export-") as folder, _complete_or_absent(target) as staging:
         if "://" in state_path:
             state_path = _fetched(state_path, run.config, options.base_url, model, Path(folder))
         written = _write(
             state_path,
             model=model,
-            folder=target,
+            folder=staging,
             precision=precision if options.merge else None,
             name=checkpoint.name,
         )
-    for path in written:
-        is_adapter = path.name == "adapter"
-        card = ModelCard(
-            run=run,
-            num_steps=checkpoint.next_step,
-            kind="adapter" if is_adapter else "model",
-            base_model=name,
-            precision=trained_on if is_adapter else precision,
-        )
-        (path / "README.md").write_text(model_card(card), encoding="utf-8")
+        for path in written:
+            is_adapter = path.name == "adapter"
+            card = ModelCard(
+                run=run,
+                num_steps=checkpoint.next_step,
+                kind="adapter" if is_adapter else "model",
+                base_model=name,
+                precision=trained_on if is_adapter else precision,
+            )
+            (path / "README.md").write_text(model_card(card), encoding="utf-8")
+    placed = [target / path.name for path in written]
+    for path in placed:
         note_written([file for file in sorted(path.rglob("*")) if file.is_file()])
-    return written
+    return placed
+
+
+@contextmanager
+def _complete_or_absent(target: Path) -> Generator[Path]:
+    """A folder in the target, whose folders go there when all of them are complete."""
+    from viva.rl.files import replace_folder
+
+    is_new = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    for leftover in target.glob(f"{_STAGING}*"):  # of an export that was killed
+        shutil.rmtree(leftover)
+    staging = Path(mkdtemp(prefix=_STAGING, dir=target))
+    try:
+        yield staging
+        for path in sorted(staging.iterdir()):
+            replace_folder(path, target / path.name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if is_new and not any(target.iterdir()):
+            target.rmdir()
 
 
 def _fetched(

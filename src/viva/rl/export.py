@@ -8,7 +8,9 @@ from typing import Any
 
 from viva.engine.hub import split_revision
 from viva.engine.model_folder import BASE_FILE, model_digests
+from viva.engine.rotary import spell_rotary_twice
 from viva.rl.checkpoints import Checkpoint
+from viva.rl.files import written_beside
 from viva.rl.run_folder import RunFolder
 from viva.rl.stop_rule import StopRule
 
@@ -44,27 +46,28 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
         check_base_of(saved, model, model_digests(model))
         base_digests = saved.base_digests
     if all((state / name).is_file() for name in _ADAPTER_FILES):
-        target = _empty(folder / "adapter")
-        for name in _ADAPTER_FILES:
-            shutil.copyfile(state / name, target / name)
-        if base_digests:
-            (target / BASE_FILE).write_text(json.dumps(base_digests, indent=2) + "\n", encoding="utf-8")
-        return target
+        with written_beside(folder / "adapter") as target:
+            for name in _ADAPTER_FILES:
+                shutil.copyfile(state / name, target / name)
+            if base_digests:
+                (target / BASE_FILE).write_text(json.dumps(base_digests, indent=2) + "\n", encoding="utf-8")
+        return folder / "adapter"
     if not (state / _MODEL_FILE).is_file():
         raise ValueError(f"{state} holds neither an adapter nor a model; it was changed since it was saved")
     from transformers import AutoConfig, AutoTokenizer
 
-    target = _empty(folder / "model")
     repository, revision = split_revision(model)
     config: Any = AutoConfig.from_pretrained(repository, revision=revision or "main", trust_remote_code=False)
     config.dtype = "float32"  # all weights are trained in float32, whatever the type of the base
-    config.save_pretrained(target)
     tokenizer: Any = AutoTokenizer.from_pretrained(
         repository, revision=revision or "main", trust_remote_code=False
     )
-    tokenizer.save_pretrained(target)
-    shutil.copyfile(state / _MODEL_FILE, target / _MODEL_FILE)
-    return target
+    with written_beside(folder / "model") as target:
+        config.save_pretrained(target)
+        spell_rotary_twice(target)
+        tokenizer.save_pretrained(target)
+        shutil.copyfile(state / _MODEL_FILE, target / _MODEL_FILE)
+    return folder / "model"
 
 
 def merge_adapter_into_model(state_path: str, *, model: str, precision: str, folder: Path) -> Path:
@@ -93,10 +96,11 @@ def merge_adapter_into_model(state_path: str, *, model: str, precision: str, fol
     merged.config.tie_word_embeddings = (
         merged.get_output_embeddings().weight is merged.get_input_embeddings().weight
     )
-    target = _empty(folder / "model")
-    merged.save_pretrained(target)
-    base.tokenizer.save_pretrained(target)
-    return target
+    with written_beside(folder / "model") as target:
+        merged.save_pretrained(target)
+        spell_rotary_twice(target)
+        base.tokenizer.save_pretrained(target)
+    return folder / "model"
 
 
 def ended_with(run: RunFolder, stop_rule: StopRule | None) -> Checkpoint | None:
@@ -129,9 +133,3 @@ def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule |
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown checkpoint {name!r}; allowed: {', '.join(allowed)}.{hint}")
     return chosen
-
-
-def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
@@ -24,10 +25,12 @@ __all__ = [
     "place_problem",
     "read_json",
     "read_json_lines",
+    "replace_folder",
     "sweep",
     "sync_folder",
     "write_atomic",
     "write_json",
+    "written_beside",
 ]
 
 LOCK = ".lock"
@@ -152,6 +155,33 @@ def write_atomic(path: Path, text: str) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def replace_folder(new: Path, place: Path) -> None:
+    """Put a complete folder where another one may be, which then is gone; half a folder is never there."""
+    old = new.with_name(f"{new.name}~replaced")
+    if place.is_symlink():
+        place.unlink()
+    elif place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+    sync_folder(place.parent)
+
+
+@contextmanager
+def written_beside(place: Path) -> Generator[Path]:
+    """A new folder that takes the place of what is there once it is complete; until then nothing changes there."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in place.parent.glob(f".{place.name}~*"):  # of a process that was killed
+        shutil.rmtree(leftover)
+    staging = Path(tempfile.mkdtemp(prefix=f".{place.name}~", dir=place.parent))
+    try:
+        yield staging
+        staging.chmod(0o755)  # temporary folders are private; what they become is not
+        replace_folder(staging, place)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def place_problem(folder: Path) -> str | None:
