@@ -111,12 +111,14 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
 def _complete_or_absent(target: Path) -> Generator[Path]:
     """A folder in the target, whose folders go there when all of them are complete."""
     from viva.rl.files import replace_folder
+    from viva.rl.written import note_written
 
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
     for leftover in target.glob(f"{_STAGING}*"):  # of an export that was killed
         shutil.rmtree(leftover)
     staging = Path(mkdtemp(prefix=_STAGING, dir=target))
+    note_written([staging], as_folder=True)
     try:
         yield staging
         for path in sorted(staging.iterdir()):
