@@ -54,7 +54,6 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     from viva.rl.export import choose_checkpoint
     from viva.rl.run_folder import RunFolder
     from viva.rl.stop_rule import StopRule
-    from viva.rl.written import note_written
 
     run = read_run(run_dir)
     if "model_name" not in run.config:
@@ -101,10 +100,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
                 precision=trained_on if is_adapter else precision,
             )
             (path / "README.md").write_text(model_card(card), encoding="utf-8")
-    placed = [target / path.name for path in written]
-    for path in placed:
-        note_written([file for file in sorted(path.rglob("*")) if file.is_file()])
-    return placed
+    return [target / path.name for path in written]
 
 
 @contextmanager
@@ -122,7 +118,9 @@ def _complete_or_absent(target: Path) -> Generator[Path]:
     try:
         yield staging
         for path in sorted(staging.iterdir()):
-            replace_folder(path, target / path.name)
+            place = target / path.name
+            replace_folder(path, place)
+            note_written([file for file in sorted(place.rglob("*")) if file.is_file()])
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         if is_new and not any(target.iterdir()):
