@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import chz
 import pytest
@@ -53,6 +54,15 @@ def test_every_option_of_the_specification_has_its_name_and_default():
 def test_weights_that_a_run_started_from_are_not_asked_for_when_it_goes_on(tmp_path):
     plan = make_plan(config(load_checkpoint_path=str(tmp_path / "gone"), engine="local", log_path="x"))
     assert plan.options.load_checkpoint_path == str(tmp_path / "gone")
+
+
+def test_project_and_name_of_wandb_may_change_when_a_run_goes_on(monkeypatch):
+    monkeypatch.setattr("viva.rl.trackers.choice.find_spec", lambda name: SimpleNamespace(origin="a file"))
+    options = make_plan(config(wandb_project="p", wandb_name="n", log_path="x")).options
+    assert [(each.name, each.project, each.run_name) for each in options.trackers][1:] == [
+        ("wandb", "p", "n")
+    ]
+    assert {"wandb_project", "wandb_name", "trackers"} <= set(options.free_options)
 
 
 @given(st.integers(2, 300))

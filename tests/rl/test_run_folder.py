@@ -59,13 +59,6 @@ def test_resume_keeps_the_run_and_refuses_other_options(tmp_path):
         open_folder(tmp_path, "resume", config=CONFIG | {"seed": 2})
 
 
-def test_a_run_of_the_first_version_is_resumed_without_the_options_that_trackers_replaced(tmp_path):
-    open_folder(tmp_path, config=CONFIG | {"wandb_project": "mine", "wandb_name": "first"})
-    (tmp_path / "metrics.jsonl").write_text("")
-    open_folder(tmp_path, "resume")
-    assert (tmp_path / "metrics.jsonl").exists()
-
-
 def test_ask_asks_until_it_gets_an_answer(tmp_path):
     open_folder(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
@@ -276,7 +269,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
         (tmp_path / name).write_text("{")
     folder.go_back_to(None, num_steps=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *(".lock", "checkpoints.jsonl", "config.json", "written.jsonl")
+        *(".viva.lock", "checkpoints.jsonl", "config.json", "written.jsonl")
     ]
 
 

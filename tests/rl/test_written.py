@@ -77,6 +77,8 @@ def test_all_that_viva_wrote_is_deleted(run):
         ("eval/mine.json", "eval/mine.json"),
         ("export/model/mine/x", "export/model/mine"),
         ("state/weights/000002/notes.txt", "state/weights/000002/notes.txt"),
+        ("wandb/notes.txt", "wandb/notes.txt"),
+        ("wandb/mine/run-2/x", "wandb/mine"),
         ("journal/notes.txt", "journal/notes.txt"),
         ("model.safetensors", "model.safetensors"),
     ],
@@ -130,6 +132,7 @@ def test_a_models_folder_is_no_runs_folder(tmp_path, behavior):
             ("eval/mine.json", "notes.txt"),
             ("wandb/x",),
             ("metrics.jsonl",),
+            (MARK,),
         ]
     ):
         folder = tmp_path / str(number)

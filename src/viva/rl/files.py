@@ -33,7 +33,7 @@ __all__ = [
     "written_beside",
 ]
 
-LOCK = ".lock"
+LOCK = ".viva.lock"
 """File by which a process holds a folder; while it does, the file names the process."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)

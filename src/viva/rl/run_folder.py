@@ -3,7 +3,7 @@
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
 ``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl`` (`viva.rl.token_records`), ``checkpoints.jsonl``,
 ``state/`` (saved by the local engine), ``journal/`` (`viva.rl.journal`), at the end ``adapter/`` and ``report.html``,
-and what trackers, ``viva export`` and ``viva eval`` leave. ``.lock`` is held by the process whose run it is, and
+and what trackers, ``viva export`` and ``viva eval`` leave. ``.viva.lock`` is held by the process whose run it is, and
 ``written.jsonl`` lists what may be deleted (`viva.rl.written`).
 """
 
@@ -47,8 +47,6 @@ _BASE = "base_digests"
 _CODE = "user_code"
 """Digests of the user's own code by the name under which the options have it, see `viva.selfplay.user_code`."""
 _MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
-_RETIRED = ("wandb_name", "wandb_project")
-"""Options of version 0.1.0 that ``trackers`` has replaced; a run that has them may be resumed without."""
 _ENTRIES = (
     *_MARKS,
     "transcripts.jsonl",
@@ -73,7 +71,7 @@ _MOST_NAMES = 5
 
 
 class RunFolder:
-    """A run folder. Where it is opened for a run, no other process can open it until `close`."""
+    """A run folder. Opened for a run, it is closed to other processes until `close`, or until nothing refers to it."""
 
     def __init__(self, path: Path, *, keep_checkpoints: int = 3, ttl_seconds: int | None = None) -> None:
         self.path = path
@@ -320,9 +318,12 @@ def _holds_run(path: Path) -> bool:
     Raises:
         ValueError: If it holds none, but something where a run would write, or a model.
     """
+    marked = is_marked(path)
     taken = [name for name in _ENTRIES if os.path.lexists(path / name)]
-    if any(name in _MARKS for name in taken) and (is_marked(path) or _is_unmarked_run(path)):
+    if any(name in _MARKS for name in taken) and (marked or _is_unmarked_run(path)):
         return True
+    if not marked and os.path.lexists(path / MARK):
+        taken.append(MARK)
     taken += sorted(found.name for pattern in _WEIGHTS for found in path.glob(pattern))
     if taken:
         raise ValueError(
@@ -400,13 +401,13 @@ def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Col
         )
     changed = [
         f"{name} was {before.get(name)!r} and is now {config.get(name)!r}"
-        for name in sorted({*before, *config} - {*free_options, *_RETIRED, _BASE, _CODE})
+        for name in sorted({*before, *config} - {*free_options, _BASE, _CODE})
         if before.get(name) != config.get(name)
     ]
     code, now = before.get(_CODE) or {}, config.get(_CODE) or {}
     changed += [f"the source of {name} was changed" for name in sorted(code) if code[name] != now.get(name)]
     if changed:
-        strange = sorted({*before} - {*config, *free_options, *_RETIRED, _BASE, _CODE})
+        strange = sorted({*before} - {*config, *free_options, _BASE, _CODE})
         damaged = (
             f" If no option was ever called {strange[0]}, {path / _CONFIG} is damaged: put it back from a copy."
             if strange

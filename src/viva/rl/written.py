@@ -34,6 +34,11 @@ _PLACES = (
     *("journal/.*.????????", "eval/.*.????????"),
 )
 """Patterns of the paths in a folder, part by part."""
+_OF_TRACKERS = {
+    "tensorboard": ("events.out.tfevents.*",),
+    "wandb": ("run-*", "offline-run-*", "latest-run", "debug*.log", "settings"),
+}
+"""What trackers put into their folders, where those are listed; of folders there, all that is in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,7 @@ def note_written(paths: Sequence[Path], *, as_folder: bool = False) -> None:
 
     Args:
         paths: The files, all in one folder or below it.
-        as_folder: They are folders that somebody else writes for Viva: all that will be in them counts.
+        as_folder: They are folders of trackers, of which no file is known.
     """
     absolute = [Path(os.path.abspath(path)) for path in paths]
     folder = next((each for each in absolute[0].parents if is_marked(each)), None) if absolute else None
@@ -118,19 +123,19 @@ def _content(folder: Path) -> _Content:
 
 
 def _is_own(name: str, listed: frozenset[str], *, is_link: bool) -> bool:
-    if name in listed or any(f"{parent}/" in listed for parent in _parents(name)):
-        return True
-    return _matches(name, _PLACES) or (is_link and _is_own_folder(name, listed))
+    is_listed = name in listed or _is_of_tracker(name, listed)
+    return is_listed or _matches(name, _PLACES) or (is_link and _is_own_folder(name, listed))
 
 
 def _is_own_folder(name: str, listed: frozenset[str]) -> bool:
     is_listed = any(other.startswith(f"{name}/") for other in listed)
-    return is_listed or _matches(name, _FOLDERS) or any(f"{parent}/" in listed for parent in _parents(name))
+    return is_listed or _matches(name, _FOLDERS) or _is_of_tracker(name, listed)
 
 
-def _parents(name: str) -> list[str]:
-    parts = name.split("/")
-    return ["/".join(parts[:number]) for number in range(1, len(parts))]
+def _is_of_tracker(name: str, listed: frozenset[str]) -> bool:
+    tracker, _, rest = name.partition("/")
+    first = rest.partition("/")[0]
+    return f"{tracker}/" in listed and any(fnmatchcase(first, each) for each in _OF_TRACKERS.get(tracker, ()))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
