@@ -64,6 +64,14 @@ def _run(argv: Sequence[str] | None) -> int:
         return _mistake(
             "'--' stands for nothing here; leave it out, and write a path that begins with - as ./-NAME"
         )
+    if any("~" in argument for argument in arguments):
+        from viva.recipes.mistakes import check_home
+
+        try:
+            for argument in arguments:
+                check_home(argument)
+        except ValueError as error:
+            return _mistake(str(error))
     options = parser().parse_args(arguments)
     if options.command is None:
         parser().print_help()

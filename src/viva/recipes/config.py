@@ -15,7 +15,7 @@ from chz.blueprint import (
 )
 
 from viva.recipes.data import HubSource, PromptSources
-from viva.recipes.mistakes import check_arguments, told_mistake
+from viva.recipes.mistakes import check_arguments, check_kinds, told_mistake
 from viva.rl.secrets import guard_tracebacks
 
 __all__ = ["RecipeConfig", "parse_options"]
@@ -167,7 +167,9 @@ def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> Co
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         check_arguments(arguments, config_class)
-        return Blueprint(config_class).make_from_argv(arguments, allow_hyphens=True)
+        config = Blueprint(config_class).make_from_argv(arguments, allow_hyphens=True)
+        check_kinds(config)
+        return config
     except EntrypointHelpException as told:
         sys.stdout.write(f"{str(told).rstrip()}\n")
         raise SystemExit(0) from None

@@ -151,8 +151,7 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
         raise ValueError(f"accelerators must be numbers of 1 or more; got {options.accelerators}")
     theirs = [text for text, yes in zip(argv, is_own, strict=True) if not yes]
     config = parse_options(_config_class(recipe), theirs)
-    if config.lora_rank < 0:
-        raise ValueError(f"lora_rank must be 0 or more; got {config.lora_rank}")
+    at_least(config, {"lora_rank": 0})
     return _as_the_recipe_says(options, config, _names(own), _names(theirs)), config
 
 

@@ -12,6 +12,7 @@ from viva.doctor.examination import PROBES, examine
 from viva.doctor.features import FEATURES, barred
 from viva.doctor.finding import Finding
 from viva.recipes.common import resolve_model
+from viva.recipes.plan import at_least
 from viva.rl.clients import settled
 from viva.rl.remote import watched
 from viva.rl.service import EngineConfig, choose_engine, make_service
@@ -59,8 +60,7 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
         raise ValueError(
             f"tolerance and timeout_s must be positive; got {options.tolerance} and {options.timeout_s}"
         )
-    if options.lora_rank < 0:
-        raise ValueError(f"lora_rank must be 0 or more; got {options.lora_rank}")
+    at_least(options, {"lora_rank": 0})
     model = resolve_model(options.model_name)
     engine = EngineConfig(
         engine=choose_engine(options.engine, base_url=options.base_url, model=model),

@@ -1,5 +1,6 @@
 """Mistakes in options on the command line, in words: the name, what came, what is allowed."""
 
+import os
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -10,7 +11,7 @@ import chz
 
 from viva.rl.secrets import printable
 
-__all__ = ["check_arguments", "told_mistake"]
+__all__ = ["check_arguments", "check_home", "check_kinds", "told_mistake"]
 
 _UNKNOWN = re.compile(r"Extraneous argument '([^']*)'")
 _UNREADABLE = re.compile(r"Could not interpret argument (.*) provided for param '([^']*)'", re.DOTALL)
@@ -46,6 +47,35 @@ def check_arguments(argv: Sequence[str], config_class: type[Any]) -> None:
                 "of them out"
             )
         seen[name.group(1)] = argument
+        check_home(argument)
+
+
+def check_home(argument: str) -> None:
+    """Refuse a path, alone or behind ``name=``, that begins with ``~`` and names nobody's folder.
+
+    Raises:
+        ValueError: See above.
+    """
+    value = argument.partition("=")[2] or argument
+    if value.startswith("~") and not set(value) & set(" \n") and os.path.expanduser(value) == value:
+        raise ValueError(
+            f"{_short(argument)} begins with the name of a user who has no folder here; write ~/... for your own "
+            "folder, or the whole path"
+        )
+
+
+def check_kinds(config: Any) -> None:
+    """Refuse lists and pairs that are none: a text that reads as Python's ``lambda`` is called by the reader.
+
+    Raises:
+        ValueError: See above.
+    """
+    for name, field in chz.chz_fields(config).items():
+        value = getattr(config, name)
+        kinds = [get_origin(part) for part in _parts(field.final_type)]
+        for kind in (list, dict):
+            if kind in kinds and value is not None and not isinstance(value, kind):
+                raise ValueError(f"{name} must be {_allowed(field.final_type)}; got {value!r:.80}")
 
 
 def _no_option(argument: str, config_class: type[Any]) -> str:

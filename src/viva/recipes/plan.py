@@ -44,6 +44,20 @@ _SHORTEST_TTL = 24 * 3600
 """A run that stopped overnight has to find its checkpoint."""
 
 
+_LARGEST_COUNT = 10**9
+_LARGEST = {
+    "batch_size": 10**6,
+    "lora_rank": 10**4,
+    "max_retries": 10**4,
+    "max_training_datapoints": 10**12,
+    "num_agents": 1000,
+    "num_substeps": 10**6,
+}
+"""Beyond these, a number is a slip: no machine has the memory or the years."""
+
+_LARGEST_SEED = 2**63
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchUnit:
     """The smallest batch a recipe can train on."""
@@ -183,6 +197,10 @@ def _check(config: RecipeConfig) -> None:
         "ttl_seconds": _SHORTEST_TTL,
     }
     at_least(config, smallest)
+    if config.batch_size is not None and config.batch_size > _LARGEST["batch_size"]:
+        raise ValueError(f"batch_size must be {_LARGEST['batch_size']:,} or less; got {config.batch_size:,}")
+    if not -_LARGEST_SEED <= config.seed < _LARGEST_SEED:
+        raise ValueError(f"seed must be a whole number of at most 63 bits; got {config.seed}")
     positive(config, "learning_rate", "policy_timeout_s", "temperature")
     not_negative(config, "eval_temperature", "grad_clip_norm")
     persona(0, config.personas)
@@ -205,16 +223,18 @@ def _check_loss_config(config: RecipeConfig) -> None:
     find_loss(config.loss_fn).settings(config.loss_fn, config.loss_fn_config)
 
 
-def at_least(config: RecipeConfig, smallest: Mapping[str, int]) -> None:
-    """Reject options below the smallest allowed value; what is left out (``None``) passes.
+def at_least(config: Any, smallest: Mapping[str, int]) -> None:
+    """Reject options below the smallest allowed value, or beyond all sense; what is left out (``None``) passes.
 
     Raises:
-        ValueError: For the first that is too small.
+        ValueError: For the first that is too small or too large.
     """
     for name, bound in smallest.items():
         value = getattr(config, name)
         if value is not None and value < bound:
             raise ValueError(f"{name} must be {bound} or more; got {value}")
+        if value is not None and value > (largest := _LARGEST.get(name, _LARGEST_COUNT)):
+            raise ValueError(f"{name} must be {largest:,} or less; got {value:,}")
 
 
 def positive(config: RecipeConfig, *names: str) -> None:

@@ -1,6 +1,7 @@
 """The registry: every estimator by name."""
 
 from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
 
 from viva.experts.estimators.balance import Balance
 from viva.experts.estimators.base import Estimator
@@ -51,4 +52,18 @@ def make_estimator(name: str, **options: float | str | bool) -> Estimator:
     required = {key for key, each in known.items() if each.default is MISSING}
     if missing := sorted(required - set(options)):
         raise ValueError(f"{name} needs the option {missing[0]!r}; see its documentation")
+    for key, hint in get_type_hints(kind).items():
+        if key in options and not _fits(options[key], hint):
+            raise ValueError(f"{name}: {key} must be {_WORDS.get(hint, 'a value')}; got {options[key]!r}")
     return kind(**options)
+
+
+_WORDS: dict[Any, str] = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
+
+
+def _fits(value: float | str | bool, hint: Any) -> bool:
+    """Whether an option's value is of the declared type; a whole number is a number, a truth value is none."""
+    if hint not in _WORDS:
+        return True
+    wanted = (int, float) if hint is float else hint
+    return isinstance(value, wanted) and isinstance(value, bool) == (hint is bool)

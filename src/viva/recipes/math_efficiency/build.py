@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
@@ -63,6 +63,11 @@ def make_plan(config: Config) -> Plan[Config]:
     at_least(
         config, {"group_size": 1, "max_rounds": 1, "samples_every": 0, "token_budget": 1, "max_tokens": 1}
     )
+    for phrase in config.leak_phrases or ():
+        if not phrase.strip():
+            raise ValueError(
+                f"leak_phrases must hold words, since nothing is in every answer; got {config.leak_phrases}"
+            )
     strategies = list(find_strategies(config.strategies))
     _check_mixture(config, strategies)
     _check_estimator(config, strategies)
@@ -163,6 +168,24 @@ def _options(config: Config) -> StrategyOptions:
     )
 
 
+def _try_once(name: str, factory: StrategyFactory, task: Task) -> None:
+    """Refuse a strategy of the user's that makes no group of a problem, before the first step.
+
+    Raises:
+        ValueError: See above. What its code raises, but for a call that does not fit, passes through.
+    """
+    try:
+        made = cast(object, factory(task))
+    except TypeError as error:
+        raise ValueError(
+            f"the strategy {name!r} cannot be called with a Task: {error}; see its docs"
+        ) from error
+    if not isinstance(made, EnvGroupBuilder):
+        raise ValueError(
+            f"the strategy {name!r} must return an EnvGroupBuilder for a Task; got {type(made).__name__}"
+        )
+
+
 async def run(config: Config) -> int:
     """Do the whole run; the process's exit code."""
     return await run_recipe(lambda: make_plan(config), build_training)
@@ -196,6 +219,8 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
 
         def make(item: PromptItem, seed: int) -> EnvGroupBuilder:
             return ExpertGroupBuilder(inner=factory(task(item, seed)), strategy_id=name, weight=weight)
+
+        _try_once(name, factory, task(plan.order.items[0], config.seed))
 
         return make
 

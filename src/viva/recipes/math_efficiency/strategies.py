@@ -8,6 +8,7 @@ builder, see `viva.experts.strategy`. Those of the recipe are in `STRATEGIES`; a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from inspect import isbuiltin, signature
 from typing import Literal, TypeAlias, cast
 
 from tinker_cookbook.renderers.base import Message, Renderer
@@ -214,8 +215,13 @@ def _find(name: str) -> tuple[str, StrategyFactory]:
         return name, STRATEGIES[name]
     if is_target(name):
         factory: object = load_target(name)
-        if not callable(factory):
-            raise ValueError(f"{name!r} must be a function of a Task; got {type(factory).__name__}")
+        if not callable(factory) or isbuiltin(factory):
+            kind = "a function built into Python" if isbuiltin(factory) else type(factory).__name__
+            raise ValueError(f"{name!r} must be a function of a Task that you wrote; got {kind}")
+        try:
+            signature(factory).bind(object())
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name!r} must be a function of a Task, its only argument: {error}") from error
         return name.rpartition(":")[2], cast(StrategyFactory, factory)
     close = get_close_matches(name, STRATEGIES, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""

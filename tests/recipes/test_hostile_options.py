@@ -1,0 +1,162 @@
+"""Hostile values of every option: each is taken, or refused in words; planning never ends in a traceback."""
+
+import importlib
+
+import chz
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from viva.cli import main
+from viva.recipes.config import parse_options
+from viva.recipes.math_efficiency.strategies import find_strategies
+from viva.recipes.programs import recipe_summaries, training_module
+
+RECIPES = list(recipe_summaries())
+NUMBERS = [
+    "0",
+    "-1",
+    "1.5",
+    "nan",
+    "inf",
+    "1e400",
+    "100000000000",
+    "1" + 30 * "0",
+    f"-{2**63 + 1}",
+    "0x10",
+    "٣",
+]
+COLLECTIONS = [
+    *("[]", "{}", '[""]', "[1]", "[[]]", "[null]", '["os:system"]', '["json:dumps"]', "a,b", "()"),
+    *(
+        "{'gamma': 'x'}",
+        "{'gamma': True}",
+        "{1: 2}",
+        "{0: ''}",
+        "{'x': 1e999}",
+        "{'iid': 1e308}",
+        "lambda: 0",
+    ),
+]
+TEXTS = [
+    *(
+        "",
+        "x",
+        "None",
+        "true",
+        "=",
+        "~nosuchuser/x",
+        "/dev/null",
+        "/dev/null/x",
+        "\0",
+        "\x1b[31m",
+        "../" * 20,
+    ),
+    *("a" * 5000, "é\u202e", "\ud800", "module:x", "http://", "https://user:pw@[::1", "wandb:", "lambda: 0"),
+]
+VALUES = st.sampled_from([*NUMBERS, *COLLECTIONS, *TEXTS]) | st.text(max_size=20) | st.floats().map(str)
+
+
+def plan(recipe, argv):
+    """What a run is planned from; ends as the program would."""
+    module = training_module(recipe)[0]
+    make_plan = importlib.import_module(f"viva.recipes.{recipe}.build").make_plan
+    return make_plan(parse_options(importlib.import_module(module).Config, argv))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "p.jsonl").write_text(
+        '{"query": "2 + 2?", "answer": "4"}\n{"query": "3 + 4?", "answer": "7"}\n'
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        patch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
+        patch.delenv("TINKER_API_KEY", raising=False)
+        yield folder
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_no_value_of_any_option_ends_planning_in_a_traceback(recipe, data, folder, capsys):
+    config_class = importlib.import_module(training_module(recipe)[0]).Config
+    name = data.draw(st.sampled_from(sorted(chz.chz_fields(config_class))))
+    options = {"train_prompts_path": "p.jsonl", "log_path": "run", name: data.draw(VALUES)}
+    mistake = None
+    try:
+        plan(recipe, [f"{key}={value}" for key, value in options.items()])
+    except (SystemExit, ValueError, OSError) as error:
+        mistake = error
+    told = capsys.readouterr().err
+    if isinstance(mistake, SystemExit):
+        assert (mistake.code, told[:7]) == (2, "error: ")
+    elif isinstance(mistake, OSError):
+        assert mistake.filename is not None  # which the program tells
+    elif mistake is not None:
+        assert str(mistake)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("estimator_options={'gamma': 'x'}", "shaped: gamma must be a number; got 'x'"),
+        ("estimator_options={'gamma': True}", "shaped: gamma must be a number; got True"),
+        ("log_path=~nosuchuser/x", "a user who has no folder here"),
+        ("lora_rank=100000000000", "lora_rank must be 10,000 or less; got 100,000,000,000"),
+        ("batch_size=1000000000000", "batch_size must be 1,000,000 or less; got 1,000,000,000,000"),
+        ("num_agents=100000000000", "num_agents must be 1,000 or less"),
+        ("max_tokens=100000000000", "max_tokens must be 1,000,000,000 or less"),
+        (f"max_training_datapoints={10**30}", "max_training_datapoints must be 1,000,000,000,000 or less"),
+        (f"seed={2**63}", "seed must be a whole number of at most 63 bits"),
+        ('leak_phrases=[""]', "leak_phrases must hold words"),
+        ('leak_phrases=["a", " "]', "leak_phrases must hold words"),
+        (
+            'strategies=["os:system"]',
+            "must be a function of a Task that you wrote; got a function built into Python",
+        ),
+        ('strategies=["os:rename"]', "must be a function of a Task that you wrote"),
+        ("personas=lambda: 0", "personas must be pairs of a whole number and text"),
+        ("weights=lambda: 0", "weights must be pairs of text and a number"),
+    ],
+)
+def test_a_hostile_value_is_refused_in_words(option, told, folder, capsys):
+    with pytest.raises((SystemExit, ValueError)) as error:
+        plan("math_efficiency", ["train_prompts_path=p.jsonl", option])
+    assert told in f"{error.value}{capsys.readouterr().err}"
+
+
+def test_a_strategy_takes_a_task_alone(tmp_path):
+    (tmp_path / "mine.py").write_text("def none(): ...\ndef two(a, b): ...\ndef one(task, more=1): ...\n")
+    for name in ("none", "two"):
+        with pytest.raises(ValueError, match="must be a function of a Task, its only argument"):
+            find_strategies([f"{tmp_path}/mine.py:{name}"])
+    assert list(find_strategies([f"{tmp_path}/mine.py:one"])) == ["one"]
+
+
+def test_a_strategy_that_makes_no_group_is_refused_before_the_first_step(folder, capsys):
+    (folder / "mine.py").write_text(
+        "def nothing(task):\n    return 3\n\n\ndef broken(task):\n    return 1 + task\n"
+    )
+    argv = ["train_prompts_path=p.jsonl", "batch_size=8", "max_steps=1", "trackers=[]", "device=cpu"]
+    main_of = importlib.import_module(training_module("math_efficiency")[0]).main
+    for name, told in (
+        ("nothing", "must return an EnvGroupBuilder for a Task; got int"),
+        ("broken", "unsupported"),
+    ):
+        assert main_of([*argv, f'strategies=["iid", "mine.py:{name}"]', f"log_path={name}"]) == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "view", "export", "eval", "rescore", "estimate"])
+def test_a_folder_of_nobody_is_refused_by_every_command(command, capsys):
+    assert main([command, "~nosuchuser/x"]) == 2
+    assert "a user who has no folder here" in capsys.readouterr().err
