@@ -125,7 +125,7 @@ def problems(tmp_path_factory):
         ({"strategies": ["idd"]}, "unknown strategy 'idd'; .* Did you mean 'iid'"),
         ({"strategies": ["iid", "iid"]}, "names 'iid' twice"),
         ({"strategies": ["nowhere.py:make"]}, "there is no file 'nowhere.py'"),
-        ({"strategies": ["math:pi"]}, "'math:pi' must be a function of a Task; got float"),
+        ({"strategies": ["math:pi"]}, "'math:pi' must be a function of a Task that you wrote; got float"),
         (
             {"weights": {"iid": 1.0}},
             "weights must name just the strategies iid, prompt_augmentation; got iid",
