@@ -5,6 +5,8 @@ python examples/cookbook_environments.py env=twenty_questions log_path=runs/ques
 """
 
 import asyncio
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,11 +18,12 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQu
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.conversation.rendering import load_renderer
-from viva.engine import LocalSamplingClient, LocalServiceClient
-from viva.recipes.common import resolve_model
+from viva.credit.spans import token_texts
+from viva.engine import LocalSamplingClient
+from viva.recipes.common import RunOptions, finish_run, open_run, resolve_model
 from viva.recipes.config import parse_options
-from viva.rl.run_folder import open_run_folder
+from viva.rl.clients import settled
+from viva.rl.service import EngineConfig
 from viva.rl.train import LoopConfig, Training, train
 from viva.rl.update import UpdateConfig
 
@@ -63,24 +66,37 @@ def make_dataset(config: Config, renderer: Renderer, other: LocalSamplingClient)
     return TwoPlayerTextArenaDataset(2 * config.groups_per_step, builder, 2 * num_groups)
 
 
-async def main(config: Config) -> None:
-    """Train an adapter; metrics and checkpoints are in `log_path` as those of any run."""
-    folder = open_run_folder(Path(config.log_path), behavior="resume", config=chz.asdict(config))
-    service = LocalServiceClient(state_dir=folder.state_dir, one_run=True)
-    model = resolve_model(config.model_name)
-    last = folder.checkpoints.latest()
-    client = (
-        service.create_lora_training_client(model, rank=16, seed=0)
-        if last is None
-        else service.create_training_client_from_state_with_optimizer(folder.checkpoints.resolve(last))
+async def main(config: Config) -> int:
+    """Train an adapter; metrics, checkpoints, adapter and report are in `log_path` as those of any run."""
+    options = RunOptions(
+        model=resolve_model(config.model_name),
+        renderer_name=None,
+        engine=EngineConfig(),
+        lora_rank=16,
+        seed=0,
+        log_path=Path(config.log_path).expanduser(),
+        behavior_if_exists="resume",
+        record=chz.asdict(config),
+        free_options=("log_path",),
+        num_steps=config.num_steps,
     )
-    folder.go_back_to(last, num_steps=config.num_steps)
-    renderer = load_renderer(client.get_tokenizer(), model_name=model)
-    loop = LoopConfig(update=UpdateConfig(learning_rate=config.learning_rate), max_tokens=config.max_tokens)
-    other = service.create_sampling_client(base_model=model)
-    dataset = make_dataset(config, renderer, other)
-    await train(Training(config=loop, client=client, dataset=dataset, folder=folder, resume_from=last))
+    opened = await open_run(options)
+    try:
+        other = await settled(opened.service.create_sampling_client(base_model=options.model))
+        training = Training(
+            config=LoopConfig(
+                update=UpdateConfig(learning_rate=config.learning_rate), max_tokens=config.max_tokens
+            ),
+            client=opened.client,
+            dataset=make_dataset(config, opened.renderer, other),
+            folder=opened.folder,
+            resume_from=opened.resume_from,
+            token_texts=partial(token_texts, opened.renderer.tokenizer),
+        )
+        return finish_run(training, model=options.model, is_complete=await train(training))
+    finally:
+        opened.folder.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(parse_options(Config, None)))
+    sys.exit(asyncio.run(main(parse_options(Config, None))))

@@ -1,5 +1,6 @@
 """The examples with tinker-cookbook: its environments in Viva's loop, its loops on Viva's engine."""
 
+import asyncio
 import importlib.util
 import json
 import re
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import tinker
 
+import viva.cli
 import viva.engine
 from viva.engine import LocalServiceClient
 from viva.testing import CHAT_TOKENS, tiny_tokenizer
@@ -112,6 +114,22 @@ async def test_the_cookbooks_environments_train_in_vivas_loop(tmp_path: Path, mo
     assert rewards == {"arithmetic": {-0.1}, "guess_number": {-10.0}, "twenty_questions": {0.0}}[env]
     checkpoint = lines(tmp_path / "run" / "checkpoints.jsonl")[-1]
     assert (checkpoint["next_step"], checkpoint["final"]) == (2, True)
+
+
+async def test_a_run_of_an_own_environment_has_words_a_report_an_adapter_and_can_be_exported(
+    tmp_path: Path, model: str
+) -> None:
+    cookbook, run = example("cookbook_environments"), tmp_path / "run"
+    config = cookbook.Config(env="arithmetic", log_path=str(run), model_name=model, **SMALL)
+    assert await cookbook.main(config) == 0
+    for row in lines(run / "tokens.jsonl"):
+        assert all("".join(turn["pieces"]) for turn in row["turns"])
+    assert "<title>run: Viva report</title>" in (run / "report.html").read_text()
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+    to = tmp_path / "exported"
+    assert await asyncio.to_thread(viva.cli.main, ["export", str(run), f"to={to}"]) == 0
+    assert (to / "model" / "model.safetensors").is_file()
+    assert await cookbook.main(config) == 0  # a complete run is left as it is
 
 
 async def test_two_players_of_the_cookbook_play_each_other_in_vivas_loop(

@@ -59,7 +59,7 @@ def ends(monkeypatch):
         config=SimpleNamespace(
             model_name="m", loss_fn="importance_sampling", loss_fn_config=None, temperature=1.0
         ),
-        options=SimpleNamespace(log_path="runs/x", engine=EngineConfig()),
+        options=SimpleNamespace(model="m", log_path="runs/x", engine=EngineConfig()),
         order=Order((0, 1, 2)),
         test=(),
         summary="3 agents x 5 rounds",
@@ -81,7 +81,7 @@ def ends(monkeypatch):
         async def trained(training):
             return (train or (lambda _: True))(training)
 
-        def finished(options, opened, training, *, is_complete):
+        def finished(training, *, model, is_complete):
             return 0 if is_complete else 128 + received
 
         monkeypatch.setattr(loop, "open_run", opened)

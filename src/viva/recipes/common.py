@@ -332,29 +332,36 @@ def _report_changes(folder: RunFolder, client: TrainingClient, resume_from: Chec
         )
 
 
-def finish_run(options: RunOptions, opened: OpenRun, training: Training, *, is_complete: bool) -> int:
-    """Export and report a complete run, or tell how an interrupted one goes on; the process's exit code."""
+def finish_run(training: Training, *, model: str, is_complete: bool) -> int:
+    """Export and report a complete run, or tell how an interrupted one goes on; the process's exit code.
+
+    Args:
+        training: Of the run, recipe's or not, after its loop.
+        model: What the engine loaded, see `resolve_model`.
+        is_complete: What the loop returned.
+    """
+    folder = training.folder
     received = training.interrupts.received
     if not is_complete and received is not None:
         kept = "what was sampled is kept" if training.interrupts.cut_short else "the state is saved"
         say(
             f"stopped by {received.name}; {kept}. "
-            f"Go on with the same command and behavior_if_exists=resume (log_path={options.log_path})"
+            f"Go on with the same command and behavior_if_exists=resume (log_path={folder.path})"
         )
         return 128 + received
     from viva.report import headline_text, write_report
     from viva.rl.export import ended_with, export_weights
     from viva.rl.written import note_written
 
-    checkpoint = ended_with(opened.folder, training.stop_rule)
+    checkpoint = ended_with(folder, training.stop_rule)
     if checkpoint is not None:
-        state_path = opened.folder.checkpoints.resolve(checkpoint)
-        weights = export_weights(state_path, model=options.model, folder=opened.folder.path)
+        state_path = folder.checkpoints.resolve(checkpoint)
+        weights = export_weights(state_path, model=model, folder=folder.path)
         note_written([file for file in sorted(weights.rglob("*")) if file.is_file()] if weights else [])
         say(f"weights: {weights or state_path}")
-    say(f"report: {write_report(opened.folder.path)}")
-    say(f"to look at it: viva view {shlex.quote(str(options.log_path))}")
-    headline = headline_text(opened.folder.path)
+    say(f"report: {write_report(folder.path)}")
+    say(f"to look at it: viva view {shlex.quote(str(folder.path))}")
+    headline = headline_text(folder.path)
     if headline is not None:
         say(headline)
     return 0

@@ -97,7 +97,7 @@ async def _run_recipe(
     try:
         async with watched(engine.base_url):
             is_complete = await train(training)
-        return finish_run(plan.options, opened, training, is_complete=is_complete)
+        return finish_run(training, model=plan.options.model, is_complete=is_complete)
     except (AllGroupsFailedError, EstimatorStoppedError, PromptsChangedError) as error:
         complain(f"error: {error}")
         return 1
