@@ -1,6 +1,5 @@
 """The command line: what it lists, delegates and refuses."""
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -40,11 +39,10 @@ def stone_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
     sys.modules.pop("viva.recipes.viva_stone", None)
 
 
-def test_version_equals_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         viva.cli.main(["--version"])
     assert capsys.readouterr().out == f"viva {viva.__version__}\n"
-    assert importlib.metadata.version("viva") == viva.__version__
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

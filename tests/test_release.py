@@ -28,6 +28,35 @@ def test_the_version_is_the_same_in_package_project_and_changelog() -> None:
     assert viva.__version__ == PROJECT["project"]["version"] == versions[0]
 
 
+def test_every_text_names_the_package_by_its_name_on_the_index() -> None:
+    assert PROJECT["project"]["name"] == "viva-rl"
+    assert PROJECT["project"]["scripts"] == {"viva": "viva.cli:main"}
+    folders = ("docs", "src", "examples", "benchmarks", "scripts")
+    texts = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
+    texts += [
+        path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in (".md", ".py", ".sh")
+    ]
+    extras = PROJECT["project"]["optional-dependencies"]
+    found = []
+    for path in texts:
+        for name, extra in re.findall(
+            r"""pip3? install[^\n`]*?['" ]viva([\w-]*)(?:\[(\w+)\])?""", path.read_text("utf-8")
+        ):
+            assert name == "-rl", f"{path} names another package of the index: viva{name}"
+            assert not extra or extra in extras or not extra.isalpha(), f"{path}: {extra}"
+            found.append(path)
+    assert len(found) >= 4
+
+
+def test_set_up_removes_the_package_under_its_old_name_first() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    removal, installation = (
+        makefile.index("pip uninstall -qq --yes viva\n"),
+        makefile.index("-e . --group dev"),
+    )
+    assert removal < installation
+
+
 def test_every_requirement_is_pinned_inside_its_range() -> None:
     requirements = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]]
     pinned = pins()

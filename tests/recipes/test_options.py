@@ -172,7 +172,7 @@ def test_a_tracker_without_its_package_is_told_with_the_command(tmp_path, monkey
     monkeypatch.setattr("viva.rl.trackers.choice.find_spec", lambda name: None)
     code = main(['train_prompts=["a"]', "trackers=console,wandb:p", f"log_path={tmp_path / 'run'}"])
     assert code == 2
-    assert "pip install 'viva[wandb]'" in capsys.readouterr().err
+    assert "pip install 'viva-rl[wandb]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

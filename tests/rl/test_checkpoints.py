@@ -12,6 +12,7 @@ import tinker
 import torch
 from bandit_engine import BanditTrainer
 
+import viva
 from viva.rl.checkpoints import Checkpoints, environment
 
 
@@ -63,7 +64,8 @@ async def test_a_checkpoint_records_its_step_its_state_and_what_it_was_computed_
 
 def test_the_environment_is_what_results_depend_on():
     now = environment()
-    for package in ("viva", "tinker", "torch", "transformers", "numpy"):
+    assert now["viva"] == viva.__version__
+    for package in ("tinker", "torch", "transformers", "numpy"):
         assert now[package] == metadata.version(package)
     assert now["python"] == platform.python_version()
     assert now["machine"] == platform.machine()
@@ -99,8 +101,8 @@ def test_the_processor_is_the_one_the_system_names_first(tmp_path, monkeypatch):
 
 
 def test_a_package_that_is_not_installed_has_an_unknown_version(monkeypatch):
-    monkeypatch.setattr("viva.rl.checkpoints._PACKAGES", ("viva", "viva-is-never-called-so"))
-    assert environment()["viva"] == metadata.version("viva")
+    monkeypatch.setattr("viva.rl.checkpoints._PACKAGES", ("torch", "viva-is-never-called-so"))
+    assert environment()["torch"] == metadata.version("torch")
     assert environment()["viva-is-never-called-so"] == "unknown"
 
 

@@ -91,7 +91,7 @@ def test_a_wrong_tracker_is_told_with_what_is_allowed(installed, texts, message)
 )
 def test_a_missing_package_is_told_with_the_command(monkeypatch, name, spec) -> None:
     monkeypatch.setattr("viva.rl.trackers.choice.find_spec", lambda package: spec)
-    with pytest.raises(ValueError, match=rf"not installed: pip install 'viva\[{name}\]'"):
+    with pytest.raises(ValueError, match=rf"not installed: pip install 'viva-rl\[{name}\]'"):
         choose_trackers([name])
 
 

@@ -24,7 +24,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     known = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else known(name))
     assert main(["view", str(make_run())]) == 2
-    assert "viva view needs uvicorn; install it: pip install 'viva[view]'" in capsys.readouterr().err
+    assert "viva view needs uvicorn; install it: pip install 'viva-rl[view]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from typing import Any
 
 import tinker
 
+from viva import __version__
 from viva.engine.trust import MismatchError, check_name, is_inside, sealed, unsealed
 from viva.rl.clients import TrainingClient
 from viva.rl.files import naming, write_atomic
@@ -37,7 +38,7 @@ _BEGUN = json.dumps(sealed({"begun": True, "next_step": 0, "log_sizes": {}}))
 """The only line of an index before the first checkpoint."""
 _OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(-again)?|\..+")
 """Names of states that runs save, and of what a killed writer leaves."""
-_PACKAGES = ("viva", "tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
+_PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
 _PROCESSORS = Path("/proc/cpuinfo")
 
 
@@ -73,7 +74,7 @@ def environment() -> dict[str, str]:
     """Machine, versions and settings that must be equal for a resumed run to be bit-identical."""
     import torch
 
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {"viva": __version__} | {name: _version(name) for name in _PACKAGES}
     return versions | {
         "python": platform.python_version(),
         "machine": platform.machine(),

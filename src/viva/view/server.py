@@ -37,7 +37,9 @@ def serve(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         it = "it" if len(missing) == 1 else "them"
-        raise ValueError(f"viva view needs {' and '.join(missing)}; install {it}: pip install 'viva[view]'")
+        raise ValueError(
+            f"viva view needs {' and '.join(missing)}; install {it}: pip install 'viva-rl[view]'"
+        )
     import uvicorn
 
     from viva.view.app import make_app

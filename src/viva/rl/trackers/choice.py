@@ -59,7 +59,7 @@ def choose_trackers(
         if name in PACKAGES and not _is_installed(PACKAGES[name]):
             raise ValueError(
                 f"trackers={name} needs the package {PACKAGES[name]}, which is not installed: "
-                f"pip install 'viva[{name}]'"
+                f"pip install 'viva-rl[{name}]'"
             )
         run_name = wandb_name if name == _WANDB else None
         choices.append(TrackerChoice(name=name, project=project or DEFAULT_PROJECT, run_name=run_name))
