@@ -101,7 +101,7 @@ def turn_of(prompt: str) -> tuple[int, int]:
         ValueError: If the prompt is not one of a conversation turn.
     """
     instruction = prompt[prompt.rfind("\nYou are agent ") :]
-    match = re.match(r"\nYou are agent (\d+), .*This is round (\d+) of", instruction)
+    match = re.match(r"\nYou are agent (\d+)[,.] .*This is round (\d+) of", instruction)
     if match is None:
         raise ValueError(f"not a prompt of a conversation turn: {prompt[-200:]!r}")
     return int(match.group(1)), int(match.group(2)) - 1

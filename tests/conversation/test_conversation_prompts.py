@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.prompts import AGENT_SYSTEM_PROMPTS, conversation_messages, persona, quote, turn_prompt
+from viva.conversation.prompts import (
+    AGENT_SYSTEM_PROMPTS,
+    conversation_messages,
+    introduction,
+    persona,
+    quote,
+    turn_instruction,
+    turn_prompt,
+)
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
+from viva.selfplay.critique_prompts import proposal_instruction
 
 BREAKS = ("\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 texts = st.lists(
@@ -83,3 +92,26 @@ def test_the_format_example_names_no_order_and_no_answer() -> None:
     (system, user) = conversation_messages("prompt")
     assert user["content"] == "prompt"
     assert not any(character.isdigit() for character in str(system["content"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "numbered", "alone"),
+    [
+        ("the Fox: be sly.", "You are agent 3, the Fox: be sly.", "You are the Fox: be sly."),
+        ("an expert", "You are agent 3, an expert.", "You are an expert."),
+        (
+            "You are a domain expert. Provide technical solutions...",
+            "You are agent 3. You are a domain expert. Provide technical solutions...",
+            "You are a domain expert. Provide technical solutions...",
+        ),
+        ("you are a skeptic", "You are agent 3. You are a skeptic.", "You are a skeptic."),
+        ("Challenge assumptions!", "You are agent 3. Challenge assumptions!", "Challenge assumptions!"),
+    ],
+)
+def test_a_persona_is_a_name_or_a_sentence_of_its_own(text, numbered, alone):
+    assert introduction(text, 3) == numbered
+    assert introduction(text) == alone
+    assert turn_instruction(text, agent_id=3, round_index=0, max_rounds=2) == (
+        f"{numbered} This is round 1 of 2. Reply with the JSON object."
+    )
+    assert proposal_instruction(text) == f"{alone} Write your full solution."

@@ -226,7 +226,7 @@ MADE_IN_FUNCTIONS = {
     ): "a choice of fixed names, without repetition",
     (
         "viva.testing",
-        r"'\\nYou are agent (\\d+), .*This is round (\\d+) of'",
+        r"'\\nYou are agent (\\d+)[,.] .*This is round (\\d+) of'",
     ): "reads one line of the package's own prompts, in tests",
 }
 """Patterns that no module keeps under a name, and why they are linear."""

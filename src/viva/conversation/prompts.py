@@ -23,6 +23,7 @@ __all__ = [
     "CONVERSATION_SYSTEM_PROMPT",
     "conversation_messages",
     "direct_messages",
+    "introduction",
     "persona",
     "quote",
     "transcript",
@@ -70,6 +71,29 @@ def persona(agent_id: int, personas: dict[int, str] | None = None) -> str:
     return f"{text} You are number {variant + 1} in this role: take another way than your namesake."
 
 
+def introduction(persona_text: str, agent_id: int | None = None) -> str:
+    """Sentences that tell an agent who it is.
+
+    A persona that begins with a small letter, like ``the Critic: be exact.``, stands behind "You are"; any other, like
+    ``You are a domain expert.``, is a sentence of its own.
+
+    Args:
+        persona_text: From `persona`.
+        agent_id: Number by which the others know the agent, if they do.
+    """
+    text = persona_text.strip()
+    if not text:
+        return "" if agent_id is None else f"You are agent {agent_id}."
+    if not text.endswith((".", "!", "?", ":", ";")):
+        text += "."
+    is_sentence = not text[0].islower() or text.lower().startswith(("you ", "you're "))
+    if is_sentence:
+        text = text[0].upper() + text[1:]
+    if agent_id is None:
+        return text if is_sentence else f"You are {text}"
+    return f"You are agent {agent_id}{'.' if is_sentence else ','} {text}"
+
+
 def quote(text: str) -> str:
     """Put ``"> "`` before every line, whatever character breaks the line."""
     for line_break in _LINE_BREAKS:
@@ -96,7 +120,7 @@ def transcript(turns: Sequence[Turn]) -> str:
 def turn_instruction(persona_text: str, *, agent_id: int, round_index: int, max_rounds: int) -> str:
     """What a conversation turn asks for; the last part of its prompt."""
     return (
-        f"You are agent {agent_id}, {persona_text} "
+        f"{introduction(persona_text, agent_id)} "
         f"This is round {round_index + 1} of {max_rounds}. Reply with the JSON object."
     )
 

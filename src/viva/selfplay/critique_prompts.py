@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from viva.conversation.prompts import quote
+from viva.conversation.prompts import introduction, quote
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message
@@ -70,11 +70,11 @@ def critique_messages(question: str, blocks: Sequence[str], closing: str) -> lis
 
 def proposal_instruction(persona: str) -> str:
     """Round 0: propose."""
-    return f"You are {persona} Write your full solution."
+    return f"{introduction(persona)} Write your full solution."
 
 
 def _author(persona: str, own: str | None) -> str:
-    return f"You are {persona}" if own is None else f"You are {persona} Solution {own} is yours."
+    return introduction(persona) if own is None else f"{introduction(persona)} Solution {own} is yours."
 
 
 def ranking_instruction(persona: str, own: str | None, *, votes_on_own: bool) -> str:
@@ -96,4 +96,4 @@ def critique_instruction(persona: str, own: str | None) -> str:
 
 def revision_instruction(persona: str) -> str:
     """Round 2: revise or defend."""
-    return f"You are {persona} Revise or defend your solution: write Revise: or Defend: and then your full solution."
+    return f"{introduction(persona)} Revise or defend your solution: write Revise: or Defend: and then your full solution."
