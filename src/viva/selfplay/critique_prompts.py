@@ -96,4 +96,5 @@ def critique_instruction(persona: str, own: str | None) -> str:
 
 def revision_instruction(persona: str) -> str:
     """Round 2: revise or defend."""
-    return f"{introduction(persona)} Revise or defend your solution: write Revise: or Defend: and then your full solution."
+    asked = "Revise or defend your solution: write Revise: or Defend: and then your full solution."
+    return f"{introduction(persona)} {asked}"
