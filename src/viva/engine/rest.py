@@ -5,19 +5,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tinker import types
+from tinker.lib.public_interfaces.rest_client import RestClient
 
 from viva.engine.core import Core, Operation
 from viva.engine.futures import LocalFuture
+from viva.engine.sdk import refuses_the_rest
 from viva.engine.states import read_state
 
 __all__ = ["LocalRestClient"]
 
 
+@refuses_the_rest(RestClient)
 class LocalRestClient:
     """Looks after checkpoints. Paths are those that ``save_state`` and ``save_weights_for_sampler`` returned."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
+
+    def get_telemetry(self) -> None:
+        """Nothing is reported to anybody."""
 
     def get_training_run_by_tinker_path(self, tinker_path: str) -> LocalFuture[types.TrainingRun]:
         """The run that a checkpoint is of, with the metadata that was stored.

@@ -12,11 +12,12 @@ from viva.engine.futures import LocalFuture
 from viva.engine.model import BaseModel
 from viva.engine.requests import SampleRequest, make_request, token_array
 from viva.engine.scoring import PromptScoring, make_scoring
-from viva.engine.sdk import check_carried
+from viva.engine.sdk import check_carried, refuses_the_rest
 
 __all__ = ["LocalSamplingClient"]
 
 
+@refuses_the_rest(tinker.SamplingClient)
 class LocalSamplingClient:
     """Samples from a snapshot of weights; later training does not change it.
 
@@ -137,6 +138,9 @@ class LocalSamplingClient:
     async def compute_logprobs_async(self, *args: Any, **kwargs: Any) -> list[float | None]:
         """`compute_logprobs`, awaited."""
         return await self.compute_logprobs(*args, **kwargs)
+
+    def get_telemetry(self) -> None:
+        """Nothing is reported to anybody."""
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""

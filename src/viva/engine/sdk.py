@@ -1,11 +1,13 @@
-"""Response types of the tinker SDK, across its versions.
+"""Response types of the tinker SDK, across its versions, and its methods that only servers answer.
 
 Older versions (0.22) have no sequence ids, no alternatives to sampled tokens and no chosen targets: ids are left out
 there, and asking for the others is refused.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import tinker
@@ -17,11 +19,53 @@ except ImportError:  # older versions
         TopkPromptLogprobs as TopkLogprobs,
     )
 
-__all__ = ["check_carried", "make_response", "make_sequence", "make_topk"]
+__all__ = ["check_carried", "make_response", "make_sequence", "make_topk", "refuses_the_rest"]
+
+ClassT = TypeVar("ClassT", bound=type)
+
+_INSTEAD = {
+    "create_custom_loss": "forward_backward_custom takes a function",
+    "copy_weights": "copy the checkpoint's folder",
+    "save_weights_external": "save_weights_for_sampler writes a folder that peft or transformers reads",
+    "get_sampler_handle": "give the path of saved weights to create_sampling_client",
+    "from_sampler_handle": "give the path of saved weights to create_sampling_client",
+    "create": "call create_sampling_client of a service or training client",
+    "get_console_url": "viva view shows a run",
+}
 
 _MASK_LOGPROB = -99999.0
 _SEQUENCE_FIELDS = frozenset(field.name for field in fields(tinker.SampledSequence))
 _RESPONSE_FIELDS = frozenset(field.name for field in fields(tinker.SampleResponse))
+
+
+def refuses_the_rest(sdk_class: type) -> Callable[[ClassT], ClassT]:
+    """A class decorator: public methods that the installed SDK's class has and this one lacks say so in a sentence.
+
+    They raise `NotImplementedError` when they are called.
+    """
+
+    def complete(local_class: ClassT) -> ClassT:
+        for name, member in inspect.getmembers_static(sdk_class):
+            is_method = callable(member) or isinstance(member, staticmethod | classmethod)
+            if is_method and not name.startswith("_") and not hasattr(local_class, name):
+                setattr(local_class, name, staticmethod(_refusal(name)))
+        return local_class
+
+    return complete
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    instead = _INSTEAD.get(name.removesuffix("_async"))
+    message = f"{name} is answered by Tinker's servers, and the local engine has nothing like it. " + (
+        f"Instead: {instead}." if instead else "Use a server for it, or leave it out."
+    )
+
+    def refuse(*_args: Any, **_options: Any) -> NoReturn:
+        raise NotImplementedError(message)
+
+    refuse.__name__ = name
+    refuse.__doc__ = message
+    return refuse
 
 
 def check_carried(*, topk_sample_logprobs: bool, target_prompt_logprobs: bool) -> None:

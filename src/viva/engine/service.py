@@ -2,22 +2,28 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
 
+import tinker
 from tinker import types
 
 from viva.engine.core import Core
+from viva.engine.futures import LocalFuture
 from viva.engine.limits import EngineLimits
 from viva.engine.lora import AdapterSettings
 from viva.engine.model import decode_precision, resolve_device, resolve_precision
 from viva.engine.policy import Policy
 from viva.engine.rest import LocalRestClient
 from viva.engine.sampling_client import LocalSamplingClient
+from viva.engine.sdk import refuses_the_rest
 from viva.engine.states import open_policy, open_sampling_client
 from viva.engine.training_client import LocalTrainingClient
 
 __all__ = ["LocalServiceClient"]
 
 
+@refuses_the_rest(tinker.ServiceClient)
 class LocalServiceClient:
     """Creates training and sampling clients that compute in this process.
 
@@ -157,13 +163,41 @@ class LocalServiceClient:
         """`create_sampling_client`, awaited."""
         return self.create_sampling_client(model_path, base_model)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("success" if error is None else "errored")
+
+    def close(
+        self, status: Literal["success", "errored", "interrupted"] = "success", detail: str | None = None
+    ) -> LocalFuture[None]:
+        """End the session, as servers call it. There is none here: clients that were made can still be used."""
+        future: LocalFuture[None] = LocalFuture(self._core.pump, cancellable=False)
+        future.resolve(None)
+        return future
+
+    def get_telemetry(self) -> None:
+        """Nothing is reported to anybody."""
+
     def create_rest_client(self) -> LocalRestClient:
         """A client that looks after checkpoints."""
         return LocalRestClient(self._core)
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
         """The models loaded so far. Others can be loaded: any local folder or hub name of a supported architecture."""
-        models = [types.SupportedModel(model_name=name) for name in self._core.model_names]
+        known = types.SupportedModel.model_fields  # older SDKs have the name alone
+        models: list[types.SupportedModel] = []
+        for name in self._core.model_names:
+            told: dict[str, Any] = {
+                "model_name": name,
+                "max_context_length": self._core.base_model(name).context_length,
+                "trainable": True,
+                "sampleable": True,
+            }
+            models.append(types.SupportedModel(**{key: told[key] for key in told if key in known}))
         return types.GetServerCapabilitiesResponse(supported_models=models)
 
     async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:

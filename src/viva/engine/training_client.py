@@ -20,6 +20,7 @@ from viva.engine.futures import LocalFuture
 from viva.engine.losses import LOSSES, Loss, find_loss
 from viva.engine.policy import LossResult, Policy
 from viva.engine.sampling_client import LocalSamplingClient
+from viva.engine.sdk import refuses_the_rest
 from viva.engine.states import check_base_of, describe, open_sampling_client, read_state
 from viva.engine.trust import check_name
 
@@ -29,6 +30,7 @@ CustomLoss = Callable[[list[tinker.Datum], list[torch.Tensor]], tuple[torch.Tens
 """``(data, logprobs)`` to ``(loss, metrics)``; the loss is a scalar with a graph to the logprobs."""
 
 
+@refuses_the_rest(tinker.TrainingClient)
 class LocalTrainingClient:
     """Trains one set of weights. Operations are done strictly in the order in which they are called.
 
@@ -297,6 +299,9 @@ class LocalTrainingClient:
     async def create_sampling_client_async(self, model_path: str) -> LocalSamplingClient:
         """`create_sampling_client`, awaited."""
         return self.create_sampling_client(model_path)
+
+    def get_telemetry(self) -> None:
+        """Nothing is reported to anybody."""
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
