@@ -80,6 +80,7 @@ def test_the_recipe_trains_an_unseen_model_on_a_jsonl_file(jsonl_run):
 def test_the_run_folder_is_complete(jsonl_run):
     names = {path.name for path in jsonl_run.iterdir()}
     assert names == {
+        ".lock",
         "adapter",
         "checkpoints.jsonl",
         "config.json",
@@ -88,6 +89,7 @@ def test_the_run_folder_is_complete(jsonl_run):
         "state",
         "tokens.jsonl",
         "transcripts.jsonl",
+        "written.jsonl",
     }
     config = json.loads((jsonl_run / "config.json").read_text())
     assert config["recipe"] == "conversation_preference_rl"

@@ -175,8 +175,8 @@ def test_the_recipe_trains_an_unseen_model(finished):
 
 def test_the_run_folder_is_complete(finished):
     assert {path.name for path in finished.iterdir()} == {
-        *("adapter", "checkpoints.jsonl", "config.json", "metrics.jsonl"),
-        *("report.html", "state", "tokens.jsonl", "transcripts.jsonl"),
+        *(".lock", "adapter", "checkpoints.jsonl", "config.json", "metrics.jsonl"),
+        *("report.html", "state", "tokens.jsonl", "transcripts.jsonl", "written.jsonl"),
     }
     options = json.loads((finished / "config.json").read_text())
     assert (options["recipe"], options["preset"], options["batch_size"]) == (
