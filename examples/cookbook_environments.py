@@ -1,7 +1,10 @@
 """tinker-cookbook's own environments, unmodified, in Viva's training loop on the local engine.
 
-python examples/cookbook_environments.py env=arithmetic log_path=runs/arithmetic
+python examples/cookbook_environments.py log_path=runs/problems
 python examples/cookbook_environments.py env=twenty_questions log_path=runs/questions num_steps=5
+
+The default, word problems, is the one that the built-in policy learns: it reads nothing else. With the others it trains
+nothing, and says why; give them a pretrained model (model_name=...).
 """
 
 import asyncio
@@ -12,11 +15,12 @@ from typing import Literal
 
 import chz
 from tinker_cookbook.completers import TinkerMessageCompleter
-from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDataset
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDataset, ArithmeticEnv
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import GuessNumberDataset
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQuestionsDataset
 from tinker_cookbook.renderers import Renderer
-from tinker_cookbook.rl.types import RLDataset
+from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 from viva.credit.spans import token_texts
 from viva.engine import LocalSamplingClient
@@ -26,13 +30,16 @@ from viva.rl.clients import settled
 from viva.rl.service import EngineConfig
 from viva.rl.train import LoopConfig, Training, train
 from viva.rl.update import UpdateConfig
+from viva.tiny.tasks import Problem, problems
 
 
 @chz.chz
 class Config:
     """Options of the example."""
 
-    env: Literal["arithmetic", "guess_number", "twenty_questions", "text_arena"]
+    env: Literal["word_problems", "arithmetic", "guess_number", "twenty_questions", "text_arena"] = (
+        "word_problems"
+    )
     log_path: str
     model_name: str = "tiny"
     num_steps: int = 20
@@ -42,9 +49,44 @@ class Config:
     learning_rate: float = 1e-3
 
 
+class WordProblem(ArithmeticEnv):
+    """The cookbook's environment with a question that the built-in policy can read."""
+
+    def __init__(self, problem: Problem, renderer: Renderer) -> None:
+        super().__init__(problem.answer, 0, renderer)
+        self.problem = problem
+
+    def get_question(self) -> str:
+        """The problem."""
+        return self.problem.question
+
+
+class WordProblems(RLDataset):
+    """So many problems in every step."""
+
+    def __init__(self, config: Config, renderer: Renderer) -> None:
+        self.config = config
+        self.renderer = renderer
+        self.problems = list(problems("train", config.num_steps * config.groups_per_step, seed=0))
+
+    def get_batch(self, index: int) -> list[EnvGroupBuilder]:
+        """A group of attempts at each problem of a step."""
+        count = self.config.groups_per_step
+        return [
+            ProblemGroupBuilder(partial(WordProblem, problem, self.renderer), self.config.group_size)
+            for problem in self.problems[index * count : (index + 1) * count]
+        ]
+
+    def __len__(self) -> int:
+        """Steps."""
+        return self.config.num_steps
+
+
 def make_dataset(config: Config, renderer: Renderer, other: LocalSamplingClient) -> RLDataset:
     """The cookbook's data set; `other` is the model as it is, for the part that is not trained."""
     num_groups = config.num_steps * config.groups_per_step
+    if config.env == "word_problems":
+        return WordProblems(config, renderer)
     if config.env == "arithmetic":
         return ArithmeticDataset(config.groups_per_step, renderer, config.group_size, config.num_steps)
     if config.env == "guess_number":

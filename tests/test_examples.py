@@ -102,6 +102,31 @@ def textarena(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 SMALL = {"num_steps": 2, "groups_per_step": 2, "group_size": 2, "max_tokens": 6}
 
 
+async def test_the_examples_default_trains_the_built_in_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cookbook = example("cookbook_environments")
+    sizes = {"num_steps": 3, "groups_per_step": 4, "group_size": 4}
+    await cookbook.main(cookbook.Config(log_path=str(tmp_path / "run"), **sizes))
+    rows = lines(tmp_path / "run" / "metrics.jsonl")
+    assert sum(row["optim/steps"] for row in rows) >= 2
+    assert all(0 < row["correct"] < 1 for row in rows)
+    assert "warning" not in capsys.readouterr().out
+
+
+async def test_an_example_that_trains_nothing_says_why_and_what_to_do(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cookbook = example("cookbook_environments")
+    options = {"env": "arithmetic", "log_path": str(tmp_path / "run"), "model_name": model}
+    await cookbook.main(cookbook.Config(**options, **SMALL))
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 2
+    assert "replies are cut at max_tokens" in warnings[0]
+    assert "Raise max_tokens" in warnings[0]
+    assert "the optimiser took no step" in warnings[1]
+
+
 @pytest.mark.parametrize("env", ["arithmetic", "guess_number", "twenty_questions"])
 async def test_the_cookbooks_environments_train_in_vivas_loop(tmp_path: Path, model: str, env: str) -> None:
     cookbook = example("cookbook_environments")

@@ -7,33 +7,7 @@ from random_models import make_model
 
 from viva.judging.comparison import Comparison, Outcome
 from viva.judging.tournament import NoValidComparisonsError, win_minus_loss
-from viva.recipes.advice import JudgeAdvice
 from viva.recipes.conversation_preference_rl.train import main
-
-UNREADABLE = {
-    "rollout/errors/NoValidComparisonsError": 2,
-    "void/judge/invalid_rate": 1.0,
-    "void/judge/off_set_mass": 0.987,
-}
-
-
-@pytest.mark.parametrize(
-    ("mode", "told"),
-    [
-        ("logprob", ["98.7%", "judge_max_off_set_mass=0.9 allows", "judge_max_off_set_mass=1.0"]),
-        ("verdict", ["judge_mode=logprob", "judge_max_tokens"]),
-    ],
-)
-def test_the_first_step_with_an_unreadable_judge_is_explained_and_no_other(mode, told, capsys):
-    advice = JudgeAdvice(mode=mode, max_off_set_mass=0.9)
-    advice(0, {"judge/invalid_rate": 0.1})
-    assert capsys.readouterr().out == ""
-    advice(1, UNREADABLE)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("note: step 2 has conversations without a reward")
-    assert all(words in line for words in ["100% of the judge's comparisons", *told])
-    advice(2, UNREADABLE)
-    assert capsys.readouterr().out == ""
 
 
 def test_an_error_of_the_judge_brings_its_figures_along():
@@ -58,11 +32,16 @@ def test_a_run_with_random_weights_and_default_judge_says_why_nothing_is_learned
         "max_tokens": 4,
         "lora_rank": 2,
     }
-    assert main([f"{name}={value}" for name, value in options.items()]) == 0
+    assert main([f"{name}={value}" for name, value in options.items()]) == 1
     out, err = capsys.readouterr()
-    assert err == ""  # no bars of what is loaded, no warnings
-    assert out.count("note: step 1 has conversations without a reward") == 1
+    assert err.startswith("error: all conversations of all 2 steps are void")
+    assert len(err.splitlines()) == 1  # no bars of what is loaded
+    assert out.count("warning: step 1: conversations have no reward") == 1
     assert "Choose judge_max_off_set_mass=1.0" in out
+    assert out.count("every conversation of 2 steps in a row is void (mostly NoValidComparisonsError)") == 1
+    assert "the optimiser took no step" in out
+    assert not (tmp_path / "run" / "adapter").exists()
+    assert "conversations have no reward" in (tmp_path / "run" / "report.html").read_text()
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert (row["void/judge/invalid_rate"], row["rollout/void"]) == (1.0, 2)
     assert row["void/judge/off_set_mass"] > 0.9

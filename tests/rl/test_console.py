@@ -110,6 +110,25 @@ def test_the_display_may_be_drawn_between_any_two_lines_of_what_changes_it():
     assert shown(run)[1].split() == ["reward", "std", "0.50", "▅▅", "from", "0.50"]
 
 
+def test_without_an_answer_key_the_numbers_that_can_mean_learning_are_shown_with_their_trend():
+    run = RunConsole(num_steps=9, console=terminal())
+    for step in range(2):
+        conversation = {"judge/confidence": 0.5 + step / 10, "judge/disagreement": 0.3, "reward/mean": 1e-17}
+        run.step_done(step, conversation)
+    assert [line.split()[:3] for line in shown(run)[1:]] == [
+        ["judge's", "confidence", "60%"],
+        ["judge", "contradicts", "itself"],
+    ]  # the reward of a tournament is 0 whatever is learned
+    run = RunConsole(num_steps=9, console=terminal())
+    for step in range(2):
+        run.step_done(step, {"reward/mean": 0.2 + step, "gain/mean": 0.05, "credit/r_meta/mean": 0.8})
+    assert [line.split() for line in shown(run)[1:]] == [
+        ["reward", "1.20", "▁█", "from", "0.20"],
+        ["gain", "of", "revision", "+0.050", "▅▅", "from", "+0.050"],
+        ["votes", "with", "the", "majority", "80%", "▅▅", "from", "80%"],
+    ]
+
+
 def test_a_narrow_terminal_cuts_lines_and_does_not_break_them():
     run = RunConsole(num_steps=2, console=terminal(40))
     for step in range(2):

@@ -109,6 +109,7 @@ async def test_the_metrics_are_the_specifications() -> None:
         "judge/preference_B_rate": 0.5,
         "judge/tie_rate": 0.0,
         "judge/invalid_rate": 0.0,
+        "judge/confidence": 1.0,
         "judge/position_bias": 0.0,
         "judge/disagreement": 0.0,
         "judge/order_gap": 0.0,

@@ -141,6 +141,7 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
     - ``judge/disagreement``: share of those pairs whose two verdicts are not the same in any way (also a tie and a
       win).
     - ``judge/order_gap``: mean of half the absolute difference between their two scores, in [0, 1].
+    - ``judge/confidence``: mean absolute score: 1 if every comparison is certain, 0 if none has a preference.
     - ``judge/off_set_mass``: mean probability of anything but a label (``logprob`` mode).
     - ``judge/cyclic_triads``: share of triples of agents, all three pairs of them decided, in which a beats b beats
       c beats a.
@@ -156,6 +157,9 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
         for name, outcome in _RATES.items()
     }
     metrics |= _order_effects(asked)
+    scores = [abs(c.score) for c in asked if c.score is not None]
+    if scores:
+        metrics["judge/confidence"] = math.fsum(scores) / len(scores)
     off_set = [c.off_set_mass for c in asked if c.off_set_mass is not None]
     if off_set:
         metrics["judge/off_set_mass"] = math.fsum(off_set) / len(off_set)

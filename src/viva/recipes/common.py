@@ -350,9 +350,18 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> int:
         )
         return 128 + received
     from viva.report import headline_text, write_report
+    from viva.rl.advice import is_void
     from viva.rl.export import ended_with, export_weights
     from viva.rl.written import note_written
 
+    played = [row for row in folder.log.metrics() if row.get("rollout/groups")]
+    if played and all(map(is_void, played)):
+        say(f"report: {write_report(folder.path)}")
+        complain(
+            f"error: all conversations of all {len(played)} steps are void, so nothing was trained and nothing is "
+            "exported; see the warnings above and the transcripts (state void). Fix the cause and start again."
+        )
+        return 1
     checkpoint = ended_with(folder, training.stop_rule)
     if checkpoint is not None:
         state_path = folder.checkpoints.resolve(checkpoint)

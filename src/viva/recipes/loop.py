@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import tinker
 from tinker_cookbook.rl.types import RLDataset
@@ -17,6 +17,7 @@ from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
+from viva.rl.advice import SPELLED_OUT, spelled_out
 from viva.rl.clients import settled
 from viva.rl.dataset import BuilderFactory, PromptDataset
 from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
@@ -31,6 +32,9 @@ from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSin
 from viva.rl.update import EXACT_GAP, UpdateConfig
 
 __all__ = ["judged_by", "make_training", "run_recipe"]
+
+_LOOKED_AT = 64
+"""Prompts whose words are looked up."""
 
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 
@@ -180,10 +184,20 @@ def make_training(
         ],
         policy_refs=policy_refs,
         sinks=[*opened.trackers, *sinks],
+        first_metrics=_prompt_metrics(plan, opened),
         show_steps=any(choice.name == CONSOLE for choice in plan.options.trackers),
         token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
         stop_rule=stop_rule,
     )
+
+
+def _prompt_metrics(plan: Plan[ConfigT], opened: OpenRun) -> dict[str, float]:
+    """Whether the model's tokenizer knows the words of the prompts."""
+    items = plan.order.items
+    questions = [items[index].question for index in range(min(len(items), _LOOKED_AT))]
+    tokenizer: Any = opened.renderer.tokenizer
+    share = spelled_out(lambda text: tokenizer.encode(text, add_special_tokens=False), questions)
+    return {} if share is None else {SPELLED_OUT: share}
 
 
 def _loop_config(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from viva.conversation.wording import counted
 from viva.report.chart import draw_chart
-from viva.report.markup import card, data, format_number
+from viva.report.markup import card, data, escape, format_number
 from viva.report.run_files import Run, metric_series, read_run
 from viva.report.series import Z95
+from viva.rl.advice import told_causes
 
 __all__ = ["ACCURACY", "ACCURACY_STDERR", "Gain", "accuracy_gain", "headline_html", "headline_text"]
 
@@ -120,9 +121,21 @@ def headline_html(run: Run) -> str:
     """The first section of the page."""
     gain = accuracy_gain(run)
     return (
-        f"<section>{_accuracy(run, gain)}"
+        f"<section>{_causes(run)}{_accuracy(run, gain)}"
         f'<div class="cards">{"".join(_health_cards(run) + _count_cards(run))}</div></section>'
     )
+
+
+def _causes(run: Run) -> str:
+    """What kept it from learning, in the words that the terminal had."""
+    rows: dict[int, dict[str, float]] = {}
+    for key, points in run.curves.items():
+        for step, value in points:
+            rows.setdefault(step, {})[key] = value
+    played = [step for step in sorted(rows) if rows[step].get("rollout/groups")]
+    told = told_causes([rows[step] for step in played])
+    items = "".join(f"<li>Step {data(played[place] + 1)}: {escape(cause.text)}</li>" for place, cause in told)
+    return f"<h2>What keeps it from learning</h2><ul>{items}</ul>" if items else ""
 
 
 def _accuracy(run: Run, gain: Gain | None) -> str:

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from viva.rl.advice import WINDOW, Cause, causes
 from viva.rl.progress import StepProgress
 from viva.rl.secrets import printable
 
@@ -37,13 +38,21 @@ class _Shown:
 _SHOWN = (
     _Shown("test/direct_accuracy", "held-out accuracy", "{:.1%}"),
     _Shown("test/conversation/correct/final", "held-out conversations", "{:.1%}"),
+    # the mean of a tournament is 0 whatever is learned
+    _Shown("reward/mean", "reward", "{:.2f}", is_hidden_at_zero=True),
     _Shown("reward/std", "reward std", "{:.2f}"),
+    _Shown("gain/mean", "gain of revision", "{:+.3f}"),
+    _Shown("credit/r_meta/mean", "votes with the majority", "{:.0%}"),
+    _Shown("judge/confidence", "judge's confidence", "{:.0%}"),
+    _Shown("judge/disagreement", "judge contradicts itself", "{:.0%}"),
     _Shown("judge/tie_rate", "ties", "{:.0%}"),
     _Shown("parse/ok", "parsed", "{:.0%}"),
     _Shown("rollout/void", "void", "{:.0f}", is_hidden_at_zero=True),
     _Shown("optim/kl_sample_train_v1", "kl", "{:.1e}"),
     _Shown("time/tokens_per_second", "tok/s", "{:,.0f}"),
 )
+_ZERO = 1e-9
+"""What rounding leaves of a zero."""
 _SAMPLED = "rollout/sampled_tokens"
 
 
@@ -96,6 +105,9 @@ class RunConsole:
         self._sampled: float | None = None
         self._trends: dict[str, _Trend] = {}
         self._said: set[str] = set()
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=WINDOW)
+        """Metrics of the last steps with rollouts."""
+        self._num_played = self._num_updates = 0.0
         self._live: Live | None = None
         if show_steps and self.console.is_interactive:
             self._live = Live(
@@ -158,17 +170,36 @@ class RunConsole:
         self._next_step, self._step_began = step + 1, self._clock()
         self._phase = None
         self.measured(metrics)
+        self._explain(step, causes(tuple(self._recent)))
         if self._show_steps and self._live is None:
             parts = [f"step {step + 1}/{self._num_steps}"]
             parts += [
                 f"{shown.label} {shown.form.format(metrics[shown.key])}"
                 for shown in _SHOWN
-                if shown.key in metrics and not (shown.is_hidden_at_zero and metrics[shown.key] == 0)
+                if shown.key in metrics and not (shown.is_hidden_at_zero and abs(metrics[shown.key]) < _ZERO)
             ]
             self.message(" | ".join([*parts, self._time_left()]))
 
+    def ended(self) -> None:
+        """The last step is over: say what kept a short run from learning, and whether anything was trained at all."""
+        if self._num_played <= len(self._recent):
+            self._explain(self._next_step - 1, causes(tuple(self._recent), is_whole_run=True))
+        if self._num_played and not self._num_updates:
+            self.warn_once(
+                "nothing trained",
+                "the optimiser took no step in the whole run: the weights are those that it began with, see above",
+            )
+
+    def _explain(self, step: int, found: Iterable[Cause]) -> None:
+        for cause in found:
+            self.warn_once(cause.topic, f"step {step + 1}: {cause.text}")
+
     def measured(self, metrics: Mapping[str, float]) -> None:
-        """Keep what was measured for the display."""
+        """Keep what was measured for the display, and to explain it."""
+        if metrics.get("rollout/groups"):
+            self._recent.append(metrics)
+            self._num_played += 1
+            self._num_updates += metrics.get("optim/steps", 0)
         self._sampled = metrics.get(_SAMPLED, self._sampled)
         for shown in _SHOWN:
             if shown.key not in metrics:
@@ -204,7 +235,7 @@ class RunConsole:
             figures.add_column(justify=column, no_wrap=True)
         for shown in _SHOWN:
             trend = self._trends.get(shown.key)
-            if trend is None or (shown.is_hidden_at_zero and not any(trend.last)):
+            if trend is None or (shown.is_hidden_at_zero and max(map(abs, trend.last)) < _ZERO):
                 continue
             row = [shown.label, shown.form.format(trend.last[-1])]
             if self.console.width >= _TREND_WIDTH and len(trend.last) > 1:

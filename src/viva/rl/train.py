@@ -146,6 +146,8 @@ class Training:
     sinks: Sequence[MetricSink] = ()
     show_steps: bool = True
     """Whether the console has a line for every step; warnings it has in any case."""
+    first_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of the data, logged with the first step."""
     token_texts: TokenTexts | None = None
     """Gives every kept token its text; without it, only ids are kept."""
     stop_rule: StopRule | None = None
@@ -262,7 +264,7 @@ async def _step(run: Training, step: int, ahead: RolloutsAhead[_Batch], console:
     config, clock = run.config, _Clock()
     sampler = await _snapshot(run, step)
     clock.lap("snapshot")
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = dict(run.first_metrics) if step == 0 else {}
     if config.eval_every and step % config.eval_every == 0:
         console.phase("evaluating")
         async with _journaled(run, sampler, console, step, is_last=False):
@@ -486,6 +488,7 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
         clock.lap("evaluation")
         _log(run, next_step, metrics | clock.all(0, 0))
         console.measured(metrics)
+    console.ended()
     with run.interrupts.protected():
         await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, final=True)
         run.folder.journal.drop_before(None)

@@ -13,7 +13,6 @@ from viva.judging import comparison
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
-from viva.recipes.advice import JudgeAdvice
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, at_least, plan_run
@@ -94,8 +93,7 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
     make_builder = conversation_factory(
         config, opened.renderer, judge_policy, system_prompt=plan.options.record["judge_prompt"]
     )
-    advice = JudgeAdvice(mode=config.judge_mode, max_off_set_mass=config.judge_max_off_set_mass)
-    return make_training(plan, opened, make_builder, policy_refs=policy_refs, sinks=[advice])
+    return make_training(plan, opened, make_builder, policy_refs=policy_refs)
 
 
 def conversation_factory(
