@@ -301,6 +301,17 @@ def test_seq_is_refuses_a_large_gap_unless_forced():
     assert estimate(batch, make_estimator("seq_is", max_gap=3.0))
 
 
+@pytest.mark.parametrize(("gaps", "mean"), [((0.0, 0.5, 5.0), None), ((0.0, 1.0, 5.5), 13 / 6)])
+def test_seq_is_looks_at_the_mean_gap_of_a_strategy_and_at_no_single_sample(gaps, mean):
+    batch = [hinted([-gap / 2, -gap / 2]) for gap in gaps]
+    assert max(gaps) > 2 > min(gaps)
+    if mean is None:
+        assert len(estimate(batch, make_estimator("seq_is"))) == len(gaps)
+        return
+    with pytest.raises(ValueError, match=f"a mean context gap of {mean:.2f} nats"):
+        estimate(batch, make_estimator("seq_is"))
+
+
 def test_mixture_weights_on_top_of_balance_are_refused():
     with pytest.raises(ValueError, match="weighs the strategies itself"):
         estimate([hinted([0.1])], make("balance"), mixture={"hint": 1.0})
