@@ -9,7 +9,6 @@ from viva.report.chart import draw_chart
 from viva.report.markup import card, data, escape, format_number
 from viva.report.run_files import Run, metric_series, read_run
 from viva.report.series import Z95
-from viva.rl.advice import told_causes
 
 __all__ = ["ACCURACY", "ACCURACY_STDERR", "Gain", "accuracy_gain", "headline_html", "headline_text"]
 
@@ -128,6 +127,8 @@ def headline_html(run: Run) -> str:
 
 def _causes(run: Run) -> str:
     """What kept it from learning, in the words that the terminal had."""
+    from viva.rl.advice import told_causes  # loads what plays conversations
+
     rows: dict[int, dict[str, float]] = {}
     for key, points in run.curves.items():
         for step, value in points:
