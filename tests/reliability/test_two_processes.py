@@ -89,6 +89,11 @@ def steps(folder):
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def has_saved(folder):
+    index = folder / "checkpoints.jsonl"
+    return index.exists() and "state_path" in index.read_text()
+
+
 def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -96,7 +101,7 @@ def contents(folder):
 def test_a_second_process_is_refused_beside_a_live_run_and_a_killed_one_goes_on(tmp_path, options, capsys):
     folder = tmp_path / "run"
     long = arguments(options, log_path=folder, max_steps=5000, behavior_if_exists="resume")
-    with process(TRAIN, *long, until=lambda: (folder / "checkpoints.jsonl").exists()) as first:
+    with process(TRAIN, *long, until=lambda: has_saved(folder)) as first:
         os.kill(first.pid, signal.SIGSTOP)  # so that what is in the folder can be compared
         before = contents(folder)
         for behavior in ("resume", "delete", "raise", "ask"):
