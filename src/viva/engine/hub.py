@@ -79,7 +79,7 @@ def hub_access(name: str) -> Generator[None, None, None]:
     """
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or os.path.exists(name) or _is_reached(constants.ENDPOINT):
+    if constants.HF_HUB_OFFLINE or not _is_hub_name(name) or _is_reached(constants.ENDPOINT):
         yield
         return
     constants.HF_HUB_OFFLINE = True
@@ -87,6 +87,17 @@ def hub_access(name: str) -> Generator[None, None, None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = False
+
+
+def _is_hub_name(name: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not os.path.exists(name)
 
 
 _reached: set[str] = set()
