@@ -7,6 +7,7 @@ from random_models import make_model
 
 from viva.judging.comparison import Comparison, Outcome
 from viva.judging.tournament import NoValidComparisonsError, win_minus_loss
+from viva.recipes.advice import StepTime
 from viva.recipes.conversation_preference_rl.train import main
 
 
@@ -46,3 +47,16 @@ def test_a_run_with_random_weights_and_default_judge_says_why_nothing_is_learned
     assert (row["void/judge/invalid_rate"], row["rollout/void"]) == (1.0, 2)
     assert row["void/judge/off_set_mass"] > 0.9
     assert "void/parse/unstructured" in row
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(7200, "take 6.0 hours"), (10, "take 0.5 minutes")])
+def test_the_first_measured_step_says_how_long_the_others_take(seconds, told, capsys):
+    note = StepTime(num_steps=5)
+    note(0, {"test/direct_accuracy": 1.0, "time/step": 3.0})
+    assert capsys.readouterr().out == ""
+    for step in (1, 2):
+        note(step, {"time/rollouts": 1.0, "time/step": seconds + 2.0, "time/evaluation": 2.0})
+    said = capsys.readouterr().out
+    assert said.startswith(f"step 2 took {seconds:.1f} s without evaluation; at that rate the 3 left")
+    assert told in said
+    assert said.count("took") == 1

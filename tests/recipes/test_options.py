@@ -248,3 +248,29 @@ def test_relative_paths_of_a_run_are_looked_for_where_it_was_started_then_beside
     assert located(config, moved) == config | {"test_prompts_path": str(moved / "test.jsonl")}
     for name in ("tiny", "Qwen/Qwen3-8B"):
         assert located({"model_name": name}, moved) == {"model_name": name}
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"num_epochs": 3}, 3),
+        ({"num_epochs": 0.5}, 1),
+        ({"num_epochs": 3, "max_steps": 2}, 2),
+        ({"num_epochs": 1, "max_steps": 2}, 1),
+        ({"max_training_datapoints": 24}, 4),
+    ],
+)
+def test_passes_over_the_prompts_say_how_long_a_run_is(options, steps):
+    plan = make_plan(config(train_prompts=["a", "b"], num_agents=3, batch_size=6, **options))
+    assert len(plan.order) == steps
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), 1e9])
+def test_passes_are_a_number_that_makes_sense(value):
+    with pytest.raises(ValueError, match="num_epochs must be"):
+        make_plan(config(train_prompts=["a", "b"], num_epochs=value))
+
+
+def test_two_lengths_that_contradict_each_other_are_refused():
+    with pytest.raises(ValueError, match="both say how long the run is; leave one of them out"):
+        make_plan(config(train_prompts=["a", "b"], num_epochs=2, max_training_datapoints=24))

@@ -9,6 +9,8 @@ import pytest
 import tinker
 
 from viva.recipes import loop
+from viva.recipes.conversation_preference_rl.build import make_plan as conversation_plan
+from viva.recipes.conversation_preference_rl.train import Config
 from viva.recipes.loop import run_recipe
 from viva.recipes.plan import BatchUnit
 from viva.rl.remote import EngineLostError, watched
@@ -57,7 +59,7 @@ def ends(monkeypatch):
     """Runs a recipe whose parts do what a test says; the exit code."""
     plan = SimpleNamespace(
         config=SimpleNamespace(
-            model_name="m", loss_fn="importance_sampling", loss_fn_config=None, temperature=1.0
+            model_name="m", loss_fn="importance_sampling", loss_fn_config=None, temperature=1.0, max_steps=3
         ),
         options=SimpleNamespace(model="m", log_path="runs/x", engine=EngineConfig()),
         order=Order((0, 1, 2)),
@@ -224,3 +226,21 @@ async def test_trackers_of_a_run_that_raises_are_closed_as_failed_though_one_of_
     assert codes == [1, 1]
     assert len(opened.folder.closed) == 1
     assert isinstance(raised.value.__context__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "131072: 21,845 passes over 2 prompts in 1,041 steps, 17 hours if a step takes a minute"),
+        ({"max_steps": 1000}, None),
+        ({"num_epochs": 1000}, None),
+    ],
+)
+def test_a_run_without_a_length_says_how_long_it_is_before_the_first_step(options, told, tmp_path, capsys):
+    plan = conversation_plan(Config(train_prompts=["a", "b"], log_path=str(tmp_path / "run"), **options))
+    loop._introduce(plan, TRAINING)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert len(lines) == (told is not None)
+    assert told is None or (
+        told in lines[0] and "num_epochs=... or max_steps=... makes it shorter" in lines[0]
+    )

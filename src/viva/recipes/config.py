@@ -18,7 +18,10 @@ from viva.recipes.data import HubSource, PromptSources
 from viva.recipes.mistakes import check_arguments, check_kinds, told_mistake
 from viva.rl.secrets import guard_tracebacks
 
-__all__ = ["RecipeConfig", "parse_options"]
+__all__ = ["DEFAULT_DATAPOINTS", "RecipeConfig", "parse_options"]
+
+DEFAULT_DATAPOINTS = 131072
+"""Trajectories of a run whose length is not given."""
 
 
 @chz.chz
@@ -43,7 +46,12 @@ class RecipeConfig:
     max_tokens: int = chz.field(default=512, doc="longest reply")
     temperature: float = chz.field(default=1.0, doc="of the agents' replies")
     num_substeps: int = chz.field(default=1, doc="optimiser steps per batch")
-    max_training_datapoints: int = chz.field(default=131072, doc="agent trajectories of the whole run")
+    max_training_datapoints: int = chz.field(
+        default=DEFAULT_DATAPOINTS, doc="agent trajectories of the whole run"
+    )
+    num_epochs: float | None = chz.field(
+        default=None, doc="passes over the training prompts, instead of max_training_datapoints"
+    )
     max_steps: int | None = chz.field(default=None, doc="stop after so many steps at most")
     max_staleness: int = chz.field(
         default=0, doc="remote engines: updates by which rollouts may run ahead, sampling while it trains"

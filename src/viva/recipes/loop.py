@@ -14,6 +14,7 @@ from viva.doctor.examination import check_engine
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.judging.policy import PolicyRef
+from viva.recipes.advice import StepTime
 from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
@@ -37,6 +38,9 @@ _LOOKED_AT = 64
 """Prompts whose words are looked up."""
 
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
+
+_MANY_PASSES = 20
+"""A run of more of them than this is told to be long, where nobody asked for it."""
 
 _REFUSED = 2
 """Exit code of a run that cannot begin."""
@@ -183,7 +187,7 @@ def make_training(
             *evaluators,
         ],
         policy_refs=policy_refs,
-        sinks=[*opened.trackers, *sinks],
+        sinks=[*opened.trackers, StepTime(num_steps=len(dataset)), *sinks],
         first_metrics=_prompt_metrics(plan, opened),
         show_steps=any(choice.name == CONSOLE for choice in plan.options.trackers),
         token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
@@ -310,3 +314,9 @@ def _introduce(plan: Plan[ConfigT], training: Training) -> None:
         f"learning rate {training.config.update.learning_rate:.3g}; log_path={plan.options.log_path}; "
         f"engine: {plan.options.engine.server or 'this machine'}"
     )
+    if config.max_steps is None and config.num_epochs is None and order.num_passes > _MANY_PASSES:
+        say(
+            f"note: nothing says how long to train, so it is max_training_datapoints={config.max_training_datapoints}: "
+            f"{order.num_passes:,.0f} passes over {counted(len(order.items), 'prompt')} in {len(order):,} steps, "
+            f"{len(order) / 60:,.0f} hours if a step takes a minute. num_epochs=... or max_steps=... makes it shorter"
+        )

@@ -11,7 +11,7 @@ import chz
 from viva.conversation.prompts import persona
 from viva.engine.hub import pinned, split_revision
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
-from viva.recipes.config import RecipeConfig
+from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.rl.prompts import PromptItem, PromptOrder, prompts_digest
 from viva.rl.service import EngineConfig, choose_engine
@@ -29,6 +29,7 @@ _FREE_OPTIONS = frozenset(
         "log_path",
         "max_steps",
         "max_training_datapoints",
+        "num_epochs",
         "save_every",
         "tokens_every",
         "trackers",
@@ -51,6 +52,7 @@ _LARGEST = {
     "max_retries": 10**4,
     "max_training_datapoints": 10**12,
     "num_agents": 1000,
+    "num_epochs": 10**6,
     "num_substeps": 10**6,
 }
 """Beyond these, a number is a slip: no machine has the memory or the years."""
@@ -114,12 +116,12 @@ def plan_run(
     at_least(config, {"max_training_datapoints": unit.samples})
     batch_size = resolve_batch_size(config.batch_size, unit.samples, unit.name)
     train_items, test_items = load_prompts(config.sources)
-    num_groups = config.max_training_datapoints // unit.samples * unit.prompts
     groups_per_batch = batch_size // unit.samples * unit.prompts
-    if config.max_steps is not None:
-        num_groups = min(num_groups, config.max_steps * groups_per_batch)
     order = PromptOrder(
-        items=train_items, seed=config.seed, groups_per_batch=groups_per_batch, num_groups=num_groups
+        items=train_items,
+        seed=config.seed,
+        groups_per_batch=groups_per_batch,
+        num_groups=_num_groups(config, unit, groups_per_batch, len(train_items)),
     )
     model = resolve_model(config.model_name, config.model_revision)
     engine = _engine(config, model)
@@ -155,6 +157,20 @@ def plan_run(
         unit=unit,
         learning_rate=_learning_rate(config, engine),
     )
+
+
+def _num_groups(config: RecipeConfig, unit: BatchUnit, groups_per_batch: int, num_prompts: int) -> int:
+    """Groups of the whole run: of so many passes or trajectories, and of no more than so many steps."""
+    if config.num_epochs is None:
+        num_groups = config.max_training_datapoints // unit.samples * unit.prompts
+    elif config.max_training_datapoints != DEFAULT_DATAPOINTS:
+        raise ValueError(
+            f"num_epochs={config.num_epochs:g} and max_training_datapoints={config.max_training_datapoints} both say "
+            "how long the run is; leave one of them out (max_steps may stand beside either)"
+        )
+    else:
+        num_groups = math.ceil(config.num_epochs * num_prompts / unit.prompts) * unit.prompts
+    return num_groups if config.max_steps is None else min(num_groups, config.max_steps * groups_per_batch)
 
 
 def _engine(config: RecipeConfig, model: str) -> EngineConfig:
@@ -201,7 +217,9 @@ def _check(config: RecipeConfig) -> None:
         raise ValueError(f"batch_size must be {_LARGEST['batch_size']:,} or less; got {config.batch_size:,}")
     if not -_LARGEST_SEED <= config.seed < _LARGEST_SEED:
         raise ValueError(f"seed must be a whole number of at most 63 bits; got {config.seed}")
-    positive(config, "learning_rate", "policy_timeout_s", "temperature")
+    positive(config, "learning_rate", "policy_timeout_s", "temperature", "num_epochs")
+    if config.num_epochs is not None and config.num_epochs > _LARGEST["num_epochs"]:
+        raise ValueError(f"num_epochs must be {_LARGEST['num_epochs']:,} or less; got {config.num_epochs:,}")
     not_negative(config, "eval_temperature", "grad_clip_norm")
     persona(0, config.personas)
     _check_loss_config(config)

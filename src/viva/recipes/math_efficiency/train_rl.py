@@ -17,7 +17,7 @@ from typing import Literal
 import chz
 
 from viva.engine.threads import prepare_threads
-from viva.recipes.config import RecipeConfig, parse_options
+from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig, parse_options
 
 __all__ = ["Config", "main"]
 
@@ -43,7 +43,7 @@ class Config(RecipeConfig):
         default=None,
         doc="samples per step; default: the largest multiple up to 128 of what one problem takes",
     )
-    max_training_datapoints: int = chz.field(default=131072, doc="samples of the whole run")
+    max_training_datapoints: int = chz.field(default=DEFAULT_DATAPOINTS, doc="samples of the whole run")
 
     estimator: Literal[
         "importance_sampling",
