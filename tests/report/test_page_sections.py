@@ -135,3 +135,17 @@ def test_a_result_of_viva_eval_has_a_report_of_its_own(
     assert "some run 000025" in (tmp_path / "all.html").read_text(encoding="utf-8")
     assert main(["report", str(tmp_path)]) == 2
     assert "no results of viva eval" in capsys.readouterr().err
+
+
+def test_the_system_message_and_the_judges_prompt_stand_in_the_report(
+    make_run: MakeRun, transcript: MakeLine
+) -> None:
+    said = transcript(0, 0)
+    said["record"] |= {
+        "system_prompt": "You solve.",
+        "judge": {"system_prompt": "You compare.", "prefill": "{"},
+    }
+    said["record"]["comparisons"][0]["prompt"] = "Which of the two?"
+    page = write_report(make_run(transcripts=[said])).read_text()
+    for text in ("System message", "You solve.", "What the judge read", "You compare.", "Which of the two?"):
+        assert text in page

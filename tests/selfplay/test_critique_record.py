@@ -67,6 +67,8 @@ async def test_the_record_is_json_and_complete() -> None:
     _, builder, _ = await play(everyone(CHANGING))
     record = json.loads(json.dumps(builder.record()))
     assert set(record) == {
+        "system_prompt",
+        "judge",
         *("question", "answer", "protocol", "num_agents", "max_rounds", "turns", "failures", "comparisons"),
         *("rewards", "correct", "correct_initial", "rules", "scores", "streams"),
     }

@@ -273,6 +273,8 @@ async def test_the_record_tells_the_whole_conversation_in_json() -> None:
     await rewards_of(builder)
     record = json.loads(json.dumps(builder.record()))
     assert set(record) == {
+        "system_prompt",
+        "judge",
         *("question", "answer", "protocol", "num_agents", "max_rounds", "order", "turns", "failures"),
         *("comparisons", "rewards", "correct"),
     }
@@ -383,3 +385,24 @@ def test_in_a_storm_of_faults_every_conversation_ends_and_speed_changes_nothing(
         assert group is not None or failures
         assert record is not None
     assert run(1) == results
+
+
+async def test_the_record_has_every_prompt_as_it_was_sent() -> None:
+    builder = builder_of()
+    policy = ScriptedPolicy(renderer=RENDERER, script=by_seat)
+    envs = await builder.make_envs()
+    await play(envs, policy)
+    await builder.compute_group_rewards([], envs)
+    record = builder.record()
+    assert record is not None
+    for turn in record["turns"]:
+        assert any(record["system_prompt"] in sent and turn["prompt"] in sent for sent in policy.prompts)
+    client = builder.judge.policy.current()
+    judge = record["judge"]
+    asked = [each for each in record["comparisons"] if each["was_asked"]]
+    assert len(asked) == len(client.prompts) > 0
+    for each in asked:
+        assert any(
+            judge["system_prompt"] in sent and each["prompt"] in sent and sent.endswith(judge["prefill"])
+            for sent in client.prompts
+        )

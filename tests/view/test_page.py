@@ -469,3 +469,12 @@ def test_nothing_scrolls_sideways_on_a_narrow_screen(site: Site, width: int) -> 
             assert (over, page.evaluate(WIDE) if over > 0 else []) == (0, []), place
     finally:
         site.page.set_viewport_size(VIEWPORT)
+
+
+def test_the_system_message_and_the_judges_prompt_are_shown(site: Site) -> None:
+    page = site.show("conversation/0/2/0")
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert site.texts(".saw pre.system")[0] == "You solve problems together."
+    shown = site.texts(".asked")[0]
+    assert "You compare two solutions." in shown
+    assert "Problem:\n> pens\nSolution A:\n> of agent 1" in shown

@@ -61,12 +61,15 @@ def transcript(step: int, group: int, **changes: Any) -> dict[str, Any]:
         "question": f"How many pens are in box {step}-{group}?",
         "answer": "10",
         "protocol": "critique_self_play",
+        "system_prompt": "You solve problems together.",
+        "judge": {"system_prompt": "You compare two solutions.", "prefill": "{"},
         "num_agents": 3,
         "max_rounds": 3,
         "turns": turns(),
         "failures": [],
         "comparisons": [
             {"agent_id": None, "first": a, "second": b, "outcome": outcome, "score": -0.5, "text": ""}
+            | {"prompt": f"Problem:\n> pens\nSolution A:\n> of agent {a}"}
             for (a, b), outcome in outcomes.items()
         ],
         "rules": {"fit": "joint"},

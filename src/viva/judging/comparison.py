@@ -1,6 +1,6 @@
 """One judged comparison, and the prompt the judge reads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tinker_cookbook.renderers.base import Message
@@ -53,6 +53,8 @@ class Comparison:
     """In [-1, 1]: -1 means A wins, 0 a tie, +1 means B wins; ``None`` if invalid."""
     text: str = ""
     """The judge's reply (``verdict`` mode)."""
+    prompt: str = field(default="", compare=False)
+    """The user message that the judge read, without the chat template."""
     probabilities: tuple[float, float, float] | None = None
     """p(A), p(B), p(Tie), normalised over the three labels (``logprob`` mode)."""
     off_set_mass: float | None = None

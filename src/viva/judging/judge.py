@@ -10,6 +10,7 @@ import asyncio
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import tinker
@@ -114,17 +115,30 @@ class PolicySelfComparisonJudge:
         if same_words(solutions[first], solutions[second]):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
         messages = judge_messages(question, solutions[first], solutions[second], self.system_prompt)
+        asked = str(messages[-1]["content"])
         if self.mode == "verdict":
             prompt = build_prompt(self.renderer, messages)
             async with asyncio.timeout(self.policy.timeout_s):
                 text, outcome = await self._verdict(prompt, seed)
             return Comparison(
-                first=first, second=second, outcome=outcome, score=_VERDICT_SCORES[outcome], text=text
+                first=first,
+                second=second,
+                outcome=outcome,
+                score=_VERDICT_SCORES[outcome],
+                text=text,
+                prompt=asked,
             )
         prompt = build_prompt(self.renderer, messages, prefill=VERDICT_PREFIX)
         async with asyncio.timeout(self.policy.timeout_s):
             logprobs = await self._next_token(prompt, seed)
-        return self._read(first, second, logprobs)
+        return replace(self._read(first, second, logprobs), prompt=asked)
+
+    def described(self) -> dict[str, str]:
+        """The system message, and the beginning that is put before the judge's reply, for the record."""
+        return {
+            "system_prompt": self.system_prompt,
+            "prefill": VERDICT_PREFIX if self.mode == "logprob" else "",
+        }
 
     async def tournament(
         self, question: str, solutions: Mapping[int, str], pattern: TournamentPattern, seed: int

@@ -118,6 +118,7 @@ def _turn(record: RecordedConversation, place: int, anchor: str) -> str:
     details = "".join(
         f"<details><summary>{title}</summary>{text_block(text)}{below}</details>"
         for title, text, below in (
+            ("System message", record.system_prompt, ""),
             ("What it read", turn.prompt, _sights(record, place, anchor)),
             ("Reply as sampled", turn.text, ""),
         )

@@ -72,6 +72,13 @@ def _record(record: RecordedConversation) -> dict[str, Any]:
         "question": _text(record.question, "record.question"),
         "answer": None if record.answer is None else _text(record.answer, "record.answer"),
         "protocol": visible(record.protocol),
+        "system": _text(record.system_prompt, "record.system_prompt"),
+        "judge": None
+        if record.judge is None
+        else {
+            "system": _text(record.judge.system_prompt, "record.judge.system_prompt"),
+            "prefill": visible(record.judge.prefill),
+        },
         "agents": [_agent(record, agent) for agent in record.agent_ids],
         "turns": [_turn(record, place) for place in range(len(record.turns))],
         "failures": [
@@ -169,6 +176,7 @@ def _comparison(record: RecordedConversation, place: int) -> dict[str, Any]:
         "score": item.score,
         "probabilities": item.probabilities,
         "text": _text(item.text, f"record.comparisons.{place}.text"),
+        "prompt": _text(item.prompt, f"record.comparisons.{place}.prompt"),
     }
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "RecordedComparison",
     "RecordedConversation",
     "RecordedFailure",
+    "RecordedJudge",
     "RecordedReply",
     "RecordedScores",
     "RecordedSpan",
@@ -78,10 +79,20 @@ class RecordedComparison(_Recorded):
     outcome: str
     score: float | None = None
     text: str = ""
+    prompt: str = ""
+    """The judge's; empty in older files."""
     probabilities: tuple[float, float, float] | None = None
     """p(A), p(B), p(Tie)."""
     off_set_mass: float | None = None
     was_asked: bool = True
+
+
+class RecordedJudge(_Recorded):
+    """The messages that stand around every comparison's prompt."""
+
+    system_prompt: str = ""
+    prefill: str = ""
+    """The beginning of the judge's reply, where it is given."""
 
 
 class RecordedScores(_Recorded):
@@ -99,6 +110,10 @@ class RecordedConversation(_Recorded):
     question: str
     protocol: str = ""
     """What kind of conversation it is; empty in older files."""
+    system_prompt: str = ""
+    """The system message before every turn's prompt; empty in older files."""
+    judge: RecordedJudge | None = None
+    """``None`` where no judge was asked, and in older files."""
     order: str = ""
     """``sequential`` or ``simultaneous``: whether agents see what was said before them in their own round."""
     num_agents: int = 0

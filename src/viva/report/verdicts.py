@@ -19,7 +19,13 @@ def verdicts_html(record: RecordedConversation) -> str:
     by_pair: dict[_Pair, list[RecordedComparison]] = {}
     for item in record.comparisons:
         by_pair.setdefault((item.agent_id, item.first, item.second), []).append(item)
-    return _between_agents(by_pair) + _of_revisions(by_pair) + _sum(record) + _written(record.comparisons)
+    return (
+        _between_agents(by_pair)
+        + _of_revisions(by_pair)
+        + _sum(record)
+        + _written(record.comparisons)
+        + _asked(record)
+    )
 
 
 def _sum(record: RecordedConversation) -> str:
@@ -84,6 +90,19 @@ def _written(comparisons: Sequence[RecordedComparison]) -> str:
         f"<p>{_shown_order(item)}</p>{text_block(item.text)}" for item in comparisons if item.text.strip()
     )
     return f"<details><summary>What the judge wrote</summary>{texts}</details>" if texts else ""
+
+
+def _asked(record: RecordedConversation) -> str:
+    """The judge's prompts, word for word."""
+    judge = record.judge
+    prompts = "".join(
+        f"<p>{_shown_order(item)}</p>{text_block(item.prompt)}" for item in record.comparisons if item.prompt
+    )
+    if judge is None or not prompts:
+        return ""
+    begins = f"<p>Its reply begins with</p>{text_block(judge.prefill)}" if judge.prefill else ""
+    system = f"<p>System message</p>{text_block(judge.system_prompt)}"
+    return f"<details><summary>What the judge read</summary>{system}{prompts}{begins}</details>"
 
 
 def _shown_order(item: RecordedComparison) -> str:

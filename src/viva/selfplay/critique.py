@@ -151,7 +151,10 @@ class CritiqueSelfPlayEnvGroupBuilder(EnvGroupBuilder):
         return list(self.tags)
 
     def _new_record(self, conversation: Conversation) -> dict[str, Any]:
-        return transcript(conversation, "critique_self_play", self.answer) | {
+        return transcript(
+            conversation, "critique_self_play", self.answer, system_prompt=self.protocol.system_prompt
+        ) | {
+            "judge": None if self.judge is None else self.judge.described(),
             "rules": asdict(self.rules),
             "scores": {},
             "streams": {},

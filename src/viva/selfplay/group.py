@@ -80,12 +80,15 @@ def by_agent(values: dict[int, Any] | None) -> dict[str, Any] | None:
     return None if values is None else {str(agent_id): value for agent_id, value in values.items()}
 
 
-def transcript(conversation: Conversation, protocol: str, answer: str | None) -> dict[str, Any]:
+def transcript(
+    conversation: Conversation, protocol: str, answer: str | None, *, system_prompt: str
+) -> dict[str, Any]:
     """What every transcript keeps of a conversation, ready for JSON; scores are added by the system."""
     return {
         "question": conversation.question,
         "answer": answer,
         "protocol": protocol,
+        "system_prompt": system_prompt,
         "num_agents": conversation.num_agents,
         "max_rounds": conversation.max_rounds,
         "turns": [

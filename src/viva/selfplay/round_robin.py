@@ -96,7 +96,10 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         """
         coordinator, seats = coordinator_of(env_group)
         conversation = coordinator.conversation
-        self._record = transcript(conversation, "round_robin", self.answer) | {"order": self.order}
+        self._record = transcript(
+            conversation, "round_robin", self.answer, system_prompt=coordinator.protocol.system_prompt
+        )
+        self._record |= {"order": self.order, "judge": self.judge.described()}
         check_finished(coordinator)
         solutions = conversation.final_solutions
         comparisons = await self.judge.tournament(
@@ -120,7 +123,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     def record(self) -> dict[str, Any] | None:
         """What the transcript keeps of the last conversation whose rewards were asked for, ready for JSON.
 
-        Keys: question, answer, protocol, num_agents, max_rounds, order, turns, failures, comparisons, rewards, correct.
+        Keys: question, answer, protocol, system_prompt, num_agents, max_rounds, order, judge, turns,
+        failures, comparisons, rewards, correct.
         Of a void conversation, what there was of them; rewards is then empty. ``None`` before the first.
         """
         return self._record

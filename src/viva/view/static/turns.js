@@ -20,6 +20,7 @@ function earlier(record, { turn, part }) {
 
 function sights(record, turn, where) {
   return h("details", { class: "saw" }, h("summary", {}, "What it saw"),
+    record.system.head ? [h("h4", {}, "System message"), text(record.system, where, "system"), h("h4", {}, "Prompt")] : null,
     text(turn.saw, where, "prompt"),
     turn.seen.length ? h("p", { class: "seen" }, h("b", {}, "In it: "), turn.seen.map((each) => earlier(record, each)).join("; ")) : null,
     turn.hidden.length ? h("div", { class: "hidden-parts" }, h("b", {}, `Hidden from it: ${turn.hidden.length}`),

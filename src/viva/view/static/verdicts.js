@@ -39,6 +39,16 @@ function ofRevisions(record) {
     ids.map((id) => [`agent ${id}`, cell(record, id, 0, 1, stageName), cell(record, id, 1, 0, stageName)]), "Revised against initial, in both orders");
 }
 
+function asked(record, where) {
+  const prompts = record.comparisons.filter((item) => item.prompt.head.trim());
+  if (!record.judge || !prompts.length) return null;
+  return h("details", { class: "asked" }, h("summary", {}, "What the judge saw"), h("h4", {}, "System message"), text(record.judge.system, where, "prompt"),
+    prompts.map((item) => [
+      h("p", {}, item.agent === null ? `agent ${item.first} first, agent ${item.second} second` : `agent ${item.agent}: ${stageName(item.first)} first`),
+      text(item.prompt, where, "prompt")]),
+    record.judge.prefill ? [h("p", {}, "Its reply begins with"), h("pre", { class: "prompt" }, record.judge.prefill)] : null);
+}
+
 export function verdicts(record, where) {
   if (!record.comparisons.length) return null;
   const flips = record.pairs.filter((pair) => pair.flipped).length;
@@ -52,5 +62,5 @@ export function verdicts(record, where) {
       h("b", { class: "agreement" }, share(record.agreement.right, record.agreement.of))),
     written.length ? h("details", {}, h("summary", {}, "What the judge wrote"), written.map((item) => [
       h("p", {}, item.agent === null ? `agent ${item.first} first, agent ${item.second} second` : `agent ${item.agent}: ${stageName(item.first)} first`),
-      text(item.text, where)])) : null);
+      text(item.text, where)])) : null, asked(record, where));
 }
