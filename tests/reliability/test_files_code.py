@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
@@ -149,6 +150,12 @@ def test_without_the_guards_a_model_would_run_code(world, here, monkeypatch):
     _, every = world
     (case,) = (case for case in every if case.name == "configuration: code of an unknown model")
     monkeypatch.setattr("viva.engine.model.LOADING", {"trust_remote_code": True})
+    guarded = transformers.AutoConfig.from_pretrained
+    monkeypatch.setattr(
+        transformers.AutoConfig,
+        "from_pretrained",
+        lambda *args, **options: guarded(*args, **options | {"trust_remote_code": True}),
+    )
     monkeypatch.setenv("HF_MODULES_CACHE", str(here / "modules"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(here / "modules"))
     seen, _ = load(case, here)
