@@ -80,7 +80,7 @@ def test_the_recipe_trains_an_unseen_model_on_a_jsonl_file(jsonl_run):
 def test_the_run_folder_is_complete(jsonl_run):
     names = {path.name for path in jsonl_run.iterdir()}
     assert names == {
-        ".lock",
+        ".viva.lock",
         "adapter",
         "checkpoints.jsonl",
         "config.json",
@@ -146,7 +146,7 @@ def test_the_recipe_runs_on_a_saved_data_set_with_columns_and_splits(models, tmp
     data.save_to_disk(tmp_path / "data")
     code = run(
         tmp_path / "run",
-        model_name=models["llama"],
+        model_name=models["qwen3"],
         hf_dataset_name=tmp_path / "data",
         hf_prompt_column="question",
         hf_answer_column="result",
@@ -171,10 +171,10 @@ def test_the_recipe_runs_on_a_saved_data_set_with_columns_and_splits(models, tmp
 
 def test_full_fine_tuning_leaves_a_whole_model(models, problems, tmp_path):
     assert (
-        run(tmp_path, model_name=models["llama"], train_prompts_path=problems, lora_rank=0, max_steps=1) == 0
+        run(tmp_path, model_name=models["qwen3"], train_prompts_path=problems, lora_rank=0, max_steps=1) == 0
     )
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    base = AutoModelForCausalLM.from_pretrained(models["llama"])
+    base = AutoModelForCausalLM.from_pretrained(models["qwen3"])
     gap = max((a - b).abs().max() for a, b in zip(trained.parameters(), base.parameters(), strict=True))
     assert 0 < gap < 0.01
 
