@@ -180,6 +180,39 @@ def test_the_texts_of_all_tokens_are_the_text(renderer, text):
     assert "".join(texts) == renderer.tokenizer.decode(tokens)
 
 
+class Pieces:
+    """A tokenizer whose token ``i`` is the ``i``-th of some bytes."""
+
+    def __init__(self, *pieces):
+        self.pieces = pieces
+
+    def decode(self, tokens):
+        return b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "texts"),
+    [
+        ([b"\xf0", b"\x9f", b"\x98", b"\x80", b"c"], ["", "", "", "😀", "c"]),
+        ([b"a\xf0", b"\x9f\x98", b"\x80b", b"c"], ["a", "", "😀b", "c"]),
+        ([b"ab\xe6\x97", b"\xa5", b"\xe6", b"\x9c\xac"], ["ab", "日", "", "本"]),
+        ([b"\xff", b"a", b"b"], ["\ufffd", "a", "b"]),
+        ([b"a", b"b\xf0\x9f"], ["a", "b\ufffd"]),
+    ],
+    ids=["a byte a token", "begun beside a letter", "three bytes", "never finished", "cut"],
+)
+def test_a_character_that_tokens_leave_unfinished_begins_where_its_first_byte_does(pieces, texts):
+    found = token_texts(Pieces(*pieces), range(len(pieces)))
+    assert found == texts
+
+
+def test_a_reply_that_is_cut_within_a_character_is_located_before_it():
+    tokens = encode(BYTES, "ab 😀")[:-1]
+    text, _ = read_reply(BYTES, tokens)
+    assert text == "ab \ufffd"
+    assert token_ranges(BYTES, tokens, text, [(0, 1), (1, 2)]) == [(0, 1), (1, 2)]
+
+
 def test_time_grows_with_the_reply_and_not_with_its_square():
     def seconds(length):
         tokens = encode(BYTES, "é" * (length // 2))
