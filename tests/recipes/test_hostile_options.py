@@ -1,13 +1,20 @@
 """Hostile values of every option: each is taken, or refused in words; planning never ends in a traceback."""
 
 import importlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import chz
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_models import make_model
 
 from viva.cli import main
+from viva.engine.model import load_base_model
 from viva.recipes.config import parse_options
 from viva.recipes.math_efficiency.strategies import find_strategies
 from viva.recipes.programs import recipe_summaries, training_module
@@ -160,3 +167,54 @@ def test_a_strategy_that_makes_no_group_is_refused_before_the_first_step(folder,
 def test_a_folder_of_nobody_is_refused_by_every_command(command, capsys):
     assert main([command, "~nosuchuser/x"]) == 2
     assert "a user who has no folder here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", ["null", "[]", "3", '"text"'])
+def test_a_server_that_answers_something_else_is_told_in_words(body, folder, capfd):
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = [f"base_url=http://127.0.0.1:{server.server_port}", "model_name=Qwen/Qwen3-0.6B"]
+        train = importlib.import_module(training_module("critique_self_play")[0]).main
+        statuses = [
+            main(["doctor", *where]),
+            train([*where, "train_prompts_path=p.jsonl", "log_path=remote"]),
+        ]
+        server.shutdown()
+    told = capfd.readouterr()
+    assert statuses == [2, 2]
+    assert "Traceback" not in told.err
+    assert told.err.count("error: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", 0),
+        ("num_attention_heads", "many"),
+        ("num_key_value_heads", 0),
+        ("num_key_value_heads", -1),
+        ("head_dim", 0),
+        ("hidden_size", "wide"),
+        ("hidden_size", None),
+        ("rms_norm_eps", "small"),
+    ],
+)
+def test_a_model_whose_config_makes_no_sense_is_told_in_words(key, value, tmp_path):
+    model = Path(make_model(tmp_path / "model", "qwen3"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*(Fetch it anew|save_pretrained)"):
+        load_base_model(str(model), torch.device("cpu"), torch.float32)

@@ -21,14 +21,18 @@ def load_errors(name: str) -> Generator[None, None, None]:
     Raises:
         ValueError: A file is missing or damaged, or does not fit the others.
     """
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise  # of the machine, not of the model
     # what transformers lets through where a file holds something else than it expects
     except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RecursionError),
-        SafetensorError,
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, ArithmeticError),
+        *(RuntimeError, StrictDataclassError, SafetensorError),
     ) as error:
         if (
             isinstance(error, OSError)
@@ -43,6 +47,8 @@ def _reason(error: BaseException) -> str:
     text = str(error).strip()
     if "trust_remote_code" in text:
         return "it needs code from its own repository, which is never run. Use a model that transformers has."
+    if text.startswith("Validation error"):  # the cause stands in its second line
+        text = " ".join(text.split())
     text = text.partition("\n")[0][:_LONGEST].rstrip(".")
     if not isinstance(error, OSError | ValueError):
         text = f"{type(error).__name__}: {text}"

@@ -94,9 +94,16 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
         check_version(config.base_url)
         key = os.environ.get(KEY_VARIABLE) or _NO_KEY
         address, headers = split_address(config.base_url)
-        return awaitable_service(
-            tinker.ServiceClient(base_url=address, api_key=key, **header_options(headers))
-        )
+        try:
+            client = tinker.ServiceClient(base_url=address, api_key=key, **header_options(headers))
+            if "holder" in vars(type(client)):  # newer SDKs ask the server when this is first looked at
+                _ = client.holder
+        except (AttributeError, TypeError) as error:  # the SDK reads an answer that is not what it expects
+            raise ValueError(
+                f"{config.server} answers, but not as Tinker's protocol says ({error}); give the base_url of a server "
+                "that speaks it"
+            ) from error
+        return awaitable_service(client)
     from viva.engine import LocalServiceClient
 
     return LocalServiceClient(
