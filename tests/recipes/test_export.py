@@ -339,6 +339,17 @@ def test_the_card_of_damaged_metrics_gives_no_figures(trained, tmp_path) -> None
     assert "model-index" not in card
 
 
+def test_with_a_stop_rule_damaged_metrics_choose_no_checkpoint(trained, tmp_path) -> None:
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    write_json(run / "config.json", config | {"stop_at": {"reward_truth_gap": 0.9}})
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().replace("0.2", "0.9"))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged or was changed"):
+        export_run(run, ExportOptions(to=str(tmp_path / "out")))
+    assert export_run(run, ExportOptions(to=str(tmp_path / "out"), checkpoint="last", merge=False))
+
+
 def test_the_results_are_those_of_the_checkpoint_not_later_ones(trained) -> None:
     accuracy = measurements(read_run(trained[0]), 3)[0]
     assert (accuracy.step, accuracy.after) == (2, pytest.approx(0.2))

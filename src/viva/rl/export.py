@@ -104,9 +104,16 @@ def merge_adapter_into_model(state_path: str, *, model: str, precision: str, fol
 
 
 def ended_with(run: RunFolder, stop_rule: StopRule | None) -> Checkpoint | None:
-    """The checkpoint whose weights are the run's result: the best one if the stop rule ended it, else the last."""
+    """The checkpoint whose weights are the run's result: the best one if the stop rule ended it, else the last.
+
+    Raises:
+        ValueError: If there is a stop rule, and the metrics that it goes by are damaged.
+    """
+    last = run.checkpoints.latest()
+    if stop_rule is not None and last is not None:
+        run.checkpoints.check_logs(last)
     is_stopped = stop_rule is not None and stop_rule.crossed(run.log.metrics()) is not None
-    return (run.checkpoints.best() if is_stopped else None) or run.checkpoints.latest()
+    return (run.checkpoints.best() if is_stopped else None) or last
 
 
 def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule | None) -> Checkpoint:
@@ -126,7 +133,8 @@ def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule |
         raise ValueError(f"{run.path} has no checkpoint; give the log_path of a run that has saved one")
     if name == "best" and best is None:
         raise ValueError(f"{run.path} has no best checkpoint: its run had no stop_at. Use checkpoint=last.")
-    chosen = {**named, "last": last, "best": best, None: ended_with(run, stop_rule)}.get(name)
+    choices = {**named, "last": last, "best": best}
+    chosen = ended_with(run, stop_rule) if name is None else choices.get(name)
     if chosen is None:
         allowed = ["last", "best", *named]
         close = difflib.get_close_matches(str(name), allowed, n=1)
