@@ -233,7 +233,7 @@ def test_layers_that_cannot_be_adapted_are_named(tmp_path: Any) -> None:
         config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=260, n_positions=64)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no linear layers for \['train_attn', 'train_mlp'\]"):
+    with pytest.raises(ValueError, match="no linear layers for train_attn, train_mlp"):
         LocalServiceClient(device="cpu").create_lora_training_client(str(tmp_path), rank=2)
 
 

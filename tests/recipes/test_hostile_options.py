@@ -1,7 +1,9 @@
 """Hostile values of every option: each is taken, or refused in words; planning never ends in a traceback."""
 
+import ast
 import importlib
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,10 +14,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_models import make_model
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+import viva
 from viva.cli import main
+from viva.engine.lora import AdapterSettings, target_modules
 from viva.engine.model import load_base_model
 from viva.recipes.config import parse_options
+from viva.recipes.evaluation.options import EvalOptions
+from viva.recipes.export import ExportOptions
 from viva.recipes.math_efficiency.strategies import find_strategies
 from viva.recipes.programs import recipe_summaries, training_module
 
@@ -218,3 +225,54 @@ def test_a_model_whose_config_makes_no_sense_is_told_in_words(key, value, tmp_pa
     (model / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(ValueError, match=r"cannot be loaded: .*(Fetch it anew|save_pretrained)"):
         load_base_model(str(model), torch.device("cpu"), torch.float32)
+
+
+OF_PROGRAMS = {
+    *("add_special_tokens", "clip_high_threshold", "clip_low_threshold", "force", "groups_per_batch"),
+    *("include_prompt_logprobs", "num_groups", "overwrite", "prompt_alt_tokens_k", "rank", "stop", "tinker"),
+}
+"""Arguments of functions, of the SDK and of pip, which only programs meet."""
+
+
+def named_in_messages(path):
+    """Names that stand before an equals sign in what a file raises, warns of or says."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        said = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+            "warn",
+            "say",
+            "complain",
+        )
+        if said or isinstance(node, ast.Raise):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield from re.findall(r"(?<![\w.(])([a-z_]\w*)=", part.value)
+
+
+def test_every_option_that_an_error_or_advice_names_is_there():
+    configs = [importlib.import_module(training_module(recipe)[0]).Config for recipe in RECIPES]
+    known = {name for each in (*configs, EvalOptions, ExportOptions) for name in chz.chz_fields(each)}
+    source = Path(viva.__file__).parent
+    rooms = ("engine", "rl", "conversation", "judging", "experts", "selfplay", "recipes")
+    named = {
+        name for room in rooms for path in (source / room).rglob("*.py") for name in named_in_messages(path)
+    }
+    assert {"lora_rank", "num_epochs", "model_name"} <= named
+    assert named - known - OF_PROGRAMS == set()
+
+
+def test_a_mixture_of_experts_is_told_with_options_of_recipes(tmp_path):
+    config = Qwen3MoeConfig(
+        vocab_size=260,
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=2,
+    )
+    module = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match="lora_rank=0 in a recipe") as error:
+        target_modules(module, AdapterSettings(rank=4, seed=0))
+    assert set(re.findall(r"(\w+)=", str(error.value))) == {"lora_rank"}

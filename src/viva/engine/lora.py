@@ -72,8 +72,9 @@ def target_modules(module: nn.Module, settings: AdapterSettings) -> list[str]:
     missing = [flag for flag in wanted if flag not in kinds.values()]
     if missing:
         raise ValueError(
-            f"{type(module).__name__} has no linear layers for {missing} (experts kept in one tensor cannot be "
-            "adapted). Set these to False, or train all weights with rank=0."
+            f"{type(module).__name__} has no linear layers for {', '.join(missing)} (experts kept in one tensor cannot "
+            "be adapted). Train all weights: lora_rank=0 in a recipe, and rank 0 in a program that makes the training "
+            "client itself, which can also turn these off."
         )
     return [name for name, kind in kinds.items() if kind in wanted]
 
@@ -102,9 +103,9 @@ def _warn_of_experts(base: BaseModel, settings: AdapterSettings) -> None:
         left = sum(base.module.get_parameter(name).numel() for name in stacked)
         share = left / sum(weight.numel() for weight in base.module.parameters())
         warnings.warn(
-            f"train_mlp=True adapts dense layers and shared experts of {base.name!r}; its routed experts "
+            f"The adapter reaches dense layers and shared experts of {base.name!r}; its routed experts "
             f"({share:.0%} of the weights, kept in one tensor per layer) have no adapter and stay as they are. "
-            "rank=0 trains them, too.",
+            "Rank 0 (lora_rank=0 in a recipe) trains them, too.",
             stacklevel=2,
         )
 
