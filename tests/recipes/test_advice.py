@@ -49,7 +49,7 @@ def test_a_run_with_random_weights_and_default_judge_says_why_nothing_is_learned
     assert "void/parse/unstructured" in row
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(7200, "take 6.0 hours"), (10, "take 0.5 minutes")])
+@pytest.mark.parametrize(("seconds", "told"), [(7200, "take 6.0 hours"), (40, "take 2.0 minutes")])
 def test_the_first_measured_step_says_how_long_the_others_take(seconds, told, capsys):
     note = StepTime(num_steps=5)
     note(0, {"test/direct_accuracy": 1.0, "time/step": 3.0})
@@ -57,6 +57,11 @@ def test_the_first_measured_step_says_how_long_the_others_take(seconds, told, ca
     for step in (1, 2):
         note(step, {"time/rollouts": 1.0, "time/step": seconds + 2.0, "time/evaluation": 2.0})
     said = capsys.readouterr().out
-    assert said.startswith(f"step 2 took {seconds:.1f} s without evaluation; at that rate the 3 left")
+    assert said.startswith(f"step 2 took {seconds:.1f} s without evaluation; at that rate 3 other steps will")
     assert told in said
     assert said.count("took") == 1
+
+
+def test_a_run_of_seconds_says_nothing_of_its_length(capsys):
+    StepTime(num_steps=5)(0, {"time/rollouts": 1.0, "time/step": 10.0})
+    assert capsys.readouterr().out == ""

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 
+from viva.conversation.wording import counted
 from viva.recipes.common import say
 
 __all__ = ["StepTime"]
+
+_WORTH_TELLING_S = 60.0
 
 
 class StepTime:
@@ -27,6 +30,8 @@ class StepTime:
         seconds = metrics["time/step"] - metrics.get("time/evaluation", 0.0)
         hours = seconds * left / 3600
         told = f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:,.1f} minutes"
-        say(
-            f"step {step + 1} took {seconds:.1f} s without evaluation; at that rate the {left:,} left take {told}"
-        )
+        if seconds * left >= _WORTH_TELLING_S:
+            others = counted(left, "other step")
+            say(
+                f"step {step + 1} took {seconds:.1f} s without evaluation; at that rate {others} will take {told}"
+            )
