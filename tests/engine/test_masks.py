@@ -61,9 +61,9 @@ def test_only_targets_that_no_mask_hides_cost_logits(
 ) -> None:
     places: list[int] = []
 
-    def spy(module: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def spy(module: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
         places.append(len(hidden))
-        return target_logprobs(module, hidden, targets)
+        return target_logprobs(module, hidden, targets, temperature)
 
     monkeypatch.setattr("viva.engine.objective.target_logprobs", spy)
     client = service.create_lora_training_client(model_dir("llama"), rank=2, seed=0)

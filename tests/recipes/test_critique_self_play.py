@@ -175,7 +175,7 @@ def test_the_recipe_trains_an_unseen_model(finished):
 
 def test_the_run_folder_is_complete(finished):
     assert {path.name for path in finished.iterdir()} == {
-        *(".lock", "adapter", "checkpoints.jsonl", "config.json", "metrics.jsonl"),
+        *(".viva.lock", "adapter", "checkpoints.jsonl", "config.json", "metrics.jsonl"),
         *("report.html", "state", "tokens.jsonl", "transcripts.jsonl", "written.jsonl"),
     }
     options = json.loads((finished / "config.json").read_text())

@@ -49,7 +49,7 @@ def build_world(folder: Path) -> None:
     for name, content in PROMPT_FILES.items():
         (folder / name).write_bytes(content)
     _tables(folder)
-    make_model(folder / "models" / "good", "qwen3", names_labels=False)
+    make_model(folder / "models" / "good", "qwen3")
     assert run_command(GOOD_RUN) == 0
     assert (
         run_command(("eval", "run", "test_prompts_path=good.jsonl", 'kinds=["direct"]', "output=good.json"))

@@ -37,6 +37,14 @@ RUN = (
         f'personas={{0: "Use {os.environ["GITHUB_PAT"]}.", 1: "Be brief."}}',
     ),
 )
+
+
+def run_with(*options):
+    """`RUN` with these options, in the place of its own of the same name."""
+    given = {option.partition("=")[0] for option in options}
+    return (*(option for option in RUN if option.partition("=")[0] not in given), *options)
+
+
 SECRET_URL = "secrets.invalid"
 """Host of the addresses with passwords that nobody answers at."""
 
@@ -69,8 +77,8 @@ def steps(port):
     odd = f"http://user:{password}@{SECRET_URL}:port"
     trackers = f"trackers={os.environ['TRACKERS']}"
     folder = f"https://user:{password}@{SECRET_URL}/model?token={password}"
-    again = (*RUN, trackers, "behavior_if_exists=resume")
-    yield 0, (*RUN, trackers, "max_steps=1")
+    again = run_with(trackers, "behavior_if_exists=resume")
+    yield 0, run_with(trackers, "max_steps=1")
     yield 0, (*again, "max_steps=2")
     yield 2, (*again, "max_steps=3", "seed=5")
     yield 0, ("report", "run")
@@ -79,17 +87,17 @@ def steps(port):
     yield None, ("doctor", "model_name=model", "device=cpu")
     yield 2, ("view", "run", "gone")
     for at in (address, nobody, odd):
-        yield 2, (*RUN, "log_path=remote", f"base_url={at}", "max_steps=1")
+        yield 2, run_with("log_path=remote", f"base_url={at}", "max_steps=1")
         yield 2, ("doctor", "model_name=model", f"base_url={at}")
         yield 2, ("eval", "run", "engine=remote", f"base_url={at}", "output=result.json")
-    yield 2, (*RUN, "log_path=local", "engine=local", f"base_url={address}")
-    yield 2, (*RUN, "log_path=other", f"model_name={folder}")
-    yield 2, (*RUN, "log_path=other", f"hf_dataset_name={folder}")
-    yield 2, (*RUN, "log_path=other", f"load_checkpoint_path={folder}")
-    yield 2, (*RUN, "log_path=other", f"renderer_name={folder}")
-    yield 2, (*RUN, "log_path=other", f"num_agents={folder}")
-    yield 2, (*RUN, "log_path=other", f"engine={folder}")
-    yield 2, (*RUN, "log_path=other", f"{folder}")
+    yield 2, run_with("log_path=local", "engine=local", f"base_url={address}")
+    yield 2, run_with("log_path=other", f"model_name={folder}")
+    yield 2, run_with("log_path=other", f"hf_dataset_name={folder}")
+    yield 2, run_with("log_path=other", f"load_checkpoint_path={folder}")
+    yield 2, run_with("log_path=other", f"renderer_name={folder}")
+    yield 2, run_with("log_path=other", f"num_agents={folder}")
+    yield 2, run_with("log_path=other", f"engine={folder}")
+    yield 2, run_with("log_path=other", f"{folder}")
     yield 2, ("export", "run", "to=out2", f"model_name={folder}")
 
 
@@ -101,7 +109,7 @@ def crash():
         raise KeyError(f"{key} of https://user:{os.environ['ADDRESS_PASSWORD']}@{SECRET_URL}/")
 
     loop.train = broken
-    run_command((*RUN, "log_path=crashed", "max_steps=1"))
+    run_command(run_with(f"trackers={os.environ['TRACKERS']}", "log_path=crashed", "max_steps=1"))
 
 
 def main():

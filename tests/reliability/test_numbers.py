@@ -191,8 +191,7 @@ def test_sampler_and_trainer_agree_at_every_step(tmp_path, trials, ledger, capsy
     num_steps = trials(short=3, full=60)
     options = demo_options(tmp_path) | {"batch_size": "6", "max_steps": str(num_steps), "eval_every": "0"}
     if num_steps == 3:
-        options |= {"model_name": str(make_model(tmp_path / "model", "qwen3")), "max_tokens": "16"}
-        options |= {"tournament_pattern": "all_pairs_one_way", "learning_rate": "0.01"}
+        options |= {"max_rounds": "1", "num_test_conversations": "0"}
     config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
     assert asyncio.run(run_recipe(config)) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -102,7 +102,7 @@ def workplace(tmp_path_factory):
     (folder / PROMPTS).write_text(
         f'{{"query": "What is {IN_DATA}?", "answer": "4"}}\n{{"query": "Whose is {IN_PROMPT}?", "answer": "1"}}\n'
     )
-    make_model(folder / "model", "qwen3", names_labels=False)
+    make_model(folder / "model", "qwen3")
     has_wandb = importlib.util.find_spec("wandb") is not None
     environment = {
         **os.environ,

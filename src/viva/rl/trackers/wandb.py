@@ -1,5 +1,6 @@
 """Metrics to Weights & Biases. ``WANDB_MODE=offline`` keeps them in the run's folder for ``wandb sync``."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ class WeightsAndBiases:
             x_disable_stats=True,
             x_save_requirements=False,
         )
+        told_by = sys.excepthook
         try:
             self._run: Any = wandb.init(
                 project=run.project,
@@ -46,6 +48,9 @@ class WeightsAndBiases:
             raise ValueError(
                 f"trackers=wandb cannot start: {error} Log in with 'wandb login', or set WANDB_MODE=offline."
             ) from error
+        finally:
+            # that of wandb prints tracebacks with the secrets in them; `close` tells it the exit code
+            sys.excepthook = told_by
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send one step."""
