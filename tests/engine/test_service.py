@@ -1,5 +1,4 @@
 import asyncio
-import inspect
 import json
 import shutil
 import subprocess
@@ -14,12 +13,10 @@ import pytest
 import tinker
 import torch
 from safetensors.torch import load_file, save_file
-from tinker.lib.public_interfaces.rest_client import RestClient
 from tiny_engine import ints, params, plain_logprobs, run, supervised, train, weights
 
-from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient, LocalTrainingClient
+from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient
 from viva.engine.checkpoint import MANIFEST
-from viva.engine.rest import LocalRestClient
 from viva.engine.trust import sealed
 
 TEXTS = [list(b"The answer is 42."), list(b"No, it is 7, because 3 + 4 = 7.")]
@@ -384,27 +381,6 @@ async def test_capabilities_list_what_is_loaded(model_dir: Callable[[str], str])
     listed = (await service.get_server_capabilities_async()).supported_models
     assert len(listed) == 1
     assert listed[0].model_name == model_dir("llama")
-
-
-PAIRS = [
-    (tinker.ServiceClient, LocalServiceClient),
-    (tinker.TrainingClient, LocalTrainingClient),
-    (tinker.SamplingClient, LocalSamplingClient),
-    (RestClient, LocalRestClient),
-]
-
-
-@pytest.mark.parametrize(("theirs", "ours"), PAIRS)
-def test_every_public_method_of_the_sdk_is_there_or_says_in_a_sentence_that_it_is_not(
-    theirs: type, ours: type
-) -> None:
-    names = [name for name, _ in inspect.getmembers(theirs, callable) if not name.startswith("_")]
-    assert len(names) > 5
-    refused = [name for name in names if isinstance(inspect.getattr_static(ours, name), staticmethod)]
-    assert len(refused) < len(names)
-    for name in refused:
-        with pytest.raises(NotImplementedError, match=rf"^{name} is answered by Tinker's servers, .*\.$"):
-            getattr(ours, name)("anything", more=1)
 
 
 async def test_a_service_is_closed_as_the_sdks_is(model_dir: Callable[[str], str]) -> None:
