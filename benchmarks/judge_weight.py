@@ -128,7 +128,7 @@ def stored(folders: Sequence[Path]) -> Iterator[str]:
     """What the stored conversations of runs would pay for critique of solutions that were mended, kept or spoilt."""
     found: list[tuple[ReviewVotes, dict[int, int]]] = []
     for folder in folders:
-        for _, transcript in iter_transcripts(folder):
+        for _, transcript in iter_transcripts(folder, []):
             record = transcript.record
             if record is not None and record.streams and record.correct and record.correct_initial:
                 votes = review_votes(stored_conversation(record), stored_comparisons(record))

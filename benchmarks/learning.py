@@ -114,7 +114,7 @@ def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict
         if arm.endswith("-shuffled"):
             training = replace(training, dataset=ShuffledGroups(training.dataset, seed))
         is_complete = await train(training)
-        finish_run(plan.options, opened, training, is_complete=is_complete)
+        finish_run(training, model=plan.options.model, is_complete=is_complete)
 
     started = time.monotonic()
     asyncio.run(go())
