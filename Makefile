@@ -50,7 +50,7 @@ test-mutation: setup
 
 # With every SDK these tests meet its types and futures: the engine, rollouts and updates, the judge, samplers, the doctor.
 # The others see only what those return.
-OLDEST := $(addprefix tests/,engine rl judging eval doctor remote test_testing.py recipes/test_losses.py \
+OLDEST := $(addprefix tests/,engine training run judging eval doctor remote test_testing.py recipes/test_losses.py \
 	recipes/test_loop_on_the_local_engine.py recipes/test_conversation_preference_rl.py)
 
 test-oldest: .venv-tinker-0.22.3/.viva-is-set-up

@@ -23,14 +23,14 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
     from viva.judging.tournament import TournamentPattern
-    from viva.rl.completer import Policy
-    from viva.rl.metrics import rollout_metrics
-    from viva.rl.prompts import PromptItem
-    from viva.rl.rollouts import run_groups
     from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
     from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
     from viva.tiny import model_path
     from viva.tiny.tasks import problems, worked_solution, wrong_solution
+    from viva.training.completer import Policy
+    from viva.training.metrics import rollout_metrics
+    from viva.training.prompts import PromptItem
+    from viva.training.rollouts import run_groups
 
     held_out = problems("test", num_problems, seed=0)
     sampler = LocalServiceClient().create_sampling_client(base_model=str(model_path()))

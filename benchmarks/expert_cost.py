@@ -97,11 +97,11 @@ class Measured:
 async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
     """Play, score and train the groups of these strategies of the first batch."""
     from viva.experts.strategy import strategy_of
-    from viva.rl.clients import settled
-    from viva.rl.completer import Policy
-    from viva.rl.expert_batch import expert_batch
-    from viva.rl.rollouts import run_groups
-    from viva.rl.update import update_policy
+    from viva.run.clients import settled
+    from viva.training.completer import Policy
+    from viva.training.expert_batch import expert_batch
+    from viva.training.rollouts import run_groups
+    from viva.training.update import update_policy
 
     config, found = training.config, Measured()
     sampler = await settled(training.client.save_weights_and_get_sampling_client())

@@ -157,7 +157,7 @@ def run_once(arm: str, seed: int, folder: Path, settings: Mapping[str, str]) -> 
     from viva.recipes.common import open_run
     from viva.recipes.math_efficiency.build import build_training, make_plan
     from viva.recipes.math_efficiency.train_rl import Config
-    from viva.rl.train import train
+    from viva.training.loop import train
 
     changes = {name: value for name, value in settings.items() if name not in ("tokens", "problems")}
     options = options_of(arm, folder, seed, int(settings["problems"])) | changes

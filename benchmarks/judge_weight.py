@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
 
-from viva.credit.review import ReviewVotes, initial, revised, score_review
-from viva.credit.review_rules import PRESETS
 from viva.judging.ballots import Preference
 from viva.judging.bradley_terry import Duel
 from viva.report.run_files import iter_transcripts
 from viva.report.stored import stored_comparisons, stored_conversation
+from viva.rewards.review import ReviewVotes, initial, revised, score_review
+from viva.rewards.review_rules import PRESETS
 from viva.selfplay.critique import review_votes
 
 FLOORS = (0.25, 0.5, 1.0)

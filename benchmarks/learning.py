@@ -99,7 +99,7 @@ def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict
     import chz
 
     from viva.recipes.common import finish_run, open_run
-    from viva.rl.train import train
+    from viva.training.loop import train
 
     config_class, make_plan, build_training, demo_options = recipe_of(arm)
     kind = "conversation" if arm.startswith("conversation") else "critique"

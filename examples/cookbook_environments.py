@@ -22,15 +22,15 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
-from viva.credit.spans import token_texts
 from viva.engine import LocalSamplingClient
 from viva.recipes.common import RunOptions, finish_run, open_run, resolve_model
 from viva.recipes.config import parse_options
-from viva.rl.clients import settled
-from viva.rl.service import EngineConfig
-from viva.rl.train import LoopConfig, Training, train
-from viva.rl.update import UpdateConfig
+from viva.rewards.spans import token_texts
+from viva.run.clients import settled
 from viva.tiny.tasks import Problem, problems
+from viva.training.loop import LoopConfig, Training, train
+from viva.training.service import EngineConfig
+from viva.training.update import UpdateConfig
 
 
 @chz.chz

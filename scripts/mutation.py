@@ -92,14 +92,14 @@ AREAS = {
             "judging/test_tournament.py",
         ),
     ),
-    "credit": Area(
-        sources=("credit/*.py",),
+    "rewards": Area(
+        sources=("rewards/*.py",),
         tests=(
-            "credit/test_group.py",
-            "credit/test_review.py",
-            "credit/test_review_edges.py",
-            "credit/test_spans.py",
-            "credit/test_streams.py",
+            "rewards/test_group.py",
+            "rewards/test_review.py",
+            "rewards/test_review_edges.py",
+            "rewards/test_spans.py",
+            "rewards/test_streams.py",
         ),
     ),
     "estimators": Area(
@@ -112,11 +112,11 @@ AREAS = {
         ),
     ),
     "context swap": Area(
-        sources=("rl/expert_samples.py", "rl/data_processing.py", "experts/stored_samples.py"),
+        sources=("training/expert_samples.py", "training/data_processing.py", "experts/stored_samples.py"),
         tests=(
-            "rl/test_data_processing.py",
-            "rl/test_rl_data_processing.py",
-            "rl/test_expert_samples.py",
+            "training/test_data_processing.py",
+            "training/test_rl_data_processing.py",
+            "training/test_expert_samples.py",
             "experts/test_stored_samples.py",
         ),
     ),
@@ -133,12 +133,12 @@ AREAS = {
         tests=("engine/test_trees.py", "engine/test_packing.py", "engine/test_costs.py"),
     ),
     "checkpoints": Area(
-        sources=("engine/checkpoint.py", "engine/trust.py", "rl/checkpoints.py"),
+        sources=("engine/checkpoint.py", "engine/trust.py", "run/checkpoints.py"),
         tests=(
             "engine/test_checkpoint.py",
             "engine/test_checkpoint_on_disk.py",
-            "rl/test_checkpoints.py",
-            "rl/test_run_folder.py",
+            "training/test_checkpoints.py",
+            "training/test_run_folder.py",
         ),
     ),
 }

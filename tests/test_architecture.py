@@ -20,14 +20,15 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
 MAX_PARAMETERS = 10
 
-CHAIN = ("conversation", "judging", "credit", "selfplay", "experts", "rl")
+CHAIN = ("conversation", "judging", "rewards", "selfplay", "experts", "run", "training")
 """Rooms in the order of the arrows: each may import those before it."""
 
 ALLOWED: dict[str, frozenset[str]] = {
     "engine": frozenset(),
     **{room: frozenset(CHAIN[:index]) for index, room in enumerate(CHAIN)},
 }
-ALLOWED["rl"] |= {"engine"}
+ALLOWED["run"] |= {"engine"}
+ALLOWED["training"] |= {"engine"}
 ALLOWED["testing"] = frozenset({*CHAIN, "engine"})
 ALLOWED["tiny"] = frozenset({"conversation", "judging", "selfplay"})
 ALLOWED["report"] = frozenset({*CHAIN, "engine"})
@@ -41,7 +42,9 @@ ALLOWED["cli"] = frozenset(
     {*CHAIN, "cli_parser", "doctor", "engine", "eval", "report", "tiny", "recipes", "view"}
 )
 
-BROAD_EXCEPTS = frozenset({"viva/conversation/line_tokens.py", "viva/engine/pump.py", "viva/rl/rollouts.py"})
+BROAD_EXCEPTS = frozenset(
+    {"viva/conversation/line_tokens.py", "viva/engine/pump.py", "viva/training/rollouts.py"}
+)
 """Files with the one named boundary of their room that may keep any exception: as data, for its future, or since a
 library raises nothing narrower (``tokenizers``, of steps that it cannot describe)."""
 
@@ -320,40 +323,47 @@ LONG_FUNCTION = "def f() -> None:\n" + "    pass\n" * MAX_FUNCTION_LINES
 MANY_PARAMETERS = "def f(" + ", ".join(f"p{i}: int" for i in range(MAX_PARAMETERS + 1)) + ") -> None: ...\n"
 
 SABOTAGE: list[tuple[str, dict[str, str], str]] = [
-    ("layers", {"judging/a.py": "from viva.rl import loop\n"}, "wrong way"),
-    ("layers", {"judging/a.py": "def f() -> None:\n    import viva.rl.loop\n"}, "wrong way"),
+    ("layers", {"judging/a.py": "from viva.training import loop\n"}, "wrong way"),
+    ("layers", {"judging/a.py": "def f() -> None:\n    import viva.training.loop\n"}, "wrong way"),
     ("layers", {"judging/a.py": "from ..rl import loop\n"}, "wrong way"),
-    ("layers", {"credit/a.py": "if TYPE_CHECKING:\n    from viva.engine.pump import Pump\n"}, "wrong way"),
-    ("layers", {"rl/a.py": "import viva.testing\n"}, "wrong way"),
+    ("layers", {"rewards/a.py": "if TYPE_CHECKING:\n    from viva.engine.pump import Pump\n"}, "wrong way"),
+    ("layers", {"training/a.py": "import viva.testing\n"}, "wrong way"),
     ("layers", {"eval/a.py": "from viva import recipes\n", "recipes/__init__.py": ""}, "wrong way"),
-    ("layers", {"__init__.py": "from viva.rl import train\n"}, "wrong way"),
+    ("layers", {"__init__.py": "from viva.training import loop\n"}, "wrong way"),
     ("layers", {"cellar/a.py": ""}, "no room of the house"),
     (
         "cycles",
-        {"rl/a.py": "import viva.rl.b\n", "rl/b.py": "from viva.rl import a\n"},
-        "viva.rl.a -> viva.rl.b",
+        {"training/a.py": "import viva.training.b\n", "training/b.py": "from viva.training import a\n"},
+        "viva.training.a -> viva.training.b",
     ),
     (
         "cycles",
-        {"rl/a.py": "def f():\n    import viva.rl.b\n", "rl/b.py": "import viva.rl.a\n"},
+        {
+            "training/a.py": "def f():\n    import viva.training.b\n",
+            "training/b.py": "import viva.training.a\n",
+        },
         "import cycle",
     ),
-    ("sizes", {"rl/a.py": "\n" * (MAX_FILE_LINES + 1)}, "501 lines"),
-    ("sizes", {"rl/a.py": LONG_FUNCTION}, "71 lines"),
-    ("sizes", {"rl/a.py": MANY_PARAMETERS}, "11 parameters"),
-    ("exports", {"rl/a.py": "X = 1\n"}, "no __all__"),
-    ("exports", {"rl/a.py": "__all__ = ['b', 'A']\nA = b = 1\n"}, "not sorted"),
-    ("exports", {"rl/a.py": "__all__ = []\nclass Open: ...\n"}, "Open is public"),
-    ("exports", {"rl/a.py": "__all__: list[str] = []\nasync def go(): ...\n"}, "go is public"),
-    ("calls", {"rl/a.py": "def f():\n    print(1)\n"}, "rl/a.py:2 print"),
-    ("calls", {"rl/a.py": "try:\n    x = 1\nexcept (OSError, Exception):\n    x = 2\n"}, "broad except"),
-    ("calls", {"rl/a.py": "try:\n    x = 1\nexcept:\n    x = 2\n"}, "broad except"),
-    ("imports", {"rl/a.py": "import os\nos.environ['VIVA_TEST_PROBE'] = '1'\n"}, "os.putenv"),
-    ("imports", {"rl/a.py": "import logging\nlogging.basicConfig()\n"}, "a logging handler"),
-    ("imports", {"rl/a.py": "import socket\nsocket.socket().close()\n"}, "socket."),
-    ("imports", {"rl/a.py": "import threading\nthreading.Thread(target=int).start()\n"}, "a thread"),
-    ("imports", {"rl/a.py": "open(__file__ + '.log', 'w').close()\n"}, "for writing"),
-    ("imports", {"rl/a.py": "__all__ = ['gone']\n"}, "'gone' is in __all__"),
+    ("sizes", {"training/a.py": "\n" * (MAX_FILE_LINES + 1)}, "501 lines"),
+    ("sizes", {"training/a.py": LONG_FUNCTION}, "71 lines"),
+    ("sizes", {"training/a.py": MANY_PARAMETERS}, "11 parameters"),
+    ("exports", {"training/a.py": "X = 1\n"}, "no __all__"),
+    ("exports", {"training/a.py": "__all__ = ['b', 'A']\nA = b = 1\n"}, "not sorted"),
+    ("exports", {"training/a.py": "__all__ = []\nclass Open: ...\n"}, "Open is public"),
+    ("exports", {"training/a.py": "__all__: list[str] = []\nasync def go(): ...\n"}, "go is public"),
+    ("calls", {"training/a.py": "def f():\n    print(1)\n"}, "training/a.py:2 print"),
+    (
+        "calls",
+        {"training/a.py": "try:\n    x = 1\nexcept (OSError, Exception):\n    x = 2\n"},
+        "broad except",
+    ),
+    ("calls", {"training/a.py": "try:\n    x = 1\nexcept:\n    x = 2\n"}, "broad except"),
+    ("imports", {"training/a.py": "import os\nos.environ['VIVA_TEST_PROBE'] = '1'\n"}, "os.putenv"),
+    ("imports", {"training/a.py": "import logging\nlogging.basicConfig()\n"}, "a logging handler"),
+    ("imports", {"training/a.py": "import socket\nsocket.socket().close()\n"}, "socket."),
+    ("imports", {"training/a.py": "import threading\nthreading.Thread(target=int).start()\n"}, "a thread"),
+    ("imports", {"training/a.py": "open(__file__ + '.log', 'w').close()\n"}, "for writing"),
+    ("imports", {"training/a.py": "__all__ = ['gone']\n"}, "'gone' is in __all__"),
 ]
 
 
@@ -363,8 +373,8 @@ def test_a_guard_sees_the_violation_it_is_for(
 ) -> None:
     for name, text in {
         "__init__.py": "",
-        "rl/__init__.py": "",
-        "rl/loop.py": "__all__ = []\n",
+        "training/__init__.py": "",
+        "training/loop.py": "__all__ = []\n",
         **files,
     }.items():
         path = tmp_path / "viva" / name
@@ -384,6 +394,6 @@ def test_a_handler_that_raises_again_swallows_nothing(tmp_path: Path) -> None:
 def test_a_type_checking_import_closes_no_cycle(tmp_path: Path) -> None:
     room = tmp_path / "viva" / "rl"
     room.mkdir(parents=True)
-    (room / "a.py").write_text("import viva.rl.b\n")
-    (room / "b.py").write_text("if TYPE_CHECKING:\n    import viva.rl.a\n")
+    (room / "a.py").write_text("import viva.training.b\n")
+    (room / "b.py").write_text("if TYPE_CHECKING:\n    import viva.training.a\n")
     assert cycle_violations(tmp_path) == []

@@ -41,13 +41,13 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
 
     from viva.conversation.rendering import load_renderer
     from viva.judging.policy import PolicyRef
-    from viva.rl.advantages import batch_advantages
-    from viva.rl.clients import settled
-    from viva.rl.completer import Policy
-    from viva.rl.data_processing import assemble_training_data
-    from viva.rl.rollouts import run_groups
-    from viva.rl.update import UpdateConfig, update_policy
+    from viva.run.clients import settled
     from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+    from viva.training.advantages import batch_advantages
+    from viva.training.completer import Policy
+    from viva.training.data_processing import assemble_training_data
+    from viva.training.rollouts import run_groups
+    from viva.training.update import UpdateConfig, update_policy
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     renderer = load_renderer(tokenizer, model_name=settings["model"])

@@ -68,10 +68,10 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.conversation.rendering import load_renderer
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
-    from viva.rl.collection import long_lived
-    from viva.rl.completer import Policy
-    from viva.rl.rollouts import run_groups
     from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+    from viva.training.collection import long_lived
+    from viva.training.completer import Policy
+    from viva.training.rollouts import run_groups
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     renderer = load_renderer(tokenizer, model_name=settings["model"])

@@ -121,7 +121,7 @@ def _say_as_it_is(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    from viva.rl.secrets import printable
+    from viva.run.secrets import printable
 
     sys.stdout.write(printable(text))
     sys.stdout.flush()
@@ -168,7 +168,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     import tinker
 
-    from viva.rl.remote import EngineError, explain
+    from viva.training.remote import EngineError, explain
 
     try:
         is_sound = asyncio.run(examine_engine(chosen, lambda text: _write(f"{text}\n")))
@@ -189,7 +189,7 @@ def _eval(options: argparse.Namespace) -> int:
     import tinker
 
     from viva.recipes.evaluation.build import evaluate
-    from viva.rl.remote import EngineError, explain
+    from viva.training.remote import EngineError, explain
 
     try:
         text = asyncio.run(evaluate(options.target, chosen))
@@ -296,7 +296,7 @@ def _told(error: BaseException) -> str:
 
 
 def _mistake(message: str) -> int:
-    from viva.rl.secrets import printable
+    from viva.run.secrets import printable
 
     sys.stderr.write(printable(f"viva: error: {message}\n"))
     return 2

@@ -17,7 +17,7 @@ from viva.engine.checkpoint import (
     write_tensors,
 )
 from viva.engine.trust import SEAL, check_name, sealed, unsealed
-from viva.rl.export import export_weights
+from viva.run.export import export_weights
 
 
 def write_one(folder: Path) -> None:

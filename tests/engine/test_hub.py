@@ -12,7 +12,7 @@ from huggingface_hub import constants, errors
 
 from viva.engine import LocalServiceClient, hub
 from viva.recipes.data import HubSource, load_hub
-from viva.rl.learning_rate import default_learning_rate
+from viva.training.learning_rate import default_learning_rate
 
 NAME = "someone/Model-8B"
 

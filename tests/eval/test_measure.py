@@ -13,7 +13,6 @@ from viva.eval.records import WRONG
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import accepts
-from viva.rl.prompts import PromptItem
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.testing import (
     Reply,
@@ -24,6 +23,7 @@ from viva.testing import (
     tiny_renderer,
     turn_of,
 )
+from viva.training.prompts import PromptItem
 
 RENDERER = tiny_renderer()
 ITEMS = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(3)]

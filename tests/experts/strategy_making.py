@@ -3,9 +3,9 @@
 from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 
 from viva.experts.prompt_augmentation import PromptAugmentedEnv
-from viva.rl.expert_samples import expert_samples
-from viva.rl.rollouts import run_group
 from viva.testing import ScriptedPolicy, tiny_renderer
+from viva.training.expert_samples import expert_samples
+from viva.training.rollouts import run_group
 
 RENDERER = tiny_renderer()
 QUESTION = "2 + 2?"

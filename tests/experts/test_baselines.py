@@ -3,9 +3,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from viva.credit import group_advantages
 from viva.experts.estimators import Baseline, Sample
 from viva.experts.estimators.baselines import centred_rewards
+from viva.rewards import group_advantages
 
 UNION = [Baseline.PROMPT_UNION, Baseline.WEIGHTED]
 COMPARING = [Baseline.STRATUM, *UNION]

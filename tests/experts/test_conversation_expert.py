@@ -11,10 +11,10 @@ from viva.experts.conversation_expert import ConversationExpertGroupBuilder, end
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.rl.metrics import rollout_metrics
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.testing import Reply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
+from viva.training.metrics import rollout_metrics
 
 RENDERER = tiny_renderer(added=(" The", '."}', "Hi The"))
 BARE = text_of(build_prompt(RENDERER, direct_messages(QUESTION)).to_ints(), RENDERER)

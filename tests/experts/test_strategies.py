@@ -29,8 +29,8 @@ from viva.experts.iid import iid
 from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder, leak
 from viva.experts.strategy import Completion, ExpertGroupBuilder, completions_of, is_strategy, strategy_of
 from viva.judging.policy import PolicyRef
-from viva.rl.rollouts import run_group
 from viva.testing import Reply, ScriptedSamplingClient, tiny_renderer
+from viva.training.rollouts import run_group
 
 BARE = text_of(build_prompt(RENDERER, direct_messages(QUESTION)).to_ints())
 

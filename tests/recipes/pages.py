@@ -9,7 +9,7 @@ import pytest
 import tinker
 
 from viva.recipes.common import OpenRun, RunOptions
-from viva.rl.run_folder import open_run_folder
+from viva.run.folder import open_run_folder
 from viva.testing import ScriptedSamplingClient
 
 ROOT = Path(__file__).parents[2]

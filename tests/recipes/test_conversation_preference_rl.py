@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from viva.engine import LocalTrainingClient
 from viva.recipes.conversation_preference_rl.train import main
-from viva.rl import interrupts
+from viva.run import interrupts
 
 NUM_STEPS = 3
 OPTIONS = {

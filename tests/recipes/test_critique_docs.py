@@ -15,13 +15,13 @@ from chz.blueprint import Blueprint
 from pages import blocks, codes, generic, page, script_the_engine, tables
 
 import viva.cli
-from viva.credit.review_rules import PRESETS, ReviewRules
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.config import parse_options
 from viva.recipes.critique_self_play.build import make_plan, run
 from viva.recipes.critique_self_play.train import Config
 from viva.report.rescore import RescoreOptions, rescore
-from viva.rl.stop_rule import WATCHED, WINDOW
+from viva.rewards.review_rules import PRESETS, ReviewRules
+from viva.run.stop_rule import WATCHED, WINDOW
 from viva.selfplay.critique_protocol import critique_protocol
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 

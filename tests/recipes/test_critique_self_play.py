@@ -8,9 +8,9 @@ import torch
 from random_models import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from viva.credit.review_rules import PRESETS
 from viva.recipes.critique_self_play.build import make_plan, rules_of
 from viva.recipes.critique_self_play.train import Config, main
+from viva.rewards.review_rules import PRESETS
 
 NUM_STEPS = 2
 OPTIONS = {
@@ -81,7 +81,9 @@ def test_an_option_that_cannot_be_read_ends_the_program_with_status_2(argument, 
 
 
 def test_a_wrong_option_ends_the_program_before_the_engine_is_opened(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("viva.rl.service.make_service", lambda *_, **__: pytest.fail("the engine was opened"))
+    monkeypatch.setattr(
+        "viva.training.service.make_service", lambda *_, **__: pytest.fail("the engine was opened")
+    )
     run_folder = tmp_path / "run"
     assert main(['train_prompts=["a"]', "num_agents=1", f"log_path={run_folder}"]) == 2
     assert "num_agents must be from 2 to 26" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from viva.doctor.losses import FORMULAS
 from viva.recipes import doctor
 from viva.recipes.config import RecipeConfig
 from viva.recipes.doctor import DoctorOptions
-from viva.rl.remote import watched
+from viva.training.remote import watched
 
 PAGE = page("doctor.md")
 

@@ -356,8 +356,8 @@ def test_a_remote_engine_is_asked_for_the_named_model(monkeypatch, problems, tmp
             return client
 
     monkeypatch.setattr("tinker.ServiceClient", Service)
-    monkeypatch.setattr("viva.rl.service.check_address", lambda address: None)
-    monkeypatch.setattr("viva.rl.service.awaitable_service", lambda service: service)
+    monkeypatch.setattr("viva.training.service.check_address", lambda address: None)
+    monkeypatch.setattr("viva.training.service.awaitable_service", lambda service: service)
     options = {
         "test_prompts_path": problems,
         "base_url": "http://localhost:8000",

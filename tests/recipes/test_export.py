@@ -19,14 +19,14 @@ from random_models import make_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-import viva.rl.export
+import viva.run.export
 from viva.cli import main
 from viva.engine import LocalServiceClient
 from viva.recipes.export import ExportOptions, export_run
 from viva.report.model_card import measurements
 from viva.report.run_files import read_run
-from viva.rl.files import write_json
-from viva.rl.run_folder import open_run_folder
+from viva.run.files import write_json
+from viva.run.folder import open_run_folder
 from viva.tiny import model_path
 
 TOKENS = [1, 5, 9, 2, 7, 7, 3, 250, 12]
@@ -179,13 +179,13 @@ def test_the_base_model_is_never_replaced(trained, tmp_path) -> None:
 
 def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_told(trained, tmp_path, monkeypatch) -> None:
     run = shutil.copytree(trained[0], tmp_path / "run")
-    real = viva.rl.export.shutil.copyfile
+    real = viva.run.export.shutil.copyfile
 
     def pruned(source, target):
         shutil.rmtree(Path(source).parent)
         return real(source, target)
 
-    monkeypatch.setattr(viva.rl.export.shutil, "copyfile", pruned)
+    monkeypatch.setattr(viva.run.export.shutil, "copyfile", pruned)
     with pytest.raises(ValueError, match=r"checkpoint .* was removed while it was exported.*Export again"):
         export_run(run, ExportOptions())
 
@@ -199,7 +199,7 @@ def test_a_folder_without_a_run_and_a_server_that_is_gone_are_refused(tmp_path, 
         export_run(tmp_path, ExportOptions())
     row = {"name": "000001", "next_step": 1, "state_path": "tinker://a/weights/b", "log_sizes": {}}
     (tmp_path / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
-    monkeypatch.setattr("viva.rl.remote._FIRST_PAUSES_S", (0.0,))
+    monkeypatch.setattr("viva.training.remote._FIRST_PAUSES_S", (0.0,))
     with pytest.raises(ValueError, match=r"no server answers at base_url=http://127\.0\.0\.1:1"):
         export_run(tmp_path, ExportOptions(base_url="http://127.0.0.1:1"))
 
@@ -233,8 +233,8 @@ def test_an_adapter_in_bfloat16_from_a_server_is_exported(trained, tmp_path, mon
     async def fetch(service, state_path, folder, *, base_url):
         return shutil.copytree(given, folder)
 
-    monkeypatch.setattr("viva.rl.download.fetch_adapter", fetch)
-    monkeypatch.setattr("viva.rl.service.make_service", lambda engine, *, state_dir: None)
+    monkeypatch.setattr("viva.run.download.fetch_adapter", fetch)
+    monkeypatch.setattr("viva.training.service.make_service", lambda engine, *, state_dir: None)
     options = ExportOptions(to=str(tmp_path / "out"), model_name=str(tmp_path / "base"))
     adapter, merged = export_run(run, options)
     assert {tensor.dtype for tensor in load_file(adapter / "adapter_model.safetensors").values()} == {
@@ -248,7 +248,7 @@ def test_an_adapter_in_bfloat16_from_a_server_is_exported(trained, tmp_path, mon
 
 
 KILLED_EXPORT = """
-import os, signal, sys, viva.rl.export
+import os, signal, sys, viva.run.export
 from viva.recipes.export import ExportOptions, export_run
 calls, real = [], getattr(sys.modules[sys.argv[3]], sys.argv[4])
 def killed(*args, **options):
@@ -265,7 +265,11 @@ export_run(sys.argv[1], ExportOptions(to=sys.argv[2], checkpoint="last", overwri
 @pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize(
     "when",
-    [("viva.rl.export", "spell_rotary_twice", "1"), ("shutil", "copyfile", "1"), ("shutil", "copyfile", "2")],
+    [
+        ("viva.run.export", "spell_rotary_twice", "1"),
+        ("shutil", "copyfile", "1"),
+        ("shutil", "copyfile", "2"),
+    ],
 )
 def test_an_export_that_is_killed_leaves_the_old_one_or_none(trained, tmp_path, is_there, when) -> None:
     run, _ = trained

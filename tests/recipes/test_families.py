@@ -12,9 +12,9 @@ from viva.conversation.chat_template import ChatTemplateRenderer
 from viva.conversation.guard import GuardedTokenizer
 from viva.conversation.rendering import build_prompt, load_renderer, read_reply
 from viva.engine import LocalServiceClient
-from viva.rl.run_folder import open_run_folder
-from viva.rl.train import LoopConfig, Training, train
-from viva.rl.update import UpdateConfig
+from viva.run.folder import open_run_folder
+from viva.training.loop import LoopConfig, Training, train
+from viva.training.update import UpdateConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma")
 STOPS = {"llama": "<|eot_id|>", "mistral": "</s>", "gemma": "<end_of_turn>"}

@@ -252,7 +252,7 @@ def test_every_option_that_an_error_or_advice_names_is_there():
     configs = [importlib.import_module(training_module(recipe)[0]).Config for recipe in RECIPES]
     known = {name for each in (*configs, EvalOptions, ExportOptions) for name in chz.chz_fields(each)}
     source = Path(viva.__file__).parent
-    rooms = ("engine", "rl", "conversation", "judging", "experts", "selfplay", "recipes")
+    rooms = ("engine", "training", "run", "conversation", "judging", "experts", "selfplay", "recipes")
     named = {
         name for room in rooms for path in (source / room).rglob("*.py") for name in named_in_messages(path)
     }

@@ -16,8 +16,8 @@ from viva.engine.trust import SEAL, sealed
 from viva.recipes import common
 from viva.recipes.conversation_preference_rl.train import main
 from viva.recipes.math_efficiency.train_rl import main as math_main
-from viva.rl.run_log import RunLog
-from viva.rl.service import EngineConfig
+from viva.run.log import RunLog
+from viva.training.service import EngineConfig
 
 OPTIONS = {
     "num_agents": 2,
@@ -259,7 +259,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
     start, resumes, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr("viva.rl.checkpoints.Checkpoints.save", lambda *_, **__: 1 / 0)
+        patch.setattr("viva.run.checkpoints.Checkpoints.save", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start(tmp_path / "run")
     state_of(tmp_path / "run", 1).mkdir(parents=True)  # saved, but not yet in the index

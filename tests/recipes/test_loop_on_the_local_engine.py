@@ -11,9 +11,9 @@ from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.engine import LocalServiceClient
-from viva.rl.run_folder import open_run_folder
-from viva.rl.train import LoopConfig, Training, train
-from viva.rl.update import UpdateConfig
+from viva.run.folder import open_run_folder
+from viva.training.loop import LoopConfig, Training, train
+from viva.training.update import UpdateConfig
 
 GOOD = set("abcdefghijklmnopqrstuvwxyz")
 

@@ -9,8 +9,8 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 
 from viva.doctor.examination import check_engine
 from viva.engine import LocalServiceClient
-from viva.rl.data_processing import trajectory_to_data
-from viva.rl.update import UpdateConfig, update_policy
+from viva.training.data_processing import trajectory_to_data
+from viva.training.update import UpdateConfig, update_policy
 
 CONFIGS = {"ppo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}, "cispo": {}, "dro": {"beta": 0.3}}
 

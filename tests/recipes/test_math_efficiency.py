@@ -19,8 +19,8 @@ from viva.recipes.math_efficiency.strategies import STRATEGIES, Task, find_strat
 from viva.recipes.math_efficiency.train_rl import Config, main
 from viva.recipes.programs import recipe_summaries
 from viva.report.estimates import EstimateOptions, estimate_run
-from viva.rl.prompts import PromptItem
 from viva.testing import tiny_renderer
+from viva.training.prompts import PromptItem
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = f"{ROOT / 'examples' / 'rationalise.py'}:rationalise"

@@ -13,9 +13,9 @@ from viva.recipes.conversation_preference_rl.build import make_plan as conversat
 from viva.recipes.conversation_preference_rl.train import Config
 from viva.recipes.loop import run_recipe
 from viva.recipes.plan import BatchUnit
-from viva.rl.remote import EngineLostError, watched
-from viva.rl.service import EngineConfig
-from viva.rl.train import AllGroupsFailedError
+from viva.training.loop import AllGroupsFailedError
+from viva.training.remote import EngineLostError, watched
+from viva.training.service import EngineConfig
 
 TRAINING = SimpleNamespace(config=SimpleNamespace(update=SimpleNamespace(learning_rate=1e-4)))
 

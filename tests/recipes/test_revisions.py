@@ -16,8 +16,8 @@ from viva.recipes.common import learning_rate, resolve_model
 from viva.recipes.critique_self_play.build import make_plan
 from viva.recipes.critique_self_play.train import Config
 from viva.recipes.data import HubSource, PromptSources, load_hub, load_prompts
-from viva.rl.export import export_weights
-from viva.rl.service import context_window
+from viva.run.export import export_weights
+from viva.training.service import context_window
 
 NAME, COMMITS = "someone/Model", {"main": "0" * 40, "v2": "2" * 40}
 

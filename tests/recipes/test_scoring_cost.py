@@ -10,9 +10,9 @@ from viva.engine import LocalServiceClient
 from viva.experts.feedback import FeedbackGroupBuilder
 from viva.experts.iid import iid
 from viva.experts.prompt_augmentation import PromptAugmentedEnv, PromptAugmentedGroupBuilder
-from viva.rl.completer import Policy
-from viva.rl.expert_batch import ExpertConfig, expert_batch
-from viva.rl.rollouts import run_groups
+from viva.training.completer import Policy
+from viva.training.expert_batch import ExpertConfig, expert_batch
+from viva.training.rollouts import run_groups
 
 QUESTION = "A question that is somewhat longer than the answers to it. " * 4
 

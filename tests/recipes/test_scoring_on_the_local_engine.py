@@ -10,11 +10,11 @@ from viva.engine import LocalServiceClient
 from viva.experts.feedback import FeedbackGroupBuilder
 from viva.experts.iid import iid
 from viva.experts.prompt_augmentation import PromptAugmentedEnv, PromptAugmentedGroupBuilder
-from viva.rl.completer import Policy
-from viva.rl.expert_batch import ExpertConfig, expert_batch
-from viva.rl.expert_samples import expert_samples
-from viva.rl.rollouts import run_groups
-from viva.rl.update import EXACT_GAP, UpdateConfig, update_policy
+from viva.training.completer import Policy
+from viva.training.expert_batch import ExpertConfig, expert_batch
+from viva.training.expert_samples import expert_samples
+from viva.training.rollouts import run_groups
+from viva.training.update import EXACT_GAP, UpdateConfig, update_policy
 
 HINT = {"role": "system", "content": "Write letters only."}
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from viva.engine.checkpoint import read_checkpoint
-from viva.rl.checkpoints import Checkpoints
-from viva.rl.files import LOCK
+from viva.run.checkpoints import Checkpoints
+from viva.run.files import LOCK
 
 SCRIPT = Path(__file__).with_name("disk_run.py")
 

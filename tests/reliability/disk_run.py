@@ -15,19 +15,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "rl"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 import numpy as np
 import torch
 from bandit_engine import BanditTrainer, CountDataset, Done
 from faulty_disk import KILLED, FaultyDisk
 
-import viva.rl.checkpoints
+import viva.run.checkpoints
 from viva.engine.checkpoint import read_checkpoint, read_tensors, write_checkpoint, write_tensors
 from viva.recipes.loop import _disk_problem
-from viva.rl.run_folder import prepare_run_folder
-from viva.rl.train import LoopConfig, Training, train
-from viva.rl.update import UpdateConfig
+from viva.run.folder import prepare_run_folder
+from viva.training.loop import LoopConfig, Training, train
+from viva.training.update import UpdateConfig
 
 NUM_STEPS = 5
 _FILE = "state.safetensors"
@@ -109,7 +109,7 @@ def job(folder, k=0, fault="ENOSPC", limit=None, broken=False):
     result = {"error": "", "kind": "", "told": told, "saved": saved}
     disk.install()
     if broken:
-        viva.rl.checkpoints.write_atomic = lambda path, text: path.write_text(text)
+        viva.run.checkpoints.write_atomic = lambda path, text: path.write_text(text)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:

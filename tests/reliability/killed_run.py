@@ -33,7 +33,7 @@ FIRST_IMPORTS = (
     "viva.recipes.critique_self_play.build",
     "viva.recipes.math_efficiency.build",
     "viva.report",
-    "viva.rl.export",
+    "viva.run.export",
     "viva.engine",
     "peft",
     "torch.utils.flop_counter",
@@ -161,11 +161,11 @@ def make_slow(part: str, at_call: int) -> None:
 def sabotage(what: str) -> None:
     """Break what a resumed run relies on."""
     if what == "logs are not cut back":
-        from viva.rl.run_log import RunLog
+        from viva.run.log import RunLog
 
         RunLog.cut_back = lambda self, sizes: None
     if what == "a bit of the journal is wrong":
-        from viva.rl import journal
+        from viva.run import journal
 
         original = journal.decode_answer
 

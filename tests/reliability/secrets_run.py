@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bad_world import run_command
 
 from viva.recipes import loop
-from viva.rl import remote
+from viva.training import remote
 
 RUN = (
     *(

@@ -27,8 +27,8 @@ from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl.build import run
 from viva.recipes.conversation_preference_rl.demo import demo_options
 from viva.recipes.conversation_preference_rl.train import Config
-from viva.rl import service
-from viva.rl.clients import settled
+from viva.run.clients import settled
+from viva.training import service
 
 FAILING_SHARE = 0.02
 HANG_SHARE = 0.02

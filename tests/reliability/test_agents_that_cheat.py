@@ -24,9 +24,9 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.math_efficiency.efficient_env import EfficientReward
-from viva.rl.rollouts import run_group
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, injecting, tiny_renderer, turn_of
+from viva.training.rollouts import run_group
 
 SEED = 13
 RECIPE = "6 text is never control"

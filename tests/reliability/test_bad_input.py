@@ -16,7 +16,7 @@ from bad_world import build_world, run_command
 from viva.engine.core import Core
 from viva.engine.sampling_client import LocalSamplingClient
 from viva.engine.training_client import LocalTrainingClient
-from viva.rl.files import LOCK
+from viva.run.files import LOCK
 
 SEED = 8
 LONGEST = 1200
@@ -35,7 +35,7 @@ def world(tmp_path_factory):
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         patch.setattr("datasets.config.HF_HUB_OFFLINE", True)
         patch.setattr("datasets.config.HF_DATASETS_CACHE", str(cache))
-        patch.setattr("viva.rl.remote._FIRST_PAUSES_S", (0.0,))
+        patch.setattr("viva.training.remote._FIRST_PAUSES_S", (0.0,))
         patch.delenv("TINKER_API_KEY", raising=False)
         build_world(folder)
         yield folder

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "rl"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 from disk_cases import outcome, server, tree
 from disk_run import load
 
-from viva.rl.checkpoints import Checkpoints
-from viva.rl.run_folder import prepare_run_folder
+from viva.run.checkpoints import Checkpoints
+from viva.run.folder import prepare_run_folder
 
 SEED = 20261122
 EVERY_BYTE = 4096
@@ -215,10 +215,10 @@ def _unchecked(content, where):
 @pytest.mark.parametrize(
     ("place", "broken", "name"),
     [
-        ("viva.rl.checkpoints.unsealed", _unchecked, "checkpoints.jsonl"),
+        ("viva.run.checkpoints.unsealed", _unchecked, "checkpoints.jsonl"),
         ("viva.engine.checkpoint.unsealed", _unchecked, "state/weights/000004/checkpoint.json"),
         ("viva.engine.checkpoint._digest", lambda file: "0", "state/weights/000004/state.safetensors"),
-        ("viva.rl.checkpoints.Checkpoints.check_logs", lambda self, one: None, "tokens.jsonl"),
+        ("viva.run.checkpoints.Checkpoints.check_logs", lambda self, one: None, "tokens.jsonl"),
     ],
 )
 def test_without_a_check_the_damage_is_seen_by_the_test(killed, tmp_path, monkeypatch, place, broken, name):

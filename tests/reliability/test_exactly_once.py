@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tinker
 
-from viva.rl import update
-from viva.rl.applied_once import RepeatedStepError
+from viva.training import update
+from viva.training.applied_once import RepeatedStepError
 
 VOCABULARY, LENGTH, LOSS = 8, 6, 0.1
 SAVE_EVERY = 10

@@ -31,15 +31,15 @@ from viva.engine import LocalServiceClient
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.rl import rollouts
-from viva.rl.advantages import batch_advantages
-from viva.rl.completer import Policy
-from viva.rl.data_processing import assemble_training_data
-from viva.rl.metrics import rollout_metrics
-from viva.rl.rollouts import run_groups
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
+from viva.training import rollouts
+from viva.training.advantages import batch_advantages
+from viva.training.completer import Policy
+from viva.training.data_processing import assemble_training_data
+from viva.training.metrics import rollout_metrics
+from viva.training.rollouts import run_groups
 
 RENDERER = tiny_renderer()
 TIMEOUT_S = 60.0

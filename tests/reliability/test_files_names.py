@@ -28,7 +28,7 @@ from viva.engine.model_folder import check_model_folder
 from viva.engine.trust import check_name, sealed
 from viva.recipes.evaluation.target import find_target
 from viva.recipes.export import ExportOptions, export_run
-from viva.rl.run_folder import open_run_folder
+from viva.run.folder import open_run_folder
 from viva.view.app import make_app
 from viva.view.guard import cookie_name
 

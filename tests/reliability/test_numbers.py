@@ -15,7 +15,7 @@ import pytest
 import tinker
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "rl"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
@@ -28,9 +28,9 @@ from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl.build import run as run_recipe
 from viva.recipes.conversation_preference_rl.demo import demo_options
 from viva.recipes.conversation_preference_rl.train import Config
-from viva.rl.run_folder import open_run_folder
-from viva.rl.train import AllGroupsFailedError, LoopConfig, Training, train
-from viva.rl.update import EXACT_GAP, SamplerGapError, UpdateConfig
+from viva.run.folder import open_run_folder
+from viva.training.loop import AllGroupsFailedError, LoopConfig, Training, train
+from viva.training.update import EXACT_GAP, SamplerGapError, UpdateConfig
 
 NUM_STEPS = 6
 

@@ -24,9 +24,8 @@ from view_runs import metrics_row, transcript, write_lines
 
 from viva.recipes.common import complain, say
 from viva.report import write_report
-from viva.rl.console import RunConsole
-from viva.rl.run_log import RunLog
-from viva.rl.secrets import (
+from viva.run.log import RunLog
+from viva.run.secrets import (
     guard_tracebacks,
     hidden_tokens,
     printable,
@@ -34,6 +33,7 @@ from viva.rl.secrets import (
     split_address,
     without_secrets,
 )
+from viva.training.console import RunConsole
 
 HERE = Path(__file__).parent
 IN_DATA = "canary-in-data-5f1c"

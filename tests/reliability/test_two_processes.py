@@ -22,8 +22,8 @@ from viva import cli
 from viva.recipes.conversation_preference_rl.train import main
 from viva.recipes.export import ExportOptions, export_run
 from viva.report import write_report
-from viva.rl.files import LOCK, FolderLock
-from viva.rl.run_folder import open_run_folder, prepare_run_folder
+from viva.run.files import LOCK, FolderLock
+from viva.run.folder import open_run_folder, prepare_run_folder
 
 PATIENCE_S = 120
 TRAIN = (
@@ -32,7 +32,7 @@ TRAIN = (
 HOLD = """
 import sys
 from pathlib import Path
-from viva.rl.run_folder import open_run_folder
+from viva.run.folder import open_run_folder
 folder = open_run_folder(Path(sys.argv[1]), behavior="resume", config={"seed": 1})
 print("held", flush=True)
 sys.stdin.read()
@@ -147,7 +147,7 @@ def test_what_reads_a_live_run_and_writes_beside_it_leaves_its_logs_alone(tmp_pa
 
 def holding_lock(folder):
     script = (
-        "import sys; from pathlib import Path; from viva.rl.files import FolderLock\n"
+        "import sys; from pathlib import Path; from viva.run.files import FolderLock\n"
         "lock = FolderLock(Path(sys.argv[1])); lock.acquire(); sys.stdin.read()"
     )
     return process(script, folder, until=lambda: (folder / LOCK).read_text() != "")

@@ -15,9 +15,9 @@ import pytest
 import tinker
 
 from viva.engine import hub
-from viva.rl import remote
-from viva.rl.remote import EngineLostError, check_address, check_version, explain, watched
-from viva.rl.service import EngineConfig, make_service
+from viva.training import remote
+from viva.training.remote import EngineLostError, check_address, check_version, explain, watched
+from viva.training.service import EngineConfig, make_service
 
 KEY = "tml-abcdefgh"
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tinker
 
-from viva.rl.applied_once import RepeatedStepError
-from viva.rl.update import UpdateConfig, update_policy
+from viva.training.applied_once import RepeatedStepError
+from viva.training.update import UpdateConfig, update_policy
 
 
 def datum(advantage):

@@ -6,8 +6,8 @@ import tinker
 from viva.recipes.evaluation.options import EvalOptions
 from viva.recipes.evaluation.plan import engine_of
 from viva.recipes.evaluation.target import Target
-from viva.rl import service
-from viva.rl.service import EngineConfig, choose_engine, make_service
+from viva.training import service
+from viva.training.service import EngineConfig, choose_engine, make_service
 
 KEY = "tml-abcdefgh"
 

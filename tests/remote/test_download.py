@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from viva.engine.states import read_state
 from viva.eval.adapters import staged_adapter
-from viva.rl.download import fetch_adapter
+from viva.run.download import fetch_adapter
 
 STATE = "tinker://run/weights/000003"
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

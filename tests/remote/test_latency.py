@@ -16,11 +16,11 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
-from viva.rl.run_folder import open_run_folder
-from viva.rl.train import LoopConfig, Training, train
-from viva.rl.update import UpdateConfig
+from viva.run.folder import open_run_folder
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
+from viva.training.loop import LoopConfig, Training, train
+from viva.training.update import UpdateConfig
 
 LATENCY_S = 0.05
 NUM_GROUPS, NUM_AGENTS, NUM_ROUNDS = 8, 3, 2

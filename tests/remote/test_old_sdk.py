@@ -6,10 +6,10 @@ import pytest
 import tinker
 
 import viva.engine
-from viva.rl.clients import settled
-from viva.rl.old_sdk import awaitable_service
-from viva.rl.service import EngineConfig, make_service
+from viva.run.clients import settled
 from viva.tiny import model_path
+from viva.training.old_sdk import awaitable_service
+from viva.training.service import EngineConfig, make_service
 
 
 class Trainer(tinker.TrainingClient):

@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import tinker
 
-from viva.rl import remote
-from viva.rl.clients import settled
-from viva.rl.remote import check_address, explain
-from viva.rl.service import EngineConfig, make_service
+from viva.run.clients import settled
+from viva.training import remote
+from viva.training.remote import check_address, explain
+from viva.training.service import EngineConfig, make_service
 
 KEY = "tml-canary-0123456789"
 PASSWORD = "canary-password"

@@ -7,9 +7,9 @@ import httpx
 import pytest
 import tinker
 
-from viva.rl import remote
-from viva.rl.checkpoints import Checkpoints
-from viva.rl.remote import state_deleter
+from viva.run.checkpoints import Checkpoints
+from viva.training import remote
+from viva.training.remote import state_deleter
 
 DAY = 24 * 3600
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from viva.credit.review_rules import review_rules
+from viva.rewards.review_rules import review_rules
 
 NUM_STEPS = 30
 

@@ -20,9 +20,9 @@ import viva.cli
 from viva.experts.estimators import Sample
 from viva.experts.stored_samples import sample_record
 from viva.report.log_check import LogCheck
-from viva.rl.checkpoints import Checkpoints
-from viva.rl.files import write_json
-from viva.rl.run_log import RunLog
+from viva.run.checkpoints import Checkpoints
+from viva.run.files import write_json
+from viva.run.log import RunLog
 from viva.view.app import make_app
 from viva.view.guard import cookie_name
 

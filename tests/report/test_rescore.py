@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import viva.cli
-from viva.credit.review_rules import review_rules
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.report.rescore import RescoreOptions, Rescoring, rescore, rescore_text
-from viva.rl.completer import Policy
-from viva.rl.rollouts import run_group
+from viva.rewards.review_rules import review_rules
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.testing import ScriptedSamplingClient, tiny_renderer
+from viva.training.completer import Policy
+from viva.training.rollouts import run_group
 
 RENDERER = tiny_renderer()
 NUM_CONVERSATIONS = 6

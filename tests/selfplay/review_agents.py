@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from tinker_cookbook.completers import TokenCompleter
 
-from viva.credit.review_rules import PRESETS
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.rl.rollouts import GroupOutcome, run_group
+from viva.rewards.review_rules import PRESETS
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, crashing, slow, tiny_renderer
+from viva.training.rollouts import GroupOutcome, run_group
 
 RENDERER = tiny_renderer()
 SEGMENTS = ("proposal", "ranking", "critique", "revision", "verdict")

@@ -20,11 +20,11 @@ from review_agents import (
     streams_of,
 )
 
-from viva.credit.review import ReviewScores, score_review
-from viva.credit.review_rules import ReviewRules
-from viva.rl.rollouts import GroupOutcome
+from viva.rewards.review import ReviewScores, score_review
+from viva.rewards.review_rules import ReviewRules
 from viva.selfplay import critique
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.training.rollouts import GroupOutcome
 
 # credit
 

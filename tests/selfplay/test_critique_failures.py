@@ -27,14 +27,14 @@ from review_agents import (
     streams_of,
 )
 
-from viva.credit.review import ReviewScores
-from viva.credit.review_rules import ReviewRules
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.judge import JudgeError
-from viva.rl.rollouts import run_groups
+from viva.rewards.review import ReviewScores
+from viva.rewards.review_rules import ReviewRules
 from viva.selfplay import critique
 from viva.selfplay.group import ConversationVoidError
 from viva.testing import Reply, silent
+from viva.training.rollouts import run_groups
 
 # failures
 

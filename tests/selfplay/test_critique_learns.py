@@ -20,12 +20,12 @@ import tinker
 from review_agents import PAPER, RENDERER, ROBUST, builder_of, others_of, place_of, quality, ranking_of
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.credit.review_rules import ReviewRules
-from viva.credit.streams import GroupCredit
-from viva.rl.run_folder import open_run_folder
-from viva.rl.train import LoopConfig, Training, train
-from viva.rl.update import UpdateConfig
+from viva.rewards.review_rules import ReviewRules
+from viva.rewards.streams import GroupCredit
+from viva.run.folder import open_run_folder
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.training.loop import LoopConfig, Training, train
+from viva.training.update import UpdateConfig
 
 CHOICES = {"proposal": "0123", "ranking": "hr", "critique": "uv", "revision": "0123", "verdict": "hr"}
 SLOTS = {"proposal": r"(?<=quality )\d", "critique": r"(?<=: )[uv]", "revision": r"(?<=Revise: )\d"}

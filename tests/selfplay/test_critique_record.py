@@ -27,9 +27,9 @@ from review_agents import (
     streams_of,
 )
 
-from viva.credit.review_rules import ReviewRules
-from viva.rl.rollouts import run_groups
+from viva.rewards.review_rules import ReviewRules
 from viva.selfplay.critique import review_votes
+from viva.training.rollouts import run_groups
 
 # rewards, record, metrics
 

@@ -16,7 +16,6 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import NoValidComparisonsError, TournamentPattern
-from viva.rl.rollouts import run_groups
 from viva.selfplay.group import ConversationVoidError
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.testing import (
@@ -33,6 +32,7 @@ from viva.testing import (
     tiny_renderer,
     turn_of,
 )
+from viva.training.rollouts import run_groups
 
 RENDERER = tiny_renderer()
 NAMES = {0: "10", 1: "30", 2: "20"}

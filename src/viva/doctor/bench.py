@@ -13,7 +13,7 @@ import tinker
 
 from viva.doctor.finding import WrongAnswerError
 from viva.judging.policy import SamplingClient, sample
-from viva.rl.clients import ServiceClient, TrainingClient, settled
+from viva.run.clients import ServiceClient, TrainingClient, settled
 
 __all__ = ["Array", "Bench", "logprobs_of", "policy_datum", "total_loss"]
 

@@ -11,8 +11,8 @@ from viva.doctor.losses import FORMULAS, direction_probe, value_probe
 from viva.doctor.probe import Probe
 from viva.doctor.sampling import SAMPLING
 from viva.doctor.training import TRAINING
-from viva.rl.clients import ServiceClient, TrainingClient
-from viva.rl.secrets import without_secrets
+from viva.run.clients import ServiceClient, TrainingClient
+from viva.run.secrets import without_secrets
 
 __all__ = ["PROBES", "check_engine", "examine", "put"]
 

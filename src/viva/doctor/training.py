@@ -11,7 +11,7 @@ import tinker
 from viva.doctor.bench import Array, Bench, policy_datum
 from viva.doctor.finding import WrongAnswerError
 from viva.doctor.probe import Probe
-from viva.rl.clients import settled
+from viva.run.clients import settled
 
 __all__ = ["TRAINING", "calibrate", "check_move", "moved", "quietest"]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.judging.policy import SamplingClient
-from viva.rl.completer import Policy
-from viva.rl.metrics import rollout_metrics
-from viva.rl.progress import Begin, unseen
-from viva.rl.rollouts import GroupOutcome, run_groups
-from viva.rl.seeds import derive_seed
+from viva.training.completer import Policy
+from viva.training.metrics import rollout_metrics
+from viva.training.progress import Begin, unseen
+from viva.training.rollouts import GroupOutcome, run_groups
+from viva.training.seeds import derive_seed
 
 __all__ = ["ConversationEvaluator", "group_seed"]
 

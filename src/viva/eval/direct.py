@@ -15,10 +15,10 @@ from viva.conversation.together import together
 from viva.eval.answers import answer_key, is_correct
 from viva.eval.records import WRONG, Answer
 from viva.judging.policy import SamplingClient
-from viva.rl.completer import PromptTooLongError, SeededCompleter
-from viva.rl.progress import Begin, StepProgress, unseen
-from viva.rl.prompts import PromptItem
-from viva.rl.seeds import derive_seed
+from viva.training.completer import PromptTooLongError, SeededCompleter
+from viva.training.progress import Begin, StepProgress, unseen
+from viva.training.prompts import PromptItem
+from viva.training.seeds import derive_seed
 
 __all__ = ["DirectEvaluator", "DirectSampler", "check_answers", "direct_metrics"]
 

@@ -20,10 +20,10 @@ from viva.eval.metering import MeteredClient
 from viva.eval.played import read_outcome
 from viva.eval.records import Answer, Asked, Played
 from viva.judging.policy import PolicyRef, SamplingClient
-from viva.rl.progress import Begin, StepProgress, unseen
-from viva.rl.prompts import PromptItem
-from viva.rl.rollouts import GroupOutcome
 from viva.selfplay.group import Grader
+from viva.training.progress import Begin, StepProgress, unseen
+from viva.training.prompts import PromptItem
+from viva.training.rollouts import GroupOutcome
 
 __all__ = ["BuilderMaker", "Conversations", "ask_all", "match_tokens", "play_all"]
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 from viva.conversation.records import ReplyStatus
 from viva.eval.checks import AnswerCheck
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
-from viva.rl.prompts import PromptItem
-from viva.rl.rollouts import GroupOutcome
+from viva.training.prompts import PromptItem
+from viva.training.rollouts import GroupOutcome
 
 __all__ = ["read_outcome"]
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from viva.eval.records import Difference, Evaluation
-from viva.rl.files import write_atomic
-from viva.rl.secrets import redacted
-from viva.rl.written import note_written
+from viva.run.files import write_atomic
+from viva.run.secrets import redacted
+from viva.run.written import note_written
 
 __all__ = [
     "COMPARISON_FORMAT",

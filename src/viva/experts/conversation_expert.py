@@ -38,10 +38,10 @@ from tinker_cookbook.rl.types import (
 from viva.conversation.prompts import direct_messages
 from viva.conversation.records import Conversation, Solution
 from viva.conversation.rendering import build_prompt
-from viva.credit.spans import token_ranges
-from viva.credit.streams import GroupCredit
 from viva.experts.prompt_augmentation import leak
 from viva.experts.strategy import Completion
+from viva.rewards.spans import token_ranges
+from viva.rewards.streams import GroupCredit
 from viva.selfplay.group import coordinator_of
 
 __all__ = ["ConversationExpertGroupBuilder", "ends_behind", "solution_tokens"]

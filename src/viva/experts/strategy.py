@@ -28,7 +28,7 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-from viva.credit.streams import GroupCredit
+from viva.rewards.streams import GroupCredit
 
 __all__ = [
     "IID",

@@ -20,13 +20,13 @@ from viva.engine.model_folder import model_digests
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
-    from viva.rl.checkpoints import Checkpoint
-    from viva.rl.clients import ServiceClient, TrainingClient
-    from viva.rl.run_folder import BehaviorIfExists, PreparedFolder, RunFolder
-    from viva.rl.service import EngineConfig
-    from viva.rl.trackers.choice import TrackerChoice
-    from viva.rl.trackers.open import OpenTracker
-    from viva.rl.train import Training
+    from viva.run.checkpoints import Checkpoint
+    from viva.run.clients import ServiceClient, TrainingClient
+    from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder
+    from viva.run.trackers.choice import TrackerChoice
+    from viva.run.trackers.open import OpenTracker
+    from viva.training.loop import Training
+    from viva.training.service import EngineConfig
 
 __all__ = [
     "DEFAULT_BATCH_SIZE",
@@ -142,7 +142,7 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def learning_rate(given: float | None, model_name: str, *, is_lora: bool, is_local: bool = False) -> float:
-    """The rate that was given, else the built-in policy's own, else `viva.rl.learning_rate`'s for the model.
+    """The rate that was given, else the built-in policy's own, else `viva.training.learning_rate`'s for the model.
 
     Args:
         given: The option.
@@ -157,7 +157,7 @@ def learning_rate(given: float | None, model_name: str, *, is_lora: bool, is_loc
         return given
     if model_name == _BUILT_IN and is_lora:
         return _BUILT_IN_RATE
-    from viva.rl.learning_rate import default_learning_rate
+    from viva.training.learning_rate import default_learning_rate
 
     return default_learning_rate(resolve_model(model_name), is_lora=is_lora, may_fetch=is_local)
 
@@ -180,11 +180,11 @@ class RunOptions:
     """Names of those that a resumed run may change."""
     num_steps: int
     trackers: tuple[TrackerChoice, ...] = ()
-    """From `viva.rl.trackers.choice.choose_trackers`."""
+    """From `viva.run.trackers.choice.choose_trackers`."""
     load_checkpoint_path: str | None = None
     """Where a new run takes its weights from."""
     ttl_seconds: int | None = None
-    """See `viva.rl.checkpoints.Checkpoint`."""
+    """See `viva.run.checkpoints.Checkpoint`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ async def open_run(
         options: Of the run.
         check: Refuses an engine. Like all that can be wrong, this comes before anything in the folder is touched.
     """
-    from viva.rl.run_folder import prepare_run_folder
+    from viva.run.folder import prepare_run_folder
 
     prepared = prepare_run_folder(
         options.log_path,
@@ -232,9 +232,9 @@ async def _open_run(
     check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None,
 ) -> OpenRun:
     from viva.conversation.rendering import load_renderer
-    from viva.rl.remote import state_deleter
-    from viva.rl.service import context_window, make_service
-    from viva.rl.trackers.open import open_trackers
+    from viva.run.trackers.open import open_trackers
+    from viva.training.remote import state_deleter
+    from viva.training.service import context_window, make_service
 
     service = make_service(options.engine, state_dir=prepared.folder.state_dir, one_run=True)
     client, resume_from = await _open_client(options, prepared, service)
@@ -267,7 +267,7 @@ async def _open_client(
     options: RunOptions, prepared: PreparedFolder, service: ServiceClient
 ) -> tuple[TrainingClient, Checkpoint | None]:
     """A client with the newest state that can be read, or a new one where there is none."""
-    from viva.rl.clients import settled
+    from viva.run.clients import settled
 
     # the local engine's base model may have moved; a server knows where its own is
     where = {"base_model": options.model} if options.engine.engine == "local" else {}
@@ -294,7 +294,7 @@ async def _check_start(start: str, options: RunOptions, service: ServiceClient) 
     The local engine compares the base model's content, a remote one has only its name.
     """
     if options.engine.engine == "remote":
-        from viva.rl.remote import saved_model
+        from viva.training.remote import saved_model
 
         model, rank = await saved_model(service, start)
     else:
@@ -350,9 +350,9 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> int:
         )
         return 128 + received
     from viva.report import headline_text, write_report
-    from viva.rl.advice import is_void
-    from viva.rl.export import ended_with, export_weights
-    from viva.rl.written import note_written
+    from viva.run.export import ended_with, export_weights
+    from viva.run.written import note_written
+    from viva.training.advice import is_void
 
     played = [row for row in folder.log.metrics() if row.get("rollout/groups")]
     if played and all(map(is_void, played)):
@@ -380,7 +380,7 @@ def say(text: str) -> None:
     """One line for the user; it tells no secrets."""
     from rich.console import Console
 
-    from viva.rl.secrets import printable
+    from viva.run.secrets import printable
 
     Console(highlight=False).print(printable(text), soft_wrap=True, markup=False)
 
@@ -389,6 +389,6 @@ def complain(text: str) -> None:
     """One line about what went wrong, on the error stream; it tells no secrets."""
     from rich.console import Console
 
-    from viva.rl.secrets import printable
+    from viva.run.secrets import printable
 
     Console(stderr=True, highlight=False).print(printable(text), soft_wrap=True, markup=False)

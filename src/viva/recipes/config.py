@@ -16,7 +16,7 @@ from chz.blueprint import (
 
 from viva.recipes.data import HubSource, PromptSources
 from viva.recipes.mistakes import check_arguments, check_kinds, told_mistake
-from viva.rl.secrets import guard_tracebacks
+from viva.run.secrets import guard_tracebacks
 
 __all__ = ["DEFAULT_DATAPOINTS", "RecipeConfig", "parse_options"]
 

@@ -245,7 +245,7 @@ def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
 def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
     from viva.experts.estimators import Need
     from viva.recipes.math_efficiency.build import experts_of
-    from viva.rl.scoring import spread
+    from viva.training.scoring import spread
 
     at_least(config, {"num_agents": 2, "max_rounds": 1, "group_size": 1})
     if not config.strategies:

@@ -13,9 +13,9 @@ from viva.doctor.features import FEATURES, barred
 from viva.doctor.finding import Finding
 from viva.recipes.common import resolve_model
 from viva.recipes.plan import at_least
-from viva.rl.clients import settled
-from viva.rl.remote import watched
-from viva.rl.service import EngineConfig, choose_engine, make_service
+from viva.run.clients import settled
+from viva.training.remote import watched
+from viva.training.service import EngineConfig, choose_engine, make_service
 
 __all__ = ["DoctorOptions", "examine_engine"]
 

@@ -51,9 +51,9 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     from viva.recipes.common import located, resolve_model
     from viva.report.model_card import ModelCard, model_card
     from viva.report.run_files import read_run
-    from viva.rl.export import choose_checkpoint
-    from viva.rl.run_folder import RunFolder
-    from viva.rl.stop_rule import StopRule
+    from viva.run.export import choose_checkpoint
+    from viva.run.folder import RunFolder
+    from viva.run.stop_rule import StopRule
 
     run = read_run(run_dir)
     if "model_name" not in run.config:
@@ -106,8 +106,8 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
 @contextmanager
 def _complete_or_absent(target: Path) -> Generator[Path]:
     """A folder in the target, whose folders go there when all of them are complete."""
-    from viva.rl.files import replace_folder
-    from viva.rl.written import note_written
+    from viva.run.files import replace_folder
+    from viva.run.written import note_written
 
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
@@ -134,9 +134,9 @@ def _fetched(
     import tinker
 
     from viva.eval.adapters import staged_adapter
-    from viva.rl.download import fetch_adapter
-    from viva.rl.remote import explain
-    from viva.rl.service import EngineConfig, make_service
+    from viva.run.download import fetch_adapter
+    from viva.training.remote import explain
+    from viva.training.service import EngineConfig, make_service
 
     engine = EngineConfig(engine="remote", base_url=base_url or config.get("base_url"))
 
@@ -152,7 +152,7 @@ def _fetched(
 
 def _write(state_path: str, *, model: str, folder: Path, precision: str | None, name: str) -> list[Path]:
     """The adapter and, with a precision, the model it is merged into; or the model of which all was trained."""
-    from viva.rl.export import export_weights, merge_adapter_into_model
+    from viva.run.export import export_weights, merge_adapter_into_model
 
     try:
         merged: Path | None = None

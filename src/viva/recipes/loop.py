@@ -9,7 +9,6 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.conversation.wording import counted
-from viva.credit.spans import Decoder, token_texts
 from viva.doctor.examination import check_engine
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
@@ -18,19 +17,20 @@ from viva.recipes.advice import StepTime
 from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
-from viva.rl.advice import SPELLED_OUT, spelled_out
-from viva.rl.clients import settled
-from viva.rl.dataset import BuilderFactory, PromptDataset
-from viva.rl.expert_batch import EstimatorStoppedError, ExpertConfig
-from viva.rl.prompts import PromptsChangedError
-from viva.rl.remote import EngineError, explain, watched
-from viva.rl.run_folder import RunFolder
-from viva.rl.service import EngineConfig
-from viva.rl.stop_rule import StopRule
-from viva.rl.trackers.choice import CONSOLE
-from viva.rl.trackers.open import OpenTracker
-from viva.rl.train import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
-from viva.rl.update import EXACT_GAP, UpdateConfig
+from viva.rewards.spans import Decoder, token_texts
+from viva.run.clients import settled
+from viva.run.folder import RunFolder
+from viva.run.stop_rule import StopRule
+from viva.run.trackers.choice import CONSOLE
+from viva.run.trackers.open import OpenTracker
+from viva.training.advice import SPELLED_OUT, spelled_out
+from viva.training.dataset import BuilderFactory, PromptDataset
+from viva.training.expert_batch import EstimatorStoppedError, ExpertConfig
+from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
+from viva.training.prompts import PromptsChangedError
+from viva.training.remote import EngineError, explain, watched
+from viva.training.service import EngineConfig
+from viva.training.update import EXACT_GAP, UpdateConfig
 
 __all__ = ["judged_by", "make_training", "run_recipe"]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import chz
 
-from viva.rl.secrets import printable
+from viva.run.secrets import printable
 
 __all__ = ["check_arguments", "check_home", "check_kinds", "told_mistake"]
 

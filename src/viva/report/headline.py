@@ -127,7 +127,7 @@ def headline_html(run: Run) -> str:
 
 def _causes(run: Run) -> str:
     """What kept it from learning, in the words that the terminal had."""
-    from viva.rl.advice import told_causes  # loads what plays conversations
+    from viva.training.advice import told_causes  # loads what plays conversations
 
     rows: dict[int, dict[str, float]] = {}
     for key, points in run.curves.items():

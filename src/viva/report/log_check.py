@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from viva.conversation.wording import counted
 from viva.engine.trust import is_inside, unsealed
-from viva.rl.files import naming
+from viva.run.files import naming
 
 __all__ = ["INDEX_FILE", "LogCheck", "check_log"]
 

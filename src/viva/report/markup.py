@@ -6,7 +6,7 @@ Nothing that comes from a file reaches the page except through `escape` (or a fu
 import html
 import math
 
-from viva.rl.secrets import printable, without_secrets
+from viva.run.secrets import printable, without_secrets
 
 __all__ = [
     "MAX_TEXT_CHARS",

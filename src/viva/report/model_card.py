@@ -15,7 +15,7 @@ from viva.report.headline import ACCURACY
 from viva.report.log_check import INDEX_FILE
 from viva.report.run_files import METRICS_FILE, Run
 from viva.report.series import Z95
-from viva.rl.secrets import without_secrets
+from viva.run.secrets import without_secrets
 
 __all__ = ["Measurement", "ModelCard", "measurements", "model_card"]
 

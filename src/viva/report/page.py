@@ -30,8 +30,8 @@ from viva.report.run_files import (
 )
 from viva.report.sources import kind_of, names_of, read_source
 from viva.report.token_turns import token_payload
-from viva.rl.files import write_atomic
-from viva.rl.written import note_written
+from viva.run.files import write_atomic
+from viva.run.written import note_written
 
 __all__ = ["write_report"]
 

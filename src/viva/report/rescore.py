@@ -1,7 +1,7 @@
 """Scoring the stored conversations of a run by other rules, without sampling anything again.
 
 Ballots, critiques and comparisons are read back from the transcripts, scored as in training
-(`viva.credit.review.score_review`) by the run's own rules with what the options change in them, and set side by side
+(`viva.rewards.review.score_review`) by the run's own rules with what the options change in them, and set side by side
 with the rewards that were paid. One conversation is in memory at a time.
 """
 
@@ -15,14 +15,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from viva.conversation.records import Conversation
 from viva.conversation.wording import counted
-from viva.credit.review import ReviewScores, ReviewVotes, score_review
-from viva.credit.review_rules import ReviewRules, review_rules
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import Comparison, same_words
 from viva.report.moments import Spread, WithinCorrelation
 from viva.report.recorded import RecordedConversation
 from viva.report.run_files import iter_transcripts
 from viva.report.stored import stored_comparisons, stored_conversation
+from viva.rewards.review import ReviewScores, ReviewVotes, score_review
+from viva.rewards.review_rules import ReviewRules, review_rules
 from viva.selfplay.critique import review_votes
 from viva.selfplay.truth import ballot_accuracy, reward_truth_gap
 

@@ -143,7 +143,7 @@ def read_transcript(run: Run, offset: int) -> Transcript:
 
 
 def read_tokens(run: Run, step: int, group: int) -> dict[str, Any] | None:
-    """The tokens of a conversation, a line that `viva.rl.token_records` made; ``None`` if they were not kept."""
+    """The tokens of a conversation, a line that `viva.training.token_records` made; ``None`` if they were not kept."""
     offset = run.tokens.get((step, group))
     if offset is None:
         return None

@@ -19,7 +19,7 @@ def token_payload(row: Mapping[str, Any], record: RecordedConversation | None) -
     """Tokens of one conversation, ready for JSON.
 
     Args:
-        row: A line of ``tokens.jsonl``, see `viva.rl.token_records`.
+        row: A line of ``tokens.jsonl``, see `viva.training.token_records`.
         record: The conversation they belong to, if one was recorded.
 
     Raises:

@@ -1,7 +1,7 @@
 """Critique self-play: propose, rank blindly and criticise, revise or defend, final verdict (CoNL, arXiv 2601.21464).
 
 A group is one conversation of `viva.selfplay.critique_protocol`: one environment for every agent and lane. Its scores
-and rewards come from `viva.credit.review`; each reward is credited to the tokens of the segment that earned it.
+and rewards come from `viva.rewards.review`; each reward is credited to the tokens of the segment that earned it.
 """
 
 import random
@@ -17,14 +17,14 @@ from viva.conversation.env import MultiAgentConversationEnv
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply
 from viva.conversation.together import together
-from viva.credit.review import ReviewScores, ReviewVotes, duel_of, initial, revised, score_review
-from viva.credit.review_rules import ReviewRules
-from viva.credit.streams import GroupCredit
 from viva.judging.ballots import Ballots, Item
 from viva.judging.comparison import Comparison, same_words
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.ranking import RankingReply
 from viva.judging.tournament import TournamentPattern
+from viva.rewards.review import ReviewScores, ReviewVotes, duel_of, initial, revised, score_review
+from viva.rewards.review_rules import ReviewRules
+from viva.rewards.streams import GroupCredit
 from viva.selfplay.critique_credit import review_spans
 from viva.selfplay.critique_metrics import review_metrics
 from viva.selfplay.critique_protocol import critique_protocol
@@ -191,7 +191,7 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     """The votes of one conversation: ballots of both rounds, who criticised whom, and revised against initial.
 
     Agents that failed are not scored; what they said before still counts. Each of the judge's two answers about an
-    agent is one vote, however many agents there are: see `viva.credit.review.duel_of`.
+    agent is one vote, however many agents there are: see `viva.rewards.review.duel_of`.
     """
     failed = {failure.agent_id for failure in conversation.failures}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")

@@ -16,10 +16,10 @@ from tinker_cookbook.rl.types import Trajectory
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Turn
-from viva.credit.review import ReviewScores
-from viva.credit.review_rules import ReviewRules
-from viva.credit.spans import token_ranges
-from viva.credit.streams import SpanCredit
+from viva.rewards.review import ReviewScores
+from viva.rewards.review_rules import ReviewRules
+from viva.rewards.spans import token_ranges
+from viva.rewards.streams import SpanCredit
 
 __all__ = ["review_spans"]
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Revision
-from viva.credit.review import ReviewScores, ReviewVotes
 from viva.judging.ballot_health import ballot_health
 from viva.judging.comparison import Comparison, same_words
 from viva.judging.ranking import RankingReply
 from viva.judging.tournament import judge_health
+from viva.rewards.review import ReviewScores, ReviewVotes
 from viva.selfplay.truth import ballot_accuracy, flips, rank_correlation, reward_truth_gap
 
 __all__ = ["review_metrics"]

@@ -11,11 +11,11 @@ import numpy as np
 import tinker
 from lossy_proxy import UNHEARD, Fault, Proxy, drawn, named
 
-from viva.rl import update
-from viva.rl.applied_once import RepeatedStepError
-from viva.rl.checkpoints import Checkpoints
-from viva.rl.clients import settled
-from viva.rl.service import EngineConfig, make_service
+from viva.run.checkpoints import Checkpoints
+from viva.run.clients import settled
+from viva.training import update
+from viva.training.applied_once import RepeatedStepError
+from viva.training.service import EngineConfig, make_service
 
 SEED = 5
 RATE = 0.1

@@ -9,10 +9,10 @@ from test_exactly_once import CONFIG, datums, leave
 from transformers import AutoModelForCausalLM
 
 from viva.recipes.export import ExportOptions, export_run
-from viva.rl import update
-from viva.rl.clients import settled
-from viva.rl.run_folder import open_run_folder
-from viva.rl.service import EngineConfig, make_service
+from viva.run.clients import settled
+from viva.run.folder import open_run_folder
+from viva.training import update
+from viva.training.service import EngineConfig, make_service
 
 
 def logprobs(model, datum):

@@ -17,8 +17,8 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from viva.credit.group import group_advantages
 from viva.experts.estimators.base import Baseline, FloatArray, Sample
+from viva.rewards.group import group_advantages
 
 __all__ = ["centred_rewards"]
 

@@ -16,11 +16,11 @@ from viva.judging.tournament import TournamentPattern
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, at_least, plan_run
-from viva.rl.dataset import BuilderFactory
-from viva.rl.prompts import PromptItem
-from viva.rl.train import Training
 from viva.selfplay.group import Grader
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.training.dataset import BuilderFactory
+from viva.training.loop import Training
+from viva.training.prompts import PromptItem
 
 if TYPE_CHECKING:
     from viva.recipes.conversation_preference_rl.train import Config

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.wording import counted
-from viva.credit.review_rules import ReviewRules, review_rules
 from viva.eval.answers import is_correct
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, plan_run
-from viva.rl.dataset import BuilderFactory
-from viva.rl.prompts import PromptItem
-from viva.rl.stop_rule import StopRule
-from viva.rl.train import Training
+from viva.rewards.review_rules import ReviewRules, review_rules
+from viva.run.stop_rule import StopRule
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.selfplay.critique_protocol import critique_protocol
 from viva.selfplay.group import Grader
+from viva.training.dataset import BuilderFactory
+from viva.training.loop import Training
+from viva.training.prompts import PromptItem
 
 if TYPE_CHECKING:
     from viva.recipes.critique_self_play.train import Config

@@ -33,13 +33,13 @@ from viva.recipes.evaluation.earlier import (
 from viva.recipes.evaluation.options import EvalOptions
 from viva.recipes.evaluation.plan import EvalPlan, check_place, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
-from viva.rl.clients import ServiceClient, settled
-from viva.rl.evaluation_console import EvaluationConsole
-from viva.rl.prompts import PromptItem
-from viva.rl.remote import watched
-from viva.rl.service import EngineConfig
-from viva.rl.train import transcript_row
+from viva.run.clients import ServiceClient, settled
 from viva.selfplay.group import Grader
+from viva.training.evaluation_console import EvaluationConsole
+from viva.training.loop import transcript_row
+from viva.training.prompts import PromptItem
+from viva.training.remote import watched
+from viva.training.service import EngineConfig
 
 __all__ = ["evaluate"]
 

@@ -14,7 +14,7 @@ from viva.eval.stored import read_evaluation, write_comparison
 from viva.eval.table import comparison_text, evaluation_text
 from viva.recipes.evaluation.options import EvalOptions
 from viva.recipes.evaluation.plan import check_output
-from viva.rl.seeds import derive_seed
+from viva.training.seeds import derive_seed
 
 __all__ = [
     "check_comparable",

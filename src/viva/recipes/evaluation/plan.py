@@ -20,11 +20,11 @@ from viva.recipes.evaluation.options import EvalOptions, check_options, recipe_o
 from viva.recipes.evaluation.target import Target
 from viva.recipes.math_efficiency.train_rl import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
-from viva.rl.files import place_problem
-from viva.rl.prompts import PromptItem, prompts_digest
-from viva.rl.service import EngineConfig, choose_engine
+from viva.run.files import place_problem
 from viva.selfplay.critique_protocol import critique_protocol
 from viva.tiny import model_path
+from viva.training.prompts import PromptItem, prompts_digest
+from viva.training.service import EngineConfig, choose_engine
 
 __all__ = ["EvalPlan", "check_output", "check_place", "engine_of", "make_plan"]
 

@@ -15,11 +15,11 @@ from viva.eval.adapters import is_adapter, staged_adapter
 from viva.judging.policy import SamplingClient
 from viva.recipes.common import located, resolve_model
 from viva.report.run_files import read_config
-from viva.rl.clients import ServiceClient, settled
-from viva.rl.export import choose_checkpoint
-from viva.rl.run_folder import RunFolder
-from viva.rl.service import EngineConfig, context_window, make_service
-from viva.rl.stop_rule import StopRule
+from viva.run.clients import ServiceClient, settled
+from viva.run.export import choose_checkpoint
+from viva.run.folder import RunFolder
+from viva.run.stop_rule import StopRule
+from viva.training.service import EngineConfig, context_window, make_service
 
 __all__ = ["OpenPolicy", "Target", "find_target", "open_policy"]
 

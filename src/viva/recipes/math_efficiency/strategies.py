@@ -24,10 +24,10 @@ from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward
-from viva.rl.prompts import PromptItem
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.user_code import is_target, load_target
+from viva.training.prompts import PromptItem
 
 __all__ = [
     "CONVERSATION",

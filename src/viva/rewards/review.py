@@ -1,0 +1,313 @@
+"""The rewards of critique self-play: r_sol, r_meta and r_diag from the votes of one conversation.
+
+Solutions are voted on before and after critique; a Bradley-Terry fit makes scores V in [0, 1] of the votes. In the
+paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``R_i`` its final ranking,
+
+    r_sol(i)  = V_i^final
+    r_meta(i) = 1/|R_i| sum over (a, b) in R_i of 1[Pref_i(a, b) = Maj(a, b)]    (`viva.judging.consensus`)
+    r_diag(i) = sum over k in T_i of max(0, V_k^final - V_k^init)
+
+`viva.rewards.review_rules` says what else each part can be. What happens at the edges:
+
+- A round without a single vote that counts has all scores at the prior's mean, 0.5, nothing to agree with (r_meta is
+  ``None``), and no gain is measured against it.
+- A gain is measured only if votes link both solutions: in ``separate`` fits, if both were voted on; in a ``joint`` fit,
+  if a chain of comparisons leads from one to the other. A gain that is not measured pays nothing.
+- Where all solutions are identical and count as one item, everybody has 0.5 and gains 0.
+- With two agents left, each may vote on the pair of both, if the protocol lets it; leave-one-out majority is then the
+  other's vote. Fewer than two have nothing to compare: an error.
+- r_meta needs voters who meet on a pair. Where nobody votes on its own solution, that takes four agents: among three,
+  each pair has one voter, so leave-one-out gives ``None`` and the paper's majority 1 for every preference. Two agents
+  agree or disagree both at once. So with fewer than four agents, r_meta trains nothing under leave-one-out, and nothing
+  but to avoid ties under the paper's formula, where a tie agrees with nobody.
+- In the paper's formula a pair without a majority is in the denominator and adds 0, so r_meta is 0 for who voted on no
+  other pair; it is ``None`` only for an empty ballot. Leave-one-out leaves such pairs out of both.
+- Votes on anybody who is not among the agents are left out, and so are targets. Nobody is its own target.
+- A fit that does not converge raises `viva.judging.bradley_terry.BradleyTerryError`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from viva.judging.ballots import Ballots, Item, Vote, count_votes, map_vote, pair_of, pooled
+from viva.judging.bradley_terry import Duel, fit_bradley_terry
+from viva.judging.comparison import Comparison
+from viva.judging.consensus import agreement
+from viva.rewards.review_rules import ReviewRules
+
+__all__ = [
+    "ReviewScores",
+    "ReviewVotes",
+    "Score",
+    "SolutionGain",
+    "duel_of",
+    "initial",
+    "revised",
+    "score_review",
+]
+
+
+def initial(agent_id: int) -> Item:
+    """The item that an agent's initial solution is."""
+    return "initial", agent_id
+
+
+def revised(agent_id: int) -> Item:
+    """The item that an agent's revised solution is."""
+    return "revised", agent_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewVotes:
+    """What was said in one conversation, ready to be scored.
+
+    Raises:
+        ValueError: If there are fewer than two agents, or one of them twice.
+    """
+
+    agents: tuple[int, ...]
+    """Those that finished: they are scored and rewarded."""
+    initial: Ballots
+    """On agent ids, about initial solutions. Voters may also be agents that did not finish."""
+    final: Ballots
+    """On agent ids, about revised solutions."""
+    targets: Mapping[int, Sequence[int]]
+    """By critic, whose solutions it criticised."""
+    across: Ballots = field(default_factory=dict[int, tuple[Vote, ...]])
+    """On `initial` and `revised` items, for a joint fit."""
+    duels: tuple[Duel, ...] = ()
+    """Comparisons by a judge on `initial` and `revised` items, for a joint fit; see `duel_of`."""
+    texts: Mapping[Item, str] = field(default_factory=dict[Item, str])
+    """Solutions by `initial` and `revised` item; those without a text count as different from all others."""
+
+    def __post_init__(self) -> None:
+        """Reject a group in which there is nothing to compare."""
+        if len(self.agents) < 2 or len(set(self.agents)) < len(self.agents):
+            raise ValueError(f"scores need at least two agents, each once; got {list(self.agents)}")
+
+
+class Score(NamedTuple):
+    """The score of one solution."""
+
+    value: float
+    """In [0, 1]."""
+    standard_error: float
+
+
+class SolutionGain(NamedTuple):
+    """What became of one agent's solution."""
+
+    value: float
+    """Score of the revised solution minus score of the initial one."""
+    standard_error: float
+    measured: bool
+    """Whether votes link the two."""
+    paid: float
+    """What a critique of this agent is worth, at least 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewScores:
+    """Scores and rewards by agent."""
+
+    initial: dict[int, Score]
+    final: dict[int, Score]
+    gains: dict[int, SolutionGain]
+    r_sol_initial: dict[int, float]
+    """What the tokens of the initial solution earn."""
+    r_sol: dict[int, float]
+    """What the tokens of the revised solution earn."""
+    r_meta: dict[int, float | None]
+    """What the tokens of the final ranking earn; ``None`` for an empty ballot, and under leave-one-out also where the
+    others have no majority on any of its pairs."""
+    r_diag: dict[int, float]
+    """0 for an agent that criticised nobody."""
+    r_diag_by_target: dict[int, dict[int, float]]
+    """What the tokens of each critique earn, by critic and target."""
+    totals: dict[int, float]
+    """Weighted sums of ``r_sol``, ``r_meta`` and ``r_diag``; a reward that is ``None`` adds nothing."""
+
+
+def duel_of(comparison: Comparison, first: Item, second: Item) -> Duel | None:
+    """A judge's comparison as one vote, so that a pair judged in both orders has two.
+
+    This is the most at which a gain's standard error still covers the spread of gains where nothing changed, also for
+    a judge whose opinion is alike in both orders and has nothing to do with quality: 0.82 to 0.89 of it among 2 to 8
+    agents (``benchmarks/judge_weight.py``). With a vote for every other agent the spread is up to 1.6 times the error;
+    with half a vote for an answer, two agents who both improve are hardly ever paid.
+
+    Args:
+        comparison: From `viva.judging.judge`.
+        first: The item that was shown first.
+        second: The item that was shown second.
+
+    Returns:
+        ``None`` if the comparison is invalid.
+    """
+    if comparison.score is None:
+        return None
+    return Duel(
+        first=first,
+        second=second,
+        share=(1.0 - comparison.score) / 2.0,
+        first_shown_first=True,
+    )
+
+
+def score_review(votes: ReviewVotes, rules: ReviewRules) -> ReviewScores:
+    """Score one conversation.
+
+    Raises:
+        ValueError: If a vote or target is malformed.
+        BradleyTerryError: If a fit does not converge.
+    """
+    items = _Items(votes, rules)
+    initial_ballots = items.ballots(votes.initial, "initial")
+    final_ballots = items.ballots(votes.final, "revised")
+    if rules.fit == "joint":
+        across = [*pooled(items.ballots(votes.across)), *items.duels(votes.duels)]
+        both = [*pooled(initial_ballots), *pooled(final_ballots), *across]
+        before = after = _Scale(both, items.of("initial", "revised"), rules)
+    else:
+        before = _Scale(pooled(initial_ballots), items.of("initial"), rules)
+        after = _Scale(pooled(final_ballots), items.of("revised"), rules)
+    first = {agent: before.score(items.item(initial(agent))) for agent in votes.agents}
+    final = {agent: after.score(items.item(revised(agent))) for agent in votes.agents}
+    gains = {
+        agent: _gain(before, after, items.item(initial(agent)), items.item(revised(agent)), rules.noise_floor)
+        for agent in votes.agents
+    }
+    agreements = agreement(final_ballots, leave_one_out=rules.meta == "leave_one_out")
+    r_sol = _values(final)
+    r_meta = {agent: agreements.get(agent) for agent in votes.agents}
+    paid = {critic: _paid_by_target(critic, votes, gains) for critic in votes.agents}
+    r_diag = {critic: _combined(rules.diag, list(paid[critic].values())) for critic in votes.agents}
+    return ReviewScores(
+        initial=first,
+        final=final,
+        gains=gains,
+        r_sol_initial=_values(final if rules.initial_earns == "final" else first),
+        r_sol=r_sol,
+        r_meta=r_meta,
+        r_diag=r_diag,
+        r_diag_by_target={
+            critic: own if rules.diag_credit == "target" else dict.fromkeys(own, r_diag[critic])
+            for critic, own in paid.items()
+        },
+        totals={
+            agent: rules.weights["r_sol"] * r_sol[agent]
+            + rules.weights["r_meta"] * (r_meta[agent] or 0.0)
+            + rules.weights["r_diag"] * r_diag[agent]
+            for agent in votes.agents
+        },
+    )
+
+
+def _values(scores: Mapping[int, Score]) -> dict[int, float]:
+    return {agent: score.value for agent, score in scores.items()}
+
+
+class _Items:
+    """Which solutions are one item, and votes on agents or solutions as votes on those items.
+
+    After solutions became one item, a voter may have several votes on a pair; it keeps one of equal ones and none of
+    contradicting ones, as with everything else that is said twice (`count_votes`).
+    """
+
+    def __init__(self, votes: ReviewVotes, rules: ReviewRules) -> None:
+        self._item_of: dict[Item, Item] = {}
+        self._items_of_stage: dict[str, list[Item]] = {}
+        first_with: dict[tuple[str, str], Item] = {}
+        for stage in ("initial", "revised"):
+            for agent in votes.agents:
+                item: Item = (stage, agent)
+                text = votes.texts.get(item)
+                if rules.identical == "one_item" and text is not None:
+                    scale = "both" if rules.fit == "joint" else stage
+                    item = first_with.setdefault((scale, " ".join(text.split())), item)
+                self._item_of[stage, agent] = item
+                self._items_of_stage.setdefault(stage, []).append(item)
+
+    def item(self, solution: Item) -> Item:
+        return self._item_of[solution]
+
+    def of(self, *stages: str) -> list[Item]:
+        """The distinct items of the rounds."""
+        return list(dict.fromkeys(item for stage in stages for item in self._items_of_stage[stage]))
+
+    def ballots(self, ballots: Ballots, stage: str | None = None) -> dict[int, tuple[Vote, ...]]:
+        """Ballots on solutions (or on agents, of one stage) as ballots on items."""
+        result: dict[int, tuple[Vote, ...]] = {}
+        for voter in sorted(ballots):
+            named = ballots[voter] if stage is None else [_of_stage(vote, stage) for vote in ballots[voter]]
+            known = count_votes(named, items=self._item_of).votes
+            merged = [map_vote(vote, self.item) for vote in known if self._differ(pair_of(vote))]
+            result[voter] = count_votes(merged, items=self.of("initial", "revised")).votes
+        return result
+
+    def duels(self, duels: Iterable[Duel]) -> list[Duel]:
+        """Duels on items, but for those of others and those between identical solutions."""
+        return [
+            replace(duel, first=self.item(duel.first), second=self.item(duel.second))
+            for duel in duels
+            if {duel.first, duel.second} <= set(self._item_of) and self._differ({duel.first, duel.second})
+        ]
+
+    def _differ(self, pair: Iterable[Item]) -> bool:
+        return len({self.item(solution) for solution in pair}) == 2
+
+
+def _of_stage(vote: Vote, stage: str) -> Vote:
+    def name(agent: Item) -> Item:
+        if not isinstance(agent, int):
+            raise ValueError(f"votes of one round are on agent ids; got {vote}")
+        return stage, agent
+
+    return map_vote(vote, name)
+
+
+class _Scale:
+    """One fit, and which of its items votes link with one another."""
+
+    def __init__(self, votes: Sequence[Vote | Duel], items: Sequence[Item], rules: ReviewRules) -> None:
+        self.fit = fit_bradley_terry(votes, items, prior_precision=rules.prior_precision)
+        self._linked: dict[Item, set[Item]] = {item: {item} for item in items}
+        for vote in votes:
+            one, other = (vote.first, vote.second) if isinstance(vote, Duel) else pair_of(vote)
+            both = self._linked[one] | self._linked[other]
+            self._linked |= dict.fromkeys(both, both)
+
+    def score(self, item: Item) -> Score:
+        return Score(self.fit.scores[item], self.fit.standard_errors[item])
+
+    def links(self, one: Item, other: Item) -> bool:
+        return other in self._linked[one]
+
+    def has_votes_on(self, item: Item) -> bool:
+        return len(self._linked[item]) > 1
+
+
+def _gain(before: _Scale, after: _Scale, first: Item, last: Item, noise_floor: float) -> SolutionGain:
+    if before is after:
+        value, standard_error = before.fit.gain(first, last)
+        measured = before.links(first, last)
+    else:
+        low, high = before.score(first), after.score(last)
+        value = high.value - low.value
+        standard_error = math.hypot(low.standard_error, high.standard_error)
+        measured = before.has_votes_on(first) and after.has_votes_on(last)
+    pays = measured and value > 0.0 and value >= noise_floor * standard_error
+    return SolutionGain(value, standard_error, measured, value if pays else 0.0)
+
+
+def _paid_by_target(critic: int, votes: ReviewVotes, gains: Mapping[int, SolutionGain]) -> dict[int, float]:
+    """What each critique of this critic helped its target to gain."""
+    targets = dict.fromkeys(votes.targets.get(critic, ()))
+    return {target: gains[target].paid for target in targets if target != critic and target in gains}
+
+
+def _combined(how: Literal["sum", "mean"], values: Sequence[float]) -> float:
+    total = math.fsum(values)
+    return total if how == "sum" or not values else total / len(values)

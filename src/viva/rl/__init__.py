@@ -1,3 +1,0 @@
-"""Rollouts, datums, the training loop, checkpoints and metrics."""
-
-__all__: list[str] = []

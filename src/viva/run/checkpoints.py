@@ -1,0 +1,438 @@
+"""Checkpoints: where a run can go on, exactly.
+
+A checkpoint is the engine's saved state (weights and optimiser) and one line in ``checkpoints.jsonl``: the next step,
+how long the log files were, and what the run was computed with. Random streams and the order of the data are pure
+functions of the seed and the step, so nothing else has to be kept. The index is written after the state is complete and
+replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
+
+Every line has a seal (`viva.engine.trust`) and the digests of the log files, so that damage is found: what cannot be
+trusted is passed over for the checkpoint before it, and told. A line also has the digest of its state's manifest, and
+the index is there from the run's beginning, before the first state: a state that was exchanged, or an index that is
+gone, is refused, and no state is deleted for it.
+"""
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tinker
+
+from viva import __version__
+from viva.engine.trust import MismatchError, check_name, is_inside, sealed, unsealed
+from viva.run.clients import TrainingClient
+from viva.run.files import naming, write_atomic
+
+__all__ = ["Checkpoint", "Checkpoints", "environment"]
+
+_INDEX = "checkpoints.jsonl"
+_BLOCK = 1 << 20
+_BEGUN = json.dumps(sealed({"begun": True, "next_step": 0, "log_sizes": {}}))
+"""The only line of an index before the first checkpoint."""
+_OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(-again)?|\..+")
+"""Names of states that runs save, and of what a killed writer leaves."""
+_PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
+_PROCESSORS = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One line of the index."""
+
+    name: str
+    next_step: int
+    """The first step that is not in the saved weights."""
+    state_path: str
+    """Where the engine saved the state: an address, or a path relative to the run folder."""
+    state_digest: str | None = None
+    """SHA-256 of the state's manifest, which lists its other files; ``None`` where the engine writes none here."""
+    log_sizes: Mapping[str, int]
+    log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """SHA-256 of the log files up to these sizes."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """See `environment`; with the engine's precision, where it tells it."""
+    earlier_environments: Sequence[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
+    """Those that steps before were computed in and that differ, oldest first; empty where the run is of one piece."""
+    final: bool = False
+    """Whether the run was complete."""
+    best: bool = False
+    """Whether the stop rule's metrics stood lowest here; kept however old it is."""
+    ttl_seconds: int | None = None
+    """When the engine may delete the state, counted from saving; ``None``: never."""
+    following: int | None = field(default=None, compare=False)
+    """Lines behind it in the index, by which one that was cut between two lines shows."""
+
+
+def environment() -> dict[str, str]:
+    """Machine, versions and settings that must be equal for a resumed run to be bit-identical."""
+    import torch
+
+    versions = {"viva": __version__} | {name: _version(name) for name in _PACKAGES}
+    return versions | {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "processor": f"{_processor()} ({torch.backends.cpu.get_cpu_capability()})",
+        "threads": str(torch.get_num_threads()),
+        "matmul": torch.get_float32_matmul_precision(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def _processor() -> str:
+    """The processor's name as the system tells it."""
+    lines = _PROCESSORS.read_text(encoding="utf-8").splitlines() if _PROCESSORS.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def _environment_of(client: TrainingClient) -> dict[str, str]:
+    precision: str | None = getattr(client, "precision", None)
+    return environment() | ({} if precision is None else {"precision": precision})
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class Checkpoints:
+    """The checkpoints of a run folder."""
+
+    def __init__(self, folder: Path, *, keep: int = 3, ttl_seconds: int | None = None) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.ttl_seconds = ttl_seconds
+        self.delete_on_server: Callable[[str], Awaitable[None]] | None = None
+        """Deletes a state that lies with a remote engine, if that can."""
+        self._logs = _Beginnings(folder)
+
+    def all(self) -> list[Checkpoint]:
+        """All checkpoints of the index whose state is still there, oldest first.
+
+        Raises:
+            ValueError: If there are some and none of them can be used.
+        """
+        found, damage = self._read()
+        if damage and not found:
+            raise ValueError(
+                f"{'; '.join(damage)}. No checkpoint of {self.folder} can be used: put back what is damaged from a "
+                "copy, or start anew with behavior_if_exists=delete"
+            )
+        return found
+
+    def damage(self) -> list[str]:
+        """What is wrong with lines of the index that cannot be used, in words."""
+        return self._read()[1]
+
+    def _read(self) -> tuple[list[Checkpoint], list[str]]:
+        """The checkpoints that can be used, and what is wrong with the others."""
+        path = self.folder / _INDEX
+        if not path.exists():
+            return [], []
+        found: list[Checkpoint] = []
+        damage: list[str] = []
+        with naming(path):
+            lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+        lines = [line for line in lines if line.strip()]
+        if lines == [_BEGUN]:
+            return [], []
+        for number, line in enumerate(lines, 1):
+            try:
+                found.append(self._parsed(line))
+            except ValueError as error:
+                damage.append(f"{path}:{number}: {error}")
+                continue
+            if found[-1].following not in (None, len(lines) - number):
+                damage.append(f"{path}:{number}: {found[-1].following} lines stood behind it")
+        return found, damage if found or damage else [f"{path} is empty"]
+
+    def begin(self) -> None:
+        """Write the index of a run without checkpoints, where there is none."""
+        if not (self.folder / _INDEX).exists():
+            self._write([])
+
+    def check_index(self) -> None:
+        """Refuse to go on without an index where steps were logged or states saved.
+
+        Raises:
+            ValueError: See above.
+        """
+        path = self.folder / _INDEX
+        if path.exists():
+            return
+        log, weights = self.folder / "metrics.jsonl", self.folder / "state" / "weights"
+        states = sorted(state.name for state in weights.iterdir()) if weights.is_dir() else []
+        if states or (log.exists() and log.stat().st_size):
+            kept = f"states are saved ({', '.join(states)})" if states else "steps are logged"
+            raise ValueError(
+                f"{path} is missing, but {kept}: nothing says what they belong to, and the run would begin at step 0. "
+                f"Nothing was touched. Put {_INDEX} back from a copy, give another log_path, or give the run up with "
+                "behavior_if_exists=delete."
+            )
+
+    def check_state(self, checkpoint: Checkpoint) -> bool:
+        """Compare a state with the one that was saved for a checkpoint.
+
+        Returns:
+            Whether that can be told; not so where an older version saved it.
+
+        Raises:
+            MismatchError: If another one is in its place.
+        """
+        if _is_uri(checkpoint.state_path):
+            return True
+        path = self.folder / checkpoint.state_path
+        found = _manifest_digest(path)
+        if checkpoint.state_digest is None:
+            return found is None
+        if found == checkpoint.state_digest or not _is_sound(path):  # the engine says what is damaged
+            return True
+        others = [other.name for other in self.all() if other.state_digest == found]
+        whose = f"that of the checkpoint {others[0]}" if others else "none that this run saved there"
+        raise MismatchError(
+            f"the state in {path} is not the one that was saved after {checkpoint.next_step} steps: it is undamaged, "
+            f"but {whose}. Nothing was touched: put the right state back, or give another log_path."
+        )
+
+    def _parsed(self, line: str) -> Checkpoint:
+        """A line of the index.
+
+        Raises:
+            ValueError: If it is damaged, names something outside of the folder, or its state is gone.
+        """
+        try:
+            checkpoint = Checkpoint(**unsealed(json.loads(line), "the line"))
+        except (TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+            raise ValueError(f"the line is no checkpoint ({error})") from error
+        _check(checkpoint)
+        for name in checkpoint.log_sizes:
+            if not is_inside(self.folder / name, self.folder):
+                raise ValueError(f"its log {name!r} is outside of the run's folder")
+        if not _is_uri(checkpoint.state_path):
+            path = self.folder / checkpoint.state_path
+            if not is_inside(path, self.folder):
+                raise ValueError(f"its state {checkpoint.state_path!r} is outside of the run's folder")
+            if not path.exists():
+                raise ValueError(f"its state {path} is gone")
+        return checkpoint
+
+    def check_logs(self, checkpoint: Checkpoint) -> None:
+        """Compare the log files with what they were at a checkpoint.
+
+        Raises:
+            ValueError: If one was changed since.
+        """
+        for name, digest in checkpoint.log_digests.items():
+            if self._logs.digest(name, checkpoint.log_sizes.get(name, 0)) != digest:
+                raise ValueError(
+                    f"{self.folder / name} is damaged or was changed: it no longer begins with what it held after "
+                    f"{checkpoint.next_step} steps. Put it back from a copy, or start anew with "
+                    "behavior_if_exists=delete"
+                )
+
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint to resume from."""
+        checkpoints = self.all()
+        return checkpoints[-1] if checkpoints else None
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint that was marked as the best."""
+        return next((checkpoint for checkpoint in self.all() if checkpoint.best), None)
+
+    def resolve(self, checkpoint: Checkpoint) -> str:
+        """The state's path as the engine takes it."""
+        return (
+            checkpoint.state_path
+            if _is_uri(checkpoint.state_path)
+            else str(self.folder / checkpoint.state_path)
+        )
+
+    async def save(
+        self,
+        client: TrainingClient,
+        *,
+        next_step: int,
+        log_sizes: Mapping[str, int],
+        final: bool = False,
+        best: bool = False,
+    ) -> Checkpoint:
+        """Save the state, then add it to the index, then delete what is no longer kept.
+
+        If the state after these steps is saved already, only the index is brought up to date. A best checkpoint takes
+        the mark from the one before. What the run leaves is saved for good: the last state and the best one. With
+        ``ttl_seconds`` what turns out not to be left, such as a former best state, is deleted on the server.
+
+        Raises:
+            ValueError: If the engine saved outside of the run's folder.
+        """
+        others = [replace(other, final=False) for other in self.all() if other.next_step != next_step]
+        checkpoint = next((other for other in self.all() if other.next_step == next_step), None)
+        ttl_seconds = None if final or best else self.ttl_seconds
+        if checkpoint is None or (ttl_seconds is None and checkpoint.ttl_seconds is not None):
+            name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")
+            now = _environment_of(client)
+            state_path = self._relative(await _save_state(client, name, ttl_seconds))
+            checkpoint = Checkpoint(
+                name=name,
+                next_step=next_step,
+                state_path=state_path,
+                state_digest=None if _is_uri(state_path) else _manifest_digest(self.folder / state_path),
+                log_sizes=dict(log_sizes),
+                log_digests={name: self._logs.digest(name, size) for name, size in log_sizes.items()},
+                environment=now,
+                earlier_environments=_earlier(others, now),
+                ttl_seconds=ttl_seconds,
+            )
+        checkpoint = replace(checkpoint, final=final, best=best or checkpoint.best)
+        if checkpoint.best:
+            others = [replace(other, best=False) for other in others]
+        old = others[: max(len(others) - (self.keep if final else self.keep - 1), 0)]
+        dropped = [other for other in old if not other.best]
+        self._write([*(other for other in others if other not in dropped), checkpoint])
+        for other in dropped:
+            if not _is_uri(other.state_path):
+                shutil.rmtree(self.resolve(other), ignore_errors=True)
+            elif self.ttl_seconds and other.ttl_seconds is None and self.delete_on_server:
+                await self.delete_on_server(other.state_path)
+        return checkpoint
+
+    def discard_after(self, checkpoint: Checkpoint | None) -> None:
+        """Take everything after a checkpoint (``None``: everything) out of the index, and lines that are damaged."""
+        self._logs = _Beginnings(self.folder)
+        found, damage = self._read()
+        kept = [other for other in found if checkpoint and other.next_step <= checkpoint.next_step]
+        if damage or kept != found:
+            self._write(kept)
+
+    def discard_unlisted(self, folder: Path) -> None:
+        """Delete the states in a folder of the run that a crash left without a line in the index, and nothing else.
+
+        Raises:
+            ValueError: If the folder is a link out of the run's folder.
+        """
+        if not is_inside(folder, self.folder):
+            raise ValueError(
+                f"{folder} leads out of the run's folder {self.folder}; nothing is deleted there"
+            )
+        listed = {Path(self.resolve(checkpoint)).resolve() for checkpoint in self.all()}
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if path.is_symlink() or path.resolve() in listed or not _OWN_STATE.fullmatch(path.name):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+
+    def _write(self, checkpoints: Sequence[Checkpoint]) -> None:
+        counted = [
+            replace(one, following=len(checkpoints) - number) for number, one in enumerate(checkpoints, 1)
+        ]
+        lines = [json.dumps(sealed(asdict(one))) for one in counted]
+        write_atomic(self.folder / _INDEX, "".join(f"{line}\n" for line in lines or [_BEGUN]))
+
+    def _relative(self, path: str) -> str:
+        if _is_uri(path):
+            return path
+        absolute, folder = Path(path).resolve(), self.folder.resolve()
+        if not absolute.is_relative_to(folder):  # it could not be resumed from
+            raise ValueError(
+                f"the engine saved its state at {path}, outside of the run's folder {self.folder}; give it "
+                "the state_dir of that folder (RunFolder.state_dir)"
+            )
+        return str(absolute.relative_to(folder))
+
+    def changed_environment(
+        self, checkpoint: Checkpoint, client: TrainingClient
+    ) -> dict[str, tuple[str, str]]:
+        """What differs between the checkpoint's environment and this one: name to (then, now)."""
+        now, then = _environment_of(client), checkpoint.environment
+        return {key: (then.get(key, "not recorded"), now[key]) for key in now if then.get(key) != now[key]}
+
+
+def _earlier(others: Sequence[Checkpoint], now: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """Environments of the steps before that differ from this one."""
+    if not others:
+        return []
+    last = others[-1]
+    changed = [last.environment] if last.environment != now else []
+    return [*last.earlier_environments, *changed]
+
+
+async def _save_state(client: TrainingClient, name: str, ttl_seconds: int | None) -> str:
+    """Save under a name, or another one if an answer was lost: the engine has the state then, and refuses the name."""
+    options = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
+    try:
+        response = await client.save_state(name, **options)
+    except tinker.ConflictError:
+        response = await client.save_state(f"{name}-again", **options)
+    return str(response.path)
+
+
+def _manifest_digest(state: Path) -> str | None:
+    """SHA-256 of a state's manifest, where it has one."""
+    from viva.engine.checkpoint import MANIFEST
+
+    path = state / MANIFEST
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _is_sound(state: Path) -> bool:
+    """Whether a state's manifest can be read."""
+    from viva.engine.checkpoint import MANIFEST
+
+    try:
+        unsealed(json.loads((state / MANIFEST).read_bytes().decode("utf-8")), MANIFEST)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+    return True
+
+
+def _is_uri(path: str) -> bool:
+    return path.startswith("tinker://")
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """Refuse values that no checkpoint has; a name or a place in them may be somebody else's choice."""
+    check_name(checkpoint.name)
+    sizes, digests = dict(checkpoint.log_sizes), dict(checkpoint.log_digests)
+    for name in (*sizes, *digests):
+        check_name(name)
+    numbers = (checkpoint.next_step, *sizes.values())
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"its steps and sizes must be whole numbers; got {numbers!r}")
+    if set(digests) - set(sizes):
+        raise ValueError(f"it has digests of {sorted(digests)} and sizes of {sorted(sizes)}")
+    texts: list[object] = [checkpoint.state_path, checkpoint.state_digest or "", *digests.values()]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"its paths and digests must be texts; got {texts!r}")
+
+
+class _Beginnings:
+    """Digests of the beginnings of files that grow; every byte is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[str, tuple[int, Any]] = {}
+
+    def digest(self, name: str, size: int) -> str:
+        """SHA-256 of the first so many bytes of a file, or of all it has."""
+        start, known = self._read.get(name, (0, None))
+        if known is None or start > size:
+            start, known = 0, hashlib.sha256()
+        path = self._folder / name
+        if path.exists():
+            with naming(path), path.open("rb") as file:
+                file.seek(start)
+                while block := file.read(min(_BLOCK, size - start)):
+                    known.update(block)
+                    start += len(block)
+        self._read[name] = start, known
+        return str(known.hexdigest())

@@ -1,0 +1,259 @@
+"""Writing that survives a crash, and by one process alone: a file is the old one or the new one, never half of one."""
+
+import errno
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from filelock import FileLock, Timeout
+
+from viva.engine.trust import sealed, unsealed
+from viva.run.secrets import without_secrets
+
+__all__ = [
+    "LOCK",
+    "FolderLock",
+    "naming",
+    "place_problem",
+    "read_json",
+    "read_json_lines",
+    "replace_folder",
+    "sweep",
+    "sync_folder",
+    "write_atomic",
+    "write_json",
+    "written_beside",
+]
+
+LOCK = ".viva.lock"
+"""File by which a process holds a folder; while it does, the file names the process."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+_LONGEST_COMMAND = 120
+"""Characters."""
+
+
+class FolderLock:
+    """The lock of a folder, which one process holds until it lets go or dies; nothing is written before `acquire`.
+
+    The kernel keeps it, so a process that was killed leaves none behind. Within one process it may be acquired several
+    times. The file stays: another process may be about to lock it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock: FileLock | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was acquired here, and not released since."""
+        return self._lock is not None
+
+    def acquire(self) -> None:
+        """Hold the folder, which exists.
+
+        Raises:
+            ValueError: If another process holds it, or the file system has no locks.
+            OSError: If the file cannot be written; the error names it.
+        """
+        path = self.folder.resolve() / LOCK
+        # an existing file instead of a lock would be a lock that a killed process leaves behind
+        lock = FileLock(path, thread_local=False, is_singleton=True, fallback_to_soft=False)
+        with naming(path):
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise ValueError(f"log_path={self.folder} is in use: {_holder(path)}") from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                raise ValueError(
+                    f"log_path={self.folder} lies on a file system without locks ({error.strerror}), so that nothing "
+                    "would keep two processes from writing one run. Give a log_path on a local disk, or have the file "
+                    "system mounted with locks (flock)."
+                ) from error
+        try:
+            if lock.lock_counter == 1:
+                with naming(path):
+                    path.write_text(json.dumps(_this_process()) + "\n", encoding="utf-8")
+        except BaseException:
+            lock.release()
+            raise
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let go of it, if it is held."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            try:
+                if lock.lock_counter == 1:
+                    os.truncate(lock.lock_file, 0)
+            except OSError:  # the folder was moved or removed meanwhile; the name that is left does no harm
+                pass
+            finally:
+                lock.release()
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": without_secrets(" ".join(sys.argv))[:_LONGEST_COMMAND],
+    }
+
+
+def _holder(path: Path) -> str:
+    """Who holds a lock and what to do, in words."""
+    try:
+        told: object = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):  # it is about to write its name
+        told = None
+    known = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    who = "another process"
+    if known:
+        pid, host, began, command = (known.get(name) for name in ("pid", "host", "began", "command"))
+        who = f"process {pid} on {host}, begun {began} ({command}),"
+    plain = "".join(char if char.isprintable() else "?" for char in who)
+    return f"{plain} writes to it. Wait until it has ended, or stop it; or give another log_path. Nothing was touched."
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Let errors of the disk name the file; by themselves, those of writing and reading name none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file's content in one step, flushed to the disk.
+
+    Raises:
+        OSError: If it cannot be written; the error names the file, which is as it was.
+    """
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), 0o644)  # temporary files are private; what they become is not
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def replace_folder(new: Path, place: Path) -> None:
+    """Put a complete folder where another one may be, which then is gone; half a folder is never there."""
+    old = new.with_name(f"{new.name}~replaced")
+    if place.is_symlink():
+        place.unlink()
+    elif place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+    sync_folder(place.parent)
+
+
+@contextmanager
+def written_beside(place: Path) -> Generator[Path]:
+    """A new folder that takes the place of what is there once it is complete; until then nothing changes there."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in place.parent.glob(f".{place.name}~*"):  # of a process that was killed
+        shutil.rmtree(leftover)
+    staging = Path(tempfile.mkdtemp(prefix=f".{place.name}~", dir=place.parent))
+    try:
+        yield staging
+        staging.chmod(0o755)  # temporary folders are private; what they become is not
+        replace_folder(staging, place)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def place_problem(folder: Path) -> str | None:
+    """Why nothing could be written to a folder that is there or will be made; ``None`` if nothing is in the way."""
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            is_free = os.access(place, os.W_OK | os.X_OK)
+            return None if is_free else f"lies in {place}, which may not be written to"
+        if place.exists():
+            return "is a file" if place == folder else f"lies below {place}, which is a file"
+    return None
+
+
+def sweep(path: Path) -> None:
+    """Remove what `write_atomic` leaves of a file where the process was killed while it wrote."""
+    for leftover in path.parent.glob(f".{path.name}.????????"):
+        leftover.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force what was made, renamed or removed in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with its seal (`viva.engine.trust`), whole or not at all."""
+    write_atomic(path, json.dumps(sealed(content), indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that `write_json` wrote, without its seal.
+
+    Raises:
+        ValueError: If it is none, or is not as it was written; the message names the file.
+        OSError: If it cannot be read; the error names the file.
+    """
+    with naming(path):
+        content = path.read_bytes()
+    try:
+        value: object = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}. Put it back from a copy") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it must hold an object. Put it back from a copy")
+    return unsealed(cast(dict[str, Any], value), str(path))
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects of a JSONL file. A torn last line (a crash while writing) is left out; a missing file is empty.
+
+    Raises:
+        ValueError: If any other line is not an object; the message names file and line.
+    """
+    if not path.exists():
+        return
+    with naming(path):
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value: object = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                return
+            raise ValueError(
+                f"{path}:{number}: not valid JSON ({error}); the file was changed by hand?"
+            ) from error
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}:{number}: expected an object; got {type(value).__name__}")
+        yield cast(dict[str, Any], value)

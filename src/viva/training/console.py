@@ -1,0 +1,282 @@
+"""What the user sees while a run goes: one display that stays in its place on a terminal, plain lines elsewhere."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from viva.run.secrets import printable
+from viva.training.advice import WINDOW, Cause, causes
+from viva.training.progress import StepProgress
+
+__all__ = ["BARS_PER_SECOND", "RunConsole", "duration", "progress_row", "sparkline"]
+
+_BAR_WIDTH = 24
+BARS_PER_SECOND = 2
+"""How often what stands on a terminal is drawn anew."""
+_TREND_STEPS = 30
+_TREND_WIDTH = 70
+"""Characters of a terminal that has room for trends beside the values."""
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A metric that has a place in the display."""
+
+    key: str
+    label: str
+    form: str
+    is_hidden_at_zero: bool = False
+
+
+_SHOWN = (
+    _Shown("test/direct_accuracy", "held-out accuracy", "{:.1%}"),
+    _Shown("test/conversation/correct/final", "held-out conversations", "{:.1%}"),
+    # the mean of a tournament is 0 whatever is learned
+    _Shown("reward/mean", "reward", "{:.2f}", is_hidden_at_zero=True),
+    _Shown("reward/std", "reward std", "{:.2f}"),
+    _Shown("gain/mean", "gain of revision", "{:+.3f}"),
+    _Shown("credit/r_meta/mean", "votes with the majority", "{:.0%}"),
+    _Shown("judge/confidence", "judge's confidence", "{:.0%}"),
+    _Shown("judge/disagreement", "judge contradicts itself", "{:.0%}"),
+    _Shown("judge/tie_rate", "ties", "{:.0%}"),
+    _Shown("parse/ok", "parsed", "{:.0%}"),
+    _Shown("rollout/void", "void", "{:.0f}", is_hidden_at_zero=True),
+    _Shown("optim/kl_sample_train_v1", "kl", "{:.1e}"),
+    _Shown("time/tokens_per_second", "tok/s", "{:,.0f}"),
+)
+_ZERO = 1e-9
+"""What rounding leaves of a zero."""
+_SAMPLED = "rollout/sampled_tokens"
+
+
+@dataclass(slots=True)
+class _Trend:
+    """The first value of a metric, and the last ones."""
+
+    first: float
+    last: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last = deque([self.first], maxlen=_TREND_STEPS)
+
+
+class RunConsole:
+    """Progress of one run. Use it as a context manager.
+
+    Args:
+        num_steps: Of the whole run.
+        first_step: Where it begins or goes on.
+        show_steps: Whether there are steps to see; messages and warnings there are in any case.
+        history: Metrics of the steps before.
+        console: Where to write.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_steps: int,
+        first_step: int = 0,
+        show_steps: bool = True,
+        history: Iterable[Mapping[str, float]] = (),
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console if console is not None else Console(highlight=False)
+        self._num_steps = num_steps
+        self._first_step = first_step
+        self._next_step = first_step
+        self._show_steps = show_steps
+        self._clock = clock
+        self._started = self._step_began = clock()
+        self._phase: str | None = "starting"
+        self._progress: StepProgress | None = None
+        self._evaluation: StepProgress | None = None
+        self._evaluated: dict[str, int] = {}
+        """Tokens that a part of the last evaluation sampled, by its title."""
+        self._title = ""
+        self._sampled: float | None = None
+        self._trends: dict[str, _Trend] = {}
+        self._said: set[str] = set()
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=WINDOW)
+        """Metrics of the last steps with rollouts."""
+        self._num_played = self._num_updates = 0.0
+        self._live: Live | None = None
+        if show_steps and self.console.is_interactive:
+            self._live = Live(
+                console=self.console,
+                get_renderable=self.display,
+                refresh_per_second=BARS_PER_SECOND,
+            )
+        for metrics in history:
+            self.measured(metrics)
+
+    def __enter__(self) -> "RunConsole":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._phase = self._progress = self._evaluation = None
+        if self._live is not None:
+            self._live.stop()
+
+    def message(self, text: str) -> None:
+        """One line of text; it tells no secrets."""
+        self.console.print(printable(text), soft_wrap=True, markup=False)
+
+    def warn_once(self, topic: str, text: str) -> None:
+        """One line that says what is wrong and what to do, unless there was one on this topic."""
+        if topic not in self._said:
+            self._said.add(topic)
+            self.message(f"warning: {text}")
+
+    def phase(self, text: str) -> None:
+        """What the run is doing right now, beside conversations that go on; shown on terminals only."""
+        self._phase = text
+
+    def sampling(self, num_groups: int) -> StepProgress:
+        """A step's conversations begin; they are counted with what this returns, and shown until all have ended."""
+        progress = StepProgress(num_groups=num_groups, expected_tokens=self._sampled, clock=self._clock)
+        self._phase, self._progress = None, progress
+        return progress
+
+    def evaluating(self, title: str, count: int, noun: str) -> StepProgress:
+        """Announce a part of an evaluation (a `viva.training.progress.Begin`), beside conversations that go on."""
+        self.evaluated()
+        expected = self._evaluated.get(title)
+        self._title = title
+        self._evaluation = StepProgress(
+            num_groups=count, expected_tokens=expected, clock=self._clock, noun=noun
+        )
+        self._phase = None
+        return self._evaluation
+
+    def evaluated(self) -> None:
+        """The evaluation, or a part of it, is over; how much it took is kept for the next one."""
+        if self._evaluation is not None and self._evaluation.is_done:
+            self._evaluated[self._title] = self._evaluation.num_tokens
+        self._evaluation = None
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Report a finished step with the time that is left at the pace so far."""
+        self._next_step, self._step_began = step + 1, self._clock()
+        self._phase = None
+        self.measured(metrics)
+        self._explain(step, causes(tuple(self._recent)))
+        if self._show_steps and self._live is None:
+            parts = [f"step {step + 1}/{self._num_steps}"]
+            parts += [
+                f"{shown.label} {shown.form.format(metrics[shown.key])}"
+                for shown in _SHOWN
+                if shown.key in metrics and not (shown.is_hidden_at_zero and abs(metrics[shown.key]) < _ZERO)
+            ]
+            self.message(" | ".join([*parts, self._time_left()]))
+
+    def ended(self) -> None:
+        """The last step is over: say what kept a short run from learning, and whether anything was trained at all."""
+        if self._num_played <= len(self._recent):
+            self._explain(self._next_step - 1, causes(tuple(self._recent), is_whole_run=True))
+        if self._num_played and not self._num_updates:
+            self.warn_once(
+                "nothing trained",
+                "the optimiser took no step in the whole run: the weights are those that it began with, see above",
+            )
+
+    def _explain(self, step: int, found: Iterable[Cause]) -> None:
+        for cause in found:
+            self.warn_once(cause.topic, f"step {step + 1}: {cause.text}")
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """Keep what was measured for the display, and to explain it."""
+        if metrics.get("rollout/groups"):
+            self._recent.append(metrics)
+            self._num_played += 1
+            self._num_updates += metrics.get("optim/steps", 0)
+        self._sampled = metrics.get(_SAMPLED, self._sampled)
+        for shown in _SHOWN:
+            if shown.key not in metrics:
+                continue
+            if shown.key in self._trends:
+                self._trends[shown.key].last.append(metrics[shown.key])
+            else:
+                self._trends[shown.key] = _Trend(metrics[shown.key])
+
+    def display(self) -> RenderableType:
+        """What stands on the terminal: the run, the step, and the numbers that matter.
+
+        A thread of its own draws it, at any time.
+        """
+        phase, progress, evaluation = self._phase, self._progress, self._evaluation
+        bars = Table.grid(padding=(0, 1))
+        bars.add_row(
+            f"step {min(self._next_step + 1, self._num_steps)}/{self._num_steps}",
+            ProgressBar(total=max(self._num_steps, 1), completed=self._next_step, width=_BAR_WIDTH),
+            self._time_left(),
+        )
+        if phase is not None:
+            bars.add_row(phase)
+        if evaluation is not None and not evaluation.is_done:
+            bars.add_row(*progress_row("evaluating", evaluation))
+        if progress is not None and not progress.is_done:
+            bars.add_row(*progress_row("sampling", progress))
+        return Group(bars, self._figures())
+
+    def _figures(self) -> Table:
+        figures = Table.grid(padding=(0, 2))
+        for column in ("left", "right", "left", "left"):
+            figures.add_column(justify=column, no_wrap=True)
+        for shown in _SHOWN:
+            trend = self._trends.get(shown.key)
+            if trend is None or (shown.is_hidden_at_zero and max(map(abs, trend.last)) < _ZERO):
+                continue
+            row = [shown.label, shown.form.format(trend.last[-1])]
+            if self.console.width >= _TREND_WIDTH and len(trend.last) > 1:
+                spark = sparkline(trend.last) if self.console.encoding.startswith("utf") else ""
+                row += [spark, f"from {shown.form.format(trend.first)}"]
+            figures.add_row(*row)
+        return figures
+
+    def _time_left(self) -> str:
+        done, left = self._next_step - self._first_step, self._num_steps - self._next_step
+        if not done:
+            return ""
+        pace = (self._step_began - self._started) / done
+        return f"{duration(max(0.0, pace * left - (self._clock() - self._step_began)))} left"
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Values as a row of blocks, from the lowest to the highest; a flat row if they are equal."""
+    known = list(values)
+    low, high = min(known), max(known)
+    if low == high:
+        return _SPARKS[len(_SPARKS) // 2] * len(known)
+    scale = (len(_SPARKS) - 1) / (high - low)
+    return "".join(_SPARKS[round((value - low) * scale)] for value in known)
+
+
+def progress_row(title: str, progress: StepProgress) -> tuple[RenderableType, ...]:
+    """One row of a display: how far it is, as a bar and in words."""
+    parts = [f"{progress.num_done} of {progress.num_groups} {progress.noun}"]
+    if progress.num_tokens:
+        parts.append(f"{progress.tokens_per_second:,.0f} tok/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{duration(progress.seconds_left)} left")
+    bar = ProgressBar(total=1.0, completed=progress.share, width=_BAR_WIDTH)
+    return title, bar, ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    minutes, whole_seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole_seconds:02d} s" if minutes else f"{whole_seconds} s"

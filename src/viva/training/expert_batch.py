@@ -1,0 +1,314 @@
+"""A batch of several strategies becomes one off-policy update: samples, scores, estimates, datums.
+
+    outcomes -> expert_samples -> score -> estimate -> datums with anchors and weighted advantages
+
+Where a sample was drawn from the very distribution that is trained (its context was not swapped, temperature 1), its
+stored logprobs are those of the policy; every other sample is scored once before the update, if the estimator asks.
+
+Legend: ``_P`` groups of a batch, ``_N`` samples, ``_D`` datums.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+import tinker
+
+from viva.experts.diagnostics import Diagnostics, check_diagnostics, diagnose, recommend
+from viva.experts.estimators import (
+    DEFAULT_ESTIMATOR,
+    Estimate,
+    Estimator,
+    FloatArray,
+    Need,
+    Sample,
+    choose_baseline,
+    estimate,
+    make_estimator,
+)
+from viva.experts.mixture import check_mixture, mixture_factors, strategy_counts
+from viva.experts.stored_samples import sample_record
+from viva.experts.strategy import strategy_of
+from viva.run.clients import TrainingClient
+from viva.training.expert_metrics import strategy_metrics
+from viva.training.expert_samples import ExpertSample, action_values, expert_samples, with_values
+from viva.training.metrics import advantage_metrics
+from viva.training.rollouts import GroupOutcome
+from viva.training.scoring import Scores, name_contexts, sampled_data, score, spread
+from viva.training.update import SamplerCheck, check_sampler
+
+__all__ = ["EstimatorStoppedError", "ExpertBatch", "ExpertConfig", "expert_batch", "mixture_of"]
+
+
+class EstimatorStoppedError(RuntimeError):
+    """The estimator refuses a batch, or wastes it and the settings say to stop then. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertConfig:
+    """How batches with strategies are estimated.
+
+    Raises:
+        ValueError: If there is no such estimator, option or baseline, or a limit makes no sense.
+    """
+
+    estimator: str = DEFAULT_ESTIMATOR
+    estimator_options: Mapping[str, float | str | bool] = field(default_factory=dict[str, float | str | bool])
+    baseline: str | None = None
+    """``None`` takes the estimator's default."""
+    min_effective_share: float = 0.1
+    """Lowest effective sample size (of 1) and mean weight of a strategy that pass; 0 lets everything pass."""
+    on_waste: Literal["warn", "stop"] = "warn"
+    """What to do below that."""
+    num_checked: int = 4
+    """Samples per batch, of all strategies in turn, that are scored behind the context and at the temperature they were
+    sampled at, to check the sampler against the trainer."""
+    max_self_check: float = 0.1
+    """Largest mean difference, in nats per token, that passes this check."""
+
+    def __post_init__(self) -> None:
+        """Check."""
+        choose_baseline(self.make(), self.baseline)
+        if not 0 <= self.min_effective_share <= 1:
+            raise ValueError(f"min_effective_share must be between 0 and 1; got {self.min_effective_share}")
+        if self.on_waste not in ("warn", "stop"):
+            raise ValueError(f"on_waste must be 'warn' or 'stop'; got {self.on_waste!r}")
+        if self.num_checked < 0 or not self.max_self_check > 0:
+            raise ValueError(
+                "num_checked must be 0 or more and max_self_check above 0; got "
+                f"{self.num_checked} and {self.max_self_check}"
+            )
+
+    def make(self) -> Estimator:
+        """The estimator."""
+        return make_estimator(self.estimator, **self.estimator_options)
+
+    def check_temperature(self, temperature: float) -> None:
+        """Refuse what cannot be estimated: the sampler's temperature is part of its distribution.
+
+        Raises:
+            ValueError: If samples are greedy, or the estimator compares contexts, which are scored at temperature 1.
+        """
+        if temperature == 0:
+            raise ValueError(
+                "strategies need samples with probabilities, and at temperature 0 there are none; use temperature=1"
+            )
+        if temperature != 1 and Need.CONTEXT_LOGPROBS in self.make().needs:
+            raise ValueError(
+                f"{self.estimator} compares contexts, which are scored at temperature 1; got temperature={temperature}."
+                " Use temperature=1, or another estimator."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBatch:
+    """What to train, and everything to know about it."""
+
+    data_D: list[tinker.Datum]
+    foreign_D: list[bool]
+    """Datums that were not drawn from what is trained, see `viva.training.update.update_policy`."""
+    check: SamplerCheck
+    """Of samples without a datum that was drawn from what is trained."""
+    samples_N: list[ExpertSample]
+    estimates_N: list[Estimate]
+    """Of every sample; those whose advantages are all 0 have no datum."""
+    metrics: dict[str, float]
+    warnings: list[str]
+    records: list[dict[str, Any]]
+    """Of all samples, ready for JSON: ``group`` and ``seat``, and what `viva.experts.stored_samples` reads."""
+
+
+async def expert_batch(
+    client: TrainingClient,
+    outcomes_P: Sequence[GroupOutcome],
+    config: ExpertConfig,
+    *,
+    temperature: float = 1.0,
+) -> ExpertBatch:
+    """Score, estimate and assemble one batch. The client's weights stay as they are.
+
+    Args:
+        client: The policy before its update.
+        outcomes_P: All groups of the batch, whatever their strategies.
+        config: How to estimate.
+        temperature: Of the sampler. Other truncation than this must be in the stored logprobs.
+
+    Raises:
+        ValueError: If the strategies contradict each other, or their completions do not fit what was sampled.
+        EstimatorStoppedError: If the estimator refuses the samples; if it wastes those of a strategy and the settings
+            say to stop.
+    """
+    config.check_temperature(temperature)
+    estimator = config.make()
+    mixture = mixture_of(outcomes_P)
+    expert_N = expert_samples(outcomes_P)
+    on_policy_N = [temperature == 1 and not sample.is_swapped for sample in expert_N]
+    try:
+        scores = await score(client, expert_N, estimator, on_policy_N=on_policy_N)
+        samples_N = _samples(expert_N, scores, on_policy_N)
+        estimates_N = estimate(samples_N, estimator, baseline=config.baseline, mixture=mixture)
+    except ValueError as error:
+        raise EstimatorStoppedError(str(error)) from error
+    checks_N = await _checks(client, outcomes_P, expert_N, config.num_checked, temperature)
+    checked_N = [
+        replace(sample, checked_logprobs_T=_logprobs(checks_N[index])) if index in checks_N else sample
+        for index, sample in enumerate(samples_N)
+    ]
+    diagnostics = diagnose(checked_N, estimates_N)
+    warnings = _warnings(samples_N, diagnostics, config)
+    data_D, foreign_D = _data(expert_N, estimates_N, on_policy_N)
+    unseen_N = [not (on_policy_N[index] and estimates_N[index].advantages_T.any()) for index in checks_N]
+    unseen = [check for check, is_unseen in zip(checks_N.values(), unseen_N, strict=True) if is_unseen]
+    factors = mixture_factors(strategy_counts(sample.strategy for sample in samples_N), mixture)
+    metrics = diagnostics.metrics() | strategy_metrics(outcomes_P, expert_N, factors)
+    metrics |= advantage_metrics(_advantages_by_group(expert_N, estimates_N))
+    metrics["experts/scored_tokens"] = scores.num_tokens + sum(
+        datum.model_input.length for check in checks_N.values() for datum in check.data_D
+    )
+    return ExpertBatch(
+        data_D=data_D,
+        foreign_D=foreign_D,
+        check=SamplerCheck(
+            data_D=[datum for check in unseen for datum in check.data_D],
+            logprobs_D=[logprobs for check in unseen for logprobs in check.logprobs_D],
+        ),
+        samples_N=expert_N,
+        estimates_N=estimates_N,
+        metrics=metrics,
+        warnings=warnings,
+        records=[
+            {"group": expert.outcome_index, "seat": expert.seat}
+            | sample_record(sample, prompt=cast(int, sample.prompt))
+            for expert, sample in zip(expert_N, checked_N, strict=True)
+        ],
+    )
+
+
+async def _checks(
+    client: TrainingClient,
+    outcomes_P: Sequence[GroupOutcome],
+    expert_N: Sequence[ExpertSample],
+    count: int,
+    temperature: float,
+) -> dict[int, SamplerCheck]:
+    """Of some samples, by their place."""
+    chosen = spread([sample.strategy for sample in expert_N], count)
+    data: list[list[tinker.Datum]] = []
+    for place in chosen:
+        group = outcomes_P[expert_N[place].outcome_index].group
+        assert group is not None  # it has samples
+        data.append(sampled_data(expert_N[place], group.trajectories_G[expert_N[place].seat]))
+    found = await check_sampler(
+        client, [datum for data_D in data for datum in data_D], temperature=temperature
+    )
+    logprobs = iter(found.logprobs_D)
+    if not found.data_D:
+        return {}
+    return {
+        place: SamplerCheck(data_D=data_D, logprobs_D=[next(logprobs) for _ in data_D])
+        for place, data_D in zip(chosen, data, strict=True)
+    }
+
+
+def _logprobs(check: SamplerCheck) -> FloatArray:
+    """The trainer's, of the trained tokens in order."""
+    return np.concatenate(
+        [
+            logprobs.to_numpy()[datum.loss_fn_inputs["mask"].to_numpy() > 0].astype(np.float64)
+            for datum, logprobs in zip(check.data_D, check.logprobs_D, strict=True)
+        ]
+    )
+
+
+def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: ExpertConfig) -> list[str]:
+    texts = check_diagnostics(
+        diagnostics,
+        estimator=config.estimator,
+        recommendation=recommend(samples_N),
+        minimum=config.min_effective_share,
+    )
+    if texts and config.on_waste == "stop":
+        raise EstimatorStoppedError("; ".join(texts))
+    for name, figures in diagnostics.strategies.items():
+        if figures.self_check is not None and figures.self_check > config.max_self_check:
+            texts.append(
+                f"strategy {name!r}: sampler and trainer differ by {figures.self_check:.3g} nats per token on the same "
+                "tokens, context and temperature; make renderer_name, temperature and the engine the same for sampling "
+                "and training"
+            )
+    return texts
+
+
+def mixture_of(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float] | None:
+    """Weights of all strategies of a batch, void groups included; ``None`` if none has any.
+
+    Raises:
+        ValueError: If a strategy has two weights, only some strategies have one, or they define no mixture.
+    """
+    weights: dict[str, float | None] = {}
+    for outcome in outcomes_P:
+        strategy = strategy_of(outcome.builder)
+        known = weights.setdefault(strategy.strategy_id, strategy.weight)
+        if known != strategy.weight:
+            raise ValueError(
+                f"strategy {strategy.strategy_id!r} has the weights {known} and {strategy.weight} in one batch; "
+                "give all its groups the same"
+            )
+    given = {name: weight for name, weight in weights.items() if weight is not None}
+    if not given:
+        return None
+    if missing := sorted(set(weights) - set(given)):
+        raise ValueError(
+            f"strategy {missing[0]!r} has no mixture weight, but {sorted(given)} have; give all strategies one, or none"
+        )
+    check_mixture(given)
+    return given
+
+
+def _samples(expert_N: Sequence[ExpertSample], scores: Scores, on_policy_N: Sequence[bool]) -> list[Sample]:
+    """What the estimators look at. Prompts become numbers, in order of their appearance."""
+    prompts: dict[Hashable, int] = {}
+    names_N = name_contexts(expert_N)
+    return [
+        Sample(
+            strategy=sample.strategy,
+            prompt=prompts.setdefault(sample.prompt, len(prompts)),
+            reward=sample.reward,
+            sampling_logprobs_T=np.concatenate([action_values(datum, "logprobs") for datum in sample.data_D]),
+            old_logprobs_T=None if on_policy_N[index] else scores.old_N.get(index),
+            on_policy=on_policy_N[index],
+            context=names_N[index],
+            context_logprobs=scores.contexts_N.get(index, {}),
+            advantages_T=sample.advantages_T,
+            finished=sample.finished,
+        )
+        for index, sample in enumerate(expert_N)
+    ]
+
+
+def _data(
+    expert_N: Sequence[ExpertSample],
+    estimates_N: Sequence[Estimate],
+    on_policy_N: Sequence[bool],
+) -> tuple[list[tinker.Datum], list[bool]]:
+    """Datums of all samples that carry a signal, and which of them were not drawn from what is trained."""
+    data_D: list[tinker.Datum] = []
+    foreign_D: list[bool] = []
+    for sample, made, on_policy in zip(expert_N, estimates_N, on_policy_N, strict=True):
+        if not made.advantages_T.any():
+            continue
+        weights_T = np.concatenate([action_values(datum, "advantages") for datum in sample.data_D])
+        new_D = with_values(sample.data_D, made.advantages_T * weights_T, made.logprobs_T)
+        data_D.extend(new_D)
+        foreign_D.extend([not on_policy] * len(new_D))
+    return data_D, foreign_D
+
+
+def _advantages_by_group(
+    expert_N: Sequence[ExpertSample], estimates_N: Sequence[Estimate]
+) -> list[list[float]]:
+    groups: dict[int, list[float]] = {}
+    for sample, made in zip(expert_N, estimates_N, strict=True):
+        groups.setdefault(sample.outcome_index, []).append(made.advantage)
+    return list(groups.values())

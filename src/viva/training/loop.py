@@ -1,0 +1,494 @@
+"""The training loop: snapshot, rollouts, advantages, update, log, checkpoint.
+
+Every random number is a pure function of (seed, step, ...), so the loop's only state is the engine's weights and
+optimiser and the number of the next step. A run that is killed and resumed does what it would have done.
+
+Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_D`` datums.
+"""
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from tinker_cookbook.rl.types import RLDataset
+
+from viva.conversation.wording import counted
+from viva.experts.strategy import is_strategy, strategy_of
+from viva.judging.policy import PolicyRef, SamplingClient
+from viva.judging.tournament import NoValidComparisonsError
+from viva.run.checkpoints import Checkpoint
+from viva.run.clients import TrainingClient, settled
+from viva.run.folder import RunFolder
+from viva.run.interrupts import Interrupts
+from viva.run.journal import JournalMode
+from viva.run.stop_rule import StopRule
+from viva.training.advantages import batch_advantages
+from viva.training.ahead import RolloutsAhead
+from viva.training.collection import long_lived
+from viva.training.completer import Policy
+from viva.training.console import RunConsole
+from viva.training.data_processing import assemble_training_data
+from viva.training.expert_batch import EstimatorStoppedError, ExpertConfig, expert_batch
+from viva.training.metrics import rollout_metrics
+from viva.training.progress import Begin
+from viva.training.prompts import PromptsChangedError
+from viva.training.rollouts import GroupOutcome, run_groups
+from viva.training.seeds import derive_seed
+from viva.training.streaming import GroupStream
+from viva.training.token_records import TokenTexts, chosen_groups, expert_tokens, reward_tokens
+from viva.training.update import UpdateConfig, check_sampler, update_policy
+
+__all__ = [
+    "AllGroupsFailedError",
+    "Evaluator",
+    "LoopConfig",
+    "MetricSink",
+    "Reporting",
+    "Training",
+    "crossed",
+    "train",
+    "transcript_row",
+]
+
+MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Gets every step's metrics, besides the run's own files."""
+
+
+class AllGroupsFailedError(RuntimeError):
+    """Not one group of a batch could be played; going on would train on nothing."""
+
+
+class Evaluator(Protocol):
+    """Measures a snapshot of the policy."""
+
+    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
+        """Metrics, with names that start with ``test/``."""
+        ...
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """An evaluator that can tell how far it is."""
+
+    def reporting(self, begin: Begin) -> Evaluator:
+        """The same evaluator, which tells it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """The loop's settings."""
+
+    update: UpdateConfig
+    seed: int = 0
+    max_tokens: int = 512
+    temperature: float = 1.0
+    context_window: int | None = None
+    policy_timeout_s: float | None = None
+    max_retries: int = 1
+    """How often a group that failed is played again."""
+    experts: ExpertConfig = field(default_factory=ExpertConfig)
+    """How batches are estimated whose builders name search strategies (`viva.experts.strategy`)."""
+    samples_every: int = 1
+    """Keep the samples of such a batch every so many steps, for ``viva estimate``; 0 keeps none."""
+    tokens_every: int = 10
+    """Keep the tokens of one group of every strategy every so many steps, for ``viva view``; 0 keeps none."""
+    eval_every: int = 5
+    """Evaluate before the first step, every so many steps, and at the end; 0 never evaluates."""
+    save_every: int = 20
+    """Save a checkpoint every so many steps and at the end; 0 saves at the end only."""
+    max_staleness: int = 0
+    """Updates that the policy which samples may be behind the one that is trained, see `viva.training.ahead`."""
+    stream_updates: bool = False
+    """Whether groups are trained while others are still played, see `viva.training.streaming`."""
+
+    def __post_init__(self) -> None:
+        """Reject settings that contradict each other."""
+        if self.max_staleness < 0:
+            raise ValueError(f"max_staleness must be 0 or more; got {self.max_staleness}")
+        if not self.stream_updates:
+            return
+        if self.max_staleness:
+            raise ValueError(
+                "stream_updates sends the next step's gradients before this step's optimiser ran if rollouts run "
+                f"ahead (max_staleness={self.max_staleness}); use one of the two"
+            )
+        if self.update.num_substeps != 1:
+            raise ValueError(
+                f"num_substeps={self.update.num_substeps} divides the whole batch; with stream_updates it must be 1"
+            )
+        if self.update.loss_fn == "dro":
+            raise ValueError("loss_fn=dro asks for logprobs before it trains; it takes no stream_updates")
+
+    def starts_afresh(self, step: int) -> bool:
+        """Whether a step begins with an evaluation or after a regular checkpoint."""
+        return any(every and step % every == 0 for every in (self.eval_every, self.save_every))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Everything one run works with."""
+
+    config: LoopConfig
+    client: TrainingClient
+    dataset: RLDataset
+    folder: RunFolder
+    resume_from: Checkpoint | None = None
+    evaluators: Sequence[Evaluator] = ()
+    policy_refs: Sequence[PolicyRef] = ()
+    """Follow the policy: each is given every new snapshot."""
+    sinks: Sequence[MetricSink] = ()
+    show_steps: bool = True
+    """Whether the console has a line for every step; warnings it has in any case."""
+    first_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of the data, logged with the first step."""
+    token_texts: TokenTexts | None = None
+    """Gives every kept token its text; without it, only ids are kept."""
+    stop_rule: StopRule | None = None
+    """Ends the run early, with the checkpoint that stood best."""
+    interrupts: Interrupts = field(default_factory=Interrupts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What is kept of a batch beside its transcripts, as lines of their files."""
+
+    samples: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tokens: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """What was played in a step, and what of it is sent for training already."""
+
+    outcomes_P: Sequence[GroupOutcome]
+    stream: GroupStream | None
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds spent in each part of a step, as ``time/...`` metrics."""
+
+    started: float = field(default_factory=time.monotonic)
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.metrics[f"time/{name}"] = now - self.started
+        self.started = now
+
+    def all(self, num_tokens: float, sampling_s: float) -> dict[str, float]:
+        rate = {"time/tokens_per_second": num_tokens / sampling_s} if sampling_s > 0 else {}
+        return self.metrics | {"time/step": sum(self.metrics.values())} | rate
+
+
+async def train(run: Training) -> bool:
+    """Train from the last checkpoint to the end of the data set, or until the stop rule ends the run.
+
+    Returns:
+        Whether the run is complete. ``False`` means that it was interrupted and can be resumed.
+
+    Raises:
+        AllGroupsFailedError: If every group of a batch failed; the state before that step is saved.
+        EstimatorStoppedError: If an estimator refuses a batch; the state before that step is saved.
+        PromptsChangedError: If a prompt was changed since the run began; the state before that step is saved.
+        FloatingPointError: If a loss, gradient, logprob or metric is not a finite number, or sampler and trainer are
+            farther apart than allowed. Nothing is saved.
+    """
+    first_step = run.resume_from.next_step if run.resume_from else 0
+    next_step = first_step
+    run.folder.journal.drop_before(first_step)
+    console = RunConsole(
+        num_steps=len(run.dataset),
+        first_step=first_step,
+        show_steps=run.show_steps,
+        history=run.folder.log.metrics(),
+    )
+    ahead = RolloutsAhead(
+        partial(_rollouts, run, console),
+        first_step=first_step,
+        num_steps=len(run.dataset),
+        max_staleness=run.config.max_staleness,
+        starts_afresh=run.config.starts_afresh,
+    )
+    with run.interrupts.listening(), console, long_lived():
+        try:
+            for step in range(first_step, len(run.dataset)):
+                if why := crossed(run):
+                    console.message(
+                        f"stopped after {counted(next_step, 'step')}: {why}. The best checkpoint is kept."
+                    )
+                    await ahead.close()
+                    await _finish(run, next_step, console)
+                    return True
+                await _step(run, step, ahead, console)
+                gc.collect()  # what the step left behind, see `long_lived`
+                next_step = step + 1
+                is_best = run.stop_rule is not None and run.stop_rule.is_best(run.folder.log.metrics())
+                if is_best or (run.config.save_every and next_step % run.config.save_every == 0):
+                    await _save(run, next_step, best=is_best)
+                if run.interrupts.received:
+                    break
+            else:
+                await _finish(run, next_step, console)
+                return True
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not run.interrupts.received or task is None:
+                raise
+            task.uncancel()
+        except (AllGroupsFailedError, EstimatorStoppedError, PromptsChangedError):
+            await _save(run, next_step)
+            raise
+        finally:
+            with run.interrupts.protected():
+                await ahead.close()
+                await run.folder.journal.close()
+        if run.interrupts.cut_short:  # the weights are no longer those after any step
+            console.message(
+                "interrupted in the middle of an update: what was sampled for it is in the journal"
+            )
+        else:
+            console.message(f"interrupted: saving the state after {counted(next_step, 'step')}")
+            await _save(run, next_step)
+        return False
+
+
+async def _step(run: Training, step: int, ahead: RolloutsAhead[_Batch], console: RunConsole) -> None:
+    config, clock = run.config, _Clock()
+    sampler = await _snapshot(run, step)
+    clock.lap("snapshot")
+    metrics: dict[str, float] = dict(run.first_metrics) if step == 0 else {}
+    if config.eval_every and step % config.eval_every == 0:
+        console.phase("evaluating")
+        async with _journaled(run, sampler, console, step, is_last=False):
+            metrics |= await _evaluate(run, sampler, step, console)
+        clock.lap("evaluation")
+    ahead.offer(step, sampler)
+    played = await ahead.take(step)
+    outcomes_P = played.result.outcomes_P
+    metrics |= rollout_metrics(outcomes_P) | {"rollout/staleness": played.staleness}
+    clock.lap("rollouts")
+    console.phase("updating")
+    with run.interrupts.protected():
+        updated, kept = await _update(run, step, played.result, console)
+        metrics |= updated
+        clock.lap("update")
+        metrics |= clock.all(metrics["rollout/sampled_tokens"], played.seconds)
+        rows = [transcript_row(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
+        _log(run, step, metrics, rows, kept)
+        console.step_done(step, metrics)
+
+
+async def _update(
+    run: Training, step: int, played: _Batch, console: RunConsole
+) -> tuple[dict[str, float], _Kept]:
+    """Train on a batch; metrics, and what is kept of it."""
+    config, outcomes_P = run.config, played.outcomes_P
+    keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
+    chosen = chosen_groups(outcomes_P, seed=config.seed, step=step) if keeps_tokens else []
+    if not any(is_strategy(outcome.builder) for outcome in outcomes_P):
+        advantages = batch_advantages(outcomes_P)
+        data_D, sources_D = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
+        sent = None if played.stream is None else played.stream.sent
+        foreign_D, check = None, None
+        if config.temperature not in (0, 1):  # the trainer's logprobs are those of temperature 1
+            foreign_D = [True] * len(data_D)
+            check = await check_sampler(
+                run.client, data_D[: config.experts.num_checked], temperature=config.temperature
+            )
+        updated = await update_policy(
+            run.client, data_D, config.update, foreign_D=foreign_D, check=check, sent=sent
+        )
+        tokens = reward_tokens(outcomes_P, chosen, advantages, sources_D, updated, run.token_texts)
+        return advantages.metrics | updated.metrics, _Kept(tokens=[{"step": step, **row} for row in tokens])
+    batch = await expert_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
+    for text in batch.warnings:
+        console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
+    updated = await update_policy(
+        run.client, batch.data_D, config.update, foreign_D=batch.foreign_D, check=batch.check
+    )
+    is_kept = bool(config.samples_every) and step % config.samples_every == 0
+    tokens = expert_tokens(outcomes_P, chosen, batch.samples_N, batch.estimates_N, updated, run.token_texts)
+    return batch.metrics | updated.metrics, _Kept(
+        samples=[{"step": step, **record} for record in batch.records if is_kept],
+        tokens=[{"step": step, **row} for row in tokens],
+    )
+
+
+async def _snapshot(run: Training, step: int) -> SamplingClient:
+    """The policy after so many steps."""
+    return run.folder.journal.client(await settled(run.client.save_weights_and_get_sampling_client()), step)
+
+
+def _journaled(
+    run: Training,
+    sampler: SamplingClient,
+    console: RunConsole,
+    step: int,
+    *,
+    is_last: bool = True,
+    name: str = "{:06d}",
+) -> AbstractAsyncContextManager[None]:
+    """A part of a step whose answers the journal keeps, see `viva.run.journal`."""
+    mode: JournalMode = "turns"
+    if getattr(sampler, "answers_together", False):
+        mode = "off" if run.config.max_staleness or run.config.stream_updates else "steps"
+    return run.folder.journal.part(
+        name.format(step),
+        mode,
+        is_last=is_last,
+        report=lambda text: console.message(f"step {step + 1}: {text}"),
+    )
+
+
+def _judge_with(run: Training, sampler: SamplingClient) -> None:
+    """Let what follows the policy follow."""
+    for policy_ref in run.policy_refs:
+        policy_ref.sampling_client = sampler
+
+
+async def _evaluate(
+    run: Training, sampler: SamplingClient, step: int, console: RunConsole
+) -> dict[str, float]:
+    _judge_with(run, sampler)
+    metrics: dict[str, float] = {}
+    for evaluator in run.evaluators:
+        told = evaluator.reporting(console.evaluating) if isinstance(evaluator, Reporting) else evaluator
+        metrics |= await told(sampler, step)
+    console.evaluated()
+    return metrics
+
+
+async def _rollouts(run: Training, console: RunConsole, step: int, sampler: SamplingClient) -> _Batch:
+    config = run.config
+    _judge_with(run, sampler)
+    builders_P = run.dataset.get_batch(step)
+    if (config.max_staleness or config.stream_updates) and any(map(is_strategy, builders_P)):
+        raise ValueError(
+            "the estimators of search strategies weigh a whole batch that the policy being trained has sampled; they "
+            "take neither max_staleness nor stream_updates"
+        )
+    progress = console.sampling(len(builders_P))
+    policy = Policy(
+        sampler=sampler,
+        seed=derive_seed(config.seed, "rollouts", step),
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        context_window=config.context_window,
+        timeout_s=config.policy_timeout_s,
+        on_reply=progress.on_reply,
+    )
+    stream = GroupStream(run.client, config.update) if config.stream_updates else None
+
+    def on_group(index: int, outcome: GroupOutcome) -> None:
+        progress.on_group(outcome)
+        if stream is not None:
+            stream.add(index, outcome)
+
+    async with _journaled(run, sampler, console, step):
+        outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
+        _report_void(run, step, outcomes_P, console)
+    return _Batch(outcomes_P=outcomes_P, stream=stream)
+
+
+def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
+    """Tell about void groups; refuse to go on if nothing could be played.
+
+    Verdicts that cannot be read say something about the policy, not about the machinery: a step that has only those is
+    counted, and nothing is trained.
+    """
+    void = [outcome for outcome in outcomes_P if outcome.group is None]
+    kinds = Counter(outcome.failures[-1].error_type for outcome in void)
+    reasons = {outcome.failures[-1].error_type: str(outcome.void_reason) for outcome in reversed(void)}
+    for kind, count in sorted(kinds.items()):
+        console.warn_once(
+            kind,
+            f"step {step + 1}: {count} of {len(outcomes_P)} groups void, which train nothing: {reasons[kind]} "
+            f"(said once; rollout/void counts them; 'viva view {run.folder.path}' shows them, state void). Where it "
+            "does not last, a higher max_retries plays them again; else mend the cause and resume.",
+        )
+    unreadable = NoValidComparisonsError.__name__
+    if len(void) == len(outcomes_P) and all(
+        outcome.failures[-1].error_type != unreadable for outcome in void
+    ):
+        if FloatingPointError.__name__ in kinds:  # the state before that step may be what is broken
+            raise FloatingPointError(f"nothing could be played in step {step + 1}: {min(reasons.values())}")
+        raise AllGroupsFailedError(
+            f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(set(reasons.values()))[:3])}. "
+            "The state before that step is saved; mend the cause and resume."
+        )
+
+
+def transcript_row(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
+    """One line of ``transcripts.jsonl``."""
+    record: Callable[[], Any] | None = getattr(outcome.builder, "record", None)
+    return {
+        "step": step,
+        "group": index,
+        "void": outcome.group is None,
+        "void_reason": outcome.void_reason,
+        "retries": outcome.retries,
+        "failures": [asdict(failure) for failure in outcome.failures],
+        "strategy": strategy_of(outcome.builder).strategy_id if is_strategy(outcome.builder) else None,
+        "tags": list(outcome.builder.logging_tags()),
+        "rewards": outcome.group.get_total_rewards() if outcome.group is not None else None,
+        "record": record() if record is not None else None,
+    }
+
+
+def _log(
+    run: Training,
+    step: int,
+    metrics: Mapping[str, float],
+    transcripts: Sequence[Mapping[str, Any]] = (),
+    kept: _Kept | None = None,
+) -> None:
+    samples, tokens = ((), ()) if kept is None else (kept.samples, kept.tokens)
+    run.folder.log.write_step(step, metrics, transcripts, samples, tokens)
+    for sink in run.sinks:
+        sink(step, metrics)
+
+
+async def _save(run: Training, next_step: int, *, best: bool = False) -> None:
+    with run.interrupts.protected():
+        sizes = run.folder.log.sizes()
+        await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, best=best)
+        run.folder.journal.drop_before(next_step)
+
+
+def crossed(run: Training) -> str | None:
+    """What the stop rule objects to in the steps logged so far, in words; ``None`` if nothing, or without a rule."""
+    return None if run.stop_rule is None else run.stop_rule.crossed(run.folder.log.metrics())
+
+
+async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
+    """The last evaluation, logged as one more step, and the final checkpoint.
+
+    The checkpoint's log ends before that evaluation, so that a run that is made longer goes on as if it had never
+    stopped.
+    """
+    start = run.resume_from
+    if start is not None and start.final and start.next_step == next_step == len(run.dataset):
+        run.folder.journal.drop_before(None)
+        return
+    sizes = run.folder.log.sizes()
+    if run.config.eval_every and run.evaluators:
+        console.phase("evaluating")
+        clock = _Clock()
+        sampler = await _snapshot(run, next_step)
+        async with _journaled(run, sampler, console, next_step, name="{:06d}-end"):
+            metrics = await _evaluate(run, sampler, next_step, console)
+        clock.lap("evaluation")
+        _log(run, next_step, metrics | clock.all(0, 0))
+        console.measured(metrics)
+    console.ended()
+    with run.interrupts.protected():
+        await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, final=True)
+        run.folder.journal.drop_before(None)

@@ -1,0 +1,205 @@
+"""Numbers of one step, computed from what happened: pure functions from outcomes and datums to flat dictionaries.
+
+Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_N`` members or spans, ``_T`` tokens,
+``_D`` datums.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import tinker
+from tinker_cookbook.rl.types import Trajectory
+
+from viva.experts.strategy import unpaid_seats_of
+from viva.rewards.streams import GroupCredit
+from viva.training.rollouts import GroupOutcome, Place
+
+__all__ = ["advantage_metrics", "credit_metrics", "logprob_metrics", "rollout_metrics", "summary"]
+
+
+def summary(name: str, values: Sequence[float]) -> dict[str, float]:
+    """``name/mean``, ``/std`` (population), ``/max`` and ``/min``; nothing for no values."""
+    if not values:
+        return {}
+    array = np.asarray(values, dtype=np.float64)
+    return {
+        f"{name}/mean": float(array.mean()),
+        f"{name}/std": float(array.std()),
+        f"{name}/max": float(array.max()),
+        f"{name}/min": float(array.min()),
+    }
+
+
+def _mean_by_key(rows: Iterable[Mapping[str, float | int]]) -> dict[str, float]:
+    """Mean of every key over the rows that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            values.setdefault(key, []).append(float(value))
+    return {key: math.fsum(column) / len(column) for key, column in values.items()}
+
+
+def _members(outcome: GroupOutcome) -> list[tuple[Trajectory, Mapping[str, float | int]]]:
+    """Trajectory and metrics of every seat that counts."""
+    if outcome.group is None:
+        return []
+    group = outcome.group
+    members = zip(group.trajectories_G, group.metrics_G, strict=True)
+    return [member for seat, member in enumerate(members) if seat not in outcome.failed_seats]
+
+
+def _rewards(outcomes_P: Iterable[GroupOutcome]) -> list[float]:
+    """Total rewards of the seats that count and were paid: place holders are no rewards."""
+    return [
+        reward
+        for outcome in outcomes_P
+        if outcome.group is not None
+        for seat, reward in enumerate(outcome.group.get_total_rewards())
+        if seat not in outcome.failed_seats and seat not in unpaid_seats_of(outcome.builder)
+    ]
+
+
+def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    """Rewards, lengths, the environments' own metrics, and failures of one batch.
+
+    What an environment reports per turn or per group is averaged by key over the rows that report it. Where groups
+    carry different ``logging_tags``, rewards are also given for each tag under ``env/<tag>/``. What attempts without
+    rewards can tell stands under ``void/``.
+    """
+    metrics: dict[str, float] = {
+        "rollout/groups": len(outcomes_P),
+        "rollout/void": sum(outcome.group is None for outcome in outcomes_P),
+        "rollout/failed_seats": sum(len(outcome.failed_seats) for outcome in outcomes_P),
+        "rollout/retries": sum(outcome.retries for outcome in outcomes_P),
+        "rollout/sampled_tokens": sum(outcome.num_sampled_tokens for outcome in outcomes_P),
+    }
+    errors = Counter(failure.error_type for outcome in outcomes_P for failure in outcome.failures)
+    metrics |= {f"rollout/errors/{error_type}": count for error_type, count in sorted(errors.items())}
+    metrics |= _drop_rates(outcomes_P)
+    members = [member for outcome in outcomes_P for member in _members(outcome)]
+    metrics |= _mean_by_key(own for _, own in members)
+    metrics |= _mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
+    metrics |= _length_metrics([traj for traj, _ in members])
+    metrics |= summary("reward", _rewards(outcomes_P))
+    void = _mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
+    metrics |= {f"void/{name}": value for name, value in void.items()}
+    return metrics | _tag_metrics(outcomes_P)
+
+
+def _drop_rates(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    """Shares of the turns of every agent and of every round whose call failed, in all attempts.
+
+    Conversations that lose a turn are repeated or dropped. Where the shares differ, what is trained on is not what was
+    played.
+    """
+    asked = sum((Counter(outcome.asked) for outcome in outcomes_P), Counter[Place]())
+    failures = [failure.place for outcome in outcomes_P for failure in outcome.failures]
+    lost = Counter(place for place in failures if place is not None)
+    metrics: dict[str, float] = {}
+    for axis, name in enumerate(("agent", "round")):
+        for key in sorted({place[axis] for place in asked}):
+            num_asked = sum(count for place, count in asked.items() if place[axis] == key)
+            num_lost = sum(count for place, count in lost.items() if place[axis] == key)
+            metrics[f"rollout/drop_rate/{name}_{key}"] = num_lost / num_asked
+    return metrics
+
+
+def _length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    turns = [turn for traj in trajectories for turn in traj.transitions]
+    if not turns:
+        return {}
+    return {
+        "num_turns": len(turns) / len(trajectories),
+        "rollout/reply_tokens_per_turn": sum(len(turn.ac.tokens) for turn in turns) / len(turns),
+        "rollout/prompt_tokens_per_turn": sum(turn.ob.length for turn in turns) / len(turns),
+        "rollout/finish_rate": sum(turn.ac.stop_reason == "stop" for turn in turns) / len(turns),
+    }
+
+
+def _tag_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    rewards_by_tag: dict[str, list[float]] = {}
+    num_groups = Counter(tag for outcome in outcomes_P for tag in set(outcome.builder.logging_tags()))
+    for outcome in outcomes_P:
+        for tag in sorted(set(outcome.builder.logging_tags())):
+            if num_groups[tag] < len(outcomes_P):
+                rewards_by_tag.setdefault(tag, []).extend(_rewards([outcome]))
+    metrics: dict[str, float] = {}
+    for tag, rewards in sorted(rewards_by_tag.items()):
+        metrics[f"env/{tag}/groups"] = num_groups[tag]
+        metrics |= summary(f"env/{tag}/reward", rewards)
+    return metrics
+
+
+def advantage_metrics(advantages_P_N: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Spread of the advantages (one per member, or per span of a credited group), and the share of silent groups.
+
+    A group is silent if it carries no signal: all its advantages are 0, or it has none.
+    """
+    values = [advantage for advantages_N in advantages_P_N for advantage in advantages_N]
+    if not values:
+        return {}
+    silent = sum(not any(advantages_N) for advantages_N in advantages_P_N)
+    return {
+        **summary("advantage", values),
+        "advantage/zero_share": sum(value == 0.0 for value in values) / len(values),
+        "advantage/silent_groups_share": silent / len(advantages_P_N),
+    }
+
+
+def credit_metrics(credits_P: Sequence[tuple[GroupCredit, int]]) -> dict[str, float]:
+    """Rewards of every stream, and how many sampled tokens earn nothing.
+
+    Args:
+        credits_P: The credit of every group that gives one, and the number of tokens the group sampled.
+    """
+    rewards_by_stream: dict[str, list[float]] = {}
+    for credit, _ in credits_P:
+        for span in credit.spans:
+            rewards_by_stream.setdefault(span.stream, []).append(span.reward)
+    metrics: dict[str, float] = {}
+    for stream, rewards in sorted(rewards_by_stream.items()):
+        metrics |= summary(f"credit/{stream}", rewards)
+    sampled = sum(num_tokens for _, num_tokens in credits_P)
+    if sampled:
+        credited = sum(span.stop - span.start for credit, _ in credits_P for span in credit.spans)
+        metrics["credit/masked_share"] = 1.0 - credited / sampled
+    return metrics
+
+
+def logprob_metrics(
+    data_D: Sequence[tinker.Datum], logprobs_D: Sequence[tinker.TensorData]
+) -> dict[str, float]:
+    """How far the trainer is from the sampler, over action tokens (``mask > 0``).
+
+    With ``q`` the sampler and ``p`` the trainer, ``optim/kl_sample_train_v1`` is the mean of ``log q - log p`` over
+    sampled tokens and ``_v2`` half its mean square (names as in tinker-cookbook); ``optim/logprob_gap_max`` is the
+    largest absolute gap of one token; ``optim/entropy`` the mean of ``-log q``.
+
+    Raises:
+        FloatingPointError: If a logprob is not finite.
+    """
+    sampled_parts: list[npt.NDArray[np.float64]] = []
+    trained_parts: list[npt.NDArray[np.float64]] = []
+    for datum, logprobs in zip(data_D, logprobs_D, strict=True):
+        mask_T = datum.loss_fn_inputs["mask"].to_numpy() > 0
+        sampled_parts.append(datum.loss_fn_inputs["logprobs"].to_numpy()[mask_T].astype(np.float64))
+        trained_parts.append(logprobs.to_numpy()[mask_T].astype(np.float64))
+    if not sampled_parts:
+        return {}
+    sampled = np.concatenate(sampled_parts)
+    gap = sampled - np.concatenate(trained_parts)
+    if not np.isfinite(gap).all():
+        raise FloatingPointError(
+            "the engine returned logprobs that are not finite numbers; this update is not to be trusted"
+        )
+    if gap.size == 0:
+        return {}
+    return {
+        "optim/kl_sample_train_v1": float(gap.mean()),
+        "optim/kl_sample_train_v2": float(0.5 * np.square(gap).mean()),
+        "optim/logprob_gap_max": float(np.abs(gap).max()),
+        "optim/entropy": float(-sampled.mean()),
+    }

@@ -1,0 +1,176 @@
+"""One scoring pass before an update: how likely the policy finds the sampled tokens, behind contexts that matter.
+
+All that an estimator needs is asked for in one ``forward`` of the training client, on the very datums that are trained
+next (so the engine shares prefixes as it does in training), plus one short datum for each other context of a prompt.
+
+Legend: ``_N`` samples, ``_T`` trained tokens of a sample, ``_D`` datums of a request.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+import tinker
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.rl.types import Trajectory, Transition
+
+from viva.experts.estimators import Distill, Estimator, FloatArray, Need
+from viva.run.clients import TrainingClient
+from viva.training.data_processing import model_input, trajectory_to_data
+from viva.training.expert_samples import ExpertSample, context_key
+from viva.training.update import for_engine
+
+__all__ = ["Scores", "name_contexts", "sampled_data", "score", "spread"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Logprobs under the policy before the update."""
+
+    old_N: Mapping[int, FloatArray]
+    """By sample, behind the training context; only of samples that were scored."""
+    contexts_N: Mapping[int, Mapping[str, FloatArray]] = field(
+        default_factory=dict[int, Mapping[str, FloatArray]]
+    )
+    """By sample, behind other contexts of its prompt, by their name."""
+    num_tokens: int = 0
+    """Scored, contexts included."""
+
+
+def name_contexts(samples_N: Sequence[ExpertSample]) -> list[str]:
+    """Name of every sample's realised sampling context: its strategy's, numbered where a strategy has several.
+
+    Two samples of one prompt and strategy have the same name if and only if they were sampled in the same context.
+    """
+    known: dict[tuple[Hashable, str], dict[Hashable, int]] = {}
+    keys: list[Hashable] = []
+    for sample in samples_N:
+        key = tuple(context_key(turn.sampled_in) for turn in sample.turns_K)
+        keys.append(key)
+        places = known.setdefault((sample.prompt, sample.strategy), {})
+        places.setdefault(key, len(places))
+    names: list[str] = []
+    for sample, key in zip(samples_N, keys, strict=True):
+        places = known[sample.prompt, sample.strategy]
+        names.append(sample.strategy if len(places) == 1 else f"{sample.strategy} {places[key]}")
+    return names
+
+
+async def score(
+    client: TrainingClient,
+    samples_N: Sequence[ExpertSample],
+    estimator: Estimator,
+    *,
+    on_policy_N: Sequence[bool],
+) -> Scores:
+    """Score what the estimator needs, and what is trained behind another context, for its log-ratio.
+
+    Args:
+        client: The policy before its update.
+        samples_N: Of one batch.
+        estimator: Tells what it needs.
+        on_policy_N: Samples that need no score behind their training context: they were drawn there.
+
+    Raises:
+        ValueError: If an estimator compares contexts and a sample has several turns, or samples of one prompt are
+            trained in different contexts.
+    """
+    own_D: dict[int, tuple[tinker.Datum, ...]] = {}
+    if Need.OLD_LOGPROBS in estimator.needs or estimator.anchors_at_sampling:
+        swapped = (index for index, on_policy in enumerate(on_policy_N) if not on_policy)
+        own_D = {index: samples_N[index].data_D for index in swapped}
+    other_D: dict[tuple[int, str], tuple[tinker.Datum, ...]] = {}
+    if Need.CONTEXT_LOGPROBS in estimator.needs:
+        other_D = _other_contexts(samples_N, estimator, on_policy_N)
+    requests = [*own_D.values(), *other_D.values()]
+    scored = await _forward(client, requests)
+    contexts: dict[int, dict[str, FloatArray]] = {}
+    for (index, name), logprobs_T in zip(other_D, scored[len(own_D) :], strict=True):
+        contexts.setdefault(index, {})[name] = logprobs_T
+    return Scores(
+        old_N=dict(zip(own_D, scored, strict=False)),
+        contexts_N=contexts,
+        num_tokens=sum(datum.model_input.length for data_D in requests for datum in data_D),
+    )
+
+
+def spread(kinds: Sequence[Hashable], count: int) -> list[int]:
+    """Places of so many entries: the first of every kind in order, then the second of every kind, and so on."""
+    seen: Counter[Hashable] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for place, kind in enumerate(kinds):
+        ranked.append((seen[kind], place))
+        seen[kind] += 1
+    return [place for _, place in sorted(ranked)[:count]]
+
+
+def sampled_data(sample: ExpertSample, trajectory: Trajectory) -> list[tinker.Datum]:
+    """The trained tokens of a sample as they were sampled: with the sampler's logprobs, behind the sampling context."""
+    transitions = [trajectory.transitions[turn.turn] for turn in sample.turns_K]
+    weights_K: list[list[float]] = []
+    for turn, transition in zip(sample.turns_K, transitions, strict=True):
+        length = len(transition.ac.tokens)
+        kept, end = (turn.weights[:-1], turn.weights[-1:]) if turn.has_gap else (turn.weights, ())
+        gap = length - turn.first - len(kept) - len(end)
+        weights_K.append([0.0] * turn.first + [*kept] + [0.0] * gap + [*end])
+    return trajectory_to_data(replace(trajectory, transitions=transitions), weights_K)
+
+
+def _other_contexts(
+    samples_N: Sequence[ExpertSample], estimator: Estimator, on_policy_N: Sequence[bool]
+) -> dict[tuple[int, str], tuple[tinker.Datum, ...]]:
+    """Every sample behind every other context of its prompt that is not the training context itself."""
+    names_N = name_contexts(samples_N)
+    known: dict[Hashable, dict[str, int]] = {}
+    trained_in: dict[Hashable, Hashable] = {}
+    for index, sample in enumerate(samples_N):
+        if len(sample.turns_K) != 1:
+            raise ValueError(
+                f"{estimator.name} compares contexts of one completion; a sample of strategy {sample.strategy!r} is "
+                f"trained in {len(sample.turns_K)} turns. Give all turns but one weight 0, or use another estimator."
+            )
+        key = context_key(sample.turns_K[0].trained_in)
+        if trained_in.setdefault(sample.prompt, key) != key:
+            raise ValueError(
+                f"{estimator.name} needs one training context for all samples of a prompt; strategy "
+                f"{sample.strategy!r} has another one than those before it. Train feedback behind the problem alone, "
+                "or use another estimator."
+            )
+        if not on_policy_N[index]:
+            known.setdefault(sample.prompt, {}).setdefault(names_N[index], index)
+    wanted: dict[tuple[int, str], tuple[tinker.Datum, ...]] = {}
+    for index, sample in enumerate(samples_N):
+        for name, source in known.get(sample.prompt, {}).items():
+            if name != names_N[index] and _is_wanted(estimator, name, on_policy=on_policy_N[index]):
+                wanted[index, name] = _behind(samples_N[source], sample)
+    return wanted
+
+
+def _is_wanted(estimator: Estimator, name: str, *, on_policy: bool) -> bool:
+    """Distillation looks at its own samples behind the teacher's context only."""
+    return not isinstance(estimator, Distill) or (on_policy and name == estimator.teacher)
+
+
+def _behind(context: ExpertSample, sample: ExpertSample) -> tuple[tinker.Datum, ...]:
+    """The sample's tokens behind the other's sampling context."""
+    turn, (own,) = context.turns_K[0], sample.turns_K
+    action = TokensWithLogprobs(tokens=list(own.tokens), maybe_logprobs=[0.0] * len(own.tokens))
+    transition = Transition(ob=model_input(turn.sampled_in), ac=action, reward=0.0, episode_done=True)
+    trajectory = Trajectory(transitions=[transition], final_ob=tinker.ModelInput.empty())
+    return tuple(trajectory_to_data(trajectory, [own.weights]))
+
+
+async def _forward(client: TrainingClient, requests: Sequence[Sequence[tinker.Datum]]) -> list[FloatArray]:
+    """Logprobs of the trained tokens of every request, in one call."""
+    data_D = [datum for data in requests for datum in data]
+    if not data_D:
+        return [np.zeros(0) for _ in requests]
+    output = await client.forward(for_engine(client, data_D), "importance_sampling")
+    trained_D = [
+        record["logprobs"].to_numpy()[datum.loss_fn_inputs["mask"].to_numpy() > 0].astype(np.float64)
+        for datum, record in zip(data_D, output.loss_fn_outputs, strict=True)
+    ]
+    bounds = [0, *accumulate(len(data) for data in requests)]
+    return [np.concatenate(trained_D[start:stop]) for start, stop in pairwise(bounds)]

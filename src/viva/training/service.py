@@ -1,0 +1,124 @@
+"""Which engine computes: the embedded one, or a remote one with the same interface."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from viva.run.clients import ServiceClient
+from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
+from viva.training.learning_rate import cached_config, read_model_config
+from viva.training.old_sdk import awaitable_service, header_options, hosted_address
+from viva.training.remote import check_address, check_version, keep_keys_at_home
+
+__all__ = ["EngineChoice", "EngineConfig", "choose_engine", "context_window", "make_service"]
+
+EngineChoice: TypeAlias = Literal["local", "remote"]
+
+_NO_KEY = "tml-none"
+"""The SDK wants a key, of this form; servers of one's own do not look at it."""
+
+
+def choose_engine(engine: EngineChoice | None, *, base_url: str | None, model: str | None) -> EngineChoice:
+    """The engine that is named, else the remote one if there is an address, or a key and a model from the hub.
+
+    Args:
+        engine: The option.
+        base_url: The server's address.
+        model: What the engine is to load. A local folder stays here: hosted Tinker could not read it.
+    """
+    if engine is not None:
+        return engine
+    has_key = bool(os.environ.get(KEY_VARIABLE))
+    is_from_hub = model is not None and not Path(model).is_dir()
+    return "remote" if base_url is not None or (has_key and is_from_hub) else "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The engine of a run.
+
+    ``remote`` is hosted Tinker (with the key in ``TINKER_API_KEY``) or, with a ``base_url``, any server that speaks its
+    protocol. See `choose_engine` for what holds where nothing is said.
+    """
+
+    engine: EngineChoice = "local"
+    base_url: str | None = None
+    device: str | None = None
+    """Local engine: ``cpu`` or ``cuda``; by default a GPU if there is one."""
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Reject choices that contradict each other."""
+        if self.engine not in ("local", "remote"):
+            raise ValueError(f"engine must be local or remote; got {self.engine!r}")
+        if self.base_url is not None and not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"base_url must begin with http:// or https://; got {without_secrets(self.base_url)!r}"
+            )
+        if self.engine == "local" and self.base_url is not None:
+            raise ValueError(
+                f"base_url={without_secrets(self.base_url)} needs engine=remote; the local engine has no address"
+            )
+        if self.precision not in ("float32", "fast", "bfloat16"):
+            raise ValueError(f"precision must be float32, fast or bfloat16; got {self.precision!r}")
+
+    @property
+    def server(self) -> str | None:
+        """What the server is called; ``None`` if there is none."""
+        if self.engine == "local":
+            return None
+        return "Tinker" if self.base_url is None else f"the server at {without_secrets(self.base_url)}"
+
+
+def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False) -> ServiceClient:
+    """The engine's service client. The local engine saves under `state_dir` and opens no connection.
+
+    Args:
+        config: Which engine.
+        state_dir: Of the local engine.
+        one_run: Only one training client saves there, by names that go on after a restart.
+
+    Raises:
+        ValueError: If nobody answers at the address, or this SDK is too new for who does.
+    """
+    if config.engine == "remote":
+        import tinker
+
+        keep_keys_at_home()
+        if config.base_url is None:
+            if key := os.environ.get(KEY_VARIABLE):  # else the SDK says that there is none
+                check_address(hosted_address(key), is_hosted=True)
+            return awaitable_service(tinker.ServiceClient())
+        check_address(config.base_url)
+        check_version(config.base_url)
+        key = os.environ.get(KEY_VARIABLE) or _NO_KEY
+        address, headers = split_address(config.base_url)
+        try:
+            client = tinker.ServiceClient(base_url=address, api_key=key, **header_options(headers))
+            if "holder" in vars(type(client)):  # newer SDKs ask the server when this is first looked at
+                _ = client.holder
+        except (AttributeError, TypeError) as error:  # the SDK reads an answer that is not what it expects
+            raise ValueError(
+                f"{config.server} answers, but not as Tinker's protocol says ({error}); give the base_url of a server "
+                "that speaks it"
+            ) from error
+        return awaitable_service(client)
+    from viva.engine import LocalServiceClient
+
+    return LocalServiceClient(
+        device=config.device, precision=config.precision, state_dir=state_dir, one_run=one_run
+    )
+
+
+def context_window(model: str) -> int | None:
+    """Tokens that a model can hold, from the ``config.json`` of its folder or of what was loaded from the hub before.
+
+    ``None`` if that is not known here.
+    """
+    folder_config = Path(model) / "config.json"
+    path = folder_config if folder_config.is_file() else cached_config(model)
+    if path is None:
+        return None
+    window = read_model_config(path).get("max_position_embeddings")
+    return window if isinstance(window, int) else None

@@ -1,0 +1,322 @@
+"""One policy update: datums in, weights changed, numbers out.
+
+Legend: ``_D`` datums.
+"""
+
+import math
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import tinker
+
+from viva.engine.adam import check_adam
+from viva.run.clients import TrainingClient
+from viva.training.applied_once import check_applied_once
+from viva.training.metrics import logprob_metrics
+
+__all__ = [
+    "EXACT_GAP",
+    "SamplerCheck",
+    "SamplerGapError",
+    "UpdateConfig",
+    "Updated",
+    "check_sampler",
+    "for_engine",
+    "send",
+    "update_policy",
+]
+
+EXACT_GAP = 1e-4
+"""Nats by which sampler and trainer may differ on a token if both compute in float32 with the same weights.
+
+It holds for the root mean square over the tokens of a step; a single token may differ by ten times as much, since
+rounding is amplified where a model's layers nearly cancel: 1.1e-4 was seen on one token of some hundred thousand.
+"""
+_RARE = 10
+
+
+class SamplerGapError(FloatingPointError):
+    """What was sampled is not what is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConfig:
+    """Loss and optimiser. The loss is a sum over tokens; Adam makes its scale unimportant."""
+
+    learning_rate: float
+    loss_fn: str = "importance_sampling"
+    loss_fn_config: Mapping[str, float] | None = None
+    num_substeps: int = 1
+    """Optimiser steps per batch; each gets an equal share of the datums."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    """Largest global gradient norm; 0 does not clip."""
+    max_logprob_gap: float | None = None
+    """Most by which sampler and trainer may differ, see `EXACT_GAP`; ``None`` only reports it."""
+
+    def __post_init__(self) -> None:
+        """Reject settings that cannot train."""
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate must be a positive number; got {self.learning_rate}")
+        if self.num_substeps < 1:
+            raise ValueError(f"num_substeps must be 1 or more; got {self.num_substeps}")
+        check_adam(self.adam_params())
+
+    def adam_params(self) -> tinker.AdamParams:
+        """The optimiser's settings as the engine takes them."""
+        return tinker.AdamParams(
+            learning_rate=self.learning_rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            grad_clip_norm=self.grad_clip_norm,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerCheck:
+    """Sampled tokens as the trainer finds them: behind the context and at the temperature they were sampled at."""
+
+    data_D: Sequence[tinker.Datum] = ()
+    """With the sampler's own logprobs."""
+    logprobs_D: Sequence[tinker.TensorData] = ()
+    """The trainer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """What an update was made of, and its figures."""
+
+    data_D: Sequence[tinker.Datum]
+    logprobs_D: Sequence[tinker.TensorData]
+    """Of every target token that is not masked, under the policy that the gradient was taken of."""
+    metrics: dict[str, float]
+
+
+def _minibatches(data_D: Sequence[tinker.Datum], count: int) -> list[Sequence[tinker.Datum]]:
+    """At most `count` contiguous shares that differ in size by at most one; none is empty."""
+    count = min(count, len(data_D))
+    bounds = [index * len(data_D) // count for index in range(count + 1)]
+    return [data_D[start:stop] for start, stop in pairwise(bounds)]
+
+
+def for_engine(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
+    """Datums as an engine takes them: servers know only advantages, the local engine saves what the mask hides."""
+    return (
+        list(data_D) if getattr(client, "takes_mask", False) else [_without_mask(datum) for datum in data_D]
+    )
+
+
+def _without_mask(datum: tinker.Datum) -> tinker.Datum:
+    inputs = {name: tensor for name, tensor in datum.loss_fn_inputs.items() if name != "mask"}
+    return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
+
+
+def send(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], config: UpdateConfig
+) -> Awaitable[tinker.ForwardBackwardOutput]:
+    """Submit a ``forward_backward``.
+
+    Raises:
+        FloatingPointError: If an advantage or a logprob of the data is not finite; nothing is submitted.
+    """
+    _check_data(data_D)
+    loss_fn_config = None if config.loss_fn_config is None else dict(config.loss_fn_config)
+    return client.forward_backward(for_engine(client, data_D), config.loss_fn, loss_fn_config)
+
+
+async def check_sampler(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], *, temperature: float
+) -> SamplerCheck:
+    """Score sampled tokens before an update; nothing where an engine cannot score at the temperature of the samples.
+
+    Args:
+        client: The policy before the update.
+        data_D: Behind the contexts they were sampled in, with the sampler's logprobs.
+        temperature: Of the samples. Greedy ones (0) have the logprobs of temperature 1.
+    """
+    if not data_D:
+        return SamplerCheck()
+    if temperature in (0, 1):
+        output = await client.forward(for_engine(client, data_D), "importance_sampling")
+    elif getattr(client, "takes_temperature", False):
+        kept = ("target_tokens", "mask")
+        targets_D = [
+            tinker.Datum(
+                model_input=datum.model_input,
+                loss_fn_inputs={name: datum.loss_fn_inputs[name] for name in kept},
+            )
+            for datum in data_D
+        ]
+        output = await client.forward(
+            for_engine(client, targets_D), "cross_entropy", {"temperature": temperature}
+        )
+    else:
+        return SamplerCheck()
+    return SamplerCheck(data_D=data_D, logprobs_D=[record["logprobs"] for record in output.loss_fn_outputs])
+
+
+async def _anchored(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
+    """Datums whose context tokens have the trainer's own logprobs as their sampling logprobs.
+
+    DRO's quadratic term pulls every token towards its sampling logprob, whatever its advantage. Context tokens were not
+    sampled; with the trainer's own value the term and its gradient vanish there.
+    """
+    bare_D = [_without_mask(datum) for datum in data_D]
+    output = await client.forward(bare_D, "importance_sampling")
+    anchored: list[tinker.Datum] = []
+    for datum, bare, record in zip(data_D, bare_D, output.loss_fn_outputs, strict=True):
+        is_action_T = datum.loss_fn_inputs["mask"].to_numpy() > 0
+        logprobs_T = np.where(
+            is_action_T, bare.loss_fn_inputs["logprobs"].to_numpy(), record["logprobs"].to_numpy()
+        )
+        inputs = bare.loss_fn_inputs | {
+            "logprobs": tinker.TensorData.from_numpy(logprobs_T.astype(np.float32))
+        }
+        anchored.append(tinker.Datum(model_input=bare.model_input, loss_fn_inputs=inputs))
+    return anchored
+
+
+async def update_policy(
+    client: TrainingClient,
+    data_D: Sequence[tinker.Datum],
+    config: UpdateConfig,
+    *,
+    foreign_D: Sequence[bool] | None = None,
+    check: SamplerCheck | None = None,
+    sent: Sequence[Awaitable[tinker.ForwardBackwardOutput]] | None = None,
+) -> Updated:
+    """``forward_backward`` and ``optim_step`` for every minibatch.
+
+    All requests are submitted before the first is awaited, so that a remote engine can pipeline them; engines run
+    them in that order. No data means no step: the weights stay as they are.
+
+    Args:
+        client: The policy.
+        data_D: What to train on.
+        config: Loss and optimiser.
+        foreign_D: Datums whose logprobs are not those that the sampler drew from what is trained: another context,
+            another temperature, or the trainer's own. Metrics of drift and entropy leave them out.
+        check: What stands for them there.
+        sent: Requests that hold all of the datums, in order, if they were sent before.
+
+    Raises:
+        FloatingPointError: If a number of the data or of the engine's answers is not finite.
+        SamplerGapError: If sampler and trainer are farther apart than allowed. The weights were changed by then: save
+            nothing.
+    """
+    metrics: dict[str, float] = {
+        "optim/lr": config.learning_rate,
+        "optim/datums": len(data_D),
+        "optim/steps": 0,
+    }
+    if not data_D:
+        checked = _drift((), (), (), check)
+        _check_gap(checked, config.max_logprob_gap)
+        return Updated(data_D=(), logprobs_D=(), metrics=metrics | checked)
+    pending: list[
+        tuple[Sequence[Awaitable[tinker.ForwardBackwardOutput]], Awaitable[tinker.OptimStepResponse]]
+    ] = []
+    if sent is not None:
+        pending.append((sent, client.optim_step(config.adam_params())))
+    for minibatch in _minibatches(data_D, config.num_substeps) if sent is None else ():
+        data = await _anchored(client, minibatch) if config.loss_fn == "dro" else minibatch
+        pending.append(([send(client, data, config)], client.optim_step(config.adam_params())))
+    outputs: list[tinker.ForwardBackwardOutput] = []
+    responses: list[tinker.OptimStepResponse] = []
+    for requests, optim_step in pending:
+        outputs.append(_joined([await request for request in requests]))
+        responses.append(await optim_step)
+    minibatches = _minibatches(data_D, config.num_substeps)
+    for minibatch, output, response in zip(minibatches, outputs, responses, strict=True):
+        check_applied_once(minibatch, output, response, config.loss_fn)
+    logprobs_D = [record["logprobs"] for output in outputs for record in output.loss_fn_outputs]
+    metrics |= {
+        "optim/steps": len(pending),
+        "optim/tokens": sum(datum.model_input.length for datum in data_D),
+    }
+    own = [place for place in range(len(data_D)) if foreign_D is None or not foreign_D[place]]
+    drift = _drift(data_D, logprobs_D, own, check)
+    _drift(data_D, logprobs_D, sorted({*range(len(data_D))} - {*own}))  # they must be numbers, too
+    metrics |= drift | _engine_metrics(outputs, responses)
+    before_any_step = _drift(
+        data_D, logprobs_D, [place for place in own if place < len(minibatches[0])], check
+    )
+    _check_gap(before_any_step, config.max_logprob_gap)
+    return Updated(data_D=data_D, logprobs_D=logprobs_D, metrics=metrics)
+
+
+def _check_data(data_D: Sequence[tinker.Datum]) -> None:
+    for place, datum in enumerate(data_D):
+        for name in ("advantages", "logprobs"):
+            values = datum.loss_fn_inputs[name].to_numpy() if name in datum.loss_fn_inputs else np.empty(0)
+            wrong = np.flatnonzero(~np.isfinite(values))
+            if len(wrong):
+                raise FloatingPointError(
+                    f"{name} of datum {place} must be finite numbers; got {values[wrong[0]]} for token {wrong[0]}. "
+                    "Look at the rewards and at the sampler's logprobs."
+                )
+
+
+def _drift(
+    data_D: Sequence[tinker.Datum],
+    logprobs_D: Sequence[tinker.TensorData],
+    places: Sequence[int],
+    check: SamplerCheck | None = None,
+) -> dict[str, float]:
+    checked = SamplerCheck() if check is None else check
+    return logprob_metrics(
+        [*(data_D[place] for place in places), *checked.data_D],
+        [*(logprobs_D[place] for place in places), *checked.logprobs_D],
+    )
+
+
+def _check_gap(drift: Mapping[str, float], allowed: float | None) -> None:
+    if allowed is None:
+        return
+    typical = math.sqrt(2.0 * drift.get("optim/kl_sample_train_v2", 0.0))
+    largest = drift.get("optim/logprob_gap_max", 0.0)
+    if typical > allowed or largest > _RARE * allowed:
+        raise SamplerGapError(
+            f"sampler and trainer differ by {typical:.2e} on the sampled tokens (root mean square), by {largest:.2e} "
+            f"on one of them; with precision=float32 they must agree to {allowed:.0e}, and to {_RARE * allowed:.0e} on "
+            "any one. So one of them is wrong, and this update is not to be trusted. Use other versions or another "
+            "device, or precision=fast, which only reports the gap."
+        )
+
+
+def _joined(outputs: Sequence[tinker.ForwardBackwardOutput]) -> tinker.ForwardBackwardOutput:
+    """What one request with the data of all would have answered; metrics other than the loss are averages."""
+    names = sorted({name for output in outputs for name in output.metrics})
+    columns = {name: [output.metrics[name] for output in outputs if name in output.metrics] for name in names}
+    return tinker.ForwardBackwardOutput(
+        loss_fn_output_type=outputs[0].loss_fn_output_type,
+        loss_fn_outputs=[record for output in outputs for record in output.loss_fn_outputs],
+        metrics={
+            name: math.fsum(column) / (1 if name == "loss:sum" else len(column))
+            for name, column in columns.items()
+        },
+    )
+
+
+def _engine_metrics(
+    outputs: Sequence[tinker.ForwardBackwardOutput], responses: Sequence[tinker.OptimStepResponse]
+) -> dict[str, float]:
+    """What the engine itself reports, averaged over the substeps (``loss:sum`` becomes ``optim/loss``)."""
+    rows = [output.metrics for output in outputs] + [response.metrics or {} for response in responses]
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            name = "loss" if key == "loss:sum" else key.removeprefix("optim/")
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"the engine reported {key}={value}, which is not a finite number; this update is not to be trusted"
+                )
+            values.setdefault(f"optim/{name}", []).append(float(value))
+    return {key: math.fsum(column) / len(column) for key, column in values.items()}
