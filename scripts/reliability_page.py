@@ -1,12 +1,12 @@
-"""Write the table of ``docs/reliability.md`` from ``docs/reliability.jsonl``, which ``make test-reliability`` fills."""
+"""Write the table of ``docs/reliability.md`` from the findings of ``benchmarks/reliability``, which ``make test-reliability`` fills."""
 
 import json
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-RESULTS, PAGE = DOCS / "reliability.jsonl", DOCS / "reliability.md"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "reliability" / "findings.jsonl", ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 
 

@@ -1,4 +1,4 @@
-"""From recorded measurements to ``docs/performance.md``."""
+"""From recorded measurements to ``benchmarks/performance/README.md``."""
 
 import json
 import statistics

@@ -160,7 +160,7 @@ def _conversation(agents: int, rounds: int) -> Row:
             "Rollouts and update are those of all conversations of the step.",
             "What is missing: turns follow one another, so rollouts are a thousand decode steps of as many rows as "
             "there are conversations, each behind a context of its own, which is a third of such a step. Products take "
-            "more than half of the update, at the machine's rate (docs/log.md).",
+            "more than half of the update, at the machine's rate (benchmarks/log.md).",
         ),
     )
 
@@ -293,7 +293,7 @@ _CAUSES = (
     "What is missing is what `rows=limit` shows. Its percentages are the share of an update that products with frozen "
     "weights would take at the machine's own rate; a decode step's percentage by that of its products alone is the "
     "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
-    "(docs/log.md) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
+    "(the log) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
     "product, layers of our own in decoding, compiled kernels between their products and for attention in decoding, of "
     "prompts and of trees, a last layer that computes what is read, shared beginnings by torch's kernel, threads "
     "that spin, memory kept between steps. Tried and not in use: huge pages, norms in other forms, torch.compile "

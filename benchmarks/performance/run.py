@@ -1,4 +1,4 @@
-"""Measure rows of the table in ``docs/performance.md`` and write it anew.
+"""Measure rows of the table in ``benchmarks/performance/README.md`` and write it anew.
 
     python benchmarks/performance/run.py [rows=long,balanced,...] [repeats=5] [threads=N] [record=yes]
         [sides=TEXT/...] [model=1m]
@@ -32,7 +32,7 @@ from viva.engine.threads import usable_cores
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-RESULTS, PAGE = HERE / "results.jsonl", ROOT / "docs" / "performance.md"
+RESULTS, PAGE = HERE / "results.jsonl", HERE / "README.md"
 PYTHONS = {
     "viva": Path(sys.executable),
     "peers": ROOT / ".venv-peers" / "bin" / "python",

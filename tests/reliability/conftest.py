@@ -1,7 +1,7 @@
 """Two forms of every recipe, and the ledger of what was tried.
 
 ``make test`` runs the short form; ``make test-reliability`` (``VIVA_RELIABILITY=full``) the full one, prints the ledger
-and writes it to ``docs/reliability.jsonl``, from which ``scripts/reliability_page.py`` makes the table of
+and writes it to ``findings.jsonl``, from which ``scripts/reliability_page.py`` makes the table of
 ``docs/reliability.md``.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 FULL = os.environ.get("VIVA_RELIABILITY") == "full"
-RESULTS = Path(__file__).parents[2] / "docs" / "reliability.jsonl"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "reliability" / "findings.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)

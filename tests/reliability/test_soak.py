@@ -24,7 +24,7 @@ from viva.report.series import Series
 
 FULL = os.environ.get("VIVA_RELIABILITY") == "full"
 SCRIPT = Path(__file__).with_name("soaked_run.py")
-DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "reliability"
 MAX_CHECKPOINTS = 4
 """Three are kept beside the newest while it is written."""
 MAX_SLOPE_KB = 16 * 1024
@@ -151,7 +151,7 @@ def report(rows: list[dict]) -> str:
     """Write the samples and the figure; what they say, in words."""
     late = settled_rows(rows)
     steps = steps_of(late)
-    with (DOCS / "reliability_soak.csv").open("w", newline="") as file:
+    with (RESULTS / "soak.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*COLUMNS, "median_step_s", "median_step_processor_s"])
         for row in rows:
@@ -176,7 +176,7 @@ def report(rows: list[dict]) -> str:
         title=f"{rows[-1]['t'] / 60:.0f} minutes with faults: each curve by its median",
         x_label="minutes",
         y_label="share of the median",
-        output=DOCS / "reliability_soak.svg",
+        output=RESULTS / "soak.svg",
     )
     ratio = np.quantile(steps, 0.99, axis=0) / np.median(steps, axis=0)
     return (

@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["SPINS", "Waiting"]
 
 SPINS = "20000"
-"""Turns of libgomp's loop: some 0.2 ms. More gains little alone, costs more until neighbours are seen (docs/log.md)."""
+"""Turns of libgomp's loop: some 0.2 ms. More gains little alone, costs more until neighbours are seen (see the log)."""
 
 _WINDOW_S = 0.3
 _BUSY, _QUIET = 0.25, 0.1

@@ -47,7 +47,7 @@ DEFAULT_BATCH_SIZE = 128
 _BUILT_IN = "tiny"
 _PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path")
 """Options that may be paths of files that a run reads."""
-_BUILT_IN_RATE = 1.5e-3  # measured, see docs/log.md
+_BUILT_IN_RATE = 1.5e-3  # measured, see benchmarks/log.md
 
 
 def resolve_batch_size(batch_size: int | None, unit: int, name: str = "num_agents") -> int:

@@ -1,7 +1,7 @@
 """Kernels for a CPU, compiled by numba.
 
 A decode step takes a few rows through a layer. Each operation of torch costs some 20 us there whatever it computes, and
-its attention to keys of a row's own reads them at half the memory's speed (docs/log.md). Here every step between two
+its attention to keys of a row's own reads them at half the memory's speed (see the log). Here every step between two
 products is one call, and attention reads keys and values once, as they lie. Attention of prompts and of trees is made
 of tiles whose scores never leave the processor's cache, at twice to three times the speed of torch's operations.
 """
