@@ -1,4 +1,4 @@
-"""Write the table of ``docs/reliability.md`` from the findings of ``benchmarks/reliability``, which ``make test-reliability`` fills."""
+"""Write the table of ``docs/reliability.md`` from ``findings.jsonl``, which ``make test-reliability`` fills."""
 
 import json
 from itertools import groupby
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "reliability" / "findings.jsonl", ROOT / "docs" / "reliability.md"
+RESULTS = ROOT / "benchmarks" / "reliability" / "findings.jsonl"
+PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 
 

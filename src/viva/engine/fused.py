@@ -1,7 +1,7 @@
 """Decoder layers of the Llama kind, computed in few calls.
 
 A decode step takes a few rows through many small operations, and at a dozen rows their calls show beside the products
-(benchmarks/log.md). Here a layer's products of one input are one, what lies between two products is one call of a compiled
+(see the log). Here a layer's products of one input are one, what lies between two products is one call of a compiled
 kernel (`viva.engine.kernels`), and the residual is added within the product before it. The weights are packed
 (`viva.engine.linear`), so this is for copies that only compute, on a CPU.
 
