@@ -24,13 +24,13 @@ def test_groups_limits_and_defaults_are_those_of_the_code() -> None:
     groups = ", ".join(group["name"] for group in curve_layout(keys))
     assert f"in groups: {groups}." in PAGE
     assert f"more than {MAX_TEXT_CHARS:,} characters" in PAGE
-    loop = (ROOT / "src" / "viva" / "rl" / "train.py").read_text(encoding="utf-8")
+    loop = (ROOT / "src" / "viva" / "training" / "loop.py").read_text(encoding="utf-8")
     assert re.search(r"tokens_every: int = (\d+)", loop).group(1) == re.search(
         r"`tokens_every` \((\d+);", PAGE
     ).group(1)
 
 
 def test_every_file_that_a_run_appends_to_is_on_the_page_or_is_for_other_commands() -> None:
-    log = (ROOT / "src" / "viva" / "rl" / "run_log.py").read_text(encoding="utf-8")
+    log = (ROOT / "src" / "viva" / "run" / "log.py").read_text(encoding="utf-8")
     files = set(re.findall(r'"(\w+\.jsonl)"', log[log.index("_FILES") :].partition("\n")[0]))
     assert {name for name in files if f"`{name}`" not in PAGE} == {"samples.jsonl"}
