@@ -57,7 +57,7 @@ def test_weights_that_a_run_started_from_are_not_asked_for_when_it_goes_on(tmp_p
 
 
 def test_project_and_name_of_wandb_may_change_when_a_run_goes_on(monkeypatch):
-    monkeypatch.setattr("viva.run.trackers.choice.find_spec", lambda name: SimpleNamespace(origin="a file"))
+    monkeypatch.setattr("viva.run.trackers.find_spec", lambda name: SimpleNamespace(origin="a file"))
     options = make_plan(config(wandb_project="p", wandb_name="n", log_path="x")).options
     assert [(each.name, each.project, each.run_name) for each in options.trackers][1:] == [
         ("wandb", "p", "n")
@@ -169,7 +169,7 @@ def test_help_lists_the_options_and_ends_with_status_0(capsys):
 
 
 def test_a_tracker_without_its_package_is_told_with_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("viva.run.trackers.choice.find_spec", lambda name: None)
+    monkeypatch.setattr("viva.run.trackers.find_spec", lambda name: None)
     code = main(['train_prompts=["a"]', "trackers=console,wandb:p", f"log_path={tmp_path / 'run'}"])
     assert code == 2
     assert "pip install 'viva-rl[wandb]'" in capsys.readouterr().err

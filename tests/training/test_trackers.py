@@ -13,13 +13,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from viva.run.folder import RunFolder, open_run_folder
-from viva.run.trackers.choice import PACKAGES, TrackerChoice, choose_trackers
-from viva.run.trackers.open import MEMORY, open_trackers
+from viva.run.trackers import MEMORY, PACKAGES, TrackerChoice, choose_trackers, open_trackers
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("viva.run.trackers.choice.find_spec", lambda name: SimpleNamespace(origin="a file"))
+    monkeypatch.setattr("viva.run.trackers.find_spec", lambda name: SimpleNamespace(origin="a file"))
 
 
 # the option
@@ -90,7 +89,7 @@ def test_a_wrong_tracker_is_told_with_what_is_allowed(installed, texts, message)
     "spec", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder of that name"]
 )
 def test_a_missing_package_is_told_with_the_command(monkeypatch, name, spec) -> None:
-    monkeypatch.setattr("viva.run.trackers.choice.find_spec", lambda package: spec)
+    monkeypatch.setattr("viva.run.trackers.find_spec", lambda package: spec)
     with pytest.raises(ValueError, match=rf"not installed: pip install 'viva-rl\[{name}\]'"):
         choose_trackers([name])
 
@@ -309,8 +308,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from viva.run.folder import open_run_folder
-from viva.run.trackers.choice import choose_trackers
-from viva.run.trackers.open import open_trackers
+from viva.run.trackers import choose_trackers, open_trackers
 
 folder = open_run_folder(Path(sys.argv[1]), behavior="resume", config={"seed": 1})
 first, last = int(sys.argv[3]), int(sys.argv[4])

@@ -293,7 +293,7 @@ def test_a_tracker_that_does_not_start_leaves_no_run(tmp_path, model, monkeypatc
 
     wandb.init, wandb.Error, wandb.Settings = refuse, RuntimeError, dict
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setattr("viva.run.trackers.choice.find_spec", lambda name: SimpleNamespace(origin="a file"))
+    monkeypatch.setattr("viva.run.trackers.find_spec", lambda name: SimpleNamespace(origin="a file"))
     folder = tmp_path / "runs" / "run"
     if was_there:
         write(folder, "notes.txt")

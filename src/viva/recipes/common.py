@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from viva.run.checkpoints import Checkpoint
     from viva.run.clients import ServiceClient, TrainingClient
     from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder
-    from viva.run.trackers.choice import TrackerChoice
-    from viva.run.trackers.open import OpenTracker
+    from viva.run.trackers import OpenTracker, TrackerChoice
     from viva.training.loop import Training
     from viva.training.service import EngineConfig
 
@@ -180,7 +179,7 @@ class RunOptions:
     """Names of those that a resumed run may change."""
     num_steps: int
     trackers: tuple[TrackerChoice, ...] = ()
-    """From `viva.run.trackers.choice.choose_trackers`."""
+    """From `viva.run.trackers.choose_trackers`."""
     load_checkpoint_path: str | None = None
     """Where a new run takes its weights from."""
     ttl_seconds: int | None = None
@@ -232,7 +231,7 @@ async def _open_run(
     check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None,
 ) -> OpenRun:
     from viva.conversation.rendering import load_renderer
-    from viva.run.trackers.open import open_trackers
+    from viva.run.trackers import open_trackers
     from viva.training.remote import state_deleter
     from viva.training.service import context_window, make_service
 

@@ -21,8 +21,7 @@ from viva.rewards.spans import Decoder, token_texts
 from viva.run.clients import settled
 from viva.run.folder import RunFolder
 from viva.run.stop_rule import StopRule
-from viva.run.trackers.choice import CONSOLE
-from viva.run.trackers.open import OpenTracker
+from viva.run.trackers import CONSOLE, OpenTracker
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.dataset import BuilderFactory, PromptDataset
 from viva.training.expert_batch import EstimatorStoppedError, ExpertConfig

@@ -13,7 +13,7 @@ from viva.engine.hub import pinned, split_revision
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
-from viva.run.trackers.choice import choose_trackers
+from viva.run.trackers import choose_trackers
 from viva.training.prompts import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 

@@ -1,0 +1,369 @@
+"""Where a run's metrics go besides its own files: the console, TensorBoard, Trackio, Weights & Biases.
+
+Each tracker gets every step once. A run that is resumed repeats the steps since its last checkpoint, with the same
+results. What a tracker has been given is kept in ``trackers.json``: it is not given the same step again, unless it
+takes back what is repeated; and one that missed steps (it was added later, or the run was killed at a bad moment) is
+given them from ``metrics.jsonl``.
+
+The loggers of ``tinker_cookbook`` are not used: they know no resumed runs, and W&B's would send code and host name.
+"""
+
+import difflib
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from viva.run.files import read_json, write_json
+from viva.run.folder import RunFolder
+from viva.run.written import note_written
+
+__all__ = [
+    "CONSOLE",
+    "MEMORY",
+    "PACKAGES",
+    "OpenTracker",
+    "TrackerChoice",
+    "choose_trackers",
+    "open_trackers",
+]
+
+CONSOLE = "console"
+"""The line per step on the terminal."""
+PACKAGES = {"tensorboard": "tensorboard", "trackio": "trackio", "wandb": "wandb"}
+"""Trackers that need a package; the extra of viva that installs it has the tracker's name."""
+MEMORY = "trackers.json"
+
+_WANDB = "wandb"
+_WITH_PROJECT = ("trackio", _WANDB)
+_DEFAULT_PROJECT = "viva"
+_REFUSED = 2
+"""Exit code of a run that cannot begin."""
+_IN_FOLDER = ("tensorboard", _WANDB)
+"""Trackers that keep files in a folder of the run's, which has their name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerChoice:
+    """One tracker."""
+
+    name: str
+    project: str = _DEFAULT_PROJECT
+    """Under which Trackio and Weights & Biases file the run."""
+    run_name: str | None = None
+    """The run's name there; ``None`` for that of its folder."""
+
+
+def choose_trackers(
+    texts: Sequence[str], *, wandb_project: str | None = None, wandb_name: str | None = None
+) -> tuple[TrackerChoice, ...]:
+    """Read the option ``trackers``: a name each, for some of them with ``:PROJECT``.
+
+    Args:
+        texts: The option.
+        wandb_project: Another way to write ``wandb:PROJECT``.
+        wandb_name: The run's name in Weights & Biases.
+
+    Raises:
+        ValueError: If one is unknown, named twice, or its package is not installed, with the command that installs it;
+            or if the options contradict each other.
+    """
+    choices: list[TrackerChoice] = []
+    for text in _with_project(texts, wandb_project, wandb_name):
+        name, colon, project = text.partition(":")
+        if name not in (CONSOLE, *PACKAGES):
+            raise ValueError(_unknown(name))
+        if any(name == other.name for other in choices):
+            raise ValueError(f"trackers names {name} twice; name it once")
+        if colon and (name not in _WITH_PROJECT or not project):
+            raise ValueError(
+                f"trackers: {text!r} is not a tracker; a project goes behind {' or '.join(_WITH_PROJECT)}, as in "
+                f"{_WITH_PROJECT[-1]}:my-project"
+            )
+        if name in PACKAGES and not _is_installed(PACKAGES[name]):
+            raise ValueError(
+                f"trackers={name} needs the package {PACKAGES[name]}, which is not installed: "
+                f"pip install 'viva-rl[{name}]'"
+            )
+        run_name = wandb_name if name == _WANDB else None
+        choices.append(TrackerChoice(name=name, project=project or _DEFAULT_PROJECT, run_name=run_name))
+    return tuple(choices)
+
+
+def _with_project(texts: Sequence[str], project: str | None, run_name: str | None) -> list[str]:
+    """The option with the tracker that ``wandb_project`` asks for."""
+    for option, value in (("wandb_project", project), ("wandb_name", run_name)):
+        if value is not None and not value.strip():
+            raise ValueError(f"{option} must be a name; got {value!r}. Give one, or leave the option out.")
+    place = next((place for place, text in enumerate(texts) if text.partition(":")[0] == _WANDB), None)
+    if place is None and project is None and run_name is not None:
+        raise ValueError(
+            f"wandb_name={run_name} names a run in Weights & Biases, but trackers has no wandb: give "
+            "wandb_project=PROJECT as well, or add wandb to trackers"
+        )
+    if project is None:
+        return list(texts)
+    wanted = f"{_WANDB}:{project}"
+    if place is None:
+        return [*texts, wanted]
+    if texts[place] not in (_WANDB, wanted):
+        raise ValueError(
+            f"trackers={texts[place]} and wandb_project={project} name two projects; give one of them"
+        )
+    return [*texts[:place], wanted, *texts[place + 1 :]]
+
+
+def _is_installed(package: str) -> bool:
+    spec = find_spec(package)
+    # trackers like to leave folders of their own name behind, which look like packages without a file
+    return spec is not None and spec.origin is not None
+
+
+def _unknown(name: str) -> str:
+    allowed = [CONSOLE, *PACKAGES]
+    close = difflib.get_close_matches(name, allowed, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return (
+        f"unknown tracker {name!r}; allowed: {', '.join(allowed)}.{hint} "
+        "(metrics.jsonl in log_path is always written.)"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrackedRun:
+    """A run as trackers know it."""
+
+    folder: Path
+    run_id: str
+    """Made when the run began; a resumed run has the same."""
+    project: str
+    name: str
+    config: Mapping[str, Any]
+    """The options of ``config.json``. Nothing else about program or machine is handed on."""
+    next_step: int | None
+    """The step at which the run goes on, or begins; ``None`` if it has nothing left to do."""
+
+
+class _Tracker(Protocol):
+    """A place that keeps metrics."""
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether it forgets, when it is opened for a resumed run, the steps that this run repeats."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep one step."""
+        ...
+
+    def close(self, exit_code: int) -> None:
+        """Write out what is pending.
+
+        Args:
+            exit_code: Of the process whose run this was; 0 if it is complete.
+        """
+        ...
+
+
+class _TensorBoard:
+    """Event files in the run's folder, for ``tensorboard --logdir LOG_PATH``; repeated steps hide earlier values."""
+
+    takes_back = True
+
+    def __init__(self, run: _TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+
+        # also from step 0: a run that died before its first checkpoint has left steps that are repeated
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.next_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, exit_code: int) -> None:
+        del exit_code  # the file has no place for it
+        self._writer.close()
+
+
+class _Trackio:
+    """A run in Trackio's local data base, or where its environment variables say; a resumed run goes on in it."""
+
+    takes_back = False
+
+    def __init__(self, run: _TrackedRun) -> None:
+        import trackio  # pyright: ignore[reportMissingImports] - an optional extra
+
+        self._run: Any = trackio.init(
+            project=run.project,
+            # runs are told apart by their names alone, and folders of different runs may have one name
+            name=f"{run.name}-{run.run_id}",
+            config=dict(run.config),
+            resume="allow",
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, exit_code: int) -> None:
+        del exit_code  # Trackio does not keep it
+        self._run.finish()
+
+
+class _WeightsAndBiases:
+    """A run in Weights & Biases; a resumed run goes on in it.
+
+    Only options and metrics are sent: no source code, console text, package list, host name or machine statistics.
+    ``WANDB_MODE=offline`` keeps them in the run's folder for ``wandb sync``.
+    """
+
+    takes_back = False
+
+    def __init__(self, run: _TrackedRun) -> None:
+        import wandb  # pyright: ignore[reportMissingImports] - an optional extra
+
+        settings = wandb.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            host="undisclosed",
+            save_code=False,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        hook = sys.excepthook
+        try:
+            self._run: Any = wandb.init(
+                project=run.project,
+                name=run.name,
+                id=run.run_id,
+                resume="allow",
+                config=dict(run.config),
+                dir=str(run.folder),
+                settings=settings,
+            )
+        except wandb.Error as error:
+            raise ValueError(
+                f"trackers=wandb cannot start: {error} Log in with 'wandb login', or set WANDB_MODE=offline."
+            ) from error
+        finally:
+            # that of wandb prints tracebacks with the secrets in them; `close` tells it the exit code
+            sys.excepthook = hook
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)  # with another code than 0 the run is shown as failed
+
+
+_TRACKERS = {"tensorboard": _TensorBoard, "trackio": _Trackio, _WANDB: _WeightsAndBiases}
+
+
+class _Memory:
+    """``trackers.json``: the run's id for trackers, and which step each of them is to get next."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MEMORY
+        stored: dict[str, Any] = read_json(self._path) if self._path.exists() else {}
+        # an identity, no result: two runs of equal options must not meet in one data base
+        self.run_id: str = stored.get("run_id") or secrets.token_hex(4)
+        self._next_steps: dict[str, int] = stored.get("next_steps", {})
+        # before a tracker sees the id: a run that dies before its first step goes on under the same one
+        self._write()
+
+    def next_step(self, name: str) -> int:
+        return self._next_steps.get(name, 0)
+
+    def remember(self, name: str, next_step: int) -> None:
+        self._next_steps[name] = max(next_step, self.next_step(name))
+        self._write()
+
+    def _write(self) -> None:
+        content = {"run_id": self.run_id, "next_steps": dict(sorted(self._next_steps.items()))}
+        write_json(self._path, content)
+
+
+class OpenTracker:
+    """A tracker with a memory; a `viva.training.loop.MetricSink`."""
+
+    def __init__(self, name: str, tracker: _Tracker, memory: _Memory) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._memory = memory
+
+    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand on one step, if the tracker does not have it."""
+        if self._tracker.takes_back or step >= self._memory.next_step(self._name):
+            self._tracker.log(step, metrics)
+            self._memory.remember(self._name, step + 1)
+
+    def catch_up(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Hand on what was missed of the steps that are over."""
+        missed_from = self._memory.next_step(self._name)
+        for row in rows:
+            step = int(row["step"])
+            if step >= missed_from:
+                self(step, {name: value for name, value in row.items() if name != "step"})
+
+    def close(self, exit_code: int = 0) -> None:
+        """Write out what is pending, and hand on the exit code of the process whose run this was."""
+        self._tracker.close(exit_code)
+
+
+def open_trackers(
+    choices: Sequence[TrackerChoice], folder: RunFolder, *, next_step: int | None = 0
+) -> tuple[OpenTracker, ...]:
+    """Open all trackers but the console, and let them catch up with the run's log.
+
+    Args:
+        choices: From `choose_trackers`.
+        folder: The run's, its log cut back to where the run goes on.
+        next_step: The step at which the run goes on, or begins; ``None`` if it has nothing left to do.
+
+    Raises:
+        ValueError: If a tracker cannot start.
+    """
+    chosen = [choice for choice in choices if choice.name != CONSOLE]
+    if not chosen:
+        return ()
+    memory = _Memory(folder.path)
+    config = read_json(folder.path / "config.json")
+    opened: list[OpenTracker] = []
+    with ExitStack() as cleanup:
+        for choice in chosen:
+            run = _TrackedRun(
+                folder=folder.path,
+                run_id=memory.run_id,
+                project=choice.project,
+                name=choice.run_name or folder.path.resolve().name,
+                config=config,
+                next_step=next_step,
+            )
+            place = folder.path / choice.name
+            if choice.name in _IN_FOLDER and not place.exists():
+                note_written([place], as_folder=True)
+            tracker = OpenTracker(choice.name, _start(choice.name, run), memory)
+            cleanup.callback(tracker.close, _REFUSED)
+            tracker.catch_up(folder.log.metrics())
+            opened.append(tracker)
+        cleanup.pop_all()
+    return tuple(opened)
+
+
+def _start(name: str, run: _TrackedRun) -> _Tracker:
+    try:
+        return _TRACKERS[name](run)
+    except (OSError, RuntimeError, httpx.HTTPError) as error:
+        raise ValueError(
+            f"trackers={name} cannot start: {type(error).__name__}: {error}. See to it, or leave it out of trackers."
+        ) from error
