@@ -18,8 +18,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-COMMON = ["model_name=tiny", "max_steps=3", "max_tokens=60", "lora_rank=8", "eval_every=2", "seed=0", "trackers=[]"]
-COMMON += ["num_test_conversations=2", "max_test_samples=16", "behavior_if_exists=delete", "learning_rate=2e-3"]
+COMMON = [
+    "model_name=tiny",
+    "max_steps=3",
+    "max_tokens=60",
+    "lora_rank=8",
+    "eval_every=2",
+    "seed=0",
+    "trackers=[]",
+]
+COMMON += [
+    "num_test_conversations=2",
+    "max_test_samples=16",
+    "behavior_if_exists=delete",
+    "learning_rate=2e-3",
+]
 MIXTURE = 'strategies=["iid","prompt_augmentation","feedback","best_of"]'
 RUNS = {
     "critique": ["critique_self_play", "num_agents=3", "batch_size=12"],
