@@ -18,7 +18,9 @@ from viva.training.update import UpdateConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma")
 STOPS = {"llama": "<|eot_id|>", "mistral": "</s>", "gemma": "<end_of_turn>"}
-BY_TEMPLATE = ("mistral", "gemma")
+NO_SYSTEM = ("mistral", "gemma")
+BY_TEMPLATE = ("qwen2", *NO_SYSTEM)
+"""Where tinker-cookbook has no renderer that writes the same; Qwen2's template has a default system message."""
 TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Why?"},
@@ -38,12 +40,13 @@ def test_prompts_are_those_of_the_familys_chat_template(family, length):
     renderer = load_renderer(tokenizer, model_name=f"nobody/{family}")
     assert isinstance(renderer, ChatTemplateRenderer) == (family in BY_TEMPLATE)
     messages = TALK[:length]
-    if family in BY_TEMPLATE:  # these know no system messages
+    if family in NO_SYSTEM:
         system, first, *rest = messages
         expected = [{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest]
     else:
         expected = messages
     assert build_prompt(renderer, messages).to_ints() == template_tokens(tokenizer, expected)
+    assert build_prompt(renderer, messages[1:]).to_ints() == template_tokens(tokenizer, messages[1:])
     stop = tokenizer.convert_tokens_to_ids(STOPS.get(family, "<|im_end|>"))
     assert renderer.get_stop_sequences() == [stop]
     reply = [*tokenizer.encode("So it is.", add_special_tokens=False), stop]
@@ -69,6 +72,17 @@ def test_text_cannot_forge_a_turn_of_the_template(family):
         build_prompt(again, TALK, prefill="{").to_ints()
         == build_prompt(renderer, TALK, prefill="{").to_ints()
     )
+
+
+def test_a_template_that_writes_the_date_is_not_used_where_the_family_has_a_renderer():
+    tokenizer = make_tokenizer("llama")
+    dated = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+    tokenizer.chat_template = f"{dated}{tokenizer.chat_template}"
+    renderer = load_renderer(tokenizer, model_name="x")
+    assert not isinstance(renderer, ChatTemplateRenderer)
+    assert build_prompt(renderer, TALK).to_ints() != template_tokens(tokenizer, TALK)
+    renderer = load_renderer(tokenizer, model_name="x", renderer_name="chat_template")
+    assert build_prompt(renderer, TALK).to_ints() == template_tokens(tokenizer, TALK)
 
 
 def test_a_template_without_control_tokens_is_not_used():

@@ -1,4 +1,4 @@
-"""A renderer made of a tokenizer's own chat template, for families that tinker-cookbook has no renderer of."""
+"""A renderer made of a tokenizer's own chat template, where tinker-cookbook has none that writes the same."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -55,6 +55,11 @@ class ChatTemplateRenderer(Renderer):
     def has_extension_property(self) -> bool:
         """Templates may rewrite earlier turns, so it is not promised."""
         return False
+
+    @property
+    def writes_the_date(self) -> bool:
+        """Whether the template asks for the day's date, so that prompts of tomorrow may be others."""
+        return "strftime_now" in str(self._guarded.inner.chat_template)
 
     def get_stop_sequences(self) -> list[int]:
         """The control token that ends the assistant's turn."""

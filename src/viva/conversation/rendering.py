@@ -62,6 +62,12 @@ _SHIELDS = "shields_messages"
 _OPENS_THOUGHTS = "opens_thoughts"
 """Attribute that tells whether the prompt ends with the opening of thoughts, so that replies begin inside them."""
 _PROBE = [Message(role="user", content="x")]
+_TALKS = (
+    _PROBE,
+    [Message(role="system", content="Be brief."), *_PROBE],
+    [*_PROBE, Message(role="assistant", content="y"), *_PROBE],
+)
+"""Conversations on which a family's renderer is compared with the tokenizer's template."""
 _TOOL_MARKS = ("<tool_call>", "<|tool_call", "<\uff5ctool\u2581call", "\uff5cDSML\uff5c", "to=functions.")
 """What opens the call of a tool. Agents have none, so such a reply is text like any other and read without the
 renderer: the patterns for calls backtrack, and what stands in a call makes their readers fail (numbers of many digits,
@@ -76,19 +82,20 @@ def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None 
         model_name: Hub name or local path.
         renderer_name: A tinker-cookbook renderer, or ``chat_template`` for the tokenizer's own template. By default
             the one that the cookbook recommends for the model, else the one that fits the tokenizer's control
-            tokens, else the tokenizer's template, else ``role_colon``, which needs no control tokens.
+            tokens and writes what its template writes, else the tokenizer's template, else ``role_colon``, which
+            needs no control tokens.
 
     Raises:
         ValueError: If there is no renderer of that name, or it needs control tokens that the tokenizer lacks.
     """
     guarded = tokenizer if isinstance(tokenizer, GuardedTokenizer) else GuardedTokenizer(tokenizer)
-    name = renderer_name or _recommended(model_name) or _by_control_tokens(guarded)
+    name = renderer_name or _recommended(model_name) or _fitting(guarded)
     try:
         renderer = _make(name, guarded, model_name)
     except TypeError as error:  # it brings a tokenizer of its own, which no guard can be put around
         raise ValueError(
             f"renderer {name!r} does not fit the tokenizer of {model_name!r}: {error} "
-            f"Pass renderer_name={_by_control_tokens(guarded)!r}."
+            f"Pass renderer_name={_fitting(guarded)!r}."
         ) from error
     except RendererError as error:
         known = [CHAT_TEMPLATE, *_NAMES, *renderers.get_registered_renderer_names()]
@@ -119,16 +126,30 @@ def _recommended(model_name: str) -> str | None:
         return None
 
 
-def _by_control_tokens(tokenizer: GuardedTokenizer) -> str:
+def _fitting(tokenizer: GuardedTokenizer) -> str:
+    """The renderer that writes what the tokenizer's chat template writes: its family's if that does, else the template.
+
+    A template that writes the day's date gives no prompts that can be repeated: there the family's is taken.
+    """
     added: dict[str, int] = tokenizer.get_added_vocab()
-    for needed, name in _FAMILIES:
-        if all(token in added for token in needed):
-            return name
+    family = next((name for needed, name in _FAMILIES if all(token in added for token in needed)), None)
     try:
-        ChatTemplateRenderer(tokenizer)
+        by_template = ChatTemplateRenderer(tokenizer)
     except ValueError:  # no template, or one whose markers text could forge
-        return _FALLBACK
-    return CHAT_TEMPLATE
+        return family or _FALLBACK
+    if family is None:
+        return CHAT_TEMPLATE
+    by_family = renderers.get_renderer(family, cast(Any, tokenizer))
+    agree = by_template.writes_the_date or all(_agree(by_family, by_template, talk) for talk in _TALKS)
+    return family if agree else CHAT_TEMPLATE
+
+
+def _agree(one: Renderer, other: Renderer, messages: list[Message]) -> bool:
+    try:
+        expected = other.build_generation_prompt(messages).to_ints()
+    except ValueError:  # such messages are not for this template
+        return True
+    return one.build_generation_prompt(messages).to_ints() == expected
 
 
 def _check_control_tokens(
@@ -145,7 +166,7 @@ def _check_control_tokens(
         if text_only or tokenizer.control_ids.intersection(tokens).difference(stops):
             return
         missing = "its role markers are not control tokens"
-    fitting = _by_control_tokens(tokenizer)
+    fitting = _fitting(tokenizer)
     raise ValueError(
         f"renderer {name!r} does not fit the tokenizer of {model_name!r}: {missing}. "
         f"Pass renderer_name={(_FALLBACK if fitting == name else fitting)!r}."
