@@ -138,7 +138,8 @@ def tokens_before(rows: Sequence[dict], step: int) -> float:
 
 def plot(results: Sequence[dict], output: Path) -> None:
     """Mean accuracy of each arm at each evaluation, with its interval."""
-    from viva.report import Series, plot_svg
+    from viva.view.chart import plot_svg
+    from viva.view.series import Series
 
     drawn = []
     for arm in dict.fromkeys(result["arm"] for result in results):

@@ -31,16 +31,13 @@ ALLOWED["run"] |= {"engine"}
 ALLOWED["training"] |= {"engine"}
 ALLOWED["testing"] = frozenset({*CHAIN, "engine"})
 ALLOWED["tiny"] = frozenset({"conversation", "judging", "selfplay"})
-ALLOWED["report"] = frozenset({*CHAIN, "engine"})
-ALLOWED["view"] = frozenset({*CHAIN, "report"})
+ALLOWED["view"] = frozenset({*CHAIN, "engine"})
 ALLOWED["eval"] = frozenset({*CHAIN, "engine"})
 ALLOWED["doctor"] = frozenset({*CHAIN, "engine"})
 ALLOWED["scaling"] = frozenset({"conversation"})
-ALLOWED["recipes"] = frozenset({*CHAIN, "doctor", "engine", "eval", "report", "scaling", "tiny"})
+ALLOWED["recipes"] = frozenset({*CHAIN, "doctor", "engine", "eval", "scaling", "tiny", "view"})
 ALLOWED["cli_parser"] = frozenset()
-ALLOWED["cli"] = frozenset(
-    {*CHAIN, "cli_parser", "doctor", "engine", "eval", "report", "tiny", "recipes", "view"}
-)
+ALLOWED["cli"] = frozenset({*CHAIN, "cli_parser", "doctor", "engine", "eval", "tiny", "recipes", "view"})
 
 BROAD_EXCEPTS = frozenset(
     {"viva/conversation/line_tokens.py", "viva/engine/pump.py", "viva/training/rollouts.py"}
@@ -309,7 +306,7 @@ HEAVY = ("torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft
     [
         "import viva",
         "import viva.cli",
-        "import viva.engine, viva.report",
+        "import viva.engine, viva.view",
         "import viva.cli, contextlib\nwith contextlib.suppress(SystemExit): viva.cli.main(['--help'])",
         "import viva.cli; viva.cli.main(['recipes'])",
     ],

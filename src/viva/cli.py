@@ -91,7 +91,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from viva.report import write_report
+    from viva.view.page import write_report
 
     try:
         path = write_report(options.run, options.output, second=options.second)
@@ -102,8 +102,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _view(options: argparse.Namespace) -> int:
-    from viva.report.sources import runs_text
     from viva.view.server import serve
+    from viva.view.sources import runs_text
 
     try:
         if not options.runs:
@@ -201,7 +201,7 @@ def _eval(options: argparse.Namespace) -> int:
 
 def _rescore(options: argparse.Namespace) -> int:
     from viva.recipes.config import parse_options
-    from viva.report.rescore import RescoreOptions, rescore, rescore_text
+    from viva.view.rescore import RescoreOptions, rescore, rescore_text
 
     rules = parse_options(RescoreOptions, options.options)
     try:
@@ -214,7 +214,7 @@ def _rescore(options: argparse.Namespace) -> int:
 
 def _estimate(options: argparse.Namespace) -> int:
     from viva.recipes.config import parse_options
-    from viva.report.estimates import EstimateOptions, estimate_run, estimation_text
+    from viva.view.estimates import EstimateOptions, estimate_run, estimation_text
 
     chosen = parse_options(EstimateOptions, options.options)
     try:

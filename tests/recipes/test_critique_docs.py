@@ -19,11 +19,11 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.config import parse_options
 from viva.recipes.critique_self_play.build import make_plan, run
 from viva.recipes.critique_self_play.train import Config
-from viva.report.rescore import RescoreOptions, rescore
 from viva.rewards.review_rules import PRESETS, ReviewRules
 from viva.run.stop_rule import WATCHED, WINDOW
 from viva.selfplay.critique_protocol import critique_protocol
 from viva.testing import ScriptedSamplingClient, tiny_renderer
+from viva.view.rescore import RescoreOptions, rescore
 
 PAGE = page("critique_self_play.md")
 FIRST_PAGE = page("conversation_preference_rl.md")

@@ -23,11 +23,11 @@ import viva.run.export
 from viva.cli import main
 from viva.engine import LocalServiceClient
 from viva.recipes.export import ExportOptions, export_run
-from viva.report.model_card import measurements
-from viva.report.run_files import read_run
 from viva.run.files import write_json
 from viva.run.folder import open_run_folder
 from viva.tiny import model_path
+from viva.view.model_card import measurements
+from viva.view.run_files import read_run
 
 TOKENS = [1, 5, 9, 2, 7, 7, 3, 250, 12]
 

@@ -13,7 +13,7 @@ from viva.recipes.config import parse_options
 from viva.recipes.math_efficiency.build import make_plan
 from viva.recipes.math_efficiency.strategies import STRATEGIES
 from viva.recipes.math_efficiency.train_rl import Config
-from viva.report.estimates import EstimateOptions
+from viva.view.estimates import EstimateOptions
 
 PAGE = page("math_efficiency.md")
 COMMANDS = ("python -m viva.recipes.math_efficiency.train_rl ", "viva train math_efficiency ")

@@ -18,9 +18,9 @@ from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientRe
 from viva.recipes.math_efficiency.strategies import STRATEGIES, Task, find_strategies
 from viva.recipes.math_efficiency.train_rl import Config, main
 from viva.recipes.programs import recipe_summaries
-from viva.report.estimates import EstimateOptions, estimate_run
 from viva.testing import tiny_renderer
 from viva.training.prompts import PromptItem
+from viva.view.estimates import EstimateOptions, estimate_run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = f"{ROOT / 'examples' / 'rationalise.py'}:rationalise"

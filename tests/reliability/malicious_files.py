@@ -26,9 +26,9 @@ from watched import MARK
 
 from viva.engine.checkpoint import MANIFEST, read_checkpoint
 from viva.engine.trust import sealed
-from viva.report.run_files import read_run
 from viva.run.checkpoints import Checkpoints
 from viva.run.files import read_json
+from viva.view.run_files import read_run
 
 
 def cases(model: Path, state: Path, adapter: Path, outside: Path) -> Iterator[Case]:

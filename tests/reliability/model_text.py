@@ -25,7 +25,7 @@ from viva.judging.ballots import Ballot, Preference, Tie, pair_of
 from viva.judging.comparison import Outcome
 from viva.judging.ranking import parse_ranking, ranking_status
 from viva.judging.verdict import parse_verdict
-from viva.report.markup import text_block
+from viva.view.markup import text_block
 
 VIEW = View(agent_id=1, num_agents=4, round_index=1, aliases=(2, 0, 3, 1), persona="")
 LETTERS = dict(zip("ABCD", VIEW.aliases, strict=True))

@@ -23,7 +23,6 @@ from bad_world import make_model, run_command
 from view_runs import metrics_row, transcript, write_lines
 
 from viva.recipes.common import complain, say
-from viva.report import write_report
 from viva.run.log import RunLog
 from viva.run.secrets import (
     guard_tracebacks,
@@ -34,6 +33,7 @@ from viva.run.secrets import (
     without_secrets,
 )
 from viva.training.console import RunConsole
+from viva.view.page import write_report
 
 HERE = Path(__file__).parent
 IN_DATA = "canary-in-data-5f1c"

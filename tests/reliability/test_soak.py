@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from viva.engine.checkpoint import read_checkpoint, read_tensors
-from viva.report.chart import plot_svg
-from viva.report.series import Series
+from viva.view.chart import plot_svg
+from viva.view.series import Series
 
 FULL = os.environ.get("VIVA_RELIABILITY") == "full"
 SCRIPT = Path(__file__).with_name("soaked_run.py")

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.report import Series, plot_svg
-from viva.report.chart import draw_chart, ticks
-from viva.report.series import smooth, thin
+from viva.view.chart import draw_chart, plot_svg, ticks
+from viva.view.series import Series, smooth, thin
 
 SVG = "{http://www.w3.org/2000/svg}"
 

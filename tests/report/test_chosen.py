@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.report.chosen import choose
-from viva.report.entries import Entry, entry_of
+from viva.view.chosen import choose
+from viva.view.entries import Entry, entry_of
 
 PLAIN = entry_of(0, {"step": 0, "group": 0, "record": {"question": "How many?"}})
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from viva.report import write_report
-from viva.report.credit import credit_html
-from viva.report.run_files import read_run, read_tokens
-from viva.report.token_turns import token_payload
+from viva.view.credit import credit_html
+from viva.view.page import write_report
+from viva.view.run_files import read_run, read_tokens
+from viva.view.token_turns import token_payload
 
 MakeRun = Callable[..., Path]
 MakeLine = Callable[..., dict[str, Any]]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.report.curves import chart_places, group_titles, sections
+from viva.view.chart_places import chart_places, group_titles, sections
 
 POINTS = ((0, 0.0), (1, 1.0))
 

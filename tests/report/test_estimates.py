@@ -9,7 +9,7 @@ import pytest
 import viva.cli
 from viva.experts.estimators import ESTIMATORS, Sample, estimate, make_estimator
 from viva.experts.stored_samples import sample_record
-from viva.report.estimates import EstimateOptions, estimate_run, estimation_text
+from viva.view.estimates import EstimateOptions, estimate_run, estimation_text
 
 NUM_TOKENS = 5
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from viva.report.entries import entry_of
-from viva.report.judge_summary import judge_by_step, judge_totals, telling
+from viva.view.entries import entry_of
+from viva.view.judge_summary import judge_by_step, judge_totals, telling
 
 PLAIN = entry_of(0, {"step": 0, "group": 0, "record": {"question": "How many pens?"}})
 

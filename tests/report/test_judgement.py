@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.judging.ballots import Preference
-from viva.report.judgement import (
+from viva.view.judgement import (
     agreement_of_comparisons,
     agreement_of_votes,
     cycles_of_ballots,

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp
 import viva.cli
 from viva.experts.estimators import Sample
 from viva.experts.stored_samples import sample_record
-from viva.report.log_check import LogCheck
 from viva.run.checkpoints import Checkpoints
 from viva.run.files import write_json
 from viva.run.log import RunLog
 from viva.view.app import make_app
 from viva.view.guard import cookie_name
+from viva.view.log_check import LogCheck
 
 MakeLine = Callable[..., dict[str, Any]]
 

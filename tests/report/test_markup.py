@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.report.markup import MAX_TEXT_CHARS, data, escape, format_number, text_block
+from viva.view.markup import MAX_TEXT_CHARS, data, escape, format_number, text_block
 
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from viva.report.moments import Spread, WithinCorrelation
+from viva.view.moments import Spread, WithinCorrelation
 
 VALUES = st.integers(-50, 50).map(lambda value: value / 8)
 GROUPS = st.lists(st.lists(st.tuples(VALUES, VALUES), max_size=5), max_size=6)

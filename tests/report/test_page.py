@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from viva.report import write_report
-from viva.report.headline import Gain, accuracy_gain, headline_text
-from viva.report.run_files import read_run
+from viva.view.headline import Gain, accuracy_gain, headline_text
+from viva.view.page import write_report
+from viva.view.run_files import read_run
 
 MakeRun = Callable[..., Path]
 MakeLine = Callable[..., dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from viva.cli import main
-from viva.report import write_report
+from viva.view.page import write_report
 
 MakeRun = Callable[..., Path]
 MakeLine = Callable[..., dict[str, Any]]

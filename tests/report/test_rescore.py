@@ -15,12 +15,12 @@ import viva.cli
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.report.rescore import RescoreOptions, Rescoring, rescore, rescore_text
 from viva.rewards.review_rules import review_rules
 from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.completer import Policy
 from viva.training.rollouts import run_group
+from viva.view.rescore import RescoreOptions, Rescoring, rescore, rescore_text
 
 RENDERER = tiny_renderer()
 NUM_CONVERSATIONS = 6

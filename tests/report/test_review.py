@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from viva.report.conversation import conversation_html
-from viva.report.recorded import Transcript
+from viva.view.conversation import conversation_html
+from viva.view.recorded import Transcript
 
 MakeLine = Callable[..., dict[str, Any]]
 

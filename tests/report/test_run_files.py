@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from viva.report import read_series
-from viva.report.run_files import read_run, read_transcript
+from viva.view.run_files import read_run, read_series, read_transcript
 
 MakeRun = Callable[..., Path]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from viva.report.recorded import RecordedConversation
-from viva.report.sights import sightings
+from viva.view.recorded import RecordedConversation
+from viva.view.sights import sightings
 
 
 def conversation(**changes):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from viva.report.evaluations import read_evaluations
-from viva.report.sources import kind_of, names_of, options_of, read_source
+from viva.view.evaluations import read_evaluations
+from viva.view.sources import kind_of, names_of, options_of, read_source
 
 MakeRun = Callable[..., Path]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.report.entries import Entry, entry_of
+from viva.view.entries import Entry, entry_of
 from viva.view.queries import Query, facets, page_of, parse_query, select
 
 PLAIN = entry_of(0, {"step": 0, "group": 0, "record": {"question": "How many pens?"}})

@@ -10,7 +10,7 @@ from browser import CHROMIUM, IN_CI, chromium, served
 from keyboard_walk import make_runs
 from view_runs import HOSTILE, transcript, write_lines
 
-from viva.report import write_report
+from viva.view.page import write_report
 
 pytestmark = [
     pytest.mark.skipif(

@@ -348,10 +348,11 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> int:
             f"Go on with the same command and behavior_if_exists=resume (log_path={folder.path})"
         )
         return 128 + received
-    from viva.report import headline_text, write_report
     from viva.run.export import ended_with, export_weights
     from viva.run.written import note_written
     from viva.training.advice import is_void
+    from viva.view.headline import headline_text
+    from viva.view.page import write_report
 
     played = [row for row in folder.log.metrics() if row.get("rollout/groups")]
     if played and all(map(is_void, played)):

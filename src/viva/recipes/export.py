@@ -49,11 +49,11 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
             has one, or a precision is given where nothing is merged because all weights were trained.
     """
     from viva.recipes.common import located, resolve_model
-    from viva.report.model_card import ModelCard, model_card
-    from viva.report.run_files import read_run
     from viva.run.export import choose_checkpoint
     from viva.run.folder import RunFolder
     from viva.run.stop_rule import StopRule
+    from viva.view.model_card import ModelCard, model_card
+    from viva.view.run_files import read_run
 
     run = read_run(run_dir)
     if "model_name" not in run.config:

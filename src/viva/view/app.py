@@ -15,19 +15,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from viva import __version__
-from viva.report.entries import Entry
-from viva.report.evaluations import read_evaluations
-from viva.report.judge_summary import judge_by_step, judge_totals, telling
-from viva.report.markup import visible
-from viva.report.payload import conversation_payload, text_at
-from viva.report.run_files import transcript_of
-from viva.report.sources import names_of
-from viva.report.token_turns import token_payload
 from viva.view.curves import curve_layout, curve_points
+from viva.view.entries import Entry
+from viva.view.evaluations import read_evaluations
 from viva.view.guard import Guard
+from viva.view.judge_summary import judge_by_step, judge_totals, telling
+from viva.view.markup import visible
+from viva.view.payload import conversation_payload, text_at
 from viva.view.queries import MAX_PAGE_SIZE, Query, facets, page_of, parse_query, select
 from viva.view.reading import Reading
+from viva.view.run_files import transcript_of
 from viva.view.run_index import RunIndex
+from viva.view.sources import names_of
+from viva.view.token_turns import token_payload
 
 __all__ = ["STATIC_TYPES", "make_app"]
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from viva.report.curves import chart_places, group_titles, is_open_section
-from viva.report.markup import visible
-from viva.report.series import thin
+from viva.view.chart_places import chart_places, group_titles, is_open_section
+from viva.view.markup import visible
 from viva.view.run_index import RunIndex
+from viva.view.series import thin
 
 __all__ = ["MAX_POINTS", "curve_layout", "curve_points"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from viva.report.entries import Entry
+from viva.view.entries import Entry
 
 __all__ = ["MAX_PAGE_SIZE", "Query", "facets", "page_of", "parse_query", "select"]
 

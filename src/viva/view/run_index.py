@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from viva.report.entries import Entry, entry_of
-from viva.report.log_check import LogCheck
-from viva.report.run_files import (
+from viva.view.entries import Entry, entry_of
+from viva.view.lines import GrowingFile
+from viva.view.log_check import LogCheck
+from viva.view.run_files import (
     CONFIG_FILE,
     METRICS_FILE,
     TOKENS_FILE,
@@ -21,9 +22,8 @@ from viva.report.run_files import (
     parse_line,
     transcripts_path,
 )
-from viva.report.series import Series
-from viva.report.sources import kind_of, options_of
-from viva.view.lines import GrowingFile
+from viva.view.series import Series
+from viva.view.sources import kind_of, options_of
 
 __all__ = ["RunIndex"]
 

@@ -14,12 +14,12 @@ from viva.engine.model_folder import check_base, model_digests
 from viva.eval.adapters import is_adapter, staged_adapter
 from viva.judging.policy import SamplingClient
 from viva.recipes.common import located, resolve_model
-from viva.report.run_files import read_config
 from viva.run.clients import ServiceClient, settled
 from viva.run.export import choose_checkpoint
 from viva.run.folder import RunFolder
 from viva.run.stop_rule import StopRule
 from viva.training.service import EngineConfig, context_window, make_service
+from viva.view.run_files import read_config
 
 __all__ = ["OpenPolicy", "Target", "find_target", "open_policy"]
 

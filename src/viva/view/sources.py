@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from viva.report.evaluations import read_result, result_paths
-from viva.report.markup import visible
-from viva.report.run_files import (
+from viva.view.evaluations import read_result, result_paths
+from viva.view.markup import visible
+from viva.view.run_files import (
     CONFIG_FILE,
     METRICS_FILE,
     Run,

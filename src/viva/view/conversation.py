@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from viva.report.markup import data, escape, text_block
-from viva.report.pictures import arrows_svg, critique_place, scores_svg
-from viva.report.recorded import (
+from viva.view.markup import data, escape, text_block
+from viva.view.pictures import arrows_svg, critique_place, scores_svg
+from viva.view.recorded import (
     RecordedConversation,
     RecordedFailure,
     RecordedReply,
     RecordedTurn,
     Transcript,
 )
-from viva.report.review import marks, rankings_html, scores_html, vote_text
-from viva.report.sights import Sighting, sightings
-from viva.report.verdicts import verdicts_html
+from viva.view.review import marks, rankings_html, scores_html, vote_text
+from viva.view.sights import Sighting, sightings
+from viva.view.verdicts import verdicts_html
 
 __all__ = ["conversation_html"]
 
@@ -26,7 +26,7 @@ def conversation_html(
     Args:
         transcript: A transcript with a record.
         reason: Why it is shown; its heading.
-        credit: What else there is, as HTML: see `viva.report.credit`.
+        credit: What else there is, as HTML: see `viva.view.credit`.
         anchor: Its place on the page, and the beginning of the places of its parts.
 
     Raises:

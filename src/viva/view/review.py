@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from viva.judging.ballots import Item, Preference, Tie
-from viva.report.markup import data, escape, mark, visible
-from viva.report.payload import rankings_payload
-from viva.report.recorded import RecordedConversation, RecordedScores
+from viva.view.markup import data, escape, mark, visible
+from viva.view.payload import rankings_payload
+from viva.view.recorded import RecordedConversation, RecordedScores
 
 __all__ = ["marks", "rankings_html", "scores_html", "vote_text"]
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from viva.report.markup import visible
-from viva.report.run_files import parse_line
+from viva.view.markup import visible
+from viva.view.run_files import parse_line
 
 __all__ = ["FIGURE_HEADS", "read_evaluations", "read_result", "result_paths"]
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from viva.report.chart import draw_chart
-from viva.report.entries import Entry
-from viva.report.judge_summary import JudgeTotals, judge_by_step, judge_totals, telling
-from viva.report.markup import card, data, escape
-from viva.report.series import Series
+from viva.view.chart import draw_chart
+from viva.view.entries import Entry
+from viva.view.judge_summary import JudgeTotals, judge_by_step, judge_totals, telling
+from viva.view.markup import card, data, escape
+from viva.view.series import Series
 
 __all__ = ["judge_html"]
 

@@ -15,10 +15,10 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from viva.engine.trust import unsealed
-from viva.report.entries import Entry, entry_of
-from viva.report.log_check import LogCheck, check_log
-from viva.report.recorded import Transcript
-from viva.report.series import Z95, Series
+from viva.view.entries import Entry, entry_of
+from viva.view.log_check import LogCheck, check_log
+from viva.view.recorded import Transcript
+from viva.view.series import Z95, Series
 
 __all__ = [
     "CONFIG_FILE",

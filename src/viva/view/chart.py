@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from viva.report.markup import escape, format_number
-from viva.report.series import Series, smooth, thin
+from viva.view.markup import escape, format_number
+from viva.view.series import Series, smooth, thin
 
 __all__ = ["chart_css", "draw_chart", "plot_svg", "ticks"]
 
@@ -26,7 +26,7 @@ _LEGEND_ROW = 17.0
 
 def chart_css() -> str:
     """The style sheet that the classes of a chart refer to."""
-    return resources.files("viva.report").joinpath("chart.css").read_text(encoding="utf-8")
+    return resources.files("viva.view").joinpath("chart.css").read_text(encoding="utf-8")
 
 
 def plot_svg(

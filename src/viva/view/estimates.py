@@ -35,8 +35,8 @@ from viva.experts.estimators import (
     make_estimator,
 )
 from viva.experts.stored_samples import stored_sample
-from viva.report.log_check import check_log
-from viva.report.run_files import iter_rows, read_config
+from viva.view.log_check import check_log
+from viva.view.run_files import iter_rows, read_config
 
 __all__ = [
     "SAMPLES_FILE",

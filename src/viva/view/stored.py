@@ -12,7 +12,7 @@ from viva.conversation.records import (
 )
 from viva.judging.comparison import Comparison, Outcome
 from viva.judging.ranking import RankingReply
-from viva.report.recorded import RecordedConversation, RecordedReply
+from viva.view.recorded import RecordedConversation, RecordedReply
 
 __all__ = ["stored_comparisons", "stored_conversation"]
 

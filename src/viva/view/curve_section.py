@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping
 
-from viva.report.chart import draw_chart
-from viva.report.curves import Chart, Section, group_titles, sections
-from viva.report.markup import data, escape
-from viva.report.run_files import Curves
+from viva.view.chart import draw_chart
+from viva.view.chart_places import Chart, Section, group_titles, sections
+from viva.view.markup import data, escape
+from viva.view.run_files import Curves
 
 __all__ = ["curves_html"]
 

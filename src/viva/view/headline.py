@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from viva.conversation.wording import counted
-from viva.report.chart import draw_chart
-from viva.report.markup import card, data, escape, format_number
-from viva.report.run_files import Run, metric_series, read_run
-from viva.report.series import Z95
+from viva.view.chart import draw_chart
+from viva.view.markup import card, data, escape, format_number
+from viva.view.run_files import Run, metric_series, read_run
+from viva.view.series import Z95
 
 __all__ = ["ACCURACY", "ACCURACY_STDERR", "Gain", "accuracy_gain", "headline_html", "headline_text"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from viva.judging.ballots import Item, Preference, Vote
-from viva.report.judgement import (
+from viva.view.judgement import (
     NO_ORDERS,
     agreement_of_comparisons,
     agreement_of_votes,
@@ -16,7 +16,7 @@ from viva.report.judgement import (
     pair_cycles,
     preferences_of,
 )
-from viva.report.markup import visible
+from viva.view.markup import visible
 
 __all__ = ["Entry", "entry_of", "known_answers"]
 
@@ -75,7 +75,7 @@ class Entry:
 
 
 def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
-    """The entry of a transcript's line, as `viva.report.run_files.parse_line` read it.
+    """The entry of a transcript's line, as `viva.view.run_files.parse_line` read it.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError, OverflowError: If it is no transcript.

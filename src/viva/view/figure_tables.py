@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from viva.report.evaluations import FIGURE_HEADS, read_evaluations
-from viva.report.markup import data, escape
+from viva.view.evaluations import FIGURE_HEADS, read_evaluations
+from viva.view.markup import data, escape
 
 __all__ = ["evaluations_html"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from viva.conversation.prompts import quote
-from viva.report.recorded import RecordedConversation, RecordedTurn
+from viva.view.recorded import RecordedConversation, RecordedTurn
 
 __all__ = ["Sighting", "sightings"]
 

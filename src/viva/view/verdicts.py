@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from viva.report.judgement import agreement_of_comparisons, judge_pairs, pair_cycles
-from viva.report.markup import data, escape, text_block
-from viva.report.recorded import RecordedComparison, RecordedConversation
+from viva.view.judgement import agreement_of_comparisons, judge_pairs, pair_cycles
+from viva.view.markup import data, escape, text_block
+from viva.view.recorded import RecordedComparison, RecordedConversation
 
 __all__ = ["verdicts_html"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from viva.conversation.wording import counted
-from viva.report.headline import ACCURACY
-from viva.report.log_check import INDEX_FILE
-from viva.report.run_files import METRICS_FILE, Run
-from viva.report.series import Z95
 from viva.run.secrets import without_secrets
+from viva.view.headline import ACCURACY
+from viva.view.log_check import INDEX_FILE
+from viva.view.run_files import METRICS_FILE, Run
+from viva.view.series import Z95
 
 __all__ = ["Measurement", "ModelCard", "measurements", "model_card"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from viva.report.entries import Entry
-from viva.report.judgement import NO_ORDERS
+from viva.view.entries import Entry
+from viva.view.judgement import NO_ORDERS
 
 __all__ = ["JudgeTotals", "judge_by_step", "judge_totals", "telling"]
 
@@ -24,7 +24,7 @@ class JudgeTotals:
     decidable: int
     """Such preferences."""
     orders: tuple[int, ...]
-    """Pairs by their verdicts in both orders, see `viva.report.judgement.orders_of`."""
+    """Pairs by their verdicts in both orders, see `viva.view.judgement.orders_of`."""
 
 
 def judge_totals(entries: Iterable[Entry]) -> JudgeTotals:

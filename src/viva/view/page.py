@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from viva import __version__
-from viva.report.chart import chart_css
-from viva.report.chosen import choose
-from viva.report.conversation import conversation_html
-from viva.report.credit import credit_html
-from viva.report.curve_section import curves_html
-from viva.report.entries import Entry
-from viva.report.figure_tables import evaluations_html
-from viva.report.headline import ACCURACY, ACCURACY_STDERR, headline_html
-from viva.report.judge_section import judge_html
-from viva.report.markup import data, escape, text_block
-from viva.report.run_files import (
+from viva.run.files import write_atomic
+from viva.run.written import note_written
+from viva.view.chart import chart_css
+from viva.view.chosen import choose
+from viva.view.conversation import conversation_html
+from viva.view.credit import credit_html
+from viva.view.curve_section import curves_html
+from viva.view.entries import Entry
+from viva.view.figure_tables import evaluations_html
+from viva.view.headline import ACCURACY, ACCURACY_STDERR, headline_html
+from viva.view.judge_section import judge_html
+from viva.view.markup import data, escape, text_block
+from viva.view.run_files import (
     TOKENS_FILE,
     TRANSCRIPTS_FILE,
     Curves,
@@ -28,10 +30,8 @@ from viva.report.run_files import (
     read_tokens,
     read_transcript,
 )
-from viva.report.sources import kind_of, names_of, read_source
-from viva.report.token_turns import token_payload
-from viva.run.files import write_atomic
-from viva.run.written import note_written
+from viva.view.sources import kind_of, names_of, read_source
+from viva.view.token_turns import token_payload
 
 __all__ = ["write_report"]
 
@@ -68,7 +68,7 @@ def write_report(
 
 
 def _page(runs: Mapping[str, Run]) -> str:
-    style = chart_css() + resources.files("viva.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = chart_css() + resources.files("viva.view").joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     name = escape(" and ".join(runs))

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from viva.report.run_files import Curves, metric_series
-from viva.report.series import Series
+from viva.view.run_files import Curves, metric_series
+from viva.view.series import Series
 
 __all__ = ["Chart", "Section", "chart_places", "group_titles", "is_open_section", "sections"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from viva.report.markup import visible
-from viva.report.recorded import RecordedConversation, RecordedTokens
+from viva.view.markup import visible
+from viva.view.recorded import RecordedConversation, RecordedTokens
 
 __all__ = ["token_payload"]
 

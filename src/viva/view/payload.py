@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from viva.judging.ballots import Item, Preference, Vote
-from viva.report.entries import known_answers
-from viva.report.judgement import (
+from viva.view.entries import known_answers
+from viva.view.judgement import (
     PairVerdict,
     agreement_of_comparisons,
     agreement_of_votes,
@@ -14,9 +14,9 @@ from viva.report.judgement import (
     pair_cycles,
     preferences_of,
 )
-from viva.report.markup import clip, visible
-from viva.report.recorded import RecordedConversation, RecordedTurn, Transcript
-from viva.report.sights import sightings
+from viva.view.markup import clip, visible
+from viva.view.recorded import RecordedConversation, RecordedTurn, Transcript
+from viva.view.sights import sightings
 
 __all__ = ["conversation_payload", "rankings_payload", "text_at"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from viva.report.markup import data, escape, format_number, text_block
+from viva.view.markup import data, escape, format_number, text_block
 
 __all__ = ["credit_html"]
 
@@ -30,7 +30,7 @@ def credit_html(payload: Mapping[str, Any], name: str) -> str:
     """The tokens of a conversation, turn by turn.
 
     Args:
-        payload: What `viva.report.token_turns.token_payload` made.
+        payload: What `viva.view.token_turns.token_payload` made.
         name: Tells this group of buttons from others of the page.
     """
     streams: Sequence[str] = payload["streams"][:_MAX_STREAMS]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from viva.report.entries import Entry
+from viva.view.entries import Entry
 
 __all__ = ["Choice", "choose"]
 

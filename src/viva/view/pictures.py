@@ -1,7 +1,7 @@
 """What a review was worth, drawn: V before and after with error bars, and critiques as arrows to their targets."""
 
-from viva.report.markup import escape, format_number
-from viva.report.recorded import RecordedConversation
+from viva.view.markup import escape, format_number
+from viva.view.recorded import RecordedConversation
 
 __all__ = ["arrows_svg", "critique_place", "scores_svg"]
 
