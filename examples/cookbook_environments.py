@@ -8,7 +8,6 @@ nothing, and says why; give them a pretrained model (model_name=...).
 """
 
 import asyncio
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -108,7 +107,7 @@ def make_dataset(config: Config, renderer: Renderer, other: LocalSamplingClient)
     return TwoPlayerTextArenaDataset(2 * config.groups_per_step, builder, 2 * num_groups)
 
 
-async def main(config: Config) -> int:
+async def main(config: Config) -> None:
     """Train an adapter; metrics, checkpoints, adapter and report are in `log_path` as those of any run."""
     options = RunOptions(
         model=resolve_model(config.model_name),
@@ -135,10 +134,10 @@ async def main(config: Config) -> int:
             resume_from=opened.resume_from,
             token_texts=partial(token_texts, opened.renderer.tokenizer),
         )
-        return finish_run(training, model=options.model, is_complete=await train(training))
+        finish_run(training, model=options.model, is_complete=await train(training))
     finally:
         opened.folder.close()
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(parse_options(Config, None))))
+    asyncio.run(main(parse_options(Config, None)))

@@ -146,7 +146,7 @@ async def test_a_run_of_an_own_environment_has_words_a_report_an_adapter_and_can
 ) -> None:
     cookbook, run = example("cookbook_environments"), tmp_path / "run"
     config = cookbook.Config(env="arithmetic", log_path=str(run), model_name=model, **SMALL)
-    assert await cookbook.main(config) == 0
+    await cookbook.main(config)
     for row in lines(run / "tokens.jsonl"):
         assert all("".join(turn["pieces"]) for turn in row["turns"])
     assert "<title>run: Viva report</title>" in (run / "report.html").read_text()
@@ -154,7 +154,7 @@ async def test_a_run_of_an_own_environment_has_words_a_report_an_adapter_and_can
     to = tmp_path / "exported"
     assert await asyncio.to_thread(viva.cli.main, ["export", str(run), f"to={to}"]) == 0
     assert (to / "model" / "model.safetensors").is_file()
-    assert await cookbook.main(config) == 0  # a complete run is left as it is
+    await cookbook.main(config)  # a complete run is left as it is
 
 
 async def test_two_players_of_the_cookbook_play_each_other_in_vivas_loop(

@@ -166,7 +166,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         votes_on_own=True,
         log_path=str(tmp_path / "run"),
     )
-    assert asyncio.run(run(config)) == 0
+    assert asyncio.run(run(config)) is None
     return tmp_path / "run"
 
 

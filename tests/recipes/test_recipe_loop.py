@@ -9,6 +9,7 @@ import pytest
 import tinker
 
 from viva.recipes import loop
+from viva.recipes.common import exit_code
 from viva.recipes.conversation_preference_rl.build import make_plan as conversation_plan
 from viva.recipes.conversation_preference_rl.train import Config
 from viva.recipes.loop import run_recipe
@@ -84,12 +85,12 @@ def ends(monkeypatch):
             return (train or (lambda _: True))(training)
 
         def finished(training, *, model, is_complete):
-            return 0 if is_complete else 128 + received
+            training.interrupts = SimpleNamespace(received=received)
 
         monkeypatch.setattr(loop, "open_run", opened)
         monkeypatch.setattr(loop, "train", trained)
         monkeypatch.setattr(loop, "finish_run", finished)
-        return await run_recipe(make_plan or (lambda: plan), built)
+        return await exit_code(run_recipe(make_plan or (lambda: plan), built))
 
     return end
 

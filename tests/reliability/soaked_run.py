@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 from failing_calls import FailingSampler
 from random_models import make_model
 
+from viva.recipes.common import exit_code
 from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl.build import run
 from viva.recipes.conversation_preference_rl.demo import demo_options
@@ -185,7 +186,7 @@ def main(folder: Path, seconds: float, period: float) -> int:
         config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
         hits = disk.num_hit
         try:
-            code = asyncio.run(run(config))
+            code = asyncio.run(exit_code(run(config)))
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from viva.conversation.wording import counted
@@ -29,9 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_BATCH_SIZE",
+    "REFUSED",
+    "FailedRunError",
     "OpenRun",
+    "RefusedRunError",
     "RunOptions",
     "complain",
+    "exit_code",
     "finish_run",
     "learning_rate",
     "located",
@@ -42,6 +47,9 @@ __all__ = [
 ]
 
 DEFAULT_BATCH_SIZE = 128
+
+REFUSED = 2
+"""Exit code of a run that cannot begin."""
 
 _BUILT_IN = "tiny"
 _PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path")
@@ -331,13 +339,24 @@ def _report_changes(folder: RunFolder, client: TrainingClient, resume_from: Chec
         )
 
 
-def finish_run(training: Training, *, model: str, is_complete: bool) -> int:
-    """Export and report a complete run, or tell how an interrupted one goes on; the process's exit code.
+class RefusedRunError(ValueError):
+    """A run that cannot begin: a mistake in its options, or an engine that refuses them. Nothing was computed."""
+
+
+class FailedRunError(RuntimeError):
+    """A run that ended with an error after it had begun; the message says how to go on."""
+
+
+def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
+    """Export and report a complete run, or say how an interrupted one goes on.
 
     Args:
         training: Of the run, recipe's or not, after its loop.
         model: What the engine loaded, see `resolve_model`.
         is_complete: What the loop returned.
+
+    Raises:
+        FailedRunError: If all conversations of all steps were void.
     """
     folder = training.folder
     received = training.interrupts.received
@@ -347,7 +366,7 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> int:
             f"stopped by {received.name}; {kept}. "
             f"Go on with the same command and behavior_if_exists=resume (log_path={folder.path})"
         )
-        return 128 + received
+        return
     from viva.run.export import ended_with, export_weights
     from viva.run.written import note_written
     from viva.training.advice import is_void
@@ -357,11 +376,10 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> int:
     played = [row for row in folder.log.metrics() if row.get("rollout/groups")]
     if played and all(map(is_void, played)):
         say(f"report: {write_report(folder.path)}")
-        complain(
-            f"error: all conversations of all {len(played)} steps are void, so nothing was trained and nothing is "
+        raise FailedRunError(
+            f"all conversations of all {len(played)} steps are void, so nothing was trained and nothing is "
             "exported; see the warnings above and the transcripts (state void). Fix the cause and start again."
         )
-        return 1
     checkpoint = ended_with(folder, training.stop_rule)
     if checkpoint is not None:
         state_path = folder.checkpoints.resolve(checkpoint)
@@ -373,7 +391,24 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> int:
     headline = headline_text(folder.path)
     if headline is not None:
         say(headline)
-    return 0
+
+
+async def exit_code(run: Awaitable[Signals | None]) -> int:
+    """The process's exit code of a run from the command line.
+
+    Returns:
+        0 complete, 2 refused before training, 1 failed, 128 + signal interrupted and saved; what went wrong is on the
+        error stream then.
+    """
+    try:
+        received = await run
+    except RefusedRunError as error:
+        complain(f"error: {error}")
+        return REFUSED
+    except FailedRunError as error:
+        complain(f"error: {error}")
+        return 1
+    return 0 if received is None else 128 + received
 
 
 def say(text: str) -> None:

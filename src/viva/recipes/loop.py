@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from signal import Signals
 from typing import Any, Literal, TypeVar, cast
 
 import tinker
@@ -14,7 +15,15 @@ from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.judging.policy import PolicyRef
 from viva.recipes.advice import StepTime
-from viva.recipes.common import OpenRun, complain, finish_run, open_run, say
+from viva.recipes.common import (
+    REFUSED,
+    FailedRunError,
+    OpenRun,
+    RefusedRunError,
+    finish_run,
+    open_run,
+    say,
+)
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
 from viva.rewards.spans import Decoder, token_texts
@@ -41,14 +50,11 @@ ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 _MANY_PASSES = 20
 """A run of more of them than this is told to be long, where nobody asked for it."""
 
-_REFUSED = 2
-"""Exit code of a run that cannot begin."""
-
 
 async def run_recipe(
     make_plan: Callable[[], Plan[ConfigT]],
     build_training: Callable[[Plan[ConfigT], OpenRun], Awaitable[Training]],
-) -> int:
+) -> Signals | None:
     """Do a whole run.
 
     Args:
@@ -56,31 +62,40 @@ async def run_recipe(
         build_training: Makes the loop's parts for the open run, mostly with `make_training`.
 
     Returns:
-        The process's exit code: 0 complete, 2 refused before training, 1 failed, 128 + signal interrupted and saved.
+        The signal that interrupted the run, whose state is saved; ``None`` after a complete run.
+
+    Raises:
+        RefusedRunError: If the run cannot begin; nothing was computed.
+        FailedRunError: If it failed later.
     """
-    exit_code = 1  # what a process ends with that raises
+    code = 1  # what trackers are told of a run that raises
     with ExitStack() as cleanup:
 
         def close(tracker: OpenTracker) -> None:
-            tracker.close(exit_code)
+            tracker.close(code)
 
         def close_folder(folder: RunFolder) -> None:
-            folder.close(refused=exit_code == _REFUSED)
+            folder.close(refused=code == REFUSED)
 
         def keep(opened: OpenRun) -> None:
             cleanup.callback(close_folder, opened.folder)
             for tracker in opened.trackers:
                 cleanup.callback(close, tracker)
 
-        exit_code = await _run_recipe(make_plan, build_training, keep)
-    return exit_code
+        try:
+            received = await _run_recipe(make_plan, build_training, keep)
+        except RefusedRunError:
+            code = REFUSED
+            raise
+        code = 0 if received is None else 128 + received
+    return received
 
 
 async def _run_recipe(
     make_plan: Callable[[], Plan[ConfigT]],
     build_training: Callable[[Plan[ConfigT], OpenRun], Awaitable[Training]],
     keep: Callable[[OpenRun], None],
-) -> int:
+) -> Signals | None:
     """`run_recipe` but for closing folder and trackers: the run is handed to ``keep`` as soon as it is open."""
     engine = EngineConfig()
     try:
@@ -98,19 +113,18 @@ async def _run_recipe(
             training = await build_training(plan, opened)
     # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
-        complain(f"error: {explain(error, engine.server) or _disk_problem(error) or error}")
-        return _REFUSED
+        raise RefusedRunError(str(explain(error, engine.server) or _disk_problem(error) or error)) from error
     _introduce(plan, training)
     try:
         async with watched(engine.base_url):
             is_complete = await train(training)
-        return finish_run(training, model=plan.options.model, is_complete=is_complete)
+        finish_run(training, model=plan.options.model, is_complete=is_complete)
     except (AllGroupsFailedError, EstimatorStoppedError, PromptsChangedError) as error:
-        complain(f"error: {error}")
-        return 1
+        raise FailedRunError(str(error)) from error
     except FloatingPointError as error:  # nothing was saved since
-        complain(f"error: {error} {_how_to_go_on(opened)}")
-        return 1
+        raise FailedRunError(f"{error} {_how_to_go_on(opened)}") from error
+    except FailedRunError:
+        raise
     except (
         ValueError,
         RuntimeError,
@@ -120,8 +134,8 @@ async def _run_recipe(
         told = explain(error, engine.server) or _disk_problem(error)
         if told is None:
             raise
-        complain(f"error: {told} {_how_to_go_on(opened)}")
-        return 1
+        raise FailedRunError(f"{told} {_how_to_go_on(opened)}") from error
+    return None if is_complete else training.interrupts.received
 
 
 async def judged_by(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.renderers.base import Renderer
@@ -81,8 +82,8 @@ def _text_of(path: Path) -> str:
         raise ValueError(f"judge_prompt_path={path} cannot be read as UTF-8 text: {error}") from error
 
 
-async def run(config: Config) -> int:
-    """Do the whole run; the process's exit code."""
+async def run(config: Config) -> Signals | None:
+    """Do the whole run, see `viva.recipes.loop.run_recipe`."""
     return await run_recipe(lambda: make_plan(config), build_training)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from signal import Signals
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.renderers.base import Renderer
@@ -65,8 +66,8 @@ def _agents_compare(config: Config, rules: ReviewRules) -> bool:
     return rules.fit == "joint" and config.revision_votes == "agents"
 
 
-async def run(config: Config) -> int:
-    """Do the whole run; the process's exit code."""
+async def run(config: Config) -> Signals | None:
+    """Do the whole run, see `viva.recipes.loop.run_recipe`."""
     return await run_recipe(lambda: make_plan(config), build_training)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from signal import Signals
 from typing import TYPE_CHECKING, cast
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -186,8 +187,8 @@ def _try_once(name: str, factory: StrategyFactory, task: Task) -> None:
         )
 
 
-async def run(config: Config) -> int:
-    """Do the whole run; the process's exit code."""
+async def run(config: Config) -> Signals | None:
+    """Do the whole run, see `viva.recipes.loop.run_recipe`."""
     return await run_recipe(lambda: make_plan(config), build_training)
 
 

@@ -110,9 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe with command-line options; the process's exit code."""
     prepare_threads()
     config = parse_options(Config, argv)
+    from viva.recipes.common import exit_code
     from viva.recipes.math_efficiency.build import run
 
-    return asyncio.run(run(config))
+    return asyncio.run(exit_code(run(config)))
 
 
 if __name__ == "__main__":
