@@ -11,7 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from viva.experts.estimators import Estimate, Sample
+from viva.experts.estimation import Estimate
+from viva.experts.samples import Sample
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

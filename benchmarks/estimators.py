@@ -20,7 +20,9 @@ from pathlib import Path
 import numpy as np
 from _tabular import Problem, coefficients_T, make_problem
 
-from viva.experts.estimators import Baseline, Estimator, Sample, choose_baseline, estimate, make_estimator
+from viva.experts.estimation import Baseline, Estimator, choose_baseline, estimate
+from viva.experts.estimators import make_estimator
+from viva.experts.samples import Sample
 
 BATCH = 64
 GAPS = (0.25, 1.0, 2.0, 4.0)

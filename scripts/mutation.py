@@ -103,7 +103,7 @@ AREAS = {
         ),
     ),
     "estimators": Area(
-        sources=("experts/estimators/*.py",),
+        sources=("experts/estimators.py", "experts/estimation.py"),
         tests=(
             "experts/test_estimators.py",
             "experts/test_cut_weights.py",
@@ -112,7 +112,7 @@ AREAS = {
         ),
     ),
     "context swap": Area(
-        sources=("training/expert_samples.py", "training/data_processing.py", "experts/stored_samples.py"),
+        sources=("training/expert_samples.py", "training/data_processing.py", "experts/samples.py"),
         tests=(
             "training/test_data_processing.py",
             "training/test_rl_data_processing.py",

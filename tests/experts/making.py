@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from viva.experts.estimators import Sample
+from viva.experts.samples import Sample
 
 logprobs = st.floats(-30, 0, allow_nan=False)
 rewards = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-10, 10, allow_nan=False))

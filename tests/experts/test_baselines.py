@@ -3,8 +3,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from viva.experts.estimators import Baseline, Sample
-from viva.experts.estimators.baselines import centred_rewards
+from viva.experts.estimation import Baseline, centred_rewards
+from viva.experts.samples import Sample
 from viva.rewards import group_advantages
 
 UNION = [Baseline.PROMPT_UNION, Baseline.WEIGHTED]

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from viva.experts.estimators import ESTIMATORS, Sample, estimate, make_estimator
-from viva.experts.estimators.base import MAX_LOG_WEIGHT, capped_exp
+from viva.experts.estimation import MAX_LOG_WEIGHT, capped_exp, estimate
+from viva.experts.estimators import ESTIMATORS, make_estimator
+from viva.experts.samples import Sample
 
 OPTIONS = {"seq_is": {"force": True}, "distill": {"teacher": "hint"}, "token_tis": {"cap": math.e}}
 

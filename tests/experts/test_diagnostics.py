@@ -16,7 +16,9 @@ from viva.experts.diagnostics import (
     effective_sample_size,
     recommend,
 )
-from viva.experts.estimators import DEFAULT_ESTIMATOR, ESTIMATORS, Sample, estimate, make_estimator
+from viva.experts.estimation import estimate
+from viva.experts.estimators import DEFAULT_ESTIMATOR, ESTIMATORS, make_estimator
+from viva.experts.samples import Sample
 
 
 def make(name):

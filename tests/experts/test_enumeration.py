@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from _tabular import Problem, Table, coefficients_T, make_problem
 
-from viva.experts.estimators import ESTIMATORS, Baseline, Sample, estimate, make_estimator
+from viva.experts.estimation import Baseline, estimate
+from viva.experts.estimators import ESTIMATORS, make_estimator
+from viva.experts.samples import Sample
 
 OPTIONS = {"seq_is": {"force": True}, "distill": {"teacher": "hint", "horizon": "return"}}
 UNBIASED = [name for name, kind in ESTIMATORS.items() if kind.is_unbiased]

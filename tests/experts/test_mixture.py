@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from viva.experts.mixture import check_mixture, mixture_factors, strategy_counts
+from viva.experts.estimation import check_mixture, mixture_factors, strategy_counts
 
 names = st.sampled_from(["iid", "hint", "feedback", "talk"])
 counts = st.dictionaries(names, st.integers(0, 40), min_size=1)

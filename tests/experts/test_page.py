@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from viva.experts.estimators import DEFAULT_ESTIMATOR, ESTIMATORS, Need
+from viva.experts.estimation import Need
+from viva.experts.estimators import DEFAULT_ESTIMATOR, ESTIMATORS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "estimators.md").read_text(encoding="utf-8")
 

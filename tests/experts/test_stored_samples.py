@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from making import sample_batches
 
-from viva.experts.estimators import Sample, estimate, make_estimator
-from viva.experts.stored_samples import sample_record, stored_sample
+from viva.experts.estimation import estimate
+from viva.experts.estimators import make_estimator
+from viva.experts.samples import Sample, sample_record, stored_sample
 
 
 def through_a_file(sample):

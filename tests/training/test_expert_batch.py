@@ -12,7 +12,7 @@ from test_train import make_run, metrics_of
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.experts.estimators import ESTIMATORS
-from viva.experts.stored_samples import stored_sample
+from viva.experts.samples import stored_sample
 from viva.experts.strategy import Completion
 from viva.rewards.streams import GroupCredit, SpanCredit
 from viva.training.expert_batch import EstimatorStoppedError, ExpertConfig, expert_batch

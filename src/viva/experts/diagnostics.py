@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from viva.experts.estimators.apply import Estimate
-from viva.experts.estimators.base import Baseline, FloatArray, Sample, context_gap
-from viva.experts.estimators.registry import DEFAULT_ESTIMATOR, make_estimator
+from viva.experts.estimation import Baseline, Estimate
+from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
+from viva.experts.samples import FloatArray, Sample, context_gap
 
 __all__ = [
     "QUANTILES",

@@ -243,7 +243,7 @@ def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
 
 
 def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
-    from viva.experts.estimators import Need
+    from viva.experts.estimation import Need
     from viva.recipes.math_efficiency.build import experts_of
     from viva.training.scoring import spread
 

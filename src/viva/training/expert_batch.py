@@ -16,19 +16,18 @@ import numpy as np
 import tinker
 
 from viva.experts.diagnostics import Diagnostics, check_diagnostics, diagnose, recommend
-from viva.experts.estimators import (
-    DEFAULT_ESTIMATOR,
+from viva.experts.estimation import (
     Estimate,
     Estimator,
-    FloatArray,
     Need,
-    Sample,
+    check_mixture,
     choose_baseline,
     estimate,
-    make_estimator,
+    mixture_factors,
+    strategy_counts,
 )
-from viva.experts.mixture import check_mixture, mixture_factors, strategy_counts
-from viva.experts.stored_samples import sample_record
+from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
+from viva.experts.samples import FloatArray, Sample, sample_record
 from viva.experts.strategy import strategy_of
 from viva.run.clients import TrainingClient
 from viva.training.expert_metrics import strategy_metrics
@@ -116,7 +115,7 @@ class ExpertBatch:
     metrics: dict[str, float]
     warnings: list[str]
     records: list[dict[str, Any]]
-    """Of all samples, ready for JSON: ``group`` and ``seat``, and what `viva.experts.stored_samples` reads."""
+    """Of all samples, ready for JSON: ``group`` and ``seat``, and what `viva.experts.samples` reads."""
 
 
 async def expert_batch(

@@ -17,7 +17,7 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, TrajectoryGroup, Transition
 
-from viva.experts.estimators import FloatArray
+from viva.experts.samples import FloatArray
 from viva.experts.strategy import Completion, StrategyInfo, completions_of, strategy_of
 from viva.rewards.streams import stream_advantages
 from viva.training.advantages import credit_of

@@ -16,7 +16,9 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from viva.experts.estimators import Distill, Estimator, FloatArray, Need
+from viva.experts.estimation import Estimator, Need
+from viva.experts.estimators import Distill
+from viva.experts.samples import FloatArray
 from viva.run.clients import TrainingClient
 from viva.training.data_processing import model_input, trajectory_to_data
 from viva.training.expert_samples import ExpertSample, context_key

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, TrajectoryGroup, Transition
 
-from viva.experts.estimators import Estimate, FloatArray
+from viva.experts.estimation import Estimate
+from viva.experts.samples import FloatArray
 from viva.experts.strategy import strategy_of
 from viva.rewards.streams import GroupCredit
 from viva.run.secrets import hidden_tokens

@@ -22,19 +22,9 @@ from viva.experts.diagnostics import (
     diagnose,
     recommend,
 )
-from viva.experts.estimators import (
-    ESTIMATORS,
-    Baseline,
-    Distill,
-    Estimate,
-    Estimator,
-    Sample,
-    SequenceIS,
-    choose_baseline,
-    estimate,
-    make_estimator,
-)
-from viva.experts.stored_samples import stored_sample
+from viva.experts.estimation import Baseline, Estimate, Estimator, choose_baseline, estimate
+from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator
+from viva.experts.samples import Sample, stored_sample
 from viva.view.log_check import check_log
 from viva.view.run_files import iter_rows, read_config
 

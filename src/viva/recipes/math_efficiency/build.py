@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.experts.estimators import Distill, Need
-from viva.experts.mixture import check_mixture
+from viva.experts.estimation import Need, check_mixture
+from viva.experts.estimators import Distill
 from viva.experts.strategy import IID, ExpertGroupBuilder
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef

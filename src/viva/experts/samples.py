@@ -1,4 +1,4 @@
-"""What an estimator is: it turns samples that were drawn under other contexts into the inputs of the engine's loss.
+"""Samples that were drawn under other contexts: what an estimator looks at, as a value and as a JSON object.
 
 A completion ``y`` was drawn from ``q(. | x_sample)`` and is trained as a completion of ``x_train``. With
 ``l_t = log p_old(y_t | x_train, y_<t) - log q(y_t | x_sample, y_<t)``, the ratio between the policy being trained and
@@ -7,61 +7,21 @@ the sampler has two parts::
     p_theta / q  =  (p_theta / p_old on x_train)  *  (p_old on x_train / q)
                         staleness                        context gap, exp(l_t)
 
-The loss ``importance_sampling`` multiplies each advantage by ``exp(p_theta - logprobs)``. An estimator chooses both
-its inputs: ``logprobs`` (the anchor) and ``advantages``. Anchored at ``p_old`` the loss sees staleness only, so that
-whatever it clips is staleness (Hilton et al. 2021, arXiv 2110.00641), and the context gap is a weight on the advantage.
-
-Legend: ``_N`` samples of a batch, ``_T`` tokens of a completion. Logprobs are in nats.
+Legend: ``_T`` tokens of a completion. Logprobs are in nats.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = [
-    "MAX_LOG_WEIGHT",
-    "Baseline",
-    "Estimator",
-    "FloatArray",
-    "Need",
-    "Sample",
-    "Weights",
-    "capped_exp",
-    "constant_weights",
-    "context_gap",
-    "total_context_gap",
-]
+__all__ = ["FloatArray", "Sample", "context_gap", "sample_record", "stored_sample", "total_context_gap"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-
-MAX_LOG_WEIGHT = 60.0
-"""Weights end at ``exp(60)``: products with an advantage stay finite in the engine's float32."""
-
-
-class Need(StrEnum):
-    """What an estimator has to be given beside rewards and sampling logprobs."""
-
-    OLD_LOGPROBS = "old_logprobs_T"
-    """One scoring pass: the policy before the update, on the training context."""
-    CONTEXT_LOGPROBS = "context_logprobs"
-    """One scoring pass for every other context of the prompt."""
-
-
-class Baseline(StrEnum):
-    """What is subtracted from a reward."""
-
-    STRATUM = "stratum"
-    """The mean over the samples of the same prompt and strategy: the ordinary centring of a group."""
-    PROMPT_UNION = "prompt_union"
-    """The mean over the other samples of the prompt, whatever their strategy."""
-    WEIGHTED = "weighted"
-    """As ``PROMPT_UNION``, each sample counting by its weight: an estimate of the policy's own mean reward."""
-    NONE = "none"
-    """Nothing: the estimator makes its own advantages."""
 
 
 def _frozen_array(name: str, values_T: FloatArray, length: int | None, *, finite: bool) -> FloatArray:
@@ -168,67 +128,78 @@ def total_context_gap(sample: Sample) -> float:
     return float(context_gap(sample).sum())
 
 
-def capped_exp(log_weights: FloatArray | float) -> FloatArray:
-    """``exp``, cut at `MAX_LOG_WEIGHT`."""
-    return np.exp(np.minimum(log_weights, MAX_LOG_WEIGHT))
+_Logprobs = list[float | None]
 
 
-def constant_weights(sample: Sample, weight: float) -> FloatArray:
-    """The same weight for every token, shape [T]."""
-    return np.full(len(sample), weight, dtype=np.float64)
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    strategy: str
+    prompt: int | str
+    reward: float
+    on_policy: bool
+    finished: bool
+    context: str | None
+    sampling_logprobs: _Logprobs
+    old_logprobs: _Logprobs | None
+    context_logprobs: dict[str, _Logprobs]
+    advantages: _Logprobs | None
+    checked_logprobs: _Logprobs | None = None
+    """Absent in runs of before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """What an estimator says about one sample."""
+def sample_record(sample: Sample, *, prompt: int | str) -> dict[str, Any]:
+    """A sample as a JSON object.
 
-    weights_T: FloatArray
-    """Factors on the advantage, shape [T], never negative."""
-    clipped_T: npt.NDArray[np.bool_]
-    """Tokens whose weight was cut."""
+    Args:
+        sample: The sample.
+        prompt: What stands for its prompt, which may be any object; equal prompts of a batch need equal ones.
+    """
+    return {
+        "strategy": sample.strategy,
+        "prompt": prompt,
+        "reward": sample.reward,
+        "on_policy": sample.on_policy,
+        "finished": sample.finished,
+        "context": sample.context,
+        "sampling_logprobs": _listed(sample.sampling_logprobs_T),
+        "old_logprobs": None if sample.old_logprobs_T is None else _listed(sample.old_logprobs_T),
+        "context_logprobs": {name: _listed(values) for name, values in sample.context_logprobs.items()},
+        "advantages": None if sample.advantages_T is None else _listed(sample.advantages_T),
+        "checked_logprobs": None if sample.checked_logprobs_T is None else _listed(sample.checked_logprobs_T),
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimator:
-    """Weights and anchors for a batch of samples. Subclasses are one file each, with formula and source."""
+def stored_sample(record: Mapping[str, Any]) -> Sample:
+    """The sample that `sample_record` made the object of; keys of other things must be taken out before.
 
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[Need]]
-    is_unbiased: ClassVar[bool]
-    """Whether the expected first update is the gradient of expected reward under x_train, whatever the context gap,
-    with any constant as baseline. Later updates on the same batch add staleness, which the token-wise loss corrects
-    token by token only."""
-    baselines: ClassVar[tuple[Baseline, ...]]
-    """Those allowed; the first is the default."""
-    combines_strategies: ClassVar[bool] = False
-    """Whether the weights already make one estimate of all strategies, so that mixture weights must not be added."""
-    anchors_at_sampling: ClassVar[bool] = False
-    """Whether the loss gets the sampling logprobs instead of p_old's, and applies the context gap by itself."""
+    Raises:
+        ValueError: If it is no such object, or holds what no sample can have.
+    """
+    try:
+        stored = _Record.model_validate(dict(record))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"a stored sample has a damaged {place!r}: {first['msg']}") from error
+    return Sample(
+        strategy=stored.strategy,
+        prompt=stored.prompt,
+        reward=stored.reward,
+        on_policy=stored.on_policy,
+        finished=stored.finished,
+        context=stored.context,
+        sampling_logprobs_T=_array(stored.sampling_logprobs),
+        old_logprobs_T=None if stored.old_logprobs is None else _array(stored.old_logprobs),
+        context_logprobs={name: _array(values) for name, values in stored.context_logprobs.items()},
+        advantages_T=None if stored.advantages is None else _array(stored.advantages),
+        checked_logprobs_T=None if stored.checked_logprobs is None else _array(stored.checked_logprobs),
+    )
 
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
-        """Weights of every sample, in order; by default 1. The samples have what the estimator `needs`."""
-        return [
-            Weights(weights_T=constant_weights(sample, 1.0), clipped_T=np.zeros(len(sample), dtype=np.bool_))
-            for sample in samples_N
-        ]
 
-    def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray] | None:
-        """Advantages of an estimator whose baseline is ``NONE``, each of shape [T]; others return ``None``."""
-        return None
+def _listed(values_T: FloatArray) -> list[float | None]:
+    return [None if value == -math.inf else float(value) for value in values_T]
 
-    def check(self, samples_N: Sequence[Sample]) -> None:
-        """Refuse samples that the estimator cannot be trusted with.
 
-        Raises:
-            ValueError: If something it `needs` is missing.
-        """
-        if Need.OLD_LOGPROBS in self.needs:
-            self._check_each(samples_N, lambda sample: sample.old_T is not None, "old_logprobs_T")
-
-    def _check_each(self, samples_N: Sequence[Sample], is_met: Callable[[Sample], bool], wanted: str) -> None:
-        for index, sample in enumerate(samples_N):
-            if not is_met(sample):
-                raise ValueError(
-                    f"{self.name} needs {wanted}; sample {index} (strategy {sample.strategy!r}) does not have it. "
-                    "Score the completion in a pass before the update, or use importance_sampling, which needs none."
-                )
+def _array(values: _Logprobs) -> FloatArray:
+    return np.array([-math.inf if value is None else value for value in values], dtype=np.float64)

@@ -1,0 +1,374 @@
+"""The loss's inputs for a batch of samples: estimator's weights times (reward minus baseline) times mixture factor.
+
+The loss ``importance_sampling`` multiplies each advantage by ``exp(p_theta - logprobs)``. An estimator chooses both
+its inputs: ``logprobs`` (the anchor) and ``advantages``. Anchored at ``p_old`` the loss sees staleness only, so that
+whatever it clips is staleness (Hilton et al. 2021, arXiv 2110.00641), and the context gap ``l_t`` (see
+`viva.experts.samples`) is a weight on the advantage.
+
+Baselines: weights of one strategy alone do not make ``E_q[w grad log p]`` zero (only their mixture does, or nothing
+does once they are truncated), so a baseline that looks at the sample itself, or that differs between strategies, turns
+into a bias and can reverse the gradient. The union baselines leave the sample out and give each stratum its full
+share of the mixture, which makes their expectation the same for every sample::
+
+    b_(-i) = sum_s (n_s / N) mean_(j in s, j != i) w_j r_j   /   sum_s (n_s / N) mean_(j in s, j != i) w_j
+
+with ``w = 1`` for ``prompt_union``. Advantages are ``(r_i - b_(-i)) (1 - 1/N)``, which for one stratum of equal weights
+is ``r_i - mean(r)``. For ``weighted`` the ratio leaves a difference of order ``1/N^2`` between strata.
+
+Mixtures: with ``n_s`` samples of strategy s among ``N`` and weights ``w_s`` that sum to one, the mixture estimate is
+``sum_s w_s mean_(i in s) g_i = (1/N) sum_i f_s(i) g_i`` with the factor ``f_s = w_s N / n_s``. The mean of the factors
+over the samples is one, so that a mixture changes what is learnt, not how large the step is.
+
+Legend: ``_N`` samples of a batch or of one prompt, ``_T`` tokens of a completion. Logprobs are in nats.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from viva.experts.samples import FloatArray, Sample
+from viva.rewards.group import group_advantages
+
+__all__ = [
+    "MAX_LOG_WEIGHT",
+    "Baseline",
+    "Estimate",
+    "Estimator",
+    "Need",
+    "Weights",
+    "capped_exp",
+    "centred_rewards",
+    "check_mixture",
+    "choose_baseline",
+    "constant_weights",
+    "estimate",
+    "mixture_factors",
+    "strategy_counts",
+]
+
+MAX_LOG_WEIGHT = 60.0
+"""Weights end at ``exp(60)``: products with an advantage stay finite in the engine's float32."""
+
+
+class Baseline(StrEnum):
+    """What is subtracted from a reward."""
+
+    STRATUM = "stratum"
+    """The mean over the samples of the same prompt and strategy: the ordinary centring of a group."""
+    PROMPT_UNION = "prompt_union"
+    """The mean over the other samples of the prompt, whatever their strategy."""
+    WEIGHTED = "weighted"
+    """As ``PROMPT_UNION``, each sample counting by its weight: an estimate of the policy's own mean reward."""
+    NONE = "none"
+    """Nothing: the estimator makes its own advantages."""
+
+
+class Need(StrEnum):
+    """What an estimator has to be given beside rewards and sampling logprobs."""
+
+    OLD_LOGPROBS = "old_logprobs_T"
+    """One scoring pass: the policy before the update, on the training context."""
+    CONTEXT_LOGPROBS = "context_logprobs"
+    """One scoring pass for every other context of the prompt."""
+
+
+def capped_exp(log_weights: FloatArray | float) -> FloatArray:
+    """``exp``, cut at `MAX_LOG_WEIGHT`."""
+    return np.exp(np.minimum(log_weights, MAX_LOG_WEIGHT))
+
+
+def constant_weights(sample: Sample, weight: float) -> FloatArray:
+    """The same weight for every token, shape [T]."""
+    return np.full(len(sample), weight, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What an estimator says about one sample."""
+
+    weights_T: FloatArray
+    """Factors on the advantage, shape [T], never negative."""
+    clipped_T: npt.NDArray[np.bool_]
+    """Tokens whose weight was cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """Weights and anchors for a batch of samples. Subclasses state formula and source."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]]
+    is_unbiased: ClassVar[bool]
+    """Whether the expected first update is the gradient of expected reward under x_train, whatever the context gap,
+    with any constant as baseline. Later updates on the same batch add staleness, which the token-wise loss corrects
+    token by token only."""
+    baselines: ClassVar[tuple[Baseline, ...]]
+    """Those allowed; the first is the default."""
+    combines_strategies: ClassVar[bool] = False
+    """Whether the weights already make one estimate of all strategies, so that mixture weights must not be added."""
+    anchors_at_sampling: ClassVar[bool] = False
+    """Whether the loss gets the sampling logprobs instead of p_old's, and applies the context gap by itself."""
+
+    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
+        """Weights of every sample, in order; by default 1. The samples have what the estimator `needs`."""
+        return [
+            Weights(weights_T=constant_weights(sample, 1.0), clipped_T=np.zeros(len(sample), dtype=np.bool_))
+            for sample in samples_N
+        ]
+
+    def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray] | None:
+        """Advantages of an estimator whose baseline is ``NONE``, each of shape [T]; others return ``None``."""
+        return None
+
+    def check(self, samples_N: Sequence[Sample]) -> None:
+        """Refuse samples that the estimator cannot be trusted with.
+
+        Raises:
+            ValueError: If something it `needs` is missing.
+        """
+        if Need.OLD_LOGPROBS in self.needs:
+            self._check_each(samples_N, lambda sample: sample.old_T is not None, "old_logprobs_T")
+
+    def _check_each(self, samples_N: Sequence[Sample], is_met: Callable[[Sample], bool], wanted: str) -> None:
+        for index, sample in enumerate(samples_N):
+            if not is_met(sample):
+                raise ValueError(
+                    f"{self.name} needs {wanted}; sample {index} (strategy {sample.strategy!r}) does not have it. "
+                    "Score the completion in a pass before the update, or use importance_sampling, which needs none."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimate:
+    """What the loss ``importance_sampling`` is fed for one sample; arrays of shape [T]."""
+
+    advantages_T: FloatArray
+    """Weight times advantage times mixture factor."""
+    logprobs_T: FloatArray
+    """The anchor."""
+    weights_T: FloatArray | None
+    """Effective weight at p_old on the unweighted advantage: the loss's own ratio included, the mixture factor not.
+    ``None`` where only the loss will know it (no scoring pass was made)."""
+    clipped_T: npt.NDArray[np.bool_]
+    """Tokens whose weight was cut."""
+    advantage: float
+    """Mean unweighted advantage over the tokens; 0 means no signal."""
+
+
+def choose_baseline(estimator: Estimator, baseline: Baseline | str | None) -> Baseline:
+    """The baseline to use: the one asked for, or the estimator's default.
+
+    Raises:
+        ValueError: If the estimator does not allow it.
+    """
+    if baseline is None:
+        return estimator.baselines[0]
+    allowed = [str(each) for each in estimator.baselines]
+    if str(baseline) not in allowed:
+        raise ValueError(
+            f"{estimator.name} works with baseline {' or '.join(allowed)}; got {str(baseline)!r}"
+        )
+    return Baseline(baseline)
+
+
+def estimate(
+    samples_N: Sequence[Sample],
+    estimator: Estimator,
+    *,
+    baseline: Baseline | str | None = None,
+    mixture: Mapping[str, float] | None = None,
+) -> list[Estimate]:
+    """The loss's inputs for every sample, in order. No samples give no estimates.
+
+    Args:
+        samples_N: One batch; baselines and mixtures are per prompt, mixture factors over the whole batch.
+        estimator: Which.
+        baseline: ``None`` takes the estimator's default.
+        mixture: Relative weight per strategy (see above); ``None`` leaves every sample at 1.
+
+    Raises:
+        ValueError: If samples lack what the estimator needs, or baseline or mixture do not go with it.
+    """
+    chosen = choose_baseline(estimator, baseline)
+    if estimator.combines_strategies and mixture is not None:
+        raise ValueError(
+            f"{estimator.name} weighs the strategies itself, by their numbers of samples; mixture weights on top would "
+            "bias it. Leave them out and draw more samples from the strategy that should count more."
+        )
+    estimator.check(samples_N)
+    factors = mixture_factors(strategy_counts(sample.strategy for sample in samples_N), mixture)
+    weights_N = estimator.weights(samples_N)
+    advantages_N = _advantages(samples_N, estimator, weights_N, chosen)
+    return [
+        _estimate(sample, estimator, weights, advantages_T, factors[sample.strategy])
+        for sample, weights, advantages_T in zip(samples_N, weights_N, advantages_N, strict=True)
+    ]
+
+
+def _advantages(
+    samples_N: Sequence[Sample], estimator: Estimator, weights_N: Sequence[Weights], baseline: Baseline
+) -> list[FloatArray]:
+    own_N = estimator.own_advantages(samples_N)
+    if own_N is not None:
+        return own_N
+    means_N = [float(each.weights_T.mean()) if each.weights_T.size else 1.0 for each in weights_N]
+    centred_N = centred_rewards(samples_N, means_N, baseline)
+    return [
+        np.full(len(sample), advantage) if sample.advantages_T is None else sample.advantages_T
+        for sample, advantage in zip(samples_N, centred_N, strict=True)
+    ]
+
+
+def _estimate(
+    sample: Sample, estimator: Estimator, weights: Weights, advantages_T: FloatArray, factor: float
+) -> Estimate:
+    logprobs_T = sample.sampling_logprobs_T if estimator.anchors_at_sampling else sample.old_T
+    if logprobs_T is None:
+        # only a sample that the estimator leaves out has weight 0 and no anchor; any will do
+        logprobs_T = sample.sampling_logprobs_T
+    effective_T = None if sample.old_T is None else weights.weights_T * capped_exp(sample.old_T - logprobs_T)
+    return Estimate(
+        advantages_T=weights.weights_T * advantages_T * factor,
+        logprobs_T=logprobs_T,
+        weights_T=effective_T,
+        clipped_T=weights.clipped_T,
+        advantage=float(advantages_T.mean()) if advantages_T.size else 0.0,
+    )
+
+
+def _without_self(values_N: FloatArray) -> FloatArray:
+    """Sum of the others, for each entry; from both ends, so that a huge entry does not drown the rest."""
+    before = np.concatenate([[0.0], np.cumsum(values_N[:-1])])
+    after = np.concatenate([np.cumsum(values_N[:0:-1])[::-1], [0.0]])
+    return before + after
+
+
+def _stratified_sums(values_N: FloatArray, strata: Sequence[Sequence[int]]) -> FloatArray:
+    """For each sample, the sum over all others with its own stratum scaled up to its full size."""
+    totals = [float(values_N[members].sum()) for members in strata]
+    sums_N = np.zeros_like(values_N)
+    for index, members in enumerate(strata):
+        elsewhere = sum(total for other, total in enumerate(totals) if other != index)
+        own = _without_self(values_N[members]) * len(members) / max(len(members) - 1, 1)
+        sums_N[members] = own + elsewhere
+    return sums_N
+
+
+def _union_advantages(
+    rewards_N: FloatArray, weights_N: FloatArray, strata: Sequence[Sequence[int]]
+) -> FloatArray:
+    count = len(rewards_N)
+    if count < 2 or (rewards_N == rewards_N[0]).all():
+        return np.zeros(count)
+    mass_N = _stratified_sums(weights_N, strata)
+    plain_N = _stratified_sums(rewards_N, strata) / _stratified_sums(np.ones(count), strata)
+    weighted_N = _stratified_sums(weights_N * rewards_N, strata)
+    # where all others weigh nothing there is no weighted mean; their plain mean is the next best
+    baselines_N = np.where(mass_N > 0, weighted_N / np.where(mass_N > 0, mass_N, 1.0), plain_N)
+    return (rewards_N - baselines_N) * (1 - 1 / count)
+
+
+def _places(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Indices of equal keys, in order of first appearance."""
+    places: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        places.setdefault(key, []).append(index)
+    return list(places.values())
+
+
+def centred_rewards(
+    samples_N: Sequence[Sample], weights_N: Sequence[float], baseline: Baseline
+) -> list[float]:
+    """Reward minus baseline of every sample, in order; exactly 0 where all rewards that are compared are equal.
+
+    Args:
+        samples_N: Samples of any number of prompts.
+        weights_N: One weight per sample, not negative; only ``Baseline.WEIGHTED`` looks at them.
+        baseline: Which; a sample without company (alone in its stratum or prompt) has advantage 0.
+    """
+    if baseline is Baseline.NONE:
+        return [sample.reward for sample in samples_N]
+    advantages_N = [0.0] * len(samples_N)
+    if baseline is Baseline.STRATUM:
+        for members in _places([(sample.prompt, sample.strategy) for sample in samples_N]):
+            centred = group_advantages([[samples_N[index].reward for index in members]])[0]
+            for index, advantage in zip(members, centred, strict=True):
+                advantages_N[index] = advantage
+        return advantages_N
+    is_weighted = baseline is Baseline.WEIGHTED
+    for members in _places([sample.prompt for sample in samples_N]):
+        rewards = np.array([samples_N[index].reward for index in members])
+        weights = np.array([weights_N[index] if is_weighted else 1.0 for index in members])
+        strata = _places([samples_N[index].strategy for index in members])
+        for index, advantage in zip(members, _union_advantages(rewards, weights, strata), strict=True):
+            advantages_N[index] = float(advantage)
+    return advantages_N
+
+
+def strategy_counts(strategies: Iterable[str]) -> dict[str, int]:
+    """``n_s`` of every strategy that occurs, in the order of their names."""
+    return dict(sorted(Counter(strategies).items()))
+
+
+def check_mixture(mixture: Mapping[str, float]) -> None:
+    """Refuse weights that define no mixture.
+
+    Raises:
+        ValueError: If there are none, one is negative or not finite, or all are zero.
+    """
+    if not mixture:
+        raise ValueError(
+            "mixture weights must name at least one strategy; leave them out to count every sample once"
+        )
+    for strategy, weight in sorted(mixture.items()):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(
+                f"the mixture weight of {strategy!r} must be a finite number of 0 or more; got {weight}"
+            )
+    if not any(mixture.values()):
+        raise ValueError(f"one mixture weight must be above 0; got {dict(mixture)}")
+
+
+def mixture_factors(counts: Mapping[str, int], mixture: Mapping[str, float] | None) -> dict[str, float]:
+    """``f_s = w_s N / n_s`` for every strategy of `counts`.
+
+    Weights are relative: they are scaled to sum to one over the strategies that have samples, so a strategy with
+    ``n_s = 0`` (all its groups failed) leaves its share to the others and the mean stays one. Its own factor is 0.
+    When only strategies of weight 0 have samples, all factors are 0: nothing is trained.
+
+    Args:
+        counts: ``n_s``, 0 allowed.
+        mixture: Relative weights; ``None`` counts every sample once (all factors 1, ``w_s = n_s / N``).
+
+    Raises:
+        ValueError: If a count is negative, a strategy has samples but no weight, or the weights define no mixture.
+    """
+    for strategy, count in sorted(counts.items()):
+        if count < 0:
+            raise ValueError(f"strategy {strategy!r} cannot have {count} samples")
+    if mixture is None:
+        return {strategy: float(count > 0) for strategy, count in counts.items()}
+    check_mixture(mixture)
+    present = {strategy: count for strategy, count in counts.items() if count > 0}
+    if missing := sorted(set(present) - set(mixture)):
+        raise ValueError(
+            f"strategy {missing[0]!r} has samples but no mixture weight; weights are given for {sorted(mixture)}. "
+            "Give it a weight (0 to measure it without training on it)."
+        )
+    largest = max(mixture.values())
+    # by the largest first: shares of denormal or huge weights are still shares
+    scaled = {strategy: mixture[strategy] / largest for strategy in present}
+    total_weight = math.fsum(scaled.values())
+    num_samples = sum(present.values())
+    if total_weight == 0:
+        return dict.fromkeys(counts, 0.0)
+    return {
+        strategy: scaled[strategy] / total_weight * num_samples / count if count > 0 else 0.0
+        for strategy, count in counts.items()
+    }
