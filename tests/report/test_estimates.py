@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 
 import viva.cli
-<<<<<<< HEAD
-from viva.experts.estimators import ESTIMATORS, Sample, estimate, make_estimator
-from viva.experts.stored_samples import sample_record
-from viva.view.estimates import EstimateOptions, estimate_run, estimation_text
-=======
 from viva.experts.estimation import estimate
 from viva.experts.estimators import ESTIMATORS, make_estimator
 from viva.experts.samples import Sample, sample_record
-from viva.report.estimates import EstimateOptions, estimate_run, estimation_text
->>>>>>> fd35fa3 (Thirteen files of estimators become samples, estimation and estimators)
+from viva.view.estimates import EstimateOptions, estimate_run, estimation_text
 
 NUM_TOKENS = 5
 

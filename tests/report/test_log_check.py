@@ -17,13 +17,7 @@ import pytest
 from starlette.types import ASGIApp
 
 import viva.cli
-<<<<<<< HEAD
-from viva.experts.estimators import Sample
-from viva.experts.stored_samples import sample_record
-=======
 from viva.experts.samples import Sample, sample_record
-from viva.report.log_check import LogCheck
->>>>>>> fd35fa3 (Thirteen files of estimators become samples, estimation and estimators)
 from viva.run.checkpoints import Checkpoints
 from viva.run.files import write_json
 from viva.run.log import RunLog
