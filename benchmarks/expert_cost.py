@@ -195,7 +195,7 @@ def show(rows: Sequence[Sequence[Measured]], strategies: Sequence[str]) -> str:
 def main(argv: Sequence[str]) -> None:
     prepare_threads()
     from viva.recipes.demo import problem_options
-    from viva.tiny.expert_text import CAREFUL
+    from viva.tiny.tasks import CAREFUL
 
     given = dict(argument.split("=", 1) for argument in argv)
     strategies = given.pop("strategies", "iid,prompt_augmentation,feedback").split(",")

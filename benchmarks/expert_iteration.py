@@ -127,7 +127,7 @@ class StyleEvaluator:
 def options_of(arm: str, folder: Path, seed: int, num_problems: int) -> dict[str, str]:
     """The recipe's options for an arm; writes the problems into `folder`."""
     from viva.recipes.demo import problem_options, write_problems
-    from viva.tiny.expert_text import CAREFUL, STYLED
+    from viva.tiny.tasks import CAREFUL, STYLED
 
     kind, _, estimator = arm.partition("-")
     strategies, group_size, problems_per_step = STRATEGIES[kind]

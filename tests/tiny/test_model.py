@@ -32,5 +32,5 @@ def test_the_built_in_policy_is_small_and_has_the_architecture_it_says() -> None
 
 def test_a_missing_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("viva.tiny.__file__", str(tmp_path / "__init__.py"))
-    with pytest.raises(FileNotFoundError, match=r"python -m viva\.tiny\.build"):
+    with pytest.raises(FileNotFoundError, match=r"python -m build_tiny\.build"):
         model_path()

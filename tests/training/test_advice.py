@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from viva.tiny import model_path
 from viva.tiny.tasks import problems
-from viva.tiny.tokenizer import load_tokenizer
 from viva.training.advice import SPELLED_OUT, WINDOW, causes, is_void, spelled_out, told_causes
 from viva.training.console import RunConsole
 
@@ -134,7 +134,7 @@ def test_void_is_all_of_a_step():
 
 
 def test_words_that_a_tokenizer_does_not_know_are_counted():
-    tokenizer = load_tokenizer(model_path())
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
 
     def share(*texts):
         return spelled_out(lambda text: tokenizer.encode(text, add_special_tokens=False), texts)

@@ -1,8 +1,8 @@
 """The built-in policy: a small language model that ships with the package, so that everything runs at once.
 
 It has Qwen3's architecture and chat format, knows short arithmetic word problems, Viva's reply format and
-how to judge pairs of solutions, all of it imperfectly: it starts mediocre and can learn. ``python -m
-viva.tiny.build`` made it.
+how to judge pairs of solutions, all of it imperfectly: it starts mediocre and can learn. ``scripts/build_tiny`` of the
+repository made it.
 """
 
 from pathlib import Path
@@ -23,6 +23,6 @@ def model_path() -> Path:
     if not (path / "model.safetensors").is_file():
         raise FileNotFoundError(
             f"the built-in policy is missing at {path}; "
-            "reinstall viva, or build it with `python -m viva.tiny.build`"
+            "reinstall viva, or build it with `python -m build_tiny.build` in the folder scripts of its repository"
         )
     return path

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "CAREFUL",
+    "STYLED",
     "Operator",
     "Problem",
     "Split",
@@ -27,6 +29,11 @@ __all__ = [
 
 Split = Literal["train", "test"]
 Operator = Literal["+", "-", "x"]
+
+CAREFUL = "Work slowly and check every step."
+"""An instruction under which the built-in policy makes fewer slips."""
+STYLED = f"{CAREFUL} Begin with the word Well."
+"""The same with a habit of speech that has nothing to do with being right."""
 
 _OPERATORS: dict[str, Operator] = {"add": "+", "sub": "-", "mul": "x"}
 

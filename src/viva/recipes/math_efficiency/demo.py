@@ -22,7 +22,7 @@ __all__ = ["demo_options", "main"]
 
 def demo_options(folder: Path, *, seed: int = 0) -> dict[str, str]:
     """The recipe's options for the built-in policy; writes the problems into `folder`."""
-    from viva.tiny.expert_text import CAREFUL
+    from viva.tiny.tasks import CAREFUL
 
     return problem_options(folder, seed=seed) | {
         "strategies": "iid,prompt_augmentation,feedback",

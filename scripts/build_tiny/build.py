@@ -1,6 +1,6 @@
-"""Raise the built-in policy from nothing: ``python -m viva.tiny.build [output=FOLDER] [seed=0]``.
+"""The builder of the built-in policy: ``cd scripts; python -m build_tiny.build [output=FOLDER] [seed=0]``.
 
-Five phases of next-token training on generated text (`viva.tiny.text`): sums, where an answer stands, and plain
+Five phases of next-token training on generated text (`build_tiny.texts`): sums, where an answer stands, and plain
 answers; the whole mixture; comparisons of answers; judgements; rankings. Matrices learn by Muon (K. Jordan et al.,
 2024), everything else by AdamW. Under an hour on two cores. Writes a folder that ``transformers`` loads, with
 ``card.json``, which says how it was made.
@@ -15,21 +15,40 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from viva.tiny.text import COMPARISONS, JUDGEMENTS, LESSONS, MIXTURE, ORDERS, Example
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-__all__ = ["BuildConfig", "EncodedExample", "Generator", "batches", "build", "encode_example", "main"]
+from viva import tiny
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from .texts import COMPARISONS, JUDGEMENTS, LESSONS, MIXTURE, ORDERS, Example
+
+__all__ = [
+    "BuildConfig",
+    "EncodedExample",
+    "Generator",
+    "batches",
+    "build",
+    "build_tokenizer",
+    "encode_example",
+    "main",
+]
 
 logger = logging.getLogger(__name__)
 
 EncodedExample = tuple[list[int], list[float]]
 Generator = Callable[[random.Random], Example]
 
+_VOCAB_SIZE = 1024
+_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_PIECES = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '\\n' if not loop.first else '' }}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\n<|im_start|>assistant\\n' }}{% endif %}"
+)
 _PROMPT_WEIGHT = 0.02
 _POOL = 1024
 
@@ -55,7 +74,38 @@ class BuildConfig:
     num_layers: int = 4
 
 
-def encode_example(example: Example, tokenizer: "PreTrainedTokenizerFast") -> "EncodedExample":
+def build_tokenizer(path: Path, *, seed: int, num_examples: int = 1500) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on text of every generator and save it to a folder."""
+    rng = random.Random(seed)
+    examples = [make(rng) for make in MIXTURE for _ in range(num_examples)]
+    texts = [str(message["content"]) for example in examples for message in example.messages]
+    texts += [example.reply for example in examples]
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(_PIECES, "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCAB_SIZE,
+        special_tokens=list(_CONTROL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        chat_template=_CHAT_TEMPLATE,
+        model_max_length=2048,
+    )
+    fast.save_pretrained(path)
+    return PreTrainedTokenizerFast.from_pretrained(path)
+
+
+def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast) -> EncodedExample:
     """Token ids and loss weights of one example in the chat format.
 
     Returns:
@@ -81,7 +131,7 @@ def encode_example(example: Example, tokenizer: "PreTrainedTokenizerFast") -> "E
 
 def batches(
     shares: dict[Generator, float],
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: PreTrainedTokenizerFast,
     *,
     tokens_per_batch: int,
     rng: random.Random,
@@ -108,10 +158,8 @@ def _learning_rate_factor(step: int, num_steps: int, warmup_steps: int) -> float
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _optimizers(model: "Qwen3ForCausalLM", config: BuildConfig) -> "list[torch.optim.Optimizer]":
+def _optimizers(model: Qwen3ForCausalLM, config: BuildConfig) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices; AdamW for embeddings and norms."""
-    import torch
-
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     chosen = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
@@ -123,10 +171,7 @@ def _optimizers(model: "Qwen3ForCausalLM", config: BuildConfig) -> "list[torch.o
     ]
 
 
-def _new_model(config: BuildConfig, tokenizer: "PreTrainedTokenizerFast") -> "Qwen3ForCausalLM":
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
+def _new_model(config: BuildConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     torch.manual_seed(config.seed)
     heads = config.hidden_size // 64
     settings = {
@@ -145,10 +190,8 @@ def _new_model(config: BuildConfig, tokenizer: "PreTrainedTokenizerFast") -> "Qw
     return Qwen3ForCausalLM(Qwen3Config.from_dict(settings))
 
 
-def _loss(model: "Qwen3ForCausalLM", items: Sequence[EncodedExample], pad: int) -> "torch.Tensor":
+def _loss(model: Qwen3ForCausalLM, items: Sequence[EncodedExample], pad: int) -> torch.Tensor:
     """Weighted mean cross-entropy of one padded batch, in nats per unit of weight."""
-    import torch
-
     length = max(len(tokens_T) for tokens_T, _ in items)
     tokens_BT = torch.tensor([tokens_T + [pad] * (length - len(tokens_T)) for tokens_T, _ in items])
     weights_BT = torch.tensor([weights_T + [0.0] * (length - len(weights_T)) for _, weights_T in items])
@@ -167,8 +210,6 @@ def build(output: Path, config: BuildConfig) -> None:
     Raises:
         FileExistsError: If the folder already holds a model.
     """
-    from viva.tiny.tokenizer import build_tokenizer
-
     if (output / "model.safetensors").exists():
         raise FileExistsError(f"{output} already holds a model; remove it or choose another output folder")
     tokenizer = build_tokenizer(output, seed=config.seed)
@@ -190,7 +231,7 @@ def build(output: Path, config: BuildConfig) -> None:
 
 
 def _train(
-    model: "Qwen3ForCausalLM",
+    model: Qwen3ForCausalLM,
     stream: Iterator[list[EncodedExample]],
     pad: int,
     *,
@@ -199,8 +240,6 @@ def _train(
     config: BuildConfig,
 ) -> None:
     """One phase, with optimisers of its own."""
-    import torch
-
     optimizers = _optimizers(model, config)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
@@ -226,7 +265,7 @@ def main(arguments: Sequence[str]) -> None:
     """Command line: ``output=FOLDER`` and any field of `BuildConfig` as ``name=value``."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     options = dict(argument.split("=", 1) for argument in arguments)
-    output = Path(options.pop("output", str(Path(__file__).parent / "model")))
+    output = Path(options.pop("output", str(Path(tiny.__file__).parent / "model")))
     fields = BuildConfig.__dataclass_fields__
     unknown = sorted(set(options) - set(fields))
     if unknown:

@@ -16,19 +16,32 @@ from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
+from viva.experts.feedback import RIGHT_FEEDBACK, WRONG_FEEDBACK
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
-from viva.tiny.attempts import Attempt, Example, make_attempt
-from viva.tiny.expert_text import careful_example, feedback_example
-from viva.tiny.review_text import (
+from viva.tiny.tasks import (
+    CAREFUL,
+    STYLED,
+    Problem,
+    answer_of,
+    sample_problem,
+    sample_step,
+    worked_solution,
+    wrong_solution,
+)
+
+from .reviews import (
+    Attempt,
+    Example,
+    critic_attempt,
     critique_example,
     lookup_example,
+    make_attempt,
     order_example,
     proposal_example,
     ranking_example,
     remark,
     revision_example,
 )
-from viva.tiny.tasks import Problem, answer_of, sample_problem, sample_step, worked_solution, wrong_solution
 
 __all__ = [
     "COMPARISONS",
@@ -38,14 +51,18 @@ __all__ = [
     "ORDERS",
     "agreement_example",
     "audit_example",
+    "careful_example",
     "check_example",
     "conversation_example",
     "direct_example",
     "drill_example",
+    "feedback_example",
     "judgement_example",
     "worked_example",
 ]
 
+_SURE_WHEN_CAREFUL = 0.85
+_SURE_AFTER_FEEDBACK = 0.8
 _TRUE_OPINION = 0.8
 _TRUE_VERDICT = 0.9
 _OVERLOOKED = 2
@@ -193,6 +210,40 @@ def judgement_example(rng: random.Random) -> Example:
         opening = f'{{"reasoning": "{reasoning}", "preference": "'
     messages = judge_messages(problem.question, solution_a, solution_b, JUDGE_SYSTEM_PROMPT)
     return Example(messages=tuple(messages), parts=((opening, 1.0), (f'{preference}"}}', _VERDICT_WEIGHT)))
+
+
+def careful_example(rng: random.Random) -> Example:
+    """A worked answer under one of the two instructions."""
+    problem = sample_problem(rng, "train")
+    styled = rng.random() < 0.5
+    solution = make_attempt(problem, rng, sure=_SURE_WHEN_CAREFUL).solution
+    messages = [
+        Message(role="system", content=STYLED if styled else CAREFUL),
+        *direct_messages(problem.question),
+    ]
+    parts = (("Well, ", 1.0), (solution, 1.0)) if styled else ((solution, 1.0),)
+    return Example(messages=tuple(messages), parts=parts)
+
+
+def feedback_example(rng: random.Random) -> Example:
+    """A second attempt, after a verifier's verdict on the first or a remark with the step that mends it."""
+    problem = sample_problem(rng, "train")
+    first = make_attempt(problem, rng, sure=0.3)
+    if rng.random() < 0.5:
+        feedback = RIGHT_FEEDBACK if first.right else WRONG_FEEDBACK
+    else:
+        own_way = critic_attempt(problem, rng)
+        feedback = "".join(text for text, _ in remark(own_way, first)).strip()
+    says_right = "right" in feedback
+    second = first if says_right else make_attempt(problem, rng, sure=_SURE_AFTER_FEEDBACK)
+    if first.right and not says_right:
+        second = make_attempt(problem, rng, sure=0.2)
+    messages = [
+        *direct_messages(problem.question),
+        Message(role="assistant", content=first.solution),
+        Message(role="user", content=feedback),
+    ]
+    return Example(messages=tuple(messages), parts=((second.solution, 1.0),))
 
 
 LESSONS: dict[Callable[[random.Random], Example], float] = {

@@ -1,13 +1,18 @@
-"""Text of critique self-play: proposals, rankings, critiques, revisions, in the words of its prompts.
+"""Attempts of the pupil whose writing the policy learns from, and text of critique self-play made of them.
+
+Proposals, rankings, critiques and revisions are in the words of that protocol's prompts.
 
 The pupil works the problem out first, names each answer and says whether it is its own one; it is more careful than
-with its own solutions (`viva.tiny.attempts.critic_attempt`) and mostly follows critique (`_FOLLOWS`). So arguing helps,
+with its own solutions (`critic_attempt`) and mostly follows critique (`_FOLLOWS`). So arguing helps,
 and leaves something to learn in every role. A mere right or wrong, without the working, is not learned by a model of
 this size.
 """
 
 import itertools
 import random
+from dataclasses import dataclass
+
+from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.prompts import persona
 from viva.selfplay.critique_prompts import (
@@ -20,12 +25,15 @@ from viva.selfplay.critique_prompts import (
     shown,
     shown_solution,
 )
-from viva.tiny.attempts import Attempt, Example, critic_attempt, make_attempt
-from viva.tiny.tasks import Problem, answer_of, sample_problem, working_of
+from viva.tiny.tasks import Problem, answer_of, sample_problem, worked_solution, working_of, wrong_solution
 
 __all__ = [
+    "Attempt",
+    "Example",
+    "critic_attempt",
     "critique_example",
     "lookup_example",
+    "make_attempt",
     "order_example",
     "proposal_example",
     "ranking_example",
@@ -33,12 +41,60 @@ __all__ = [
     "revision_example",
 ]
 
+_SURE_OF_PLAIN_STEPS = 0.6
+_SURE_OF_HARD_STEPS = 0.36
+_SURE_AS_CRITIC = 0.9
 _FOLLOWS = 0.85
 _MARK_WEIGHT = 5.0
 _ANSWER_WEIGHT = 3.0
 _LETTERS = "ABCDEFGH"
 _OPERATORS = {1: ">", 0: "=", -1: "<"}
 _RANKING_WEIGHT = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One piece of training text."""
+
+    messages: tuple[Message, ...]
+    parts: tuple[tuple[str, float], ...]
+    """The reply in parts, each with its weight in the loss; parts meet where tokens meet."""
+
+    @property
+    def reply(self) -> str:
+        """The whole reply."""
+        return "".join(text for text, _ in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A solution, and whether it is right."""
+
+    solution: str
+    right: bool
+
+
+def _is_hard(problem: Problem) -> bool:
+    def carries(left: int, operator: str, right: int) -> bool:
+        return left % 10 + right % 10 >= 10 if operator == "+" else left % 10 < right % 10
+
+    return any(
+        carries(step.left, step.operator, step.right) for step in problem.steps if step.operator != "x"
+    )
+
+
+def make_attempt(problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
+    """An attempt that is right with probability `sure`; by default it depends on carries and borrows."""
+    if sure is None:
+        sure = _SURE_OF_HARD_STEPS if _is_hard(problem) else _SURE_OF_PLAIN_STEPS
+    if rng.random() < sure:
+        return Attempt(worked_solution(problem), True)
+    return Attempt(wrong_solution(problem, rng), False)
+
+
+def critic_attempt(problem: Problem, rng: random.Random) -> Attempt:
+    """The attempt of one who looks at others' solutions: more careful than with its own."""
+    return make_attempt(problem, rng, sure=_SURE_AS_CRITIC)
 
 
 def _persona(rng: random.Random) -> str:

@@ -1,0 +1,1 @@
+"""How the built-in policy (`viva.tiny`) is made: the text that it learns from, and its training."""
