@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from viva.engine import tree_attention, tree_kernels
-from viva.engine.compiled.tiles import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
+from viva.engine import tree_attention
 from viva.engine.kernels import as_array
+from viva.engine.kernels import trees as tree_kernels
+from viva.engine.kernels.tiles import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
 from viva.engine.tree_attention import TreeStep
 from viva.engine.trees import pack_tree
 

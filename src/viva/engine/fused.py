@@ -18,7 +18,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from viva.engine.attend import attend
-from viva.engine.kernels import Norm, as_array, gate, place
+from viva.engine.kernels import Norm, as_array, can_compile, gate, place
 from viva.engine.linear import is_packable, join_linears
 
 __all__ = ["LAYER_KINDS", "FusedDecoder", "FusedLayer", "fuse_layers", "is_stock", "uses_silu"]
@@ -60,7 +60,8 @@ def _is_known(layer: nn.Module) -> bool:
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     has_others = sum(isinstance(part, nn.Linear) for part in layer.modules()) > len(linears)
-    return not has_others and uses_silu(mlp) and all(map(is_packable, linears))
+    fits = can_compile(attention.q_proj.weight) and all(map(is_packable, linears))
+    return not has_others and uses_silu(mlp) and fits
 
 
 class FusedDecoder(nn.Module):

@@ -16,8 +16,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from viva.engine.attention import UnsupportedAttentionError
-from viva.engine.kernels import can_compile
-from viva.engine.tree_kernels import TreePlan, attend_compiled
+from viva.engine.kernels import TreePlan, attend_tree, can_compile
 from viva.engine.trees import Cell, PackedTree
 
 __all__ = ["TREE_ATTENTION", "TreeStep", "register_tree_attention"]
@@ -128,7 +127,7 @@ def _tree_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if softcap is None and can_compile(query) and query.shape[-1] == value.shape[-1]:
         named = range(len(tree.cells)) if cells is None else cells
-        return attend_compiled(query, key, value, tree.plan(sliding_window), named, scale), None
+        return attend_tree(query, key, value, tree.plan(sliding_window), named, scale), None
     groups = query.shape[1] // key.shape[1]
     output = _TreeAttention.apply(
         query[0].unflatten(0, (-1, groups)) * scale, key[0], value[0], tree, cells, sliding_window, softcap

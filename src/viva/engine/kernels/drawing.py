@@ -1,16 +1,40 @@
 """Drawing tokens; see `viva.engine.sampling`.
 
-Shapes: ``N`` rows, ``V`` vocabulary.
+Shapes: ``B`` rows, ``V`` vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numba
 import numpy as np
+import torch
 
-from viva.engine.compiled.vectors import Kernel, exp, inner
+from viva.engine.kernels.compiler import Kernel, as_array, exp, inner
 
 __all__ = ["draw"]
+
+
+def draw(
+    logits: torch.Tensor, divisors: torch.Tensor, greedy: Sequence[int], uniforms: Sequence[float]
+) -> torch.Tensor:
+    """One token per row; see `viva.engine.sampling.draw_tokens`.
+
+    Args:
+        logits: ``[B, V]`` float32; minus infinity for tokens that cannot be drawn.
+        divisors: Temperatures, ``[B]``; 1 for greedy rows.
+        greedy: Rows that take their most likely token.
+        uniforms: ``B`` numbers in ``[0, 1)``.
+
+    Returns:
+        Tokens, their logprobs and the sums of weights, the largest of which is 1, ``[3, B]`` float64.
+    """
+    output = torch.empty(3, len(logits), dtype=torch.float64)
+    temperatures = divisors.numpy().copy()
+    temperatures[list(greedy)] = 0
+    _draw(as_array(logits.contiguous()), temperatures, np.array(uniforms), output.numpy())
+    return output
+
 
 _SPAN = 128
 """Tokens whose weights are added up before a number is looked for."""
@@ -75,14 +99,14 @@ def _draw_row(logits: Any, temperature: Any, number: Any) -> Any:
 
 
 @Kernel
-def draw(logits: Any, temperatures: Any, numbers: Any, output: Any) -> None:
-    """One token per row; see `viva.engine.kernels.draw`.
+def _draw(logits: Any, temperatures: Any, numbers: Any, output: Any) -> None:
+    """One token per row; see `draw`.
 
     Args:
-        logits: ``[N, V]`` float32.
-        temperatures: ``[N]`` float64; 0 takes the most likely token.
-        numbers: ``[N]`` float64 in ``[0, 1)``.
-        output: Tokens, logprobs and sums of weights, ``[3, N]`` float64; written to.
+        logits: ``[B, V]`` float32.
+        temperatures: ``[B]`` float64; 0 takes the most likely token.
+        numbers: ``[B]`` float64 in ``[0, 1)``.
+        output: Tokens, logprobs and sums of weights, ``[3, B]`` float64; written to.
     """
     for n in numba.prange(len(logits)):
         output[0, n], output[1, n], output[2, n] = _draw_row(logits[n], temperatures[n], numbers[n])

@@ -1,23 +1,41 @@
-"""What compiled kernels are made of: numbers as they are stored, the exponential, how code is compiled and kept.
+"""How kernels are compiled, kept and called, and what they are made of: numbers as they are stored, the exponential.
 
 Everything is computed in float32. Sums may be taken in any order, which lets them use vectors; that something is no
 number is not assumed away.
 """
 
+import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
-__all__ = ["Kernel", "exp", "fetch", "inner", "narrow", "widen"]
+__all__ = [
+    "Kernel",
+    "as_array",
+    "as_rows",
+    "can_compile",
+    "exp",
+    "fetch",
+    "inner",
+    "narrow",
+    "num_threads",
+    "use_threads",
+    "widen",
+]
 
+_ENABLED = os.environ.get("VIVA_KERNELS") != "off"
+"""The one switch: without kernels the engine computes by torch's operations."""
 _LINE = 64
 """Bytes of a cache line."""
 _LOG2_E = np.float32(1.4426950408889634)
@@ -47,16 +65,82 @@ class Kernel:
     """
 
     def __init__(self, function: Any) -> None:
-        self.in_threads: Any = numba.njit(parallel=True, **_OPTIONS)(_copied(function, "in_threads"))
-        self.alone: Any = numba.njit(**_OPTIONS)(_copied(function, "alone"))
+        self._in_threads: Any = numba.njit(parallel=True, **_OPTIONS)(_copied(function, "in_threads"))
+        self._alone: Any = numba.njit(**_OPTIONS)(_copied(function, "alone"))
+        _kernels.append(self)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Compute in threads where that is possible."""
+        compute = self._in_threads if _has_threads() else self._alone
+        try:
+            compute(*arguments)
+        except OSError:  # a full disk: its code is compiled now, but could not be kept
+            compute(*arguments)
 
     def keep_code(self) -> None:
         """Keep code between processes from now on: beside its source or in the user's cache folder."""
         try:
-            self.in_threads.enable_caching()
-            self.alone.enable_caching()
+            self._in_threads.enable_caching()
+            self._alone.enable_caching()
         except RuntimeError:  # neither folder can be written
             return
+
+
+_kernels: list[Kernel] = []
+"""All that were made so far."""
+
+
+def can_compile(tensor: torch.Tensor) -> bool:
+    """Whether the kernels compute on such tensors; never with ``VIVA_KERNELS=off``."""
+    return _ENABLED and tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
+
+
+def use_threads() -> None:
+    """Let the kernels that this thread calls use as many threads as torch does."""
+    if _has_threads():
+        numba.set_num_threads(min(torch.get_num_threads(), _most_threads()))
+
+
+@cache
+def _most_threads() -> int:
+    """Numba's own limit, which it starts with in every thread."""
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(numba.get_num_threads).result()
+
+
+@cache
+def _home() -> int | None:
+    """The process that threads can be used in, at the first call: of numba's kinds, one does not bear two callers."""
+    for kernel in _kernels:
+        kernel.keep_code()
+    return os.getpid() if any(map(_is_there, ("tbbpool", "omppool"))) else None
+
+
+def _is_there(pool: str) -> bool:
+    try:
+        import_module(f"numba.np.ufunc.{pool}")
+    except ImportError:  # its library is missing
+        return False
+    return True
+
+
+def _has_threads() -> bool:
+    return os.getpid() == _home() and torch.get_num_threads() > 1
+
+
+def num_threads() -> int:
+    """Threads that a kernel called now is computed with."""
+    return numba.get_num_threads() if _has_threads() else 1
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor, bfloat16 as int16."""
+    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def as_rows(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor as a matrix of its last dimension."""
+    return as_array(tensor.view(-1, tensor.shape[-1]))
 
 
 def _copied(function: Any, suffix: str) -> Any:

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, extending
 
-from viva.engine.compiled.vectors import inner
+from viva.engine.kernels.compiler import inner
 
 __all__ = ["TILE_COLUMNS", "TILE_ROWS", "add_rest", "add_tile"]
 
