@@ -60,7 +60,7 @@ def _is_known(layer: nn.Module) -> bool:
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     has_others = sum(isinstance(part, nn.Linear) for part in layer.modules()) > len(linears)
-    fits = can_compile(attention.q_proj.weight) and all(map(is_packable, linears))
+    fits = all(map(is_packable, linears)) and can_compile(attention.q_proj.weight)
     return not has_others and uses_silu(mlp) and fits
 
 
