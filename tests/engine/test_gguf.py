@@ -1,6 +1,7 @@
 """GGUF files: weights, tokenizer and template are those of the model that was written."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import make_config
 from tokenizers import Regex, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from viva.engine import LocalServiceClient
 from viva.engine.gguf import PRE_TOKENIZERS, gguf_folder, is_gguf
@@ -31,6 +32,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -41,12 +44,21 @@ def byte_tokens() -> list[str]:
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def small_model(*, tied: bool = False) -> Any:
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def small_model(family: str = "llama", *, tied: bool = False, rope: dict[str, Any] | None = None) -> Any:
     torch.manual_seed(0)
-    config = make_config("llama")
+    config = make_config(family)
     config.tie_word_embeddings = tied
-    config.rope_parameters = {"rope_type": "default", "rope_theta": 77000.0}
-    return LlamaForCausalLM(config)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 77000.0} | (rope or {})
+    return AutoModelForCausalLM.from_config(config)
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -55,10 +67,16 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, model: Any, *, architecture: str = "llama", pre: str = "smollm", bos: bool = False
+    path: Path,
+    model: Any,
+    *,
+    architecture: str | None = None,
+    pre: str = "smollm",
+    bos: bool = False,
+    more: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     config = model.config
-    writer = GGUFWriter(str(path), architecture)
+    writer = GGUFWriter(str(path), architecture or config.model_type)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -66,7 +84,9 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_dimension_count(model.model.layers[0].self_attn.head_dim)
+    if config.model_type == "qwen3":
+        writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     tokens = [*byte_tokens(), "<|im_start|>", "<|im_end|>", "he", "12"]
@@ -90,11 +110,14 @@ def write_gguf(
                 writer.add_tensor("output.weight", array)
         else:
             _, _, layer, rest = name.split(".", 3)
-            short = NAMES[rest.removesuffix(".weight")]
-            if short in ("attn_q", "attn_k"):
+            module, kind = rest.rsplit(".", 1)
+            short = NAMES[module]
+            if config.model_type == "llama" and short in ("attn_q", "attn_k"):
                 heads = config.num_attention_heads if short == "attn_q" else config.num_key_value_heads
                 array = permuted(array, heads)
-            writer.add_tensor(f"blk.{layer}.{short}.weight", np.ascontiguousarray(array))
+            writer.add_tensor(f"blk.{layer}.{short}.{kind}", np.ascontiguousarray(array))
+    for name, array in (more or {}).items():
+        writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -107,16 +130,46 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIVA_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_an_unpacked_model_computes_what_the_written_one_computes(tmp_path: Path, tied: bool) -> None:
-    model = small_model(tied=tied)
-    folder = gguf_folder(write_gguf(tmp_path / "small.gguf", model))
-    unpacked = AutoModelForCausalLM.from_pretrained(folder)
+def check_unpacked(folder: Path, model: Any) -> None:
+    pair: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    unpacked, told = pair
     tokens = torch.arange(40)[None] * 5 % 260
     with torch.no_grad():
         assert torch.allclose(unpacked(tokens).logits, model(tokens).logits, atol=1e-5)
-    assert unpacked.config.tie_word_embeddings is tied
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    assert unpacked.config.tie_word_embeddings is model.config.tie_word_embeddings
     assert unpacked.config.eos_token_id == 257
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_an_unpacked_model_computes_what_the_written_one_computes(
+    tmp_path: Path, family: str, tied: bool
+) -> None:
+    model = small_model(family, tied=tied)
+    check_unpacked(gguf_folder(write_gguf(tmp_path / "small.gguf", model)), model)
+
+
+def test_rotary_frequencies_are_scaled_as_the_file_says(tmp_path: Path) -> None:
+    model = small_model(rope=LLAMA_3_ROPE)
+    size = model.config.head_dim
+    factors = 77000.0 ** -(np.arange(0, size, 2) / size) / model.model.rotary_emb.inv_freq.numpy()
+    assert factors.max() > factors.min()
+    rope = {"rope_freqs.weight": factors.astype(np.float32)}
+    check_unpacked(gguf_folder(write_gguf(tmp_path / "small.gguf", model, more=rope)), model)
+    with pytest.raises(ValueError, match=r"other\.gguf.*not the scaling of Llama 3"):
+        gguf_folder(
+            write_gguf(
+                tmp_path / "other.gguf", model, more={name: array * 2 + 1 for name, array in rope.items()}
+            )
+        )
+
+
+def test_a_tensor_that_nothing_reads_is_refused(tmp_path: Path) -> None:
+    more = {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}
+    with pytest.raises(ValueError, match=r"small\.gguf.*'blk\.0\.attn_sinks\.weight'"):
+        gguf_folder(write_gguf(tmp_path / "small.gguf", small_model(), more=more))
 
 
 async def test_the_engine_samples_from_a_gguf_file_and_saves_its_folder_as_the_base(tmp_path: Path) -> None:
@@ -191,7 +244,7 @@ def test_a_file_is_unpacked_once_and_another_one_of_its_name_anew(tmp_path: Path
     [({"architecture": "bloom"}, "architecture 'bloom'"), ({"pre": "tekken"}, "pre-tokenizer 'tekken'")],
 )
 def test_what_is_not_supported_is_refused_by_name(
-    tmp_path: Path, change: dict[str, str], message: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         gguf_folder(write_gguf(tmp_path / "small.gguf", small_model(), **change))
