@@ -1,10 +1,12 @@
+"""Final answers are read and compared, and the checks tell whether one is right and what votes for the same."""
+
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.eval.answers import is_correct
+from viva.eval.answers import CHECKS, answer_key, find_check, is_correct
 
 
 @pytest.mark.parametrize(
@@ -102,3 +104,120 @@ def test_a_megabyte_is_read_in_linear_time(piece):
     started = time.process_time()
     is_correct(text, "3")
     assert time.process_time() - started < 3
+
+
+CHOICE, EXACT = CHECKS["choice"], CHECKS["exact"]
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        ("b.", "B"),
+        ("(C)", "C"),
+        ("The answer is B.", "B"),
+        ("The answer is (D) because A is wrong.", "D"),
+        ("So \\boxed{A}.", "A"),
+        ("So \\boxed{\\text{E}}.", "E"),
+        ("Answer: **B** 12 apples", "B"),
+        ("I first thought (A), but it must be (B)", "B"),
+        ("A train leaves at noon.\nC) 15", "C"),
+        ("The correct answer is option B", "B"),
+        ("The answer is the letter d.", "D"),
+        ("The answer is \\(B\\)", "B"),
+        ("The answer is $C$.", "C"),
+        ('The answer is "E"', "E"),
+        ("So \\boxed{\\mathrm{(A)}\\ 12}.", "A"),
+        ("The answer is a number", None),
+        ("The answer is x = 5", None),
+        ("The answer is A + B", None),
+        ("The answer is A - B", None),
+        ("The answer is x - 5", None),
+        ("The answer is B - 12 apples", "B"),
+        ("Answer: C - Paris", "C"),
+        ("A train leaves at noon.", None),
+        ("The answer is Apple", None),
+        ("It isn't I'd say", None),
+        ("", None),
+    ],
+)
+def test_the_letter_of_a_choice_is_read(text, letter):
+    assert CHOICE.vote(text) == letter
+    if letter is not None:
+        assert CHOICE.is_right(text, f"({letter.lower()}) whatever")
+        assert not CHOICE.is_right(text, "Z")
+
+
+@pytest.mark.parametrize("answer", ["", "15 apples", "Apple", "(1)"])
+def test_a_known_answer_without_a_letter_is_refused_beforehand(answer):
+    assert "grader=choice needs known answers that begin with a letter" in (CHOICE.refuses(answer) or "")
+    assert CHOICE.refuses("B) 15") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        ("Paris", "Paris", True),
+        ("  Paris \n", "Paris", True),
+        ("The answer is Paris.", "Paris", True),
+        ("\\boxed{New  York}", "New York", True),
+        ("paris", "Paris", False),
+        ("It is Paris", "Paris", False),
+        ("8+1", "9", False),
+        ("", "", False),
+    ],
+)
+def test_exact_answers_agree_letter_for_letter(text, answer, right):
+    assert EXACT.is_right(text, answer) is right
+
+
+def test_math_votes_are_equal_for_equal_numbers():
+    texts = ["The answer is 0.5", "\\boxed{\\frac{1}{2}}", "so 1/2", "1/2 %"]
+    assert len({answer_key(text) for text in texts}) == 1
+    assert answer_key("x = Paris") == answer_key("X  =  paris ")
+    assert answer_key(" ") is None
+
+
+@given(st.text(max_size=60))
+def test_a_text_votes_like_itself_and_reading_never_fails(text):
+    for check in CHECKS.values():
+        vote = check.vote(text)
+        assert vote is None or vote
+        assert check.vote(text) == vote
+
+
+@given(st.integers(-9999, 9999), st.integers(-9999, 9999))
+def test_numbers_that_vote_alike_are_graded_alike(one, other):
+    texts = [f"The answer is {number}." for number in (one, other)]
+    assert (answer_key(texts[0]) == answer_key(texts[1])) == is_correct(texts[0], str(other))
+
+
+@pytest.mark.parametrize("piece", ["(", "([", "*(", "(A", "\\text{", "answer is ", "\\boxed{"])
+def test_a_choice_is_read_in_linear_time(piece):
+    text = piece * (200_000 // len(piece))
+    start = time.process_time()
+    CHOICE.vote(text)
+    EXACT.vote(text)
+    assert time.process_time() - start < 2.0
+
+
+def test_a_function_of_the_users_own_grades(tmp_path):
+    own = tmp_path / "own_check.py"
+    own.write_text("def same_length(text, answer):\n    return len(text) == len(answer)\nBAD = 3\n")
+    check = find_check(f"{own}:same_length")
+    assert check.is_right("abc", "xyz")
+    assert not check.is_right("abc", "x")
+    with pytest.raises(ValueError, match="is no function"):
+        find_check(f"{own}:BAD")
+
+
+def test_a_grader_must_say_yes_or_no(tmp_path):
+    own = tmp_path / "vague_check.py"
+    own.write_text("def vague(text, answer):\n    return 0.7\n")
+    with pytest.raises(ValueError, match=r"must return True or False; got 0\.7"):
+        find_check(f"{own}:vague").is_right("a", "b")
+
+
+def test_an_unknown_check_names_those_there_are():
+    with pytest.raises(ValueError, match="grader must be one of math, exact, choice, or your own"):
+        find_check("maths")

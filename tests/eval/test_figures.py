@@ -6,11 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.eval.bootstrap import summarise
-from viva.eval.figures import conversation_figures, direct_figures, figures_of
-from viva.eval.records import WRONG, AgentAnswers, Answer, Asked, Evaluation, Figure, Played
-from viva.eval.stored import read_evaluation, write_evaluation
-from viva.eval.table import evaluation_text
+from viva.eval.estimates import summarise
+from viva.eval.figures import conversation_figures, direct_figures, evaluation_text, figures_of
+from viva.eval.records import (
+    WRONG,
+    AgentAnswers,
+    Answer,
+    Asked,
+    Evaluation,
+    Figure,
+    Played,
+    read_evaluation,
+    write_evaluation,
+)
 from viva.selfplay.truth import rank_correlation
 
 

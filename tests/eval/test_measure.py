@@ -5,10 +5,9 @@ import re
 
 import pytest
 
-from viva.eval.checks import CHECKS, AnswerCheck
-from viva.eval.direct import DirectEvaluator, DirectSampler
-from viva.eval.measure import Conversations, ask_all, match_tokens, play_all
-from viva.eval.metering import MeteredClient
+from viva.eval.answers import CHECKS, AnswerCheck
+from viva.eval.conversations import Conversations, MeteredClient, play_all
+from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
 from viva.eval.records import WRONG
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge

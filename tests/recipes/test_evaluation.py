@@ -9,7 +9,7 @@ from random_models import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import viva.cli
-from viva.eval.stored import read_evaluation
+from viva.eval.records import read_evaluation
 from viva.recipes.config import RecipeConfig
 from viva.recipes.critique_self_play.train import main as train_critique
 from viva.recipes.evaluation.options import EvalOptions, recipe_options

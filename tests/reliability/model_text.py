@@ -16,8 +16,7 @@ from viva.conversation.protocol import Reading, View
 from viva.conversation.records import AgentResponse, Critique, CritiqueReply, Revision, Solution
 from viva.conversation.rendering import read_reply
 from viva.conversation.reply import ParsedReply, parse_reply
-from viva.eval.answers import answer_key, extract_answer, is_correct, marked_answer
-from viva.eval.checks import CHECKS
+from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct, marked_answer
 from viva.eval.expressions import same_expression
 from viva.experts.conversation_expert import ends_behind, solution_tokens
 from viva.experts.prompt_augmentation import leak

@@ -34,8 +34,7 @@ from viva.conversation.critiques import read_critiques, read_revision, read_solu
 from viva.conversation.json_objects import ObjectScanner
 from viva.conversation.prompts import quote
 from viva.conversation.reply import parse_reply
-from viva.eval.answers import answer_key, extract_answer, is_correct
-from viva.eval.checks import CHECKS
+from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct
 from viva.eval.expressions import same_expression
 from viva.experts.conversation_expert import solution_tokens
 from viva.judging.ranking import parse_ranking

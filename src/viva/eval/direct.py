@@ -1,6 +1,10 @@
-"""Direct accuracy: the bare question, one sampled reply, right or wrong.
+"""Direct answers: the bare question, replies right or wrong; one to each in training, many where policies are measured.
 
 This is what training is for: what the policy could only answer after a conversation, it should answer at once.
+
+Equal tokens: a conversation costs many replies, so it has to be compared with as many direct answers as fit into the
+tokens that it took on the same problem, the judge's and the critiques included. How many these are depends on nothing
+but the problem's own answers, so it is the same in every run.
 """
 
 import math
@@ -13,14 +17,17 @@ from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.together import together
 from viva.eval.answers import answer_key, is_correct
-from viva.eval.records import WRONG, Answer
+from viva.eval.records import WRONG, Answer, Asked, Played
 from viva.judging.policy import SamplingClient
 from viva.training.completer import PromptTooLongError, SeededCompleter
 from viva.training.progress import Begin, StepProgress, unseen
 from viva.training.prompts import PromptItem
 from viva.training.seeds import derive_seed
 
-__all__ = ["DirectEvaluator", "DirectSampler", "check_answers", "direct_metrics"]
+__all__ = ["DirectEvaluator", "DirectSampler", "ask_all", "direct_metrics", "match_tokens"]
+
+_MOST_DIRECT_ANSWERS = 1024
+"""Per problem, at equal tokens: a bound for replies of a token or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +108,7 @@ class DirectEvaluator:
 
     def __post_init__(self) -> None:
         """Reject a test set that cannot be graded."""
-        check_answers(self.items)
+        _check_answers(self.items)
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Ask all questions at once; metrics ``test/direct_*``."""
@@ -119,7 +126,7 @@ class DirectEvaluator:
         return replace(self, begin=begin)
 
 
-def check_answers(items: Sequence[PromptItem]) -> None:
+def _check_answers(items: Sequence[PromptItem]) -> None:
     """Reject a test set that cannot be graded.
 
     Raises:
@@ -143,3 +150,94 @@ def direct_metrics(answers: Sequence[Answer]) -> dict[str, float]:
         "test/direct_finish_rate": sum(answer.finished for answer in answers) / count,
         "test/direct_reply_tokens": sum(answer.num_tokens for answer in answers) / count,
     }
+
+
+async def ask_all(
+    sampler: SamplingClient,
+    direct: DirectSampler,
+    items: Sequence[PromptItem],
+    num_samples: int,
+    begin: Begin = unseen,
+) -> tuple[tuple[Asked, ...], dict[str, float]]:
+    """Ask every question a number of times; answers, and the metrics of the first one to each."""
+    progress = begin("direct", len(items) * num_samples, "answers")
+    asked = await together(
+        _ask(sampler, direct, index, item, range(num_samples), progress) for index, item in enumerate(items)
+    )
+    found = tuple(
+        Asked(question=item.question, answer=item.answer or "", answers=tuple(answers))
+        for item, answers in zip(items, asked, strict=True)
+    )
+    return found, direct_metrics([each.answers[0] for each in found])
+
+
+async def match_tokens(
+    sampler: SamplingClient,
+    direct: DirectSampler,
+    played: Sequence[Played],
+    asked: Sequence[Asked] = (),
+    begin: Begin = unseen,
+) -> tuple[Played, ...]:
+    """The same conversations with direct answers at equal tokens.
+
+    Args:
+        sampler: The policy.
+        direct: Asks.
+        played: The conversations, on the first problems of the test set.
+        asked: Answers that are there already.
+        begin: Is told that problems begin.
+    """
+    progress = begin("equal tokens", len(played), "problems")
+
+    async def match(index: int, each: Played) -> Played:
+        have = list(asked[index].answers) if index < len(asked) else []
+        answers = await _answers_within(sampler, direct, index, each, have)
+        progress.on_reply(sum(answer.num_tokens for answer in answers[len(have) :]))
+        progress.on_group(answers)
+        return replace(each, direct=tuple(answers))
+
+    return tuple(await together(match(index, each) for index, each in enumerate(played)))
+
+
+async def _ask(
+    sampler: SamplingClient,
+    direct: DirectSampler,
+    index: int,
+    item: PromptItem,
+    numbers: range,
+    progress: StepProgress | None = None,
+) -> list[Answer]:
+    return await together(direct.answer(sampler, index, item, number, progress) for number in numbers)
+
+
+async def _answers_within(
+    sampler: SamplingClient, direct: DirectSampler, index: int, conversation: Played, answers: list[Answer]
+) -> list[Answer]:
+    """The answers 0, 1, 2, ... to a problem up to the one that would exceed the conversation's tokens.
+
+    They are drawn in waves, each as many as probably are needed still.
+    """
+    item = PromptItem(question=conversation.question, answer=conversation.answer)
+    budget = conversation.num_tokens
+    while True:
+        used = sum(answer.num_tokens for answer in answers)
+        if answers and (used > budget or len(answers) >= _MOST_DIRECT_ANSWERS):
+            return _prefix(answers, budget)
+        if answers and not used:
+            return answers[:1]  # the question does not fit; asking again would not change that
+        mean = max(used / len(answers), 1.0) if answers else float(direct.max_tokens)
+        wanted = len(answers) + max(1, math.ceil((budget - used) / mean))
+        answers = answers + await _ask(
+            sampler, direct, index, item, range(len(answers), min(wanted, _MOST_DIRECT_ANSWERS))
+        )
+
+
+def _prefix(answers: Sequence[Answer], budget: int) -> list[Answer]:
+    kept: list[Answer] = []
+    used = 0
+    for answer in answers[:_MOST_DIRECT_ANSWERS]:
+        used += answer.num_tokens
+        if kept and used > budget:
+            break
+        kept.append(answer)
+    return kept

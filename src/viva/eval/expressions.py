@@ -3,18 +3,26 @@
 math-verify is made for whole solutions of well-behaved models. Here it gets short final answers only, and what a policy
 in training may write is looked at first: its patterns and sympy's simplification can take minutes on a few
 characters, it reads words as products of letters (``apples`` equals ``elppas``), and of an equation it takes one
-side (``10=9`` equals 9). The rest is compared in a process of its own, since nothing else ends what hangs.
+side (``10=9`` equals 9). The rest is compared in a process of its own, since nothing else ends what hangs. That process
+runs this file as a script, which therefore imports nothing of Viva. One line of JSON comes in per pair of texts
+(``[wanted, given]``) and one goes out: whether they are the same expression. The first line out says that it works.
 """
 
 import atexit
+import contextlib
 import json
+import logging
+import math
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
 __all__ = ["MAX_LENGTH", "same_expression"]
 
@@ -24,6 +32,11 @@ MAX_LENGTH = 200
 _ENDED_BY_A_TEXT = (-signal.SIGXCPU, -signal.SIGSEGV)
 """What the text of a policy can bring about: seconds without end, and recursion that ends in the stack."""
 
+_SECONDS = 3
+"""Of the processor, for one pair, rounded up: then the kernel ends this process (SIGXCPU)."""
+
+_BYTES = 4 << 30
+"""Address space; beyond it there is no expression, as with any other error."""
 _ASSIGNED = re.compile(r"^\s*([A-Za-z]|\\[a-z]+)\s*=(?!=)")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{[^{}]*\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
@@ -82,7 +95,7 @@ class _Process:
         self.__init__()
 
     def _started(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-P", str(Path(__file__).with_name("expression_process.py"))]
+        command = [sys.executable, "-P", str(Path(__file__))]
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -140,3 +153,50 @@ def _is_tame(text: str) -> bool:
 def _is_small(exponent: str) -> bool:
     """Whether a power is no tower and no expansion without end."""
     return all(int(digits[:9]) <= _MAX_EXPONENT for digits in re.findall(r"[0-9]+", exponent))
+
+
+# the child process
+
+
+def _limit(which: int, value: int) -> None:
+    most = resource.getrlimit(which)[1]
+    with contextlib.suppress(ValueError, OSError):  # some systems have no such limit
+        resource.setrlimit(which, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+
+
+def _parsed(text: str) -> list[Any]:
+    from math_verify import LatexExtractionConfig, parse
+
+    found = parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=0)
+    # beside the expression it returns the text, which would make it a comparison of texts
+    return [each for each in cast(list[Any], found) if not isinstance(each, str)]
+
+
+def _are_the_same(wanted: str, given: str) -> bool:
+    from math_verify import verify
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + _SECONDS)
+    with contextlib.suppress(MemoryError, RecursionError):
+        gold, target = _parsed(wanted), _parsed(given)
+        return bool(gold and target and verify(gold, target, timeout_seconds=0))
+    return False
+
+
+def _compare_lines() -> None:
+    import_module("math_verify")  # before there are limits
+    logging.disable()  # math-verify warns that its own limit of time, an alarm, is off
+    _limit(resource.RLIMIT_AS, _BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
+    _write(_are_the_same("x+1", "1+x"))
+    for line in sys.stdin:
+        _write(_are_the_same(*json.loads(line)))
+
+
+def _write(answer: bool) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _compare_lines()

@@ -1,37 +1,41 @@
-"""From a plan to results: engine, samples, figures, files, and what the user reads."""
+"""Evaluation of a policy: engine, samples, figures, files, the comparison with another one, and the tables.
+
+Evaluations of earlier are shown again, and compared, without sampling anything.
+"""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.wording import counted
-from viva.eval.bootstrap import summarise
-from viva.eval.direct import DirectSampler
-from viva.eval.figures import figures_of
-from viva.eval.measure import Conversations, ask_all, match_tokens, play_all
-from viva.eval.records import Asked, Evaluation, Played
-from viva.eval.stored import write_comparison, write_evaluation, write_transcripts
-from viva.eval.table import comparison_text, evaluation_text
+from viva.eval.conversations import Conversations, play_all
+from viva.eval.direct import DirectSampler, ask_all, match_tokens
+from viva.eval.estimates import compare, summarise
+from viva.eval.figures import comparison_text, evaluation_text, figures_of
+from viva.eval.records import (
+    Asked,
+    Difference,
+    Evaluation,
+    Played,
+    read_evaluation,
+    write_comparison,
+    write_evaluation,
+    write_transcripts,
+)
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.recipes.common import say
 from viva.recipes.conversation_preference_rl import build as conversation_recipe
 from viva.recipes.conversation_preference_rl.train import Config as ConversationConfig
 from viva.recipes.critique_self_play import build as critique_recipe
 from viva.recipes.critique_self_play.train import Config as CritiqueConfig
-from viva.recipes.evaluation.earlier import (
-    check_comparable,
-    compare_files,
-    differences_of,
-    draws_seed,
-    is_result_file,
-    read_stored,
-)
 from viva.recipes.evaluation.options import EvalOptions
-from viva.recipes.evaluation.plan import EvalPlan, check_place, engine_of, make_plan
+from viva.recipes.evaluation.plan import EvalPlan, check_output, check_place, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.run.clients import ServiceClient, settled
 from viva.selfplay.group import Grader
@@ -39,6 +43,7 @@ from viva.training.evaluation_console import EvaluationConsole
 from viva.training.loop import transcript_row
 from viva.training.prompts import PromptItem
 from viva.training.remote import watched
+from viva.training.seeds import derive_seed
 from viva.training.service import EngineConfig
 
 __all__ = ["evaluate"]
@@ -79,13 +84,13 @@ async def evaluate(name: str, options: EvalOptions) -> str:
     other = options.against
     if other is None and options.against_checkpoint is not None:
         other = name
-    if is_result_file(name):
-        return compare_files(name, other, options)
+    if _is_result_file(name):
+        return _compare_files(name, other, options)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
     plan = make_plan(target, options)
-    stored = read_stored(other) if other is not None and is_result_file(other) else None
+    stored = _read_stored(other) if other is not None and _is_result_file(other) else None
     if stored is not None:
-        check_comparable(plan.record, plan.digest, stored)
+        _check_comparable(plan.record, plan.digest, stored)
     against = None
     if other is not None and stored is None:
         against = find_target(other, checkpoint=options.against_checkpoint, model_name=options.model_name)
@@ -149,7 +154,7 @@ async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Resu
         figures={},
     )
     figures = summarise(
-        figures_of(evaluation), resamples=plan.options.resamples, seed=draws_seed(plan.record)
+        figures_of(evaluation), resamples=plan.options.resamples, seed=_draws_seed(plan.record)
     )
     return _Result(evaluation=replace(evaluation, figures=figures), path=_path(plan, target), rows=rows)
 
@@ -248,8 +253,96 @@ def _finish(result: _Result) -> str:
 
 
 def _compare(evaluation: Evaluation, against: Evaluation, plan: EvalPlan, path: Path, other: Path) -> str:
-    differences = differences_of(evaluation, against, plan.options.resamples)
+    differences = _differences_of(evaluation, against, plan.options.resamples)
     place = _digest(str(other.resolve()))  # runs have files of equal names
     target = path.with_name(f"{path.stem}-against-{other.stem}-{place}.json")
     write_comparison(target, evaluation, against, differences)
     return f"{comparison_text(evaluation, against, differences)}{target}\n"
+
+
+def _is_result_file(name: str) -> bool:
+    """Whether a target is the file of an earlier evaluation."""
+    return name.endswith(".json") and Path(name).expanduser().is_file()
+
+
+def _read_stored(name: str) -> Evaluation:
+    """The evaluation of a file.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    return read_evaluation(Path(name).expanduser())
+
+
+def _draws_seed(record: dict[str, Any]) -> int:
+    """Seed of the bootstrap: the same draws for every policy that is asked the same."""
+    return derive_seed(int(record["seed"]), "bootstrap")
+
+
+def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
+    """Show an earlier evaluation, or compare two; nothing is sampled.
+
+    Raises:
+        ValueError: If a file is no evaluation, or options were given that would ask for samples.
+    """
+    ignored = [
+        key
+        for key, value in chz.asdict(options).items()
+        if key not in ("against", "output", "resamples") and value != getattr(EvalOptions(), key)
+    ]
+    if ignored or (other is None and options.output is not None):
+        raise ValueError(
+            f"{name} is the file of an earlier evaluation, of which nothing is sampled again: only against=FILE, and "
+            f"with it output=... and resamples=..., can be given; got {', '.join(ignored) or 'output'}"
+        )
+    check_output(options.output)
+    evaluation = _read_stored(name)
+    if other is None:
+        return evaluation_text(evaluation)
+    if not _is_result_file(other):
+        raise ValueError(
+            f"{name} is the file of an earlier evaluation and can be compared with another such file only; "
+            f"got against={other}"
+        )
+    against = _read_stored(other)
+    _check_comparable(evaluation.options, evaluation.prompts_digest, against)
+    differences = _differences_of(evaluation, against, options.resamples)
+    if options.output is not None:
+        write_comparison(Path(options.output).expanduser(), evaluation, against, differences)
+    return comparison_text(evaluation, against, differences)
+
+
+def _differences_of(evaluation: Evaluation, against: Evaluation, resamples: int) -> dict[str, Difference]:
+    """What two evaluations of the same problems differ in, from paired draws."""
+    return compare(
+        figures_of(evaluation), figures_of(against), resamples=resamples, seed=_draws_seed(evaluation.options)
+    )
+
+
+def _check_comparable(record: dict[str, Any], digest: str, stored: Evaluation) -> None:
+    """Refuse a stored evaluation of other problems, or by other options, than those to be compared with it.
+
+    Raises:
+        ValueError: See above.
+    """
+    if stored.prompts_digest != digest:
+        raise ValueError(
+            f"the stored evaluation of {stored.target['name']} is of other problems; evaluate it anew"
+        )
+    now, then = (_plain(each) for each in (record, stored.options))
+    names = _differing(now, then)
+    if names:
+        raise ValueError(
+            f"the stored evaluation of {stored.target['name']} was made with other options: "
+            f"{', '.join(f'{name} was {then.get(name)!r} and is {now.get(name)!r}' for name in names)}"
+        )
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """As JSON reads it back; how often is drawn for intervals decides nothing."""
+    content: dict[str, Any] = json.loads(json.dumps(record))
+    return {name: value for name, value in content.items() if name != "resamples"}
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> Sequence[str]:
+    return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]

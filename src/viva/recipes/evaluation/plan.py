@@ -9,7 +9,7 @@ import chz
 
 from viva.conversation.prompts import persona
 from viva.conversation.wording import counted
-from viva.eval.checks import AnswerCheck, find_check
+from viva.eval.answers import AnswerCheck, find_check
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl.build import check_conversation, judge_prompt
 from viva.recipes.conversation_preference_rl.train import Config as ConversationConfig
