@@ -12,7 +12,7 @@ import random
 import sys
 from collections.abc import Sequence
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 
 async def measure(num_problems: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from _random_model import save_random_model
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 VOCAB = 32_000
 

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 ROWS = (1, 12, 32, 64, 128)
 VOCABULARY = 32_000

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 PHASES = ("rollouts", "scoring", "rest of the estimate", "update")
 OPTIONS = {"max_tokens": "72", "lora_rank": "16", "learning_rate": "1e-9", "group_size": "4"}

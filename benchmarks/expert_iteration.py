@@ -26,7 +26,7 @@ from pathlib import Path
 
 from _intervals import T_95, interval
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 ESTIMATORS = (
     "shaped", "none", "positives", "token_tis", "importance_sampling", "balance", "seq_tis", "seq_is", "distill"

@@ -14,7 +14,7 @@ from typing import Any
 
 from decode import measure, save_model
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 TURNS, STEPS = 10, 40
 

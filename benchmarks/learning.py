@@ -21,7 +21,7 @@ from pathlib import Path
 
 from _intervals import half_width, interval
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 ARMS = ("conversation", "conversation-shuffled", "paper", "robust", "robust-shuffled")
 NAMES = {

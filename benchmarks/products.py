@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 SHAPES = ((512, 512), (512, 1536), (1536, 512), (512, 32000))
 """Inputs and outputs."""

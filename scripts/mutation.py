@@ -133,7 +133,7 @@ AREAS = {
         tests=("engine/test_trees.py", "engine/test_packing.py", "engine/test_costs.py"),
     ),
     "checkpoints": Area(
-        sources=("engine/checkpoint.py", "engine/trust.py", "run/checkpoints.py"),
+        sources=("engine/checkpoint.py", "integrity.py", "run/checkpoints.py"),
         tests=(
             "engine/test_checkpoint.py",
             "engine/test_checkpoint_on_disk.py",

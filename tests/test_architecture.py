@@ -39,8 +39,19 @@ ALLOWED["recipes"] = frozenset({*CHAIN, "doctor", "engine", "eval", "scaling", "
 ALLOWED["cli_parser"] = frozenset()
 ALLOWED["cli"] = frozenset({*CHAIN, "cli_parser", "doctor", "engine", "eval", "tiny", "recipes", "view"})
 
+HELPERS = {
+    "integrity": set[str](),
+    "sdk": set[str](),
+    "threads": set[str](),
+    "model_files": {"integrity", "engine"},
+}
+"""Single modules that rooms from the engine on use, and what they import themselves."""
+for room in ("engine", "run", "training", "testing", "view", "eval", "recipes", "cli"):
+    ALLOWED[room] |= HELPERS.keys()
+ALLOWED |= {helper: frozenset(imported) for helper, imported in HELPERS.items()}
+
 BROAD_EXCEPTS = frozenset(
-    {"viva/conversation/line_tokens.py", "viva/engine/pump.py", "viva/training/rollouts.py"}
+    {"viva/conversation/line_tokens.py", "viva/engine/scheduler.py", "viva/training/rollouts.py"}
 )
 """Files with the one named boundary of their room that may keep any exception: as data, for its future, or since a
 library raises nothing narrower (``tokenizers``, of steps that it cannot describe)."""
@@ -323,7 +334,11 @@ SABOTAGE: list[tuple[str, dict[str, str], str]] = [
     ("layers", {"judging/a.py": "from viva.training import loop\n"}, "wrong way"),
     ("layers", {"judging/a.py": "def f() -> None:\n    import viva.training.loop\n"}, "wrong way"),
     ("layers", {"judging/a.py": "from ..rl import loop\n"}, "wrong way"),
-    ("layers", {"rewards/a.py": "if TYPE_CHECKING:\n    from viva.engine.pump import Pump\n"}, "wrong way"),
+    (
+        "layers",
+        {"rewards/a.py": "if TYPE_CHECKING:\n    from viva.engine.scheduler import Pump\n"},
+        "wrong way",
+    ),
     ("layers", {"training/a.py": "import viva.testing\n"}, "wrong way"),
     ("layers", {"eval/a.py": "from viva import recipes\n", "recipes/__init__.py": ""}, "wrong way"),
     ("layers", {"__init__.py": "from viva.training import loop\n"}, "wrong way"),

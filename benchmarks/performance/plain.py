@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from work import LEARNING_RATE, LORA_ALPHA, LORA_RANK
 
-from viva.engine.sdk import make_response, make_sequence
+from viva.sdk import make_response, make_sequence
 
 __all__ = ["PlainClient"]
 

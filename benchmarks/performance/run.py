@@ -28,7 +28,7 @@ from rows import ROWS, Row
 from work import SIZES
 from workers import SideFailedError, Worker, take_turns
 
-from viva.engine.threads import usable_cores
+from viva.threads import usable_cores
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -16,7 +16,7 @@ from channel import serve
 from side_viva import open_client
 from work import LEARNING_RATE
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 
 def make_judge(settings: Mapping[str, Any], policy: Any, renderer: Any) -> Any:

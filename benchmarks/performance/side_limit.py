@@ -19,7 +19,7 @@ from channel import serve
 from side_viva import open_client
 from work import LEARNING_RATE, SHAPES, SIZES, Size, prompts, tail, words
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 DECODE_ROWS = (1, 12, 32)
 DECODE_TOKENS = 48

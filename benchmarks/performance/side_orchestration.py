@@ -13,7 +13,7 @@ from typing import Any
 import tinker
 from channel import serve
 
-from viva.engine.sdk import make_response, make_sequence
+from viva.sdk import make_response, make_sequence
 
 REPLY = (
     '{"reflection": "baba dado gigi hoho", "evaluation": "kike lolu mama nono", '

@@ -16,7 +16,7 @@ import numpy as np
 from channel import serve
 from work import LEARNING_RATE, LORA_RANK, SHAPES, SIZES, advantages, prompts, tail, words
 
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 BURN = "import torch\na = torch.rand(1024, 1024)\nwhile True: a @ a"
 

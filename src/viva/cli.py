@@ -128,9 +128,9 @@ def _write(text: str) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from viva.engine.threads import prepare_threads
     from viva.recipes.config import parse_options
     from viva.recipes.export import ExportOptions, export_run
+    from viva.threads import prepare_threads
 
     prepare_threads()
     chosen = parse_options(ExportOptions, options.options)
@@ -158,9 +158,9 @@ def _cost(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from viva.engine.threads import prepare_threads
     from viva.recipes.config import parse_options
     from viva.recipes.doctor import DoctorOptions, examine_engine
+    from viva.threads import prepare_threads
 
     prepare_threads()
     chosen = parse_options(DoctorOptions, options.options)
@@ -178,9 +178,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from viva.engine.threads import prepare_threads
     from viva.recipes.config import parse_options
     from viva.recipes.evaluation.options import EvalOptions
+    from viva.threads import prepare_threads
 
     prepare_threads()
     chosen = parse_options(EvalOptions, options.options)
@@ -246,7 +246,7 @@ def _protocol(options: argparse.Namespace) -> int:
 
 
 def _cookbook(options: argparse.Namespace) -> int:
-    from viva.engine.threads import prepare_threads
+    from viva.threads import prepare_threads
 
     prepare_threads()
     import viva.engine

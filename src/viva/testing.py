@@ -231,7 +231,7 @@ class ScriptedSamplingClient:
         topk_prompt: int,
         topk_sample: int,
     ) -> tinker.SampleResponse:
-        from viva.engine.sdk import make_response, make_sequence, make_topk
+        from viva.sdk import make_response, make_sequence, make_topk
 
         before = prompt.to_ints()
         self.in_flight += 1

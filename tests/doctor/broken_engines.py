@@ -8,7 +8,7 @@ import numpy as np
 import tinker
 
 from viva.doctor.bench import Bench
-from viva.engine.sdk import make_response, make_sequence
+from viva.sdk import make_response, make_sequence
 
 UNHEARD = [] if hasattr(tinker.SampledSequence, "topk_logprobs") else ["top-k of samples"]
 """Probes for which this SDK has no field: older ones lack one."""

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from viva.engine.adapted import AdaptedLinear
-from viva.engine.logprobs import rows_at_once, target_logprobs
+from viva.engine.lora import AdaptedLinear
+from viva.engine.objective import rows_at_once, target_logprobs
 
 
 def make_layer(dtype: torch.dtype, *, bias: bool) -> AdaptedLinear:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import FAMILIES, make_config, make_tokenizer
 
-from viva.engine import LocalServiceClient, attend, kernels
+from viva.engine import LocalServiceClient, attention, kernels
 from viva.engine.attention import RaggedCache
-from viva.engine.fused import fuse_layers
+from viva.engine.layers import fuse_layers
 from viva.engine.model import BaseModel, head_logits, load_base_model
-from viva.engine.trunks import Trunk
+from viva.engine.step import SharedPrefix
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def base_of(model_dir: Callable[[str], str]) -> Callable[[str], BaseModel]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention of one token by the compiled kernels, or as where they are not for it."""
     if request.param == "torch":
-        monkeypatch.setattr(attend, "can_compile", lambda query: False)
+        monkeypatch.setattr(attention, "can_compile", lambda query: False)
 
 
 def fused_copy(base: BaseModel) -> Any:
@@ -114,12 +114,12 @@ def test_rows_with_trunks_get_the_models_logits(
     with torch.inference_mode():
         store.forward(module, torch.tensor([long, short + [0] * 23]), start=0, past=[0, 0])
         trunks = {
-            len(begin): Trunk(digest=b"", states=store.read_row(row, 0, len(begin)), length=len(begin))
+            len(begin): SharedPrefix(digest=b"", states=store.read_row(row, 0, len(begin)), length=len(begin))
             for row, begin in ((0, long), (0, long[:11]), (1, short))
         }
         of_rows = [trunks.get(len(begin)) for begin in begins]
         for entries in (2**20, 200):  # all rows in one part, and in several
-            monkeypatch.setattr("viva.engine.trunks._MOST_ENTRIES", entries)
+            monkeypatch.setattr("viva.engine.step._MOST_ENTRIES", entries)
             pieces: list[torch.Tensor] = []
             for first, last in ((0, 4), (4, 5), (5, 9)):
                 tokens = torch.tensor([text[len(text) - 9 :][first:last] for text in texts])

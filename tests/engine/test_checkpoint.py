@@ -16,7 +16,7 @@ from viva.engine.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
-from viva.engine.trust import SEAL, check_name, sealed, unsealed
+from viva.integrity import SEAL, check_name, sealed, unsealed
 from viva.run.export import export_weights
 
 

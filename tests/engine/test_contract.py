@@ -10,7 +10,7 @@ from tinker.lib.public_interfaces.rest_client import RestClient
 from viva.doctor.bench import Bench
 from viva.doctor.examination import PROBES, examine
 from viva.engine import LocalSamplingClient, LocalServiceClient, LocalTrainingClient
-from viva.engine.rest import LocalRestClient
+from viva.engine.service import LocalRestClient
 
 
 @pytest.mark.parametrize(("family", "rank"), [("qwen3", 4), ("gemma3", 4), ("llama", 0)])

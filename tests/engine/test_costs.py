@@ -7,8 +7,7 @@ import pytest
 import torch
 from tiny_engine import make_config
 
-from viva.engine.batches import Example
-from viva.engine.packing import CostModel, plan_batches
+from viva.engine.packing import CostModel, Example, plan_batches
 from viva.engine.trees import pack_tree
 
 PRICES = CostModel(token=1.0, entry=10.0, tree_entry=30.0, call=1000.0)

@@ -10,7 +10,7 @@ from torch import nn
 
 from viva.engine import LocalServiceClient
 from viva.engine.attention import RaggedCache
-from viva.engine.fused import FusedDecoder, FusedLayer, fuse_layers
+from viva.engine.layers import FusedDecoder, FusedLayer, fuse_layers
 from viva.engine.linear import PackedLinear, can_pack
 from viva.engine.model import cast_weights, decoder_layers, load_base_model
 

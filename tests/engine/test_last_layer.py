@@ -13,11 +13,10 @@ from test_tree_training import DEAR_TOKENS, assert_alike, evaluate
 from tiny_engine import FAMILIES, ints, supervised, train
 
 from viva.engine import LocalServiceClient, policy
-from viva.engine.last_layer import LastLayer, confine_last_layer
+from viva.engine.layers import LastLayer, confine_last_layer
 from viva.engine.model import decoder_layers, load_base_model, structure_copy
 from viva.engine.policy import Policy
-from viva.engine.tree_attention import TreeStep
-from viva.engine.trees import pack_tree
+from viva.engine.trees import TreeStep, pack_tree
 
 CPU = torch.device("cpu")
 PROMPT, REPLIES = 140, 3

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tiny_engine import ints, supervised
 
 from viva.engine import LocalServiceClient
-from viva.engine.batches import Example, make_examples, micro_batches
 from viva.engine.losses import LOSSES, find_loss
+from viva.engine.packing import Example, make_examples, micro_batches
 
 NAMES = sorted(LOSSES)
 logprob = st.floats(-6, -0.01)

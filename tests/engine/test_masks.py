@@ -11,7 +11,7 @@ import torch
 from tiny_engine import gradients, policy_datum, supervised, train
 
 from viva.engine import LocalServiceClient
-from viva.engine.logprobs import target_logprobs
+from viva.engine.objective import target_logprobs
 
 TEXTS = [list(b"The answer is 42."), list(b"No, it is 7, because 3 + 4 = 7.")]
 

@@ -12,14 +12,12 @@ import torch
 from test_tree_training import DEAR_TOKENS, evaluate
 from tiny_engine import FAMILIES, supervised, train
 
-from viva.engine import LocalServiceClient, memory, policy
-from viva.engine.batches import make_examples
+from viva.engine import LocalServiceClient, policy
 from viva.engine.losses import LOSSES
-from viva.engine.memory import activation_bytes, free_bytes
 from viva.engine.model import attention_by
-from viva.engine.packing import plan_batches
-from viva.engine.policy import Policy
-from viva.engine.tree_attention import TREE_ATTENTION
+from viva.engine.packing import make_examples, plan_batches
+from viva.engine.policy import Policy, activation_bytes, free_bytes
+from viva.engine.trees import TREE_ATTENTION
 
 TEXT = list(b"The answer is 42, because six times seven is 42, and no other number is.")
 DATA = [supervised(TEXT[:cut] + list(b" No, look: 6 * 7.")[cut % 5 :]) for cut in (9, 25, 40)]
@@ -43,8 +41,8 @@ def test_layers_computed_again_change_no_bit(
 ) -> None:
     trained = make_policy(service, model_dir(family), rank)
     again: list[int] = []
-    checkpoint = memory.checkpoint
-    monkeypatch.setattr(memory, "checkpoint", lambda *a, **k: (again.append(1), checkpoint(*a, **k))[1])
+    checkpoint = policy.checkpoint
+    monkeypatch.setattr(policy, "checkpoint", lambda *a, **k: (again.append(1), checkpoint(*a, **k))[1])
     for trees in (True, False):
         plain, plain_gradient = evaluate(trained, DATA, "cross_entropy", trees=trees)
         assert not again
@@ -119,8 +117,8 @@ def test_what_is_done_about_little_memory_is_said_once(
 def test_free_memory_is_the_machines_and_the_containers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(policy, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(policy, "_CGROUP", tmp_path)
     assert free_bytes(torch.device("cpu")) is None
     (tmp_path / "meminfo").write_text("MemTotal:  900 kB\nMemAvailable:     500 kB\nCached: 7 kB\n")
     assert free_bytes(torch.device("cpu")) == 500 * 1024

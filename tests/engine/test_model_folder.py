@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from viva.engine.model_folder import check_base, check_model_folder, model_digests
+from viva.model_files import check_base, check_model_folder, model_digests
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from viva.engine import LocalServiceClient, replay
 from viva.engine.attention import register_ragged_attention
 from viva.engine.model import BaseModel
-from viva.engine.tree_attention import register_tree_attention
+from viva.engine.trees import register_tree_attention
 
 GPU = torch.device("meta")
 

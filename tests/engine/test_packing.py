@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.engine.batches import Example
-from viva.engine.packing import Batch, CostModel, _runs, plan_batches
+from viva.engine.packing import Batch, CostModel, Example, _runs, plan_batches
 from viva.engine.trees import shared_lengths
 
 DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.0)

@@ -59,7 +59,7 @@ def test_any_program_gets_what_each_of_its_requests_gets_alone(
     alone: Callable[[str], LocalSamplingClient],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("viva.engine.rows.LEAST_GAIN", [1, 1, 1024][trial % 3])
+    monkeypatch.setattr("viva.engine.sequences.LEAST_GAIN", [1, 1, 1024][trial % 3])
     dice = random.Random(trial)
     limits = EngineLimits(
         decode_rows=dice.choice([1, 2, 5, 64]),
@@ -102,7 +102,7 @@ def test_a_seed_gives_the_same_tokens_in_any_of_a_hundred_batches(
     alone: Callable[[str], LocalSamplingClient],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("viva.engine.rows.LEAST_GAIN", 1)
+    monkeypatch.setattr("viva.engine.sequences.LEAST_GAIN", 1)
     dice = random.Random(0)
     client = LocalServiceClient(device="cpu").create_sampling_client(base_model=model_dir(family))
     openings = [[], *([dice.randrange(200) for _ in range(size)] for size in (17, 40))]
@@ -127,7 +127,7 @@ def test_a_seed_gives_the_same_tokens_in_any_of_a_hundred_batches(
 def test_rows_that_begin_alike_hold_one_copy_of_their_beginning(
     service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("viva.engine.rows.LEAST_GAIN", 1)
+    monkeypatch.setattr("viva.engine.sequences.LEAST_GAIN", 1)
     client = service.create_sampling_client(base_model=model_dir("qwen3"))
     decoder, shared = client._decoder.result(), list(range(40))
     client.sample(ints([*shared, 1]), 1, params(max_tokens=30))

@@ -7,8 +7,7 @@ from concurrent.futures import CancelledError, wait
 
 import pytest
 
-from viva.engine.futures import LocalFuture
-from viva.engine.pump import Pump
+from viva.engine.scheduler import LocalFuture, Pump
 
 
 class Counter:

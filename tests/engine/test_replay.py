@@ -17,7 +17,7 @@ from tiny_engine import EOS, FAMILIES
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from viva.engine import EngineLimits, LocalServiceClient, attend, core, replay
+from viva.engine import EngineLimits, LocalServiceClient, attention, core, replay
 from viva.engine.model import load_base_model
 
 WAITING = ("_local_scalar_dense", "aten.item", "nonzero")
@@ -74,7 +74,7 @@ class TapeRecorder:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither compiled kernels nor fused layers, which are for a CPU."""
-    monkeypatch.setattr(attend, "can_compile", lambda tensor: False)
+    monkeypatch.setattr(attention, "can_compile", lambda tensor: False)
     monkeypatch.setattr(core, "fuse_layers", lambda module: module)
     monkeypatch.setattr(core, "pack_linears", lambda module: module)
 

@@ -8,7 +8,7 @@ import pytest
 import transformers
 from transformers import AutoConfig
 
-from viva.engine.rotary import spell_rotary_twice
+from viva.model_files import spell_rotary_twice
 
 LLAMA_3 = {
     "rope_type": "llama3",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tiny_engine import make_tokenizer
 
 import viva.engine
-from viva.engine import threads, waiting
-from viva.engine.prefixes import BLOCK, PrefixCache, block_digests
-from viva.engine.stopping import StopRule
+from viva import threads
+from viva.engine.requests import BLOCK, StopRule, block_digests
+from viva.engine.sequences import PrefixCache
 
 TOKENIZER = make_tokenizer()
 
@@ -108,7 +108,7 @@ def test_the_least_recently_used_ends_are_forgotten_first() -> None:
 
 
 def test_the_package_is_imported_without_torch() -> None:
-    code = "import sys, viva.engine, viva.engine.threads; sys.exit('torch' in sys.modules)"
+    code = "import sys, viva.engine, viva.threads; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -150,7 +150,7 @@ def test_threads_follow_cores_and_quota_but_never_the_users_settings(
     assert threads.usable_cores() == 2
     (tmp_path / "cpu.cfs_quota_us").write_text("-1")
     assert threads.usable_cores() == 8
-    for policy, told in (("active", None), ("passive", waiting.SPINS)):
+    for policy, told in (("active", None), ("passive", threads.SPINS)):
         monkeypatch.setenv("OMP_NUM_THREADS", "8")
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
         assert threads.prepare_threads() == 8
@@ -166,7 +166,7 @@ def test_once_torch_is_loaded_nothing_is_changed(monkeypatch: pytest.MonkeyPatch
 
 REUSE = """
 import resource, sys
-from viva.engine.threads import prepare_threads
+from viva.threads import prepare_threads
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -10,8 +10,7 @@ import pytest
 from tiny_engine import ints, params, supervised, train
 
 from viva.engine import LocalServiceClient
-from viva.engine.prefixes import PrefixCache
-from viva.engine.rows import RowTable
+from viva.engine.sequences import PrefixCache, SequenceTable
 
 NUM_SCORED = 4
 CHECKS = 20
@@ -64,7 +63,7 @@ def play(trial: int, folder: str, state_dir: Path) -> None:
 def test_every_sampler_serves_its_own_weights(
     trial: int, model_dir: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("viva.engine.rows.LEAST_GAIN", 1)
+    monkeypatch.setattr("viva.engine.sequences.LEAST_GAIN", 1)
     play(trial, model_dir("qwen3"), tmp_path)
 
 
@@ -72,6 +71,6 @@ def test_the_check_fails_if_snapshots_are_not_kept_apart(
     model_dir: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everyones = PrefixCache(2**28)
-    monkeypatch.setattr(RowTable, "forget", lambda table: setattr(table, "_prefixes", everyones))
+    monkeypatch.setattr(SequenceTable, "forget", lambda table: setattr(table, "_prefixes", everyones))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         play(0, model_dir("qwen3"), tmp_path)

@@ -11,9 +11,9 @@ from tiny_engine import FAMILIES
 from torch import nn
 from torch.nn.functional import rms_norm, silu
 
+from viva.engine.layers import FrozenNorm, GatedMLP, replace_parts
 from viva.engine.lora import AdapterSettings, add_adapter
 from viva.engine.model import load_base_model
-from viva.engine.training_parts import FrozenNorm, GatedMLP, replace_parts
 
 CPU = torch.device("cpu")
 types = pytest.mark.parametrize(

@@ -9,12 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from viva.engine import tree_attention
+from viva.engine import trees
 from viva.engine.kernels import as_array
 from viva.engine.kernels import trees as tree_kernels
-from viva.engine.kernels.tiles import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
-from viva.engine.tree_attention import TreeStep
-from viva.engine.trees import pack_tree
+from viva.engine.kernels.compiler import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
+from viva.engine.trees import TreeStep, pack_tree
 
 CPU = torch.device("cpu")
 ERRORS = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
@@ -70,7 +69,7 @@ def attended(
 ) -> tuple[torch.Tensor, ...]:
     """The output, and slopes by queries, keys and values."""
     states = [each.detach().requires_grad_() for each in states]
-    module: Any = tree_attention
+    module: Any = trees
     output, _ = module._tree_attention(None, *states, None, tree=step, **given)
     return output, *torch.autograd.grad(output, states, slopes.to(output.dtype))
 

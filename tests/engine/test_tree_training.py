@@ -16,11 +16,10 @@ from tiny_engine import FAMILIES, ints, make_tokenizer, params, supervised, trai
 
 from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient, model
 from viva.engine.attention import UnsupportedAttentionError
-from viva.engine.batches import make_examples
 from viva.engine.losses import LOSSES
-from viva.engine.packing import CostModel
+from viva.engine.packing import CostModel, make_examples
 from viva.engine.policy import LossResult, Policy
-from viva.engine.tree_attention import TreeStep
+from viva.engine.trees import TreeStep
 
 DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.0)
 DEAR_CALLS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.1)
@@ -141,7 +140,7 @@ def test_a_thousand_random_trees_have_the_losses_and_gradients_of_their_rows(
 def test_without_kernels_trees_have_the_losses_and_gradients_of_their_rows(
     small_client: LocalTrainingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("viva.engine.tree_attention.can_compile", lambda query: False)
+    monkeypatch.setattr("viva.engine.trees.can_compile", lambda query: False)
     policy = small_client._policy
     for loss, data, policy._costs in random_trees(0):
         assert_alike(

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from viva.engine import waiting
-from viva.engine.waiting import SPINS, Waiting
+from viva import threads
+from viva.threads import SPINS, Waiting
 
-pytestmark = pytest.mark.skipif(not waiting._STAT.exists(), reason="needs /proc/stat")
+pytestmark = pytest.mark.skipif(not threads._STAT.exists(), reason="needs /proc/stat")
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def test_a_container_that_hides_what_others_use_is_no_error(
 ) -> None:
     if text is not None:
         (tmp_path / "stat").write_text(text * len(os.sched_getaffinity(0)))
-    monkeypatch.setattr(waiting, "_STAT", tmp_path / "stat")
-    monkeypatch.setattr(waiting.os, "sched_getaffinity", lambda pid: {0})
-    assert waiting._used_by_others() is None
+    monkeypatch.setattr(threads, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: {0})
+    assert threads._used_by_others() is None
 
 
 def test_it_looks_only_now_and_then(spins: None) -> None:
@@ -119,16 +119,16 @@ def test_where_nothing_spins_nothing_is_looked_at(
 
 
 def test_what_others_use_is_counted_and_ours_is_not() -> None:
-    start, ours, first = time.monotonic(), time.process_time(), waiting._used_by_others()
+    start, ours, first = time.monotonic(), time.process_time(), threads._used_by_others()
     burn = "import time\nwhile time.process_time() < 0.6: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
-    second = waiting._used_by_others()
+    second = threads._used_by_others()
     assert first is not None
     assert second is not None
     assert second - first > 0.4
     while time.process_time() < ours + 0.6:
         pass
-    third = waiting._used_by_others()
+    third = threads._used_by_others()
     assert third is not None
     cores = len(os.sched_getaffinity(0))
     assert third - first < cores * (time.monotonic() - start) - 0.5 + 0.2
@@ -137,7 +137,7 @@ def test_what_others_use_is_counted_and_ours_is_not() -> None:
 SLEEPS = """
 import json, resource, time
 import torch
-from viva.engine import waiting
+from viva import threads
 ones = torch.ones(2**18)
 def switches():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
@@ -146,7 +146,7 @@ def switches():
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
 switches()
 spinning = switches()
-found = waiting.Waiting(others=iter([0.0, 10.0]).__next__, clock=iter([0.0, 0.0, 1.0, 1.0]).__next__)
+found = threads.Waiting(others=iter([0.0, 10.0]).__next__, clock=iter([0.0, 0.0, 1.0, 1.0]).__next__)
 found.look(), found.pause(), found.look()
 time.sleep(1)
 print(json.dumps([spinning, switches(), found._end is not None]))

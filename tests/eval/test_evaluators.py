@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.rendering import load_renderer
-from viva.engine.sdk import make_sequence
 from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator, DirectSampler
+from viva.sdk import make_sequence
 from viva.training.prompts import PromptItem
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -11,8 +11,8 @@ from random_models import make_model
 from safetensors.torch import load_file, save_file
 
 import viva.cli
-from viva.engine.model_folder import model_digests
-from viva.engine.trust import SEAL, sealed
+from viva.integrity import SEAL, sealed
+from viva.model_files import model_digests
 from viva.recipes import common
 from viva.recipes.conversation_preference_rl.train import main
 from viva.recipes.math_efficiency.train_rl import main as math_main

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import tinker
 
-from viva.engine.sdk import make_response
+from viva.sdk import make_response
 
 WAYS = ("timeout", "429", "500", "409", "hang", "malformed", "empty", "nan_logprob", "cancelled")
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from watched import MARK
 
 from viva.engine.checkpoint import MANIFEST, read_checkpoint
-from viva.engine.trust import sealed
+from viva.integrity import sealed
 from viva.run.checkpoints import Checkpoints
 from viva.run.files import read_json
 from viva.view.run_files import read_run

@@ -16,8 +16,8 @@ from watched import MARK
 from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST
-from viva.engine.trust import sealed
 from viva.eval.adapters import staged_adapter
+from viva.integrity import sealed
 from viva.recipes.data import HubSource, load_hub
 
 CODE = f"open({MARK!r}, 'w').close()"

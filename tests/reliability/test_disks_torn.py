@@ -228,7 +228,7 @@ def test_without_a_check_the_damage_is_seen_by_the_test(killed, tmp_path, monkey
     if place.endswith("_digest"):
         import json
 
-        from viva.engine.trust import sealed
+        from viva.integrity import sealed
 
         for manifest in folder.rglob("checkpoint.json"):
             content = json.loads(manifest.read_text())

@@ -187,7 +187,7 @@ _CALLS = {
 }
 _KNOWN = {
     ("selfplay/user_code.py", "exec"): "viva protocol check FILE.py: the user's own code, by their own word",
-    ("engine/threads.py", "ctypes"): "two numbers for the process's own C library; no file is named",
+    ("threads.py", "ctypes"): "two numbers for the process's own C library; no file is named",
 }
 
 

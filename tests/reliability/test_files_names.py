@@ -24,8 +24,8 @@ from watched import KernelWatch, unwatched, watching
 
 from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST, read_checkpoint
-from viva.engine.model_folder import check_model_folder
-from viva.engine.trust import check_name, sealed
+from viva.integrity import check_name, sealed
+from viva.model_files import check_model_folder
 from viva.recipes.evaluation.target import find_target
 from viva.recipes.export import ExportOptions, export_run
 from viva.run.folder import open_run_folder

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from viva.engine.trust import SEAL
+from viva.integrity import SEAL
 
 RECIPE = "1 kill and resume"
 SEED = 8

@@ -14,7 +14,7 @@ import pytest
 import tinker
 from safetensors.numpy import save_file
 
-from viva.engine.states import read_state
+from viva.engine.checkpoint import read_state
 from viva.eval.adapters import staged_adapter
 from viva.run.download import fetch_adapter
 

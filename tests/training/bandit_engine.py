@@ -13,7 +13,7 @@ import numpy as np
 import tinker
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
 
-from viva.engine.sdk import make_sequence
+from viva.sdk import make_sequence
 
 VOCABULARY = 8
 STOP = 0

@@ -9,20 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from viva.engine.limits import EngineLimits
     from viva.engine.sampling_client import LocalSamplingClient
-    from viva.engine.service import LocalServiceClient
-    from viva.engine.switch import install
+    from viva.engine.scheduler import EngineLimits
+    from viva.engine.service import LocalServiceClient, install
     from viva.engine.training_client import LocalTrainingClient
 
 __all__ = ["EngineLimits", "LocalSamplingClient", "LocalServiceClient", "LocalTrainingClient", "install"]
 
 _HOME = {
-    "EngineLimits": "viva.engine.limits",
+    "EngineLimits": "viva.engine.scheduler",
     "LocalSamplingClient": "viva.engine.sampling_client",
     "LocalServiceClient": "viva.engine.service",
     "LocalTrainingClient": "viva.engine.training_client",
-    "install": "viva.engine.switch",
+    "install": "viva.engine.service",
 }
 
 

@@ -7,22 +7,29 @@ SHA-256 of every other file, and of itself.
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from viva.engine.trust import SEAL, is_inside, sealed, unsealed
+from viva.engine.lora import AdapterSettings
+from viva.integrity import SEAL, is_inside, sealed, unsealed
+from viva.model_files import check_base, model_digests
 
 __all__ = [
     "MANIFEST",
+    "State",
+    "check_base_of",
     "read_checkpoint",
+    "read_state",
     "read_tensors",
     "write_checkpoint",
     "write_tensors",
@@ -199,3 +206,69 @@ def _force_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A checkpoint whose files were found undamaged."""
+
+    folder: Path
+    base_model: str
+    settings: AdapterSettings
+    num_steps: int
+    user_metadata: dict[str, str]
+    base_digests: dict[str, str]
+    """Of the base model, see `viva.model_files.model_digests`; empty where they were not recorded."""
+
+
+def read_state(path: str) -> State:
+    """Read and check a checkpoint.
+
+    Raises:
+        ValueError: It is not one, or it is damaged.
+    """
+    folder = Path(path)
+    manifest = read_checkpoint(folder)
+    try:
+        return State(
+            folder=folder,
+            base_model=manifest["base_model"],
+            settings=AdapterSettings(**manifest["adapter"]),
+            num_steps=manifest["num_steps"],
+            user_metadata=manifest["user_metadata"],
+            base_digests={
+                str(part): str(digest) for part, digest in manifest.get("base_digests", {}).items()
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path!r} does not describe a model ({error!r}); use another checkpoint."
+        ) from error
+
+
+def check_base_of(state: State, name: str, found: Mapping[str, str]) -> None:
+    """Refuse a base model other than the one that a checkpoint was saved on.
+
+    Args:
+        state: The checkpoint.
+        name: Path or hub name of the base model that it is to be used with.
+        found: Its digests.
+
+    Raises:
+        ValueError: The two differ.
+    """
+    # of before digests were recorded: what the name stands for today
+    recorded = state.base_digests or model_digests(state.base_model)
+    is_checked = check_base(
+        f"the checkpoint {str(state.folder)!r}", recorded, name, found, was=state.base_model
+    )
+    if not (is_checked and state.base_digests):
+        why = (
+            "its files are not on this machine"
+            if state.base_digests
+            else "the checkpoint has no record of it"
+        )
+        _log.warning("Whether %r is the base model of %s cannot be checked: %s.", name, state.folder, why)

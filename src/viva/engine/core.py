@@ -3,8 +3,7 @@
 import hashlib
 import os
 import re
-from collections import OrderedDict, deque
-from collections.abc import Callable, Generator
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -12,67 +11,18 @@ from weakref import WeakSet
 import torch
 
 from viva.engine.decoder import Decoder
-from viva.engine.fused import fuse_layers
-from viva.engine.futures import LocalFuture
 from viva.engine.gguf import gguf_folder, is_gguf
-from viva.engine.limits import EngineLimits
+from viva.engine.layers import fuse_layers
 from viva.engine.linear import pack_linears
 from viva.engine.model import BaseModel, cast_weights, load_base_model
 from viva.engine.policy import ModuleBuilder
-from viva.engine.pump import Pump
 from viva.engine.replay import GraphRecorder, Recorder, check_replays
-from viva.engine.trust import is_inside
+from viva.engine.scheduler import EngineLimits, OperationQueue, Pump
+from viva.integrity import is_inside
 
-__all__ = ["Core", "Operation", "OperationQueue"]
+__all__ = ["Core"]
 
 _CLIENT_FOLDER = re.compile(r"client-([0-9]{6,12})")
-
-Operation = Generator[None, None, Any]
-"""Work in pieces: yields after each unit, returns its result."""
-
-
-class OperationQueue:
-    """Training operations of all clients, done strictly in the order of their submission.
-
-    Args:
-        pump: Runs the operations.
-        before_unit: Called before every unit.
-    """
-
-    priority = 0
-
-    def __init__(self, pump: Pump, before_unit: Callable[[], None]) -> None:
-        self._pump = pump
-        self._before_unit = before_unit
-        self._queue: deque[tuple[Operation, LocalFuture[Any]]] = deque()
-
-    def submit(self, operation: Operation) -> LocalFuture[Any]:
-        """Queue an operation; the future gets what it returns."""
-        future: LocalFuture[Any] = LocalFuture(self._pump, cancellable=False)
-        self._queue.append((operation, future))
-        self._pump.submit(self)
-        return future
-
-    def has_work(self) -> bool:
-        """Whether an operation is unfinished."""
-        return bool(self._queue)
-
-    def run_unit(self) -> bool:
-        """The next unit of the first operation."""
-        operation, future = self._queue[0]
-        self._before_unit()
-        try:
-            next(operation)
-        except StopIteration as end:
-            self._queue.popleft()
-            future.resolve(end.value)
-            return True
-        return False
-
-    def fail(self, error: BaseException) -> None:
-        """The first operation raised; the later ones go on."""
-        _, future = self._queue.popleft()
-        future.reject(error)
 
 
 class Core:

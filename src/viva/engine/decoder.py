@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from viva.engine.limits import EngineLimits
 from viva.engine.model import head_logits
-from viva.engine.prefixes import BLOCK
 from viva.engine.replay import DecodeSteps, Recorder
-from viva.engine.requests import SampleRequest
-from viva.engine.rows import Prompt, Row, RowTable, trunk_length
+from viva.engine.requests import BLOCK, SampleRequest, not_finite, score_prompt
 from viva.engine.sampling import draw_tokens
-from viva.engine.scoring import not_finite, score_prompt
-from viva.engine.sdk import make_response
+from viva.engine.scheduler import EngineLimits
+from viva.engine.sequences import Prompt, RunningSequence, SequenceTable, prefix_length
+from viva.sdk import make_response
 
 __all__ = ["Decoder"]
 
@@ -44,7 +42,7 @@ class Decoder:
         self._limits = limits
         self._module: Any = None
         self._pending: deque[SampleRequest] = deque()
-        self._table = RowTable(limits.prefix_cache_bytes)
+        self._table = SequenceTable(limits.prefix_cache_bytes)
         self._steps = DecodeSteps(recorder)
         self._at_work: list[SampleRequest] = []
 
@@ -154,7 +152,7 @@ class Decoder:
             self._module,
             torch.from_numpy(tokens).to(self._device),
             start=start,
-            past=[prompt.past - trunk_length(prompt.trunk) for prompt in prompts],
+            past=[prompt.past - prefix_length(prompt.trunk) for prompt in prompts],
             trunks=[prompt.trunk for prompt in prompts],
             ends=None if is_scored else ends,
         )
@@ -234,7 +232,7 @@ class Decoder:
         self._table.retire(slots, keep=True)
         return bool(ended or lost)
 
-    def _draw(self, rows: Sequence[Row], hidden: torch.Tensor) -> list[bool]:
+    def _draw(self, rows: Sequence[RunningSequence], hidden: torch.Tensor) -> list[bool]:
         """Give these rows their next tokens; whether their logits were finite numbers."""
         draws = draw_tokens(
             head_logits(self._module, hidden),
@@ -250,7 +248,7 @@ class Decoder:
                 row.topk_logprobs.append(draws.topk_logprobs[position, : row.request.topk_samples])
         return draws.finite
 
-    def _finish(self, row: Row, stop_reason: str) -> None:
+    def _finish(self, row: RunningSequence, stop_reason: str) -> None:
         request = row.request
         request.finished[row.index] = row.sequence(stop_reason)
         if len(request.finished) == request.num_samples:

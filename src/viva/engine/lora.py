@@ -1,7 +1,12 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): which layers, which starting values, merging.
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): which layers, which starting values, training, merging.
 
-The layer computes ``W x + (alpha / rank) B A x``. ``alpha`` is 32 as in Tinker, so that a learning rate keeps its
-meaning over ranks. ``A`` starts uniform in ``+-1/sqrt(inputs)``, from the adapter's own seed; ``B`` starts at zero.
+The layer computes ``W x + b + (alpha / rank) B A x`` with ``W`` and ``b`` frozen. ``alpha`` is 32 as in Tinker, so that
+a learning rate keeps its meaning over ranks. ``A`` starts uniform in ``+-1/sqrt(inputs)``, from the adapter's own seed;
+``B`` starts at zero. Forward and backward pass are written out: the adapter is added within the products, so that
+nothing of the size of the layer's inputs or outputs is scaled, added or cast beside them, and only the inputs and ``r``
+numbers per row are kept.
+
+Shapes: ``n`` rows of ``I`` inputs, ``O`` outputs, rank ``r``.
 """
 
 import json
@@ -13,14 +18,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
-from viva.engine.adapted import AdaptedLinear
 from viva.engine.hub import split_revision
+from viva.engine.layers import replace_parts
+from viva.engine.linear import product
 from viva.engine.model import BaseModel, structure_copy
-from viva.engine.training_parts import replace_parts
 
 __all__ = [
     "ALPHA",
+    "AdaptedLinear",
     "AdapterSettings",
     "adapter_tensors",
     "add_adapter",
@@ -234,3 +241,56 @@ def _short_names(module: nn.Module, names: list[str]) -> list[str]:
     short = sorted({name.rpartition(".")[2] for name in names})
     selected = [name for name, _ in module.named_modules() if name.rpartition(".")[2] in short]
     return short if selected == names else names
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer that shares its frozen tensors with another, and an adapter in float32 that starts at zero."""
+
+    def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
+        # not nn.Linear's, which would make weights of its own
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self.scale = scale
+        device = layer.weight.device
+        self.lora_A = nn.Parameter(torch.zeros(rank, layer.in_features, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``[..., I]`` inputs to ``[..., O]`` outputs, of the weight's type."""
+        output: Any = _AdaptedProduct.apply(
+            input.reshape(-1, self.in_features), self.weight, self.bias, self.lora_A, self.lora_B, self.scale
+        )
+        return output.view(*input.shape[:-1], self.out_features)
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """``[n, I]`` to ``[n, O]``. The adapter is rounded to the weight's type, its gradient is float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        lora_a: torch.Tensor,
+        lora_b: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        down, up = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
+        low = product(inputs, down).mul_(scale)
+        output = product(inputs, weight, bias).addmm_(low, up.T)
+        ctx.save_for_backward(inputs, weight, down, up, low)
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        inputs, weight, down, up, low = ctx.saved_tensors
+        grad = grad_outputs[0]
+        slope = product(grad, up.T).mul_(ctx.scale)
+        grad_inputs = product(grad, weight.T).addmm_(slope, down) if ctx.needs_input_grad[0] else None
+        return grad_inputs, None, None, (slope.T @ inputs).float(), (grad.T @ low).float(), None

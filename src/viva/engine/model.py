@@ -21,9 +21,8 @@ from torch import nn
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
 from viva.engine.hub import hub_errors, split_revision
 from viva.engine.loading import check_layers, check_loaded, load_errors
-from viva.engine.model_folder import LOADING, check_model_folder, model_digests
-from viva.engine.tree_attention import TREE_ATTENTION, TreeStep, register_tree_attention
-from viva.engine.trees import pack_tree
+from viva.engine.trees import TREE_ATTENTION, TreeStep, pack_tree, register_tree_attention
+from viva.model_files import LOADING, check_model_folder, model_digests
 
 __all__ = [
     "BaseModel",
@@ -69,7 +68,7 @@ class BaseModel:
     takes_trees: bool = False
     """Whether training may compute what sequences share once, as a prefix tree."""
     digests: dict[str, str] = field(default_factory=dict[str, str])
-    """From `viva.engine.model_folder.model_digests`."""
+    """From `viva.model_files.model_digests`."""
     token_texts: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, filled as stop strings are looked for."""
 

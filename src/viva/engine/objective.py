@@ -1,12 +1,15 @@
-"""The loss of a batch's targets, and its gradient with respect to hidden states.
+"""The loss of a batch's targets, and its gradient with respect to hidden states, without holding all logits.
 
 A place in a batch may carry targets of several examples (those that share it), and several different ones. Logits
 are computed once per place and a logprob once per place and token; the loss sees every target of every example, and the
 slopes of those that are the same are added up. Some places at a time go forward and backward through the output layer;
 then the gradients of all go backward through the rest of the model together.
 
+Logits of a position cost as much memory as the vocabulary is large, and time for every pass over them. They are
+computed once, some rows at a time, and turned into their own gradient in place.
+
 Shapes: ``A`` targets of all examples of a batch, ``M`` of them wanted, ``U`` distinct pairs of place and token, ``R``
-distinct places.
+distinct places, ``H`` hidden size, ``K`` candidates per target, ``V`` vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
-from viva.engine.batches import Example
-from viva.engine.logprobs import rows_at_once, target_logprobs
 from viva.engine.losses import TEMPERATURE, Loss
-from viva.engine.packing import Batch
+from viva.engine.model import head_logits
+from viva.engine.packing import Batch, Example
 
-__all__ = ["Targets", "gather_targets"]
+__all__ = ["Targets", "gather_targets", "rows_at_once", "target_logprobs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -161,3 +164,53 @@ def gather_targets(batch: Batch, examples: Sequence[Example], vocab_size: int) -
         places=places_of_pairs,
         tokens=distinct % vocab_size,
     )
+
+
+_LOGITS = 2**23
+_ROWS = 128
+"""More logits at once are no faster and leave the cache; fewer rows read the output layer too often."""
+
+
+def rows_at_once(vocab_size: int, max_logits: int) -> int:
+    """Positions whose logits are computed together, at least 1."""
+    return max(1, min(max_logits // vocab_size, max(_ROWS, _LOGITS // vocab_size)))
+
+
+def target_logprobs(
+    module: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """Logprobs of target tokens.
+
+    Args:
+        module: The causal language model.
+        hidden: ``[M, H]`` hidden states after the final norm.
+        targets: ``[M, K]`` token ids.
+        temperature: Divides the logits.
+
+    Returns:
+        ``[M, K]`` float32, with a graph that can be gone through once if gradients are enabled.
+    """
+    logits = head_logits(module, hidden)
+    logprobs: Any = _TargetLogprobs.apply(logits if temperature == 1 else logits / temperature, targets)
+    return logprobs
+
+
+class _TargetLogprobs(torch.autograd.Function):
+    """``[M, V]`` logits and ``[M, K]`` targets to ``[M, K]`` logprobs."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logprobs = logits.log_softmax(dim=1)
+        ctx.save_for_backward(logprobs, targets)
+        return logprobs.gather(1, targets)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        logprobs, targets = ctx.saved_tensors
+        grad = grad_outputs[0]
+        # nobody else has these logprobs: they become the gradient in their own place
+        slopes = logprobs.exp_().mul_(-grad.sum(dim=1, keepdim=True))
+        return slopes.scatter_add_(1, targets, grad), None

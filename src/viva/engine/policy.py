@@ -2,13 +2,18 @@
 
 Everything here runs at once in the caller's thread; the training client queues calls of it.
 
+A layer keeps what its backward pass needs. If that would fill most of the memory, layers keep only their inputs and are
+computed again in the backward pass (Chen et al. 2016, arXiv 1604.06174): a third slower, and the same to the bit.
+
 Shapes: ``B`` rows padded to ``T`` tokens.
 """
 
 import logging
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +21,11 @@ import numpy as np
 import tinker
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from viva.engine.adam import AdamW
-from viva.engine.batches import Example
 from viva.engine.checkpoint import read_tensors, write_tensors
-from viva.engine.last_layer import confine_last_layer
-from viva.engine.limits import EngineLimits
+from viva.engine.layers import confine_last_layer
 from viva.engine.lora import (
     ALPHA,
     AdapterSettings,
@@ -32,14 +36,22 @@ from viva.engine.lora import (
     write_adapter_config,
 )
 from viva.engine.losses import Loss
-from viva.engine.memory import activation_bytes, free_bytes, recomputed
 from viva.engine.model import BaseModel, attention_by, decoder_layers, structure_copy
 from viva.engine.objective import Targets, gather_targets
-from viva.engine.packing import Batch, CostModel, plan_batches
-from viva.engine.rotary import spell_rotary_twice
-from viva.engine.tree_attention import TREE_ATTENTION, TreeStep
+from viva.engine.packing import Batch, CostModel, Example, plan_batches
+from viva.engine.scheduler import EngineLimits
+from viva.engine.trees import TREE_ATTENTION, TreeStep
+from viva.model_files import spell_rotary_twice
 
-__all__ = ["LossResult", "ModuleBuilder", "Policy", "stored_builder"]
+__all__ = [
+    "LossResult",
+    "ModuleBuilder",
+    "Policy",
+    "activation_bytes",
+    "free_bytes",
+    "recomputed",
+    "stored_builder",
+]
 
 _ADAPTER_FILE = "adapter_model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
@@ -154,6 +166,18 @@ class Policy:
     def snapshot(self) -> ModuleBuilder:
         """Freeze the present weights; later steps do not change what the builder builds."""
         return _builder(self.base, self.settings, self._weights())
+
+    def description(self, user_metadata: Mapping[str, str]) -> dict[str, Any]:
+        """The description of a checkpoint, which `viva.engine.checkpoint.read_state` reads."""
+        name = self.base.name
+        return {
+            "base_model": os.path.abspath(name) if os.path.isdir(name) else name,
+            "base_digests": self.base.digests,
+            "adapter": self.settings.to_json(),
+            "alpha": ALPHA,
+            "num_steps": self.optimizer.num_steps,
+            "user_metadata": dict(user_metadata),
+        }
 
     def save(self, folder: Path, *, optimizer: bool) -> None:
         """Write the weights (an adapter in PEFT's format, or a whole model) and the optimiser's state.
@@ -303,3 +327,69 @@ def _builder(
 
 def _peft_name(name: str) -> str:
     return f"base_model.model.{name}.weight"
+
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def activation_bytes(config: Any, num_rows: int, length: int, itemsize: int) -> int:
+    """About what the layers of a model keep for the backward pass; rather too much than too little.
+
+    Args:
+        config: Of the ``transformers`` model.
+        num_rows: Rows that go through it.
+        length: Their tokens, padding included.
+        itemsize: Bytes of a number.
+    """
+    heads = int(config.num_attention_heads)
+    attended = heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    wide = [getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner")]
+    inner = next((int(size) for size in wide if size), 4 * int(config.hidden_size))
+    inner *= int(getattr(config, "num_experts_per_tok", None) or 1)
+    # norms and residuals; queries, keys and values before and after the rotation, and the output; the gated product
+    numbers = 10 * int(config.hidden_size) + 6 * attended + 4 * inner
+    if config._attn_implementation == "eager":  # keeps scores, bounded scores and weights
+        numbers += 3 * heads * length
+    return num_rows * length * int(config.num_hidden_layers) * numbers * itemsize
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that could be taken now, ``None`` where that cannot be found out."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    found = [value for value in (_machine_bytes(), _container_bytes()) if value is not None]
+    return min(found) if found else None
+
+
+@contextmanager
+def recomputed(layers: Any) -> Generator[None, None, None]:
+    """Within this context, layers keep only their inputs. The backward pass belongs into it, too."""
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _machine_bytes() -> int | None:
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kilobytes[0]) * 1024 if kilobytes else None
+
+
+def _container_bytes() -> int | None:
+    """What the limit of the control group leaves; file pages that can be dropped do not count as used."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except OSError:
+        return None
+    return None if limit == "max" else max(0, int(limit) - used + int(stat.get("inactive_file", 0)))

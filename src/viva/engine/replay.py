@@ -17,8 +17,7 @@ import torch
 
 from viva.engine.attention import RaggedCache
 from viva.engine.model import BaseModel, deviation
-from viva.engine.step import RaggedStep, attended_groups
-from viva.engine.trunks import Trunk
+from viva.engine.step import RaggedStep, SharedPrefix, attended_groups
 
 __all__ = ["DecodeSteps", "GraphRecorder", "Recorder", "check_replays"]
 
@@ -118,7 +117,7 @@ class DecodeSteps:
         module: Any,
         tokens: Sequence[int],
         past: Sequence[int],
-        trunks: Sequence[Trunk | None],
+        trunks: Sequence[SharedPrefix | None],
     ) -> torch.Tensor:
         """Run the decoder on one new token of each of the first ``B`` rows, storing their keys and values.
 
@@ -152,7 +151,7 @@ class DecodeSteps:
         module: Any,
         tokens: Sequence[int],
         past: Sequence[int],
-        trunks: Sequence[Trunk | None],
+        trunks: Sequence[SharedPrefix | None],
     ) -> torch.Tensor | None:
         """The step's hidden states, or ``None`` if it is one to compute by calls."""
         groups = tuple((rows.start, length) for rows, length in attended_groups(past, 1, is_fixed=True))
@@ -203,7 +202,7 @@ class _Recording:
     """
 
     def __init__(
-        self, cache: RaggedCache, module: Any, past: Sequence[int], trunks: Sequence[Trunk | None]
+        self, cache: RaggedCache, module: Any, past: Sequence[int], trunks: Sequence[SharedPrefix | None]
     ) -> None:
         self._cache, self._module = cache, module
         self._step = RaggedStep(0, past, 1, module.device, trunks, is_fixed=True)

@@ -6,15 +6,16 @@ from typing import Any, Self
 import numpy as np
 import tinker
 
+from viva.engine.checkpoint import check_base_of, read_state
 from viva.engine.core import Core
 from viva.engine.decoder import Decoder
-from viva.engine.futures import LocalFuture
 from viva.engine.model import BaseModel
-from viva.engine.requests import SampleRequest, make_request, token_array
-from viva.engine.scoring import PromptScoring, make_scoring
-from viva.engine.sdk import check_carried, refuses_the_rest
+from viva.engine.policy import stored_builder
+from viva.engine.requests import PromptScoring, SampleRequest, make_request, make_scoring, token_array
+from viva.engine.scheduler import LocalFuture
+from viva.sdk import check_carried, refuses_the_rest
 
-__all__ = ["LocalSamplingClient"]
+__all__ = ["LocalSamplingClient", "open_sampling_client"]
 
 
 @refuses_the_rest(tinker.SamplingClient)
@@ -181,3 +182,29 @@ class LocalSamplingClient:
     def _enter(self, decoder: Decoder, request: SampleRequest) -> None:
         decoder.add(request)
         self._core.pump.submit(decoder)
+
+
+def open_sampling_client(core: Core, path: str | None, base_model: str | None) -> LocalSamplingClient:
+    """A sampling client for saved weights, or for a base model as it is.
+
+    Args:
+        core: The engine.
+        path: Returned by ``save_weights_for_sampler`` or ``save_state``.
+        base_model: Path or hub name; with ``path``, where the base model is now, if it has moved.
+
+    Raises:
+        ValueError: Neither is given, or the checkpoint cannot be read.
+    """
+    if path is None and base_model is None:
+        raise ValueError("create_sampling_client needs model_path or base_model.")
+    if path is None:
+        base = core.base_model(base_model or "")
+        build = base.decode_copy
+    else:
+        state = read_state(path)
+        base = core.base_model(base_model or state.base_model)
+        check_base_of(state, base.name, base.digests)
+        build = stored_builder(base, state.settings, state.folder)
+    decoder: LocalFuture[Decoder] = LocalFuture(core.pump, cancellable=False)
+    decoder.resolve(core.new_decoder(build))
+    return LocalSamplingClient(core, base, decoder, f"sampler-{core.count('sampler')}")

@@ -1,26 +1,81 @@
-"""``tinker.ServiceClient``, in this process."""
+"""``tinker.ServiceClient`` and its REST client, in this process, and the one line that puts them in the SDK's place."""
 
+import shutil
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import tinker
 from tinker import types
+from tinker.lib.public_interfaces.rest_client import RestClient
 
+from viva.engine.checkpoint import State, check_base_of, read_state
 from viva.engine.core import Core
-from viva.engine.futures import LocalFuture
-from viva.engine.limits import EngineLimits
 from viva.engine.lora import AdapterSettings
 from viva.engine.model import decode_precision, resolve_device, resolve_precision
 from viva.engine.policy import Policy
-from viva.engine.rest import LocalRestClient
-from viva.engine.sampling_client import LocalSamplingClient
-from viva.engine.sdk import refuses_the_rest
-from viva.engine.states import open_policy, open_sampling_client
+from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
+from viva.engine.scheduler import EngineLimits, LocalFuture, Operation
 from viva.engine.training_client import LocalTrainingClient
+from viva.sdk import refuses_the_rest
 
-__all__ = ["LocalServiceClient"]
+__all__ = ["LocalRestClient", "LocalServiceClient", "Switch", "install"]
+
+
+@refuses_the_rest(RestClient)
+class LocalRestClient:
+    """Looks after checkpoints. Paths are those that ``save_state`` and ``save_weights_for_sampler`` returned."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def get_telemetry(self) -> None:
+        """Nothing is reported to anybody."""
+
+    def get_training_run_by_tinker_path(self, tinker_path: str) -> LocalFuture[types.TrainingRun]:
+        """The run that a checkpoint is of, with the metadata that was stored.
+
+        Raises:
+            ValueError: The checkpoint cannot be read.
+        """
+        state = read_state(tinker_path)
+        run = types.TrainingRun(
+            training_run_id=state.folder.absolute().parents[1].name,
+            base_model=state.base_model,
+            model_owner="local",
+            is_lora=state.settings.rank > 0,
+            lora_rank=state.settings.rank or None,
+            last_request_time=datetime.fromtimestamp(state.folder.stat().st_mtime, UTC),
+            user_metadata=state.user_metadata,
+        )
+        future: LocalFuture[types.TrainingRun] = LocalFuture(self._core.pump, cancellable=False)
+        future.resolve(run)
+        return future
+
+    async def get_training_run_by_tinker_path_async(self, tinker_path: str) -> types.TrainingRun:
+        """`get_training_run_by_tinker_path`, awaited."""
+        return await self.get_training_run_by_tinker_path(tinker_path)
+
+    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
+        """Delete a checkpoint, once the operations called so far are done.
+
+        Raises:
+            ValueError: The folder is no checkpoint, or none of this service's ``state_dir``.
+        """
+        self._core.check_own(Path(tinker_path))
+        folder = read_state(tinker_path).folder
+
+        def operation() -> Operation:
+            yield
+            shutil.rmtree(folder)
+
+        return self._core.operations.submit(operation())
+
+    async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """`delete_checkpoint_from_tinker_path`, awaited."""
+        await self.delete_checkpoint_from_tinker_path(tinker_path)
 
 
 @refuses_the_rest(tinker.ServiceClient)
@@ -207,7 +262,102 @@ class LocalServiceClient:
     def _from_state(
         self, path: str, base_model: str | None, user_metadata: Mapping[str, str] | None, *, optimizer: bool
     ) -> LocalTrainingClient:
-        policy, state = open_policy(self._core, path, base_model, optimizer=optimizer)
+        policy, state = _open_policy(self._core, path, base_model, optimizer=optimizer)
         number = self._core.count("training")
         metadata = state.user_metadata if user_metadata is None else user_metadata
         return LocalTrainingClient(self._core, policy, f"local-{number}", metadata)
+
+
+class Switch:
+    """``tinker.ServiceClient`` is the local engine until `undo`, or until the end of a ``with`` block.
+
+    Attributes:
+        service: The engine; all clients that are made meanwhile share it.
+    """
+
+    def __init__(self, service: LocalServiceClient) -> None:
+        self.service = service
+        self._before: Any = tinker.ServiceClient
+        self._class = _local_class(service)
+        cast(Any, tinker).ServiceClient = self._class
+
+    def undo(self) -> None:
+        """Put back what was there before; a second time it does nothing.
+
+        Raises:
+            RuntimeError: If something else was put in its place meanwhile.
+        """
+        if self._before is None:
+            return
+        if cast(Any, tinker).ServiceClient is not self._class:
+            raise RuntimeError(
+                "tinker.ServiceClient was replaced again after this install(); undo the later one first"
+            )
+        cast(Any, tinker).ServiceClient, self._before = self._before, None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def install(service: LocalServiceClient | None = None, **options: Any) -> Switch:
+    """Make ``tinker.ServiceClient`` the local engine, so that other programs' training loops run on it unchanged.
+
+    Modules that took the class itself before (``from tinker import ServiceClient``) keep what they took.
+
+    Args:
+        service: The engine; by default a new one.
+        **options: Of the new one, as `LocalServiceClient` takes them: ``state_dir`` for checkpoints, ``device``, ...
+
+    Returns:
+        What undoes it; also a context manager.
+
+    Raises:
+        ValueError: If both are given, or an option makes no sense.
+    """
+    if service is not None and options:
+        raise ValueError(
+            f"install() takes a service or options for a new one, not both; got {sorted(options)}"
+        )
+    return Switch(service or LocalServiceClient(**options))
+
+
+def _local_class(service: LocalServiceClient) -> type[LocalServiceClient]:
+    class InstalledServiceClient(LocalServiceClient):
+        """`LocalServiceClient` with the arguments of ``tinker.ServiceClient``; all of them share one engine."""
+
+        def __init__(self, *args: Any, base_url: str | None = None, **kwargs: Any) -> None:
+            # the other arguments (metadata, names, keys) say who asks a server
+            if base_url is not None:
+                raise ValueError(
+                    # not the address itself: it may hold a password
+                    "base_url names a server, but viva.engine.install() put the local engine in its place. "
+                    "Leave base_url out, or undo the install."
+                )
+            self._core = service._core
+
+    return InstalledServiceClient
+
+
+def _open_policy(core: Core, path: str, base_model: str | None, *, optimizer: bool) -> tuple[Policy, State]:
+    """A policy that continues from a checkpoint.
+
+    Args:
+        core: The engine.
+        path: Returned by ``save_state``.
+        base_model: Where the base model is now, if it has moved.
+        optimizer: Take over the optimiser's state too.
+
+    Raises:
+        ValueError: The checkpoint cannot be read or is of another model.
+    """
+    state = read_state(path)
+    base = core.base_model(base_model or state.base_model)
+    check_base_of(state, base.name, base.digests)
+    policy = Policy(base, state.settings, core.limits)
+    policy.load(state.folder, num_steps=state.num_steps if optimizer else None)
+    return policy, state

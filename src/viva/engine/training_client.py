@@ -12,17 +12,16 @@ import torch
 from tinker import types
 
 from viva.engine.adam import check_adam
-from viva.engine.batches import Example, make_examples
-from viva.engine.checkpoint import write_checkpoint
-from viva.engine.core import Core, Operation
+from viva.engine.checkpoint import check_base_of, read_state, write_checkpoint
+from viva.engine.core import Core
 from viva.engine.decoder import Decoder
-from viva.engine.futures import LocalFuture
 from viva.engine.losses import LOSSES, Loss, find_loss
+from viva.engine.packing import Example, make_examples
 from viva.engine.policy import LossResult, Policy
-from viva.engine.sampling_client import LocalSamplingClient
-from viva.engine.sdk import refuses_the_rest
-from viva.engine.states import check_base_of, describe, open_sampling_client, read_state
-from viva.engine.trust import check_name
+from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
+from viva.engine.scheduler import LocalFuture, Operation
+from viva.integrity import check_name
+from viva.sdk import refuses_the_rest
 
 __all__ = ["CustomLoss", "LocalTrainingClient"]
 
@@ -401,7 +400,7 @@ class LocalTrainingClient:
         metadata = self._user_metadata | dict(user_metadata or {})
         write_checkpoint(
             path,
-            describe(self._policy, metadata),
+            self._policy.description(metadata),
             lambda folder: self._policy.save(folder, optimizer=optimizer),
             overwrite=overwrite,
         )

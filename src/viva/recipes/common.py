@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from viva.conversation.wording import counted
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.hub import pinned, split_revision
-from viva.engine.model_folder import model_digests
+from viva.model_files import model_digests
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
@@ -305,7 +305,7 @@ async def _check_start(start: str, options: RunOptions, service: ServiceClient) 
 
         model, rank = await saved_model(service, start)
     else:
-        from viva.engine.states import read_state
+        from viva.engine.checkpoint import read_state
 
         if not Path(start).is_dir():
             what = (

@@ -5,7 +5,7 @@ how long the log files were, and what the run was computed with. Random streams 
 functions of the seed and the step, so nothing else has to be kept. The index is written after the state is complete and
 replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
 
-Every line has a seal (`viva.engine.trust`) and the digests of the log files, so that damage is found: what cannot be
+Every line has a seal (`viva.integrity`) and the digests of the log files, so that damage is found: what cannot be
 trusted is passed over for the checkpoint before it, and told. A line also has the digest of its state's manifest, and
 the index is there from the run's beginning, before the first state: a state that was exchanged, or an index that is
 gone, is refused, and no state is deleted for it.
@@ -26,7 +26,7 @@ from typing import Any
 import tinker
 
 from viva import __version__
-from viva.engine.trust import MismatchError, check_name, is_inside, sealed, unsealed
+from viva.integrity import MismatchError, check_name, is_inside, sealed, unsealed
 from viva.run.clients import TrainingClient
 from viva.run.files import naming, write_atomic
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from viva.engine.hub import split_revision
-from viva.engine.model_folder import BASE_FILE, model_digests
-from viva.engine.rotary import spell_rotary_twice
+from viva.model_files import BASE_FILE, model_digests, spell_rotary_twice
 from viva.run.checkpoints import Checkpoint
 from viva.run.files import written_beside
 from viva.run.folder import RunFolder
@@ -37,8 +36,7 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
     """
     if "://" in state_path:
         return None
-    from viva.engine.checkpoint import MANIFEST
-    from viva.engine.states import check_base_of, read_state
+    from viva.engine.checkpoint import MANIFEST, check_base_of, read_state
 
     state, base_digests = Path(state_path), dict[str, str]()
     if (state / MANIFEST).is_file():  # engines of tests save without one
@@ -85,9 +83,9 @@ def merge_adapter_into_model(state_path: str, *, model: str, precision: str, fol
     Raises:
         ValueError: If the state is damaged, or of another model.
     """
+    from viva.engine.checkpoint import check_base_of, read_state
     from viva.engine.model import load_base_model, resolve_device, resolve_precision
     from viva.engine.policy import stored_builder
-    from viva.engine.states import check_base_of, read_state
 
     state = read_state(state_path)
     base = load_base_model(model, resolve_device("cpu"), resolve_precision(precision))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from viva.engine.model_folder import check_base
-from viva.engine.trust import SEAL, MismatchError, is_inside
+from viva.integrity import SEAL, MismatchError, is_inside
+from viva.model_files import check_base
 from viva.run.checkpoints import Checkpoint, Checkpoints, environment
 from viva.run.files import LOCK, FolderLock, place_problem, read_json, sweep, write_json
 from viva.run.journal import Journal
@@ -209,7 +209,7 @@ class PreparedFolder:
         """The same folder, whose configuration also tells the base model's digests.
 
         Args:
-            digests: From `viva.engine.model_folder.model_digests`.
+            digests: From `viva.model_files.model_digests`.
             name: Path or hub name of the base model.
 
         Raises:

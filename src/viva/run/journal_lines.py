@@ -14,7 +14,7 @@ import numpy as np
 import tinker
 from pydantic import BaseModel
 
-from viva.engine.sdk import make_topk
+from viva.sdk import make_topk
 
 __all__ = ["call_key", "decode_answer", "encode_answer", "make_line", "read_line"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from viva.conversation.wording import counted
-from viva.engine.trust import is_inside, unsealed
+from viva.integrity import is_inside, unsealed
 from viva.run.files import naming
 
 __all__ = ["INDEX_FILE", "LogCheck", "check_log"]

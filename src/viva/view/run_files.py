@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from viva.engine.trust import unsealed
+from viva.integrity import unsealed
 from viva.view.entries import Entry, entry_of
 from viva.view.log_check import LogCheck, check_log
 from viva.view.recorded import Transcript

@@ -14,8 +14,19 @@ import numba
 import numpy as np
 import torch
 
-from viva.engine.kernels.compiler import Kernel, as_array, exp, fetch, inner, narrow, widen
-from viva.engine.kernels.tiles import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
+from viva.engine.kernels.compiler import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Kernel,
+    add_rest,
+    add_tile,
+    as_array,
+    exp,
+    fetch,
+    inner,
+    narrow,
+    widen,
+)
 
 __all__ = ["attend_many", "attend_one"]
 

@@ -18,8 +18,19 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from viva.engine.kernels.compiler import Kernel, as_array, exp, inner, narrow, num_threads, use_threads
-from viva.engine.kernels.tiles import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
+from viva.engine.kernels.compiler import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Kernel,
+    add_rest,
+    add_tile,
+    as_array,
+    exp,
+    inner,
+    narrow,
+    num_threads,
+    use_threads,
+)
 
 if TYPE_CHECKING:
     from viva.engine.trees import Cell

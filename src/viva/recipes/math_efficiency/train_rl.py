@@ -16,8 +16,8 @@ from typing import Literal
 
 import chz
 
-from viva.engine.threads import prepare_threads
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig, parse_options
+from viva.threads import prepare_threads
 
 __all__ = ["Config", "main"]
 

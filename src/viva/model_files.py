@@ -1,4 +1,4 @@
-"""A model's folder: what it may not ask for (code, pickles, files elsewhere), and the digests of what it holds."""
+"""A model's files: what they may not ask for (code, pickles, files elsewhere), their digests, their rotary settings."""
 
 import hashlib
 import json
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from viva.engine.hub import split_revision
-from viva.engine.trust import MismatchError
+from viva.integrity import MismatchError
 
-__all__ = ["BASE_FILE", "LOADING", "check_base", "check_model_folder", "model_digests"]
+__all__ = ["BASE_FILE", "LOADING", "check_base", "check_model_folder", "model_digests", "spell_rotary_twice"]
 
 LOADING: dict[str, Any] = {
     "trust_remote_code": False,
@@ -204,3 +204,25 @@ def _check_plain(file: Path, name: object) -> None:
         raise ValueError(
             f"{str(file)!r} would have {name!r} read; it may name files beside it only. Fetch or save the model anew."
         )
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_APART = ("rope_theta", "partial_rotary_factor")
+"""Settings that version 4 keeps beside ``rope_scaling``."""
+
+
+def spell_rotary_twice(folder: Path) -> None:
+    """Add the spelling of version 4 to the ``config.json`` that version 5 has written."""
+    file = folder / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    parameters: dict[str, Any] = config.get("rope_parameters") or {}
+    # Gemma 3 has other settings in sliding layers, which version 4 knows by a name of their own
+    full: dict[str, Any] = parameters.get(_FULL) or parameters
+    if _SLIDING in parameters:
+        config["rope_local_base_freq"] = parameters[_SLIDING].get("rope_theta")
+    if "rope_theta" not in full:
+        return
+    scaling = {key: value for key, value in full.items() if key not in _APART}
+    config["rope_scaling"] = None if scaling.get("rope_type", "default") == "default" else scaling
+    config |= {key: full[key] for key in _APART if key in full}
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

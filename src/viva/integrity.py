@@ -1,4 +1,4 @@
-"""What is believed of files that may be torn, altered or somebody else's: names, places and JSON that is sealed.
+"""Validation of names and paths, and JSON objects with a checksum.
 
 A sealed object holds the SHA-256 of all its other keys, so that no change to it goes unnoticed. It protects against
 failing disks and slips of the hand, not against somebody who computes the digest anew.

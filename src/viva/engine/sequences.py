@@ -1,11 +1,17 @@
-"""The live samples of a decoder and where their keys and values are.
+"""The running sequences of a decoder, where their keys and values are, and prefixes that can be found again.
 
-Sample ``i`` of the batch is row ``i`` of the key-value store. A row that leaves is replaced by the last one, so the
-live rows are always the first ones and a decode step works on views, not copies. Rows that begin alike share a
-`Trunk` and store only their own tokens.
+Sequence ``i`` of the batch is row ``i`` of the key-value store. One that leaves is replaced by the last one, so the
+running ones are always the first rows and a decode step works on views, not copies. Sequences with the same prefix
+share it and store only their own tokens.
+
+Turns of a conversation, the judges who read it and the samples of a group begin with the same tokens. A prompt is
+looked up by blocks of tokens under a chained digest, and only what follows the longest known prefix is computed.
+What is stored is a tree: a sequence that begins like another one stores only what it adds.
+A cache belongs to one snapshot of the weights, so it cannot serve keys of other weights.
 """
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,20 +19,122 @@ import tinker
 import torch
 
 from viva.engine.attention import RaggedCache
-from viva.engine.prefixes import BLOCK, Prefix, PrefixCache, block_digests
-from viva.engine.requests import SampleRequest
+from viva.engine.requests import BLOCK, SampleRequest, block_digests
 from viva.engine.sampling import UniformStream
-from viva.engine.sdk import make_sequence
-from viva.engine.trunks import Trunk
+from viva.engine.step import SharedPrefix
+from viva.sdk import make_sequence
 
-__all__ = ["LEAST_GAIN", "Prompt", "Row", "RowTable", "trunk_length"]
+__all__ = [
+    "LEAST_GAIN",
+    "PrefixCache",
+    "PrefixNode",
+    "Prompt",
+    "RunningSequence",
+    "SequenceTable",
+    "prefix_length",
+]
+
+
+@dataclass(kw_only=True, eq=False)
+class PrefixNode:
+    """A node of the tree: blocks that follow those of another node."""
+
+    parent: "PrefixNode | None"
+    start: int
+    """Blocks before this node's first. All of them are the parent's or its ancestors'; it may have more than these."""
+    digests: list[bytes]
+    """One per block of this node, each covering everything up to its end."""
+    states: list[torch.Tensor]
+    """Keys and values, ``[2, K, length, D]`` per layer."""
+    num_children: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the states."""
+        return sum(state.nbytes for state in self.states)
+
+    def beginning(self, blocks: int) -> list[torch.Tensor]:
+        """Keys and values of the first ``blocks`` of the sequence, which end in this node."""
+        parts: list[list[torch.Tensor]] = []
+        node: PrefixNode | None = self
+        while node is not None:
+            parts.append([state[:, :, : (blocks - node.start) * BLOCK] for state in node.states])
+            node, blocks = node.parent, node.start
+        if len(parts) == 1:
+            return parts[0]
+        return [torch.cat(layer, dim=2) for layer in zip(*reversed(parts), strict=True)]
+
+
+class PrefixCache:
+    """Finds stored beginnings; forgets the least recently used ones beyond ``max_bytes``."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._by_digest: dict[bytes, PrefixNode] = {}
+        self._nodes: OrderedDict[int, PrefixNode] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return self._num_bytes
+
+    def find(self, digests: Sequence[bytes]) -> tuple[int, PrefixNode | None]:
+        """The longest known beginning: its number of blocks, and the node in which it ends."""
+        for blocks in range(len(digests), 0, -1):
+            node = self._by_digest.get(digests[blocks - 1])
+            if node is not None:
+                self._use(node)
+                return blocks, node
+        return 0, None
+
+    def add(
+        self, digests: Sequence[bytes], read: Callable[[int, int], list[torch.Tensor]]
+    ) -> PrefixNode | None:
+        """Store what is not known yet of a sequence; this may push out what was used least recently.
+
+        Args:
+            digests: Of the sequence's blocks.
+            read: Gives the states of its tokens from a first to before a last one.
+
+        Returns:
+            The node in which the sequence ends (even if it is too large to be found again); ``None`` for an empty one.
+        """
+        start, parent = self.find(digests)
+        if start == len(digests):
+            return parent
+        states = read(start * BLOCK, len(digests) * BLOCK)
+        node = PrefixNode(parent=parent, start=start, digests=list(digests[start:]), states=states)
+        self._nodes[id(node)] = node
+        self._num_bytes += node.num_bytes
+        self._by_digest.update(dict.fromkeys(node.digests, node))
+        if parent is not None:
+            parent.num_children += 1
+        while self._num_bytes > self._max_bytes:
+            self._remove(next(each for each in self._nodes.values() if not each.num_children))
+        return node
+
+    def _use(self, node: PrefixNode | None) -> None:
+        """A node's ancestors are used after it, so that the end of a sequence goes before its beginning."""
+        while node is not None:
+            self._nodes.move_to_end(id(node))
+            node = node.parent
+
+    def _remove(self, node: PrefixNode) -> None:
+        del self._nodes[id(node)]
+        self._num_bytes -= node.num_bytes
+        for digest in node.digests:
+            del self._by_digest[digest]
+        if node.parent is not None:
+            node.parent.num_children -= 1
+
 
 LEAST_GAIN = 1024
 """Rows share a beginning if that saves reading this many keys in a step; below it a second product costs more."""
 
 
 @dataclass(kw_only=True, eq=False)
-class Row:
+class RunningSequence:
     """One live sample."""
 
     request: SampleRequest
@@ -35,10 +143,10 @@ class Row:
     length: int
     """Tokens whose keys and values are stored: all but the last sampled one."""
     numbers: UniformStream
-    trunk: Trunk | None = None
+    trunk: SharedPrefix | None = None
     """What it begins with and shares."""
     current: bool = True
-    """Whether what it computed may be reused, see `RowTable.forget`."""
+    """Whether what it computed may be reused, see `SequenceTable.forget`."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     topk_tokens: list[np.ndarray] = field(default_factory=list[np.ndarray])
@@ -47,7 +155,7 @@ class Row:
     @property
     def num_own(self) -> int:
         """Tokens whose keys and values are in the row."""
-        return self.length - trunk_length(self.trunk)
+        return self.length - prefix_length(self.trunk)
 
     def stop_reason(self) -> str | None:
         """Why the sample ends after its last token, or ``None`` if it goes on."""
@@ -76,8 +184,8 @@ class Prompt:
     """How many samples of each request start now."""
     past: int
     """Leading tokens taken from `source`."""
-    source: Prefix | None
-    trunk: Trunk | None = None
+    source: PrefixNode | None
+    trunk: SharedPrefix | None = None
     """These tokens, if they are shared and not copied."""
 
     @property
@@ -91,11 +199,11 @@ class Prompt:
         return len(self.tokens) - self.past
 
 
-class RowTable:
+class SequenceTable:
     """Live rows, their key-value store and the beginnings that can be found again."""
 
     def __init__(self, max_saved_bytes: int) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[RunningSequence] = []
         self.cache = RaggedCache(rows=1)
         self._max_saved_bytes = max_saved_bytes
         self.forget()
@@ -106,7 +214,7 @@ class RowTable:
         for row in self.rows:
             row.current = False
 
-    def lookup(self, request: SampleRequest) -> tuple[int, Prefix | None]:
+    def lookup(self, request: SampleRequest) -> tuple[int, PrefixNode | None]:
         """The longest stored beginning of the prompt: its length in tokens, and where it is."""
         blocks, prefix = self._prefixes.find(request.digests[: request.reusable // BLOCK])
         return blocks * BLOCK, prefix
@@ -122,7 +230,7 @@ class RowTable:
             for prompt in sharing:
                 prompt.trunk = trunk
         if not self.rows:
-            own = [len(prompt.tokens) - trunk_length(prompt.trunk) for prompt in prompts]
+            own = [len(prompt.tokens) - prefix_length(prompt.trunk) for prompt in prompts]
             self.cache.renew(len(prompts), max(own))
         for slot, prompt in enumerate(prompts, start=len(self.rows)):
             if prompt.source is not None and prompt.trunk is None:
@@ -156,7 +264,7 @@ class RowTable:
         # the first samples move down over rows that were only scored; no row is read after it was overwritten
         for slot, (index, copy) in enumerate(order, start=first):
             request, sample = samples[index][copy]
-            row = Row(
+            row = RunningSequence(
                 request=request,
                 index=sample,
                 length=len(request.prompt),
@@ -191,7 +299,7 @@ class RowTable:
         if not self.rows and self.cache.num_bytes > max_bytes:
             self.cache = RaggedCache(rows=1)
 
-    def _shared(self, digest: bytes, prompts: Sequence[Prompt]) -> Trunk | None:
+    def _shared(self, digest: bytes, prompts: Sequence[Prompt]) -> SharedPrefix | None:
         """The trunk of prompts with the same stored beginning, if sharing it is worth while.
 
         Live rows that have a copy of this beginning give it up for the trunk.
@@ -210,7 +318,7 @@ class RowTable:
         ]
         if (len(prompts) + len(copies) - 1) * length < LEAST_GAIN:
             return None
-        trunk = Trunk(digest=digest, states=source.beginning(blocks), length=length)
+        trunk = SharedPrefix(digest=digest, states=source.beginning(blocks), length=length)
         for slot in copies:
             row = self.rows[slot]
             self.cache.cut_row(slot, length, row.length)
@@ -225,16 +333,18 @@ class RowTable:
         length = blocks * BLOCK
         if node is None or (sum(prompt.samples) - 1) * length < LEAST_GAIN:
             return
-        first = trunk_length(prompt.trunk)
+        first = prefix_length(prompt.trunk)
         if prompt.trunk is None or length > first:
-            prompt.trunk = Trunk(digest=digests[blocks - 1], states=node.beginning(blocks), length=length)
+            prompt.trunk = SharedPrefix(
+                digest=digests[blocks - 1], states=node.beginning(blocks), length=length
+            )
             self.cache.cut_row(slot, length - first, len(tokens) - first)
 
-    def _save(self, slot: int, digests: list[bytes], trunk: Trunk | None) -> Prefix | None:
+    def _save(self, slot: int, digests: list[bytes], trunk: SharedPrefix | None) -> PrefixNode | None:
         """Store a row's blocks for later prompts; the node in which they end."""
 
         def read(first: int, last: int) -> list[torch.Tensor]:
-            depth = trunk_length(trunk)
+            depth = prefix_length(trunk)
             own = self.cache.read_row(slot, max(0, first - depth), last - depth)
             if trunk is None or first >= depth:
                 return own
@@ -244,6 +354,6 @@ class RowTable:
         return self._prefixes.add(digests, read) if digests else None
 
 
-def trunk_length(trunk: Trunk | None) -> int:
+def prefix_length(trunk: SharedPrefix | None) -> int:
     """Tokens of a trunk, 0 if there is none."""
     return 0 if trunk is None else trunk.length

@@ -1,12 +1,17 @@
-"""Decoder layers of the Llama kind, computed in few calls.
+"""Layers of ``transformers`` replaced by faster ones of the same mathematics, for decoding and for training.
 
 A decode step takes a few rows through many small operations, and at a dozen rows their calls show beside the products
-(see the log). Here a layer's products of one input are one, what lies between two products is one call of a compiled
+(see the log). Fused, a layer's products of one input are one, what lies between two products is one call of a compiled
 kernel (`viva.engine.kernels`), and the residual is added within the product before it. The weights are packed
 (`viva.engine.linear`), so this is for copies that only compute, on a CPU.
 
-Shapes: ``B`` rows, ``T`` new tokens per row, ``H`` hidden size, ``Q`` query heads, ``K`` key-value heads, ``D`` head
-size.
+In training, norms with frozen weights and gates are each one kernel forward and one backward, where torch takes several
+passes over memory. And the last layer computes no more than is read of it: every token's keys and values are attended
+to, but queries of places without a target, their products behind the attention, and the gradients of all these are left
+out.
+
+Shapes: ``B`` rows, ``T`` new tokens per row, ``H`` hidden size, ``F`` inner size, ``Q`` query heads, ``K`` key-value
+heads, ``D`` head size, ``R`` places that are read.
 """
 
 from collections.abc import Collection
@@ -15,13 +20,38 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from viva.engine.attend import attend
-from viva.engine.kernels import Norm, as_array, can_compile, gate, place
+from viva.engine.attention import attend
+from viva.engine.kernels import (
+    Norm,
+    as_array,
+    can_compile,
+    gate,
+    gate_back,
+    gate_pair,
+    normalise,
+    normalise_back,
+    place,
+)
 from viva.engine.linear import is_packable, join_linears
+from viva.engine.model import decoder_layers
+from viva.engine.trees import TreeStep
 
-__all__ = ["LAYER_KINDS", "FusedDecoder", "FusedLayer", "fuse_layers", "is_stock", "uses_silu"]
+__all__ = [
+    "LAYER_KINDS",
+    "FrozenNorm",
+    "FusedDecoder",
+    "FusedLayer",
+    "GatedMLP",
+    "LastLayer",
+    "confine_last_layer",
+    "fuse_layers",
+    "is_stock",
+    "replace_parts",
+    "uses_silu",
+]
 
 LAYER_KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of ``transformers`` that consist of the same steps."""
@@ -178,3 +208,129 @@ def _window(layer: Any) -> int | None:
     return (
         attention.sliding_window if hasattr(attention, "sliding_window") else attention.config.sliding_window
     )
+
+
+_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+_GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
+
+
+def replace_parts(module: Any) -> Any:
+    """Replace norms and gated layers of known kinds, names of parameters kept; returns the module."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            part: Any = child
+            if is_stock(child, _NORMS) and can_compile(part.weight) and not part.weight.requires_grad:
+                setattr(parent, name, FrozenNorm(part.weight, part.variance_epsilon))
+            elif is_stock(child, _GATED) and uses_silu(part):
+                setattr(parent, name, GatedMLP(part))
+    return module
+
+
+class FrozenNorm(nn.Module):
+    """A root mean square norm over the last dimension."""
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self._eps = eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., H]`` to as many."""
+        return cast(torch.Tensor, _Normalised.apply(hidden.contiguous(), self.weight, self._eps))
+
+
+class GatedMLP(nn.Module):
+    """``down(silu(gate(x)) up(x))``."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., H]`` to as many."""
+        gate, up = self.gate_proj(hidden), self.up_proj(hidden)
+        inner = _Gated.apply(gate, up) if can_compile(gate) else nn.functional.silu(gate) * up
+        return self.down_proj(inner)
+
+
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.eps = eps
+        return normalise(hidden, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        return normalise_back(hidden, weight, ctx.eps, grad_outputs[0].contiguous()), None, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return gate_pair(gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        return gate_back(gate, up, grad_outputs[0].contiguous())
+
+
+def confine_last_layer(module: Any) -> bool:
+    """Replace the last layer of a structure copy if it is of a known kind, names of parameters kept.
+
+    Returns:
+        Whether it was: then the decoder takes ``read``, and its hidden states are those of `LastLayer`.
+    """
+    layers = decoder_layers(module)
+    is_known = is_stock(layers[-1], LAYER_KINDS)
+    if is_known:
+        layers[-1] = LastLayer(layers[-1])
+    return is_known
+
+
+class LastLayer(nn.Module):
+    """Takes the place of a layer of ``transformers``, with the arguments that its model hands it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.self_attn: Any
+        self.mlp: Any
+        self.input_layernorm: Any
+        self.post_attention_layernorm: Any
+        for name, part in layer.named_children():
+            self.add_module(name, part)
+        self._read = torch.empty(0)
+        self.self_attn.o_proj.register_forward_pre_hook(self._pick_inputs)
+
+    def forward(
+        self, hidden: torch.Tensor, *, read: torch.Tensor, tree: TreeStep | None = None, **given: Any
+    ) -> torch.Tensor:
+        """Hidden states after the layer at the places that are read, ``[1, R, H]``.
+
+        Args:
+            hidden: What the layer reads, ``[B, T, H]``.
+            read: Ascending places in the flattened ``B * T``.
+            tree: Of which the one row consists, if it does.
+            **given: What else the model hands its layers.
+        """
+        self._read = read
+        if tree is not None:
+            given |= {"tree": tree, "cells": tree.read_cells}
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden), **given)
+        hidden = self._pick(hidden) + attended
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+    def _pick_inputs(self, module: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (self._pick(given[0]),)
+
+    def _pick(self, states: torch.Tensor) -> torch.Tensor:
+        return states.flatten(0, 1).index_select(0, self._read)[None]

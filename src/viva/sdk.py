@@ -1,7 +1,7 @@
 """Response types of the tinker SDK, across its versions, and its methods that only servers answer.
 
-Older versions (0.22) have no sequence ids, no alternatives to sampled tokens and no chosen targets: ids are left out
-there, and asking for the others is refused.
+Version 0.22, the last one that SkyRL's servers answer to, has no sequence ids, no alternatives to sampled tokens and no
+chosen targets: ids are left out there, and asking for the others is refused.
 """
 
 import inspect
@@ -12,6 +12,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 import numpy as np
 import tinker
 
+__all__ = ["check_carried", "make_response", "make_sequence", "make_topk", "refuses_the_rest"]
+
 try:
     from tinker.types.topk_logprobs import TopkLogprobs
 except ImportError:  # older versions
@@ -19,7 +21,6 @@ except ImportError:  # older versions
         TopkPromptLogprobs as TopkLogprobs,
     )
 
-__all__ = ["check_carried", "make_response", "make_sequence", "make_topk", "refuses_the_rest"]
 
 ClassT = TypeVar("ClassT", bound=type)
 
