@@ -23,8 +23,8 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
     from viva.judging.tournament import TournamentPattern
-    from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
-    from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+    from viva.selfplay.critique import critique_group
+    from viva.selfplay.round_robin import round_robin_group
     from viva.tiny import model_path
     from viva.tiny.tasks import problems, worked_solution, wrong_solution
     from viva.training.completer import Policy
@@ -57,14 +57,14 @@ async def measure(num_problems: int) -> dict[str, float]:
     both = [sum((c.score or 0.0) * (1 if c.first == 0 else -1) for c in t) for t in tournaments]
 
     builders = [
-        MultiAgentConversationEnvGroupBuilder(
+        round_robin_group(
             question=problem.question, num_agents=3, max_rounds=2, renderer=renderer, judge=judge
         )
         for problem in held_out[: num_problems // 10]
     ]
     outcomes = await run_groups(builders, Policy(sampler=sampler, seed=0, max_tokens=72))
     reviews = [
-        CritiqueSelfPlayEnvGroupBuilder(
+        critique_group(
             question=problem.question,
             answer=str(problem.answer),
             grader=is_correct,

@@ -124,13 +124,13 @@ def test_protocol_check_refuses_what_does_not_work(
     broken = tmp_path / "broken_talk.py"
     broken.write_text(
         "from dataclasses import replace\n"
-        "from viva.conversation.round_robin import round_robin_protocol\n"
+        "from viva.selfplay.round_robin import round_robin_protocol\n"
         "good = round_robin_protocol(2)\n"
-        "BAD = replace(good, streams=(), on_failure='x')\n"
+        "BAD = replace(good, min_agents=0, on_failure='x')\n"
     )
     assert viva.cli.main(["protocol", "check", f"{broken}:BAD"]) == 2
     error = capsys.readouterr().err
-    assert "unknown stream 'win_minus_loss'" in error
+    assert "min_agents must be at least 1" in error
     assert "on_failure must be" in error
     assert viva.cli.main(["protocol", "check", "critique", "--agents", "1"]) == 2
     assert viva.cli.main(["protocol", "check", f"{broken}:GONE"]) == 2

@@ -42,7 +42,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.conversation.rendering import load_renderer
     from viva.judging.policy import PolicyRef
     from viva.run.clients import settled
-    from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+    from viva.selfplay.round_robin import round_robin_group
     from viva.training.advantages import batch_advantages
     from viva.training.completer import Policy
     from viva.training.data_processing import assemble_training_data
@@ -63,7 +63,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     async def play(number: int) -> dict[str, float]:
         rng = random.Random(number)
         builders = [
-            MultiAgentConversationEnvGroupBuilder(
+            round_robin_group(
                 question=" ".join(str(rng.randrange(1000)) for _ in range(16)),
                 num_agents=settings["agents"],
                 max_rounds=settings["rounds"] if number else 1,  # the latter to warm up

@@ -68,7 +68,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.conversation.rendering import load_renderer
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
-    from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+    from viva.selfplay.round_robin import round_robin_group
     from viva.training.collection import long_lived
     from viva.training.completer import Policy
     from viva.training.rollouts import run_groups
@@ -85,7 +85,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     async def play(number: int, count: int) -> float:
         """Processor seconds of a number of conversations."""
         builders = [
-            MultiAgentConversationEnvGroupBuilder(
+            round_robin_group(
                 question=f"How many pens are in box {index}?",
                 num_agents=agents,
                 max_rounds=rounds,

@@ -14,7 +14,7 @@ from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.env import MultiAgentConversationEnv
 from viva.conversation.protocol import Order
 from viva.conversation.records import AgentResponse, Conversation, ReplyStatus
-from viva.conversation.round_robin import round_robin_protocol
+from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import (
     CHAT_TOKENS,
     HANG,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from viva.conversation.coordinator import MultiAgentCoordinator, OutOfTurnError
 from viva.conversation.protocol import Order
 from viva.conversation.records import AgentResponse, Failure
-from viva.conversation.round_robin import round_robin_protocol
+from viva.selfplay.round_robin import round_robin_protocol
 
 ORDERS: tuple[Order, ...] = ("sequential", "simultaneous")
 

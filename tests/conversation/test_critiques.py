@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.critiques import read_critiques, read_revision, read_solution
-from viva.conversation.protocol import View
+from viva.conversation.critiques import read_critiques, read_revision
+from viva.conversation.protocol import View, read_solution
 from viva.conversation.records import CritiqueReply, ReplyStatus, Revision, Solution
 
 VIEW = View(agent_id=1, num_agents=4, round_index=1, aliases=(2, 0, 1, 3), persona="")

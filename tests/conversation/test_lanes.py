@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.conversation.coordinator import MultiAgentCoordinator, OutOfTurnError
-from viva.conversation.critiques import read_solution
-from viva.conversation.protocol import Order, Protocol, Round, Segment, Sight
+from viva.conversation.protocol import Order, Protocol, Round, Segment, Sight, read_solution
 from viva.conversation.records import Failure, ReplyStatus, Solution
 
 OnFailure = Literal["void", "continue"]

@@ -15,7 +15,7 @@ from viva.conversation.env import MultiAgentConversationEnv
 from viva.conversation.guard import GuardedTokenizer
 from viva.conversation.line_tokens import LineEncoder, LineTokens, remembering
 from viva.conversation.rendering import build_prompt
-from viva.conversation.round_robin import round_robin_protocol
+from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import honest, tiny_renderer
 
 CL100K = (

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.critiques import read_solution
 from viva.conversation.prompts import conversation_messages, turn_prompt
-from viva.conversation.protocol import Protocol, Round, Segment, Sight, View, draw_aliases
+from viva.conversation.protocol import Protocol, Round, Segment, Sight, View, draw_aliases, read_solution
 from viva.conversation.records import (
     AgentResponse,
     Conversation,
@@ -19,7 +18,7 @@ from viva.conversation.records import (
     Solution,
     Turn,
 )
-from viva.conversation.round_robin import round_robin_protocol
+from viva.selfplay.round_robin import round_robin_protocol
 
 
 def view_of(**changes: Any) -> View:
@@ -166,8 +165,6 @@ def sees(name: str, whose: Any = "all") -> tuple[Sight]:
         (replace(GOOD, on_failure="retry"), "on_failure must be 'void' or 'continue'; got 'retry'"),
         (replace(GOOD, min_agents=0), "min_agents must be at least 1; got 0"),
         (replace(GOOD, personas={1: "x"}), "personas must have the ids 0, 1, 2"),
-        (replace(GOOD, streams=("r_sol", "r_sol")), "stream 'r_sol' stands twice"),
-        (replace(GOOD, streams=(), rounds=(FIRST,)), "unknown stream 'r_sol'; allowed: none"),
         (replace(GOOD, rounds=(FIRST, FIRST)), "round 'first' stands twice: give it another name"),
         (replace(GOOD, rounds=(replace(FIRST, segments=()),)), "'first' asks for nothing"),
         (replace(GOOD, rounds=(replace(FIRST, order="any"),)), "order must be 'sequential'"),
@@ -228,3 +225,34 @@ def test_seats_are_numbered_by_agent_and_then_lane() -> None:
     seats = wide.seats(3)
     assert seats == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert all(seats.index((agent, lane)) == agent * wide.num_lanes + lane for agent, lane in seats)
+
+
+# short forms
+
+
+def test_a_text_is_a_segment_behind_the_persona_and_a_name_is_a_sight_of_all() -> None:
+    protocol = Protocol(
+        rounds=[Round("argue", "Make your point."), Round("final", "Conclude.", ["argue"])],
+        personas={0: "the Proposer.", 1: "the Opponent."},
+    )
+    protocol.check()
+    assert protocol.streams == ("reward",)
+    view = View(agent_id=1, num_agents=2, round_index=1, aliases=(0, 1), persona="the Opponent.")
+    said = Turn(
+        agent_id=0,
+        round_index=0,
+        prompt="",
+        text="It is 4.",
+        response=Solution(solution="It is 4."),
+        status=ReplyStatus.OK,
+        segment="argue",
+    )
+    assert protocol.prompt("2 + 2?", [said], view) == (
+        "Problem:\n> 2 + 2?\n[round 1, agent 0, argue]\n> It is 4.\nYou are agent 1, the Opponent. Conclude."
+    )
+    assert protocol.rounds[0].segments[0].read("4", view).response == Solution(solution="4")
+
+
+def test_a_round_can_be_rebuilt_from_its_fields() -> None:
+    assert replace(SECOND, order="sequential").sights == SECOND.sights
+    assert replace(SECOND) == SECOND

@@ -12,7 +12,7 @@ from viva.eval.records import WRONG
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import accepts
-from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.round_robin import round_robin_group
 from viva.testing import (
     Reply,
     ScriptedSamplingClient,
@@ -61,7 +61,7 @@ def client(turns=None, direct=RIGHT):
 
 def conversations(**options):
     def make_builder(item, seed, policy, grader):
-        return MultiAgentConversationEnvGroupBuilder(
+        return round_robin_group(
             question=item.question,
             answer=item.answer,
             num_agents=2,
@@ -134,7 +134,7 @@ async def test_a_void_conversation_is_wrong_for_everybody_and_its_tokens_count()
 
 async def test_agents_go_on_without_one_that_failed_and_it_is_wrong():
     def make_builder(item, seed, policy, grader):
-        return MultiAgentConversationEnvGroupBuilder(
+        return round_robin_group(
             question=item.question,
             answer=item.answer,
             num_agents=3,

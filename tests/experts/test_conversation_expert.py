@@ -11,8 +11,8 @@ from viva.experts.conversation_expert import ConversationExpertGroupBuilder, end
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
-from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.critique import critique_group
+from viva.selfplay.round_robin import round_robin_group
 from viva.testing import Reply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 from viva.training.metrics import rollout_metrics
 
@@ -33,16 +33,12 @@ def judge():
 
 
 def round_robin(**options):
-    inner = MultiAgentConversationEnvGroupBuilder(
-        question=QUESTION, renderer=RENDERER, judge=judge(), max_rounds=2, **options
-    )
+    inner = round_robin_group(question=QUESTION, renderer=RENDERER, judge=judge(), max_rounds=2, **options)
     return inner
 
 
 def critique(**options):
-    return CritiqueSelfPlayEnvGroupBuilder(
-        question=QUESTION, renderer=RENDERER, judge=judge(), num_agents=2, **options
-    )
+    return critique_group(question=QUESTION, renderer=RENDERER, judge=judge(), num_agents=2, **options)
 
 
 def expert(inner, **options):
@@ -171,10 +167,11 @@ async def test_a_defence_without_a_solution_is_not_trained():
 async def test_what_to_train_is_unknown_before_the_rewards():
     builder = expert(round_robin())
     outcome, _, _ = await play(builder, talk, RENDERER)
+    assert builder.record()["protocol"] == "round_robin"
     await builder.make_envs()
     with pytest.raises(RuntimeError, match="known once its rewards were computed"):
         builder.completions(outcome.group)
-    assert builder.record()["protocol"] == "round_robin"
+    assert builder.record() is None
     assert builder.logging_tags() == ["conversation", "round_robin"]
 
 

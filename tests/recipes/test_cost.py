@@ -94,7 +94,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
             "max_steps": 1,
             "log_path": str(folder),
         }
-        assert asyncio.run(module.run(chz.replace(config, **options))) == 0
+        assert asyncio.run(module.run(chz.replace(config, **options))) is None
         (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         judged = [prompt for prompt in sampler.prompts if prompt.endswith(VERDICT_PREFIX)]
         num_replies = len(sampler.prompts) - len(judged)

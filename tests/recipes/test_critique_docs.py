@@ -21,7 +21,7 @@ from viva.recipes.critique_self_play.build import make_plan, run
 from viva.recipes.critique_self_play.train import Config
 from viva.rewards.review_rules import PRESETS, ReviewRules
 from viva.run.stop_rule import WATCHED, WINDOW
-from viva.selfplay.critique_protocol import critique_protocol
+from viva.selfplay.critique import critique_protocol
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.view.rescore import RescoreOptions, rescore
 

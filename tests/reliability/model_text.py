@@ -9,10 +9,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chat_formats import renderer_of
 
-from viva.conversation.critiques import read_critiques, read_revision, read_solution
+from viva.conversation.critiques import read_critiques, read_revision
 from viva.conversation.json_objects import FoundObject, ObjectScanner
 from viva.conversation.prompts import quote
-from viva.conversation.protocol import Reading, View
+from viva.conversation.protocol import Reading, View, read_solution
 from viva.conversation.records import AgentResponse, Critique, CritiqueReply, Revision, Solution
 from viva.conversation.rendering import read_reply
 from viva.conversation.reply import ParsedReply, parse_reply

@@ -24,7 +24,7 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.math_efficiency.efficient_env import EfficientReward
-from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.round_robin import round_robin_group
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, injecting, tiny_renderer, turn_of
 from viva.training.rollouts import run_group
 
@@ -84,7 +84,7 @@ def neutral_judge(rng):
 def group_of(next_token, **options):
     client = ScriptedSamplingClient(renderer=RENDERER, next_token=next_token)
     judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER)
-    return MultiAgentConversationEnvGroupBuilder(
+    return round_robin_group(
         question="6 * 12?", renderer=RENDERER, judge=judge, max_rounds=1, **({"num_agents": 2} | options)
     )
 

@@ -31,8 +31,7 @@ from viva.engine import LocalServiceClient
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
-from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training import rollouts
 from viva.training.advantages import batch_advantages
@@ -45,7 +44,6 @@ RENDERER = tiny_renderer()
 TIMEOUT_S = 60.0
 MAX_RETRIES = 2
 SHARE = 0.05
-NUM_AGENTS = {MultiAgentConversationEnvGroupBuilder: 3, CritiqueSelfPlayEnvGroupBuilder: 3}
 NUM_ROUNDS = 2
 REVIEWS = review_agents.honest({0: 1, 1: 3, 2: 2}, gain=10)
 
@@ -93,7 +91,7 @@ class World:
         ]
 
     def _conversation(self, seed):
-        return MultiAgentConversationEnvGroupBuilder(
+        return round_robin_group(
             question="Which number?",
             renderer=RENDERER,
             judge=self.judge,
@@ -148,7 +146,7 @@ def check_complete(outcome):
     assert len(set(turns)) == len(turns)
     assert not record["failures"]
     assert all(math.isfinite(reward) for reward in group.get_total_rewards())
-    conversation = isinstance(outcome.builder, MultiAgentConversationEnvGroupBuilder)
+    conversation = outcome.builder.protocol.name == "round_robin"
     seats = [(agent, lane) for agent in range(3) for lane in range(1 if conversation else 2)]
     assert len(group.trajectories_G) == len(seats)
     for (agent, lane), trajectory in zip(seats, group.trajectories_G, strict=True):
@@ -338,7 +336,7 @@ async def test_calls_that_are_given_up_leave_nothing_in_the_engine(tmp_path, tri
     given_up = 0
     for first in range(0, number, size):
         builders_P = [
-            MultiAgentConversationEnvGroupBuilder(
+            round_robin_group(
                 question=f"Number {place}?",
                 renderer=renderer,
                 judge=judge,

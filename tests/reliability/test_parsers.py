@@ -30,9 +30,10 @@ from model_text import (
 )
 from regex_dangers import dangers
 
-from viva.conversation.critiques import read_critiques, read_revision, read_solution
+from viva.conversation.critiques import read_critiques, read_revision
 from viva.conversation.json_objects import ObjectScanner
 from viva.conversation.prompts import quote
+from viva.conversation.protocol import read_solution
 from viva.conversation.reply import parse_reply
 from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct
 from viva.eval.expressions import same_expression

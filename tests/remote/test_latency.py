@@ -17,7 +17,7 @@ from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
 from viva.run.folder import open_run_folder
-from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training.loop import LoopConfig, Training, train
 from viva.training.update import UpdateConfig
@@ -106,7 +106,7 @@ class Conversations(RLDataset):
 
     def get_batch(self, index):
         return [
-            MultiAgentConversationEnvGroupBuilder(
+            round_robin_group(
                 question=f"What is {place} + 1?",
                 answer=None,
                 num_agents=NUM_AGENTS,

@@ -16,7 +16,7 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.rewards.review_rules import review_rules
-from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.completer import Policy
 from viva.training.rollouts import run_group
@@ -58,7 +58,7 @@ def next_token(prompt: str) -> dict[str, float]:
 def play(question: str, seed: int, preset: str, *, agents_compare: bool) -> dict[str, Any]:
     client = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=next_token)
     judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER)
-    builder = CritiqueSelfPlayEnvGroupBuilder(
+    builder = critique_group(
         question=question,
         renderer=RENDERER,
         rules=review_rules(preset),

@@ -18,7 +18,8 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.rewards.review_rules import PRESETS
-from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.selfplay.critique import critique_group
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, crashing, slow, tiny_renderer
 from viva.training.rollouts import GroupOutcome, run_group
 
@@ -164,7 +165,7 @@ def judge_of(next_token: Callable[[str], Mapping[str, float]] = larger_wins) -> 
     return PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER)
 
 
-def builder_of(num_agents: int = 4, **options: Any) -> CritiqueSelfPlayEnvGroupBuilder:
+def builder_of(num_agents: int = 4, **options: Any) -> MultiAgentConversationEnvGroupBuilder:
     defaults = {
         "question": "Which?",
         "renderer": RENDERER,
@@ -174,12 +175,12 @@ def builder_of(num_agents: int = 4, **options: Any) -> CritiqueSelfPlayEnvGroupB
         "answer": "9",
         "grader": lambda solution, answer: quality(solution) >= int(answer),
     }
-    return CritiqueSelfPlayEnvGroupBuilder(**(defaults | options))
+    return critique_group(**(defaults | options))
 
 
 async def play(
     agents: Mapping[int, Behaviour], *, latencies: random.Random | None = None, **options: Any
-) -> tuple[GroupOutcome, CritiqueSelfPlayEnvGroupBuilder, Population]:
+) -> tuple[GroupOutcome, MultiAgentConversationEnvGroupBuilder, Population]:
     """One conversation through the loop's own rollouts, without retries."""
     builder = builder_of(len(agents), **options)
     population = Population(agents=agents, latencies=latencies)
@@ -200,13 +201,13 @@ def everyone(behaviour: Behaviour, num_agents: int = 4) -> dict[int, Behaviour]:
     return dict.fromkeys(range(num_agents), behaviour)
 
 
-def streams_of(builder: CritiqueSelfPlayEnvGroupBuilder) -> dict[int, dict[str, float | None]]:
+def streams_of(builder: MultiAgentConversationEnvGroupBuilder) -> dict[int, dict[str, float | None]]:
     record = builder.record()
     assert record is not None
     return {int(agent_id): streams for agent_id, streams in record["streams"].items()}
 
 
-def column(builder: CritiqueSelfPlayEnvGroupBuilder, name: str) -> list[float | None]:
+def column(builder: MultiAgentConversationEnvGroupBuilder, name: str) -> list[float | None]:
     return [streams[name] for streams in streams_of(builder).values()]
 
 

@@ -20,10 +20,10 @@ from review_agents import (
     streams_of,
 )
 
+from viva.rewards import critique
 from viva.rewards.review import ReviewScores, score_review
 from viva.rewards.review_rules import ReviewRules
-from viva.selfplay import critique
-from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.rollouts import GroupOutcome
 
 # credit
@@ -31,7 +31,9 @@ from viva.training.rollouts import GroupOutcome
 
 async def credited(
     agents: Mapping[int, Behaviour], rules: ReviewRules = ROBUST
-) -> tuple[GroupOutcome, CritiqueSelfPlayEnvGroupBuilder, ReviewScores, dict[tuple[int, int], list[Any]]]:
+) -> tuple[
+    GroupOutcome, MultiAgentConversationEnvGroupBuilder, ReviewScores, dict[tuple[int, int], list[Any]]
+]:
     """One conversation, its scores again, and its spans by (seat, transition)."""
     outcome, builder, _ = await play(agents, rules=rules)
     spans: dict[tuple[int, int], list[Any]] = {}

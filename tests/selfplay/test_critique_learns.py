@@ -23,7 +23,7 @@ from tinker_cookbook.rl.types import RLDataset
 from viva.rewards.review_rules import ReviewRules
 from viva.rewards.streams import GroupCredit
 from viva.run.folder import open_run_folder
-from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.loop import LoopConfig, Training, train
 from viva.training.update import UpdateConfig
 
@@ -135,7 +135,7 @@ class Toy:
         return Done(SimpleNamespace(path=f"tinker://run/weights/{name}"))
 
 
-class Shuffled(CritiqueSelfPlayEnvGroupBuilder):
+class Shuffled(MultiAgentConversationEnvGroupBuilder):
     """Deals the rewards of every stream and round out at random."""
 
     def credit(self):

@@ -13,6 +13,7 @@ from viva.conversation.protocol import View
 from viva.conversation.records import Conversation, CritiqueReply, Revision
 from viva.judging.ballots import Preference
 from viva.judging.ranking import RankingReply
+from viva.selfplay.critique import compared_items, critique_protocol
 from viva.selfplay.critique_prompts import (
     CRITIQUE_PERSONAS,
     critique_instruction,
@@ -23,7 +24,6 @@ from viva.selfplay.critique_prompts import (
     shown,
     shown_solution,
 )
-from viva.selfplay.critique_protocol import compared_items, critique_protocol
 from viva.testing import Reply, Script, ScriptedPolicy, crashing, tiny_renderer
 
 RENDERER = tiny_renderer()

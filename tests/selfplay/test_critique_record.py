@@ -27,8 +27,8 @@ from review_agents import (
     streams_of,
 )
 
+from viva.rewards.critique import review_votes
 from viva.rewards.review_rules import ReviewRules
-from viva.selfplay.critique import review_votes
 from viva.training.rollouts import run_groups
 
 # rewards, record, metrics

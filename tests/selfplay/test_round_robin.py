@@ -16,8 +16,8 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import NoValidComparisonsError, TournamentPattern
-from viva.selfplay.group import ConversationVoidError
-from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.group import ConversationVoidError, MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.round_robin import round_robin_group
 from viva.testing import (
     Reply,
     Script,
@@ -57,7 +57,7 @@ def by_seat(prompt: str, call: int) -> Reply:
 def builder_of(**options: Any) -> MultiAgentConversationEnvGroupBuilder:
     client = ScriptedSamplingClient(renderer=RENDERER, next_token=options.pop("next_token", larger_wins))
     judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER)
-    return MultiAgentConversationEnvGroupBuilder(
+    return round_robin_group(
         **{"question": "2 + 2?", "renderer": RENDERER, "judge": judge, "max_rounds": 2, **options}
     )
 

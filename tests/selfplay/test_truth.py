@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from viva.judging.ballots import Preference, Tie
-from viva.selfplay.truth import ballot_accuracy, flips, rank_correlation, reward_truth_gap
+from viva.rewards.review_metrics import ballot_accuracy, flips, rank_correlation, reward_truth_gap
 
 groups = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=7)
 

@@ -7,7 +7,7 @@ import pytest
 from bandit_engine import GOOD, CountEnv, CountGroup
 from test_train import make_run, metrics_of
 
-from viva.rewards import GroupCredit, SpanCredit
+from viva.rewards.streams import GroupCredit, SpanCredit
 from viva.training.advantages import batch_advantages
 from viva.training.loop import train
 

@@ -1,4 +1,4 @@
-"""Readers of free text: a solution, a solution that was revised or defended, critiques with named targets.
+"""Readers of free text: a solution that was revised or defended, critiques with named targets.
 
 None raises for what a model wrote, and all take time linear in it.
 """
@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from viva.conversation.protocol import Reading, View
-from viva.conversation.records import Critique, CritiqueReply, ReplyStatus, Revision, Solution
+from viva.conversation.records import Critique, CritiqueReply, ReplyStatus, Revision
 
-__all__ = ["read_critiques", "read_revision", "read_solution"]
+__all__ = ["read_critiques", "read_revision"]
 
 _START = r"[ \t]*+(?:(?:[-+•>]|\*(?=\s)|\d{1,2}[.)])[ \t]*+)?+(?:\#{1,6}[ \t]*+)?+[*_]{0,3}+"
 """Bullet or number, heading and emphasis that a line may begin with."""
@@ -38,16 +38,6 @@ _DECISION = re.compile(
     re.X | re.M,
 )
 """``Revise:`` or ``Defend:`` at the beginning of a line, and looser forms; a sentence that begins so is none."""
-
-
-def read_solution(text: str, view: View) -> Reading:
-    """The whole text is the solution; ``unstructured`` if there is none."""
-    solution = text.strip()
-    return Reading(
-        response=Solution(solution=solution),
-        status=ReplyStatus.OK if solution else ReplyStatus.UNSTRUCTURED,
-        strategy="text",
-    )
 
 
 def read_revision(text: str, view: View) -> Reading:

@@ -126,6 +126,17 @@ class Conversation:
     max_rounds: int
     turns: tuple[Turn, ...]
     failures: tuple[Failure, ...] = ()
+    answer: str | None = None
+    """The known answer, where a reward of the user's may look at it."""
+
+    @property
+    def first_solutions(self) -> dict[int, str]:
+        """First solution of every agent that gave one, by agent id."""
+        found: dict[int, str] = {}
+        for turn in self.turns:
+            if isinstance(turn.response, Solution):
+                found.setdefault(turn.agent_id, turn.response.solution)
+        return found
 
     @property
     def final_solutions(self) -> dict[int, str]:

@@ -21,7 +21,7 @@ from viva.conversation.records import ReplyStatus
 from viva.eval.answers import AnswerCheck
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
 from viva.judging.policy import PolicyRef, SamplingClient
-from viva.selfplay.group import Grader
+from viva.rewards.base import Grader
 from viva.training.completer import Policy
 from viva.training.metrics import rollout_metrics
 from viva.training.progress import Begin, unseen

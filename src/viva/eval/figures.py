@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from viva.conversation.wording import counted
 from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, plurality
 from viva.eval.records import AgentAnswers, Answer, Asked, Difference, Evaluation, Figure, Played
-from viva.selfplay.truth import rank_correlation, reward_truth_gap
+from viva.rewards.review_metrics import rank_correlation, reward_truth_gap
 
 __all__ = ["comparison_text", "conversation_figures", "direct_figures", "evaluation_text", "figures_of"]
 

@@ -6,12 +6,15 @@ mode of the distribution as a signal (Wang, Zhang and Choi, 2025, arXiv 2503.030
 writes its reply, and the JSON verdict in it is read.
 """
 
+from __future__ import annotations
+
 import asyncio
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal
 
 import tinker
 from tinker_cookbook.renderers.base import Renderer
@@ -32,7 +35,7 @@ from viva.judging.policy import PolicyRef, SamplingClient, accepts, sample
 from viva.judging.tournament import TournamentPattern, pairs
 from viva.judging.verdict import parse_verdict
 
-__all__ = ["JudgeError", "JudgeMode", "PolicySelfComparisonJudge"]
+__all__ = ["JudgeError", "JudgeMode", "JudgeOptions", "PolicySelfComparisonJudge"]
 
 JudgeMode = Literal["logprob", "verdict"]
 
@@ -48,6 +51,67 @@ _VERDICT_SCORES = {Outcome.A: -1.0, Outcome.TIE: 0.0, Outcome.B: 1.0, Outcome.IN
 
 class JudgeError(RuntimeError):
     """The engine returned no probabilities that a verdict could be read from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """How pairs of solutions are compared.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+
+    policy: Literal["current", "initial"] = "current"
+    """The policy being trained, or as it was at the start."""
+    mode: JudgeMode = "logprob"
+    """``logprob`` or ``verdict``, see the module."""
+    system_prompt: str = JUDGE_SYSTEM_PROMPT
+    max_tokens: int = 256
+    """Longest reply in ``verdict`` mode."""
+    max_off_set_mass: float = 0.9
+    """In ``logprob`` mode, a comparison in which anything but the labels is more probable than this is invalid."""
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if self.policy not in ("current", "initial"):
+            raise ValueError(f"judge policy must be 'current' or 'initial'; got {self.policy!r}")
+        _check_judge(self.mode, self.max_tokens, 0.0, self.max_off_set_mass)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> JudgeOptions:
+        """Options by name.
+
+        Raises:
+            ValueError: If a name is unknown, with the nearest known one.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise ValueError(f"unknown option {name!r} of the judge; allowed: {', '.join(known)}.{hint}")
+        return cls(**values)
+
+    def make(self, policy: PolicyRef, renderer: Renderer) -> PolicySelfComparisonJudge:
+        """The judge with a policy."""
+        return PolicySelfComparisonJudge(
+            policy,
+            renderer,
+            mode=self.mode,
+            system_prompt=self.system_prompt,
+            max_tokens=self.max_tokens,
+            max_off_set_mass=self.max_off_set_mass,
+        )
+
+
+def _check_judge(mode: str, max_tokens: int, temperature: float, max_off_set_mass: float) -> None:
+    if mode not in ("logprob", "verdict"):
+        raise ValueError(f"judge mode must be 'logprob' or 'verdict'; got {mode!r}")
+    if max_tokens < 1 or temperature < 0 or not 0 <= max_off_set_mass <= 1:
+        raise ValueError(
+            "a judge needs max_tokens of at least 1, a temperature of at least 0 and a max_off_set_mass "
+            f"from 0 to 1; got {max_tokens}, {temperature} and {max_off_set_mass}"
+        )
 
 
 class PolicySelfComparisonJudge:
@@ -78,13 +142,7 @@ class PolicySelfComparisonJudge:
         temperature: float = 0.0,
         max_off_set_mass: float = 0.9,
     ) -> None:
-        if mode not in ("logprob", "verdict"):
-            raise ValueError(f"judge mode must be 'logprob' or 'verdict'; got {mode!r}")
-        if max_tokens < 1 or temperature < 0 or not 0 <= max_off_set_mass <= 1:
-            raise ValueError(
-                "a judge needs max_tokens of at least 1, a temperature of at least 0 and a max_off_set_mass "
-                f"from 0 to 1; got {max_tokens}, {temperature} and {max_off_set_mass}"
-            )
+        _check_judge(mode, max_tokens, temperature, max_off_set_mass)
         self.policy = policy
         self.renderer = renderer
         self.mode: JudgeMode = mode

@@ -204,9 +204,9 @@ def _config_class(recipe: str) -> type[Any]:
 
 
 def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
-    from viva.conversation.round_robin import round_robin_protocol
     from viva.judging.comparison import VERDICT_PREFIX
     from viva.recipes.conversation_preference_rl.build import judge_prompt
+    from viva.selfplay.round_robin import round_robin_protocol
 
     at_least(config, {"num_agents": 2, "max_rounds": 1})
     protocol = round_robin_protocol(config.max_rounds, order=config.order, personas=config.personas)
@@ -223,7 +223,7 @@ def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
 def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
     from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX
     from viva.recipes.critique_self_play.build import rules_of
-    from viva.selfplay.critique_protocol import critique_protocol
+    from viva.selfplay.critique import critique_protocol
 
     is_joint = rules_of(config).fit == "joint"
     protocol = critique_protocol(
@@ -306,9 +306,9 @@ def _strategy(name: str, config: MathConfig, how: Text) -> Strategy:
 
 
 def _talk(config: MathConfig, how: Text) -> list[Call]:
-    from viva.conversation.round_robin import round_robin_protocol
     from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX
-    from viva.selfplay.critique_protocol import critique_protocol
+    from viva.selfplay.critique import critique_protocol
+    from viva.selfplay.round_robin import round_robin_protocol
 
     if config.conversation == "critique":
         protocol = critique_protocol(config.num_agents, personas=config.personas)

@@ -47,7 +47,7 @@ def conversation_calls(
     """Every reply of every agent, in order of (round, agent, lane). Segments that earn something are trained.
 
     Args:
-        protocol: `viva.conversation.round_robin` or `viva.selfplay.critique_protocol`, or one whose segments read what
+        protocol: `viva.selfplay.round_robin` or `viva.selfplay.critique`, or one whose segments read what
             theirs do.
         num_agents: Agents.
         lengths: Of problem and replies.

@@ -6,9 +6,9 @@ from typing import Any
 
 from viva.conversation.protocol import Protocol, Round
 from viva.conversation.records import ReplyStatus
-from viva.conversation.round_robin import round_robin_protocol
 from viva.selfplay.check import DryRun, Seen, dry_runs
-from viva.selfplay.critique_protocol import critique_protocol
+from viva.selfplay.critique import critique_protocol
+from viva.selfplay.round_robin import round_robin_protocol
 from viva.selfplay.user_code import is_target, load_target
 
 __all__ = ["BUILT_IN", "check_protocol", "find_protocol"]

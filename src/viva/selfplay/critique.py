@@ -1,251 +1,270 @@
-"""Critique self-play: propose, rank blindly and criticise, revise or defend, final verdict (CoNL, arXiv 2601.21464).
+"""Critique self-play (CoNL, arXiv 2601.21464): propose, rank blindly and criticise, revise or defend, final verdict.
 
-A group is one conversation of `viva.selfplay.critique_protocol`: one environment for every agent and lane. Its scores
-and rewards come from `viva.rewards.review`; each reward is credited to the tokens of the segment that earned it.
+    round      asks for                        sees                              earns
+    propose    proposal                        nothing                           r_sol
+    review     ranking | critique (parallel)   all proposals, under letters      nothing | r_diag
+    revise     revision                        own proposal, critiques of it     r_sol
+    verdict    verdict                         all revisions, under new letters  r_meta
+    compare    comparison (an option)          both solutions of all others      nothing
+
+The blind ranking earns nothing, so that nobody lowers a first score on purpose to raise the gain over it; nor does
+the comparison, which puts first and revised solutions on one scale.
 """
+
+from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from functools import partial
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Any, Literal
 
-from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
+from viva.conversation.critiques import read_critiques, read_revision
+from viva.conversation.protocol import Protocol, Reading, Round, Segment, Sight, View
+from viva.conversation.records import CritiqueReply, Solution, Turn
+from viva.judging.ballots import Item
+from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
+from viva.selfplay.critique_prompts import (
+    CRITIQUE_PERSONAS,
+    CRITIQUE_SYSTEM_PROMPT,
+    critique_instruction,
+    proposal_instruction,
+    ranking_instruction,
+    revision_instruction,
+    shown,
+    shown_solution,
+)
 
-from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.env import MultiAgentConversationEnv
-from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation, CritiqueReply
-from viva.conversation.together import together
-from viva.judging.ballots import Ballots, Item
-from viva.judging.comparison import Comparison, same_words
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.ranking import RankingReply
-from viva.judging.tournament import TournamentPattern
-from viva.rewards.review import ReviewScores, ReviewVotes, duel_of, initial, revised, score_review
-from viva.rewards.review_rules import ReviewRules
-from viva.rewards.streams import GroupCredit
-from viva.selfplay.critique_credit import review_spans
-from viva.selfplay.critique_metrics import review_metrics
-from viva.selfplay.critique_protocol import critique_protocol
-from viva.selfplay.group import Grader, by_agent, check_finished, coordinator_of, graded, transcript
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers.base import Renderer
 
-__all__ = ["CritiqueSelfPlayEnvGroupBuilder", "review_votes"]
+    from viva.judging.judge import PolicySelfComparisonJudge
+    from viva.rewards.review_rules import ReviewRules
+    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
-Judged = dict[int, list[Comparison]]
-"""By agent: its initial solution (item 0) against its revised one (item 1), in both orders."""
+__all__ = ["compared_items", "critique_group", "critique_protocol"]
+
+_STAGES = {"proposal": "initial", "revision": "revised"}
+"""Segments that give a solution, and what it is called on a joint ballot."""
 
 
-@dataclass(kw_only=True)
-class CritiqueSelfPlayEnvGroupBuilder(EnvGroupBuilder):
-    """Builds the environments of one conversation and computes its rewards and their credit.
+def critique_protocol(
+    num_agents: int,
+    *,
+    personas: dict[int, str] | None = None,
+    on_failure: Literal["void", "continue"] = "void",
+    votes_on_own: bool | None = None,
+    comparisons: bool = False,
+) -> Protocol:
+    """The protocol for a number of agents.
+
+    Args:
+        num_agents: At least 2; at most as many as there are letters for what they have to rank.
+        personas: Persona texts by agent id; by default `CRITIQUE_PERSONAS`.
+        on_failure: What one agent's failure does to the conversation. It goes on with at least two agents.
+        votes_on_own: Whether agents rank their own solution, too; ``None``: only while the round has two agents,
+            who could rank nothing otherwise.
+        comparisons: Whether a last round has every agent rank the first and the revised solutions of all others
+            against one another. Its votes are about ``("initial", agent)`` and ``("revised", agent)``.
 
     Raises:
-        ValueError: If the conversation could not be held, see `critique_protocol`; if a joint fit has no judge and
-            no agents to compare revised with initial solutions.
+        ValueError: If there are too few or too many agents, or the personas have gaps.
     """
-
-    question: str
-    renderer: Renderer
-    """From `viva.conversation.rendering.load_renderer`."""
-    rules: ReviewRules = field(default_factory=ReviewRules)
-    judge: PolicySelfComparisonJudge | None = None
-    """Compares revised with initial solutions, for a joint fit. Without one, the agents do so in a last round."""
-    answer: str | None = None
-    """The known answer, if there is one. It never enters a reward; with a grader, metrics tell who is right."""
-    grader: Grader | None = None
-    num_agents: int = 4
-    on_failure: Literal["void", "continue"] = "void"
-    """``void``: one agent's failure ends and voids the conversation. ``continue``: the others go on, and those that
-    finish are scored; void if fewer than two do."""
-    votes_on_own: bool | None = None
-    """Whether agents rank their own solution, too; ``None``: only between two agents."""
-    personas: dict[int, str] | None = None
-    seed: int = 0
-    """Of letters and judge."""
-    tags: tuple[str, ...] = ("critique_self_play",)
-    _record: dict[str, Any] | None = field(default=None, init=False, repr=False)
-    _credit: GroupCredit | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Reject a conversation that could not be held."""
-        self.protocol: Protocol = critique_protocol(
-            self.num_agents,
-            personas=self.personas,
-            on_failure=self.on_failure,
-            votes_on_own=self.votes_on_own,
-            comparisons=self.rules.fit == "joint" and self.judge is None,
+    letters = len(ascii_uppercase)
+    most = letters // 2 + 1 if comparisons else letters
+    if not 2 <= num_agents <= most:
+        raise ValueError(
+            f"num_agents must be from 2 to {most}{' with comparisons' if comparisons else ''}, so that there is "
+            f"somebody to criticise and a letter for everything that is ranked; got {num_agents}"
         )
-
-    async def make_envs(self) -> Sequence[Env]:
-        """One fresh conversation: an environment for every agent and lane, agent by agent."""
-        self._record, self._credit = None, None
-        coordinator = MultiAgentCoordinator(self.question, self.num_agents, self.protocol, seed=self.seed)
-        return [
-            MultiAgentConversationEnv(agent_id, coordinator, self.renderer, lane)
-            for agent_id, lane in self.protocol.seats(self.num_agents)
-        ]
-
-    async def compute_group_rewards(
-        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
-    ) -> list[tuple[float, Metrics]]:
-        """Fit scores to the ballots and pay for solutions, agreement and useful critique.
-
-        Args:
-            trajectory_group: The sampled tokens, in the order of the environments.
-            env_group: The environments of one `make_envs`.
-
-        Returns:
-            Weighted rewards and metrics, in the order of the environments: the first lane of an agent has r_sol,
-            r_meta and the metrics, the second r_diag. What trains is `credit`. An agent that failed (``continue``) gets
-            0.0 and no metrics: a place holder, its trajectory must not be trained.
-
-        Raises:
-            ConversationVoidError: If agents failed or did not finish, and the failure rule says so.
-            BradleyTerryError: If a fit does not converge.
-            ValueError: If the environments are not those of one conversation.
-        """
-        coordinator, seats = coordinator_of(env_group)
-        conversation = coordinator.conversation
-        self._record = self._new_record(conversation)
-        check_finished(coordinator)
-        judged = await self._judged(conversation)
-        self._record["comparisons"] = [
-            {"agent_id": agent_id, **asdict(comparison)}
-            for agent_id, comparisons in judged.items()
-            for comparison in comparisons
-        ]
-        votes = review_votes(conversation, judged)
-        scores = score_review(votes, self.rules)
-        self._credit = GroupCredit(
-            spans=tuple(
-                review_spans(conversation, self.protocol, scores, self.rules, trajectory_group, self.renderer)
-            ),
-            weights=self.rules.weights,
-        )
-        correct = graded(conversation.solutions("revision"), self.answer, self.grader)
-        correct_initial = graded(conversation.solutions("proposal"), self.answer, self.grader)
-        self._record |= _scores_record(scores, votes.agents) | {
-            "correct": by_agent(correct),
-            "correct_initial": by_agent(correct_initial),
-        }
-        metrics_A = review_metrics(
-            conversation, scores, votes, judged, correct_initial=correct_initial, correct=correct
-        )
-        return [self._seat_reward(env.agent_id, env.lane, scores, metrics_A) for env in seats]
-
-    def credit(self) -> GroupCredit | None:
-        """What the tokens of the last conversation earned; ``None`` before its rewards were computed."""
-        return self._credit
-
-    def record(self) -> dict[str, Any] | None:
-        """What the transcript keeps of the last conversation whose rewards were asked for, ready for JSON.
-
-        Beside the turns: rules, comparisons, scores (initial, final and their standard errors), streams (r_sol, r_meta,
-        r_diag and total by agent), correct_initial and correct. Of a void conversation, what there was of them.
-        """
-        return self._record
-
-    def logging_tags(self) -> list[str]:
-        """Tags for the metrics of this kind of group."""
-        return list(self.tags)
-
-    def _new_record(self, conversation: Conversation) -> dict[str, Any]:
-        return transcript(
-            conversation, "critique_self_play", self.answer, system_prompt=self.protocol.system_prompt
-        ) | {
-            "judge": None if self.judge is None else self.judge.described(),
-            "rules": asdict(self.rules),
-            "scores": {},
-            "streams": {},
-            "correct_initial": None,
-        }
-
-    async def _judged(self, conversation: Conversation) -> Judged:
-        """The judge's comparisons of every agent's two solutions, where they differ, all in flight together."""
-        if self.rules.fit != "joint" or self.judge is None:
-            return {}
-        before, after = conversation.solutions("proposal"), conversation.final_solutions
-        changed = [agent_id for agent_id in after if not same_words(before[agent_id], after[agent_id])]
-        tournaments = await together(
-            self.judge.tournament(
-                self.question,
-                {0: before[agent_id], 1: after[agent_id]},
-                TournamentPattern.ALL_PAIRS_BOTH_WAYS,
-                random.Random(f"{self.seed}/judge/{agent_id}").getrandbits(31),
-            )
-            for agent_id in changed
-        )
-        return dict(zip(changed, tournaments, strict=True))
-
-    def _seat_reward(
-        self, agent_id: int, lane: int, scores: ReviewScores, metrics_A: dict[int, Metrics]
-    ) -> tuple[float, Metrics]:
-        if agent_id not in scores.totals:
-            return 0.0, {}
-        diag = self.rules.weights["r_diag"] * scores.r_diag[agent_id]
-        return (diag, {}) if lane else (scores.totals[agent_id] - diag, metrics_A[agent_id])
-
-
-def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
-    """The votes of one conversation: ballots of both rounds, who criticised whom, and revised against initial.
-
-    Agents that failed are not scored; what they said before still counts. Each of the judge's two answers about an
-    agent is one vote, however many agents there are: see `viva.rewards.review.duel_of`.
-    """
-    failed = {failure.agent_id for failure in conversation.failures}
-    before, after = conversation.solutions("proposal"), conversation.solutions("revision")
-    agents = tuple(agent_id for agent_id in sorted(after) if agent_id not in failed)
-    sides = (initial, revised)
-    duels = [
-        duel_of(comparison, sides[comparison.first](agent_id), sides[comparison.second](agent_id))
-        for agent_id, comparisons in judged.items()
-        for comparison in comparisons
+    proposal = Segment(name="proposal", instruction=_propose, stream="r_sol")
+    ranking = _ranking_segment("ranking", votes_on_own, stream=None)
+    critique = Segment(name="critique", instruction=_criticise, read=read_critiques, stream="r_diag")
+    revision = Segment(name="revision", instruction=_revise, read=read_revision, stream="r_sol")
+    verdict = _ranking_segment("verdict", votes_on_own, stream="r_meta")
+    own = Sight(segments=("proposal",), whose="own", show=_show_own)
+    addressed = Sight(segments=("critique",), whose="addressed", show=_show_critiques)
+    rounds = [
+        Round(name="propose", segments=(proposal,)),
+        Round(name="review", segments=(ranking, critique), sights=(_all_solutions("proposal"),)),
+        Round(name="revise", segments=(revision,), sights=(own, addressed)),
+        Round(name="verdict", segments=(verdict,), sights=(_all_solutions("revision"),)),
     ]
-    texts: dict[Item, str] = {initial(agent_id): before[agent_id] for agent_id in agents}
-    return ReviewVotes(
-        agents=agents,
-        initial=_ballots(conversation, "ranking"),
-        final=_ballots(conversation, "verdict"),
-        targets={
-            turn.agent_id: [critique.target for critique in turn.response.critiques]
-            for turn in conversation.turns
-            if isinstance(turn.response, CritiqueReply)
-        },
-        across=_ballots(conversation, "comparison"),
-        duels=tuple(duel for duel in duels if duel is not None),
-        texts=texts | {revised(agent_id): after[agent_id] for agent_id in agents},
+    if comparisons:
+        both = Sight(segments=tuple(_STAGES), whose="all", show=_show_compared)
+        comparison = Segment(name="comparison", instruction=_compare, read=_read_comparison, stream=None)
+        rounds.append(Round(name="compare", segments=(comparison,), sights=(both,)))
+    protocol = Protocol(
+        name="critique_self_play",
+        system_prompt=CRITIQUE_SYSTEM_PROMPT,
+        rounds=tuple(rounds),
+        personas=CRITIQUE_PERSONAS if personas is None else personas,
+        on_failure=on_failure,
+    )
+    protocol.check()
+    return protocol
+
+
+def compared_items(view: View) -> dict[str, Item]:
+    """Solutions by letter in an agent's comparison: both of every other agent, shuffled.
+
+    Of two agents each compares its own, too: one vote about a revision would never rise above its noise. Agents with an
+    even id see one order, those with an odd id the reverse of it.
+    """
+    items: list[Item] = [(stage, agent_id) for agent_id in sorted(view.aliases) for stage in _STAGES.values()]
+    random.Random(view.seed).shuffle(items)
+    if len(view.aliases) > 2:
+        items = [item for item in items if item not in [(stage, view.agent_id) for stage in _STAGES.values()]]
+    return dict(zip(ascii_uppercase, reversed(items) if view.agent_id % 2 else items, strict=False))
+
+
+def _ranking_segment(name: str, votes_on_own: bool | None, *, stream: str | None) -> Segment:
+    return Segment(
+        name=name,
+        instruction=partial(_rank, votes_on_own=votes_on_own),
+        read=partial(_read_ranking, votes_on_own=votes_on_own),
+        stream=stream,
     )
 
 
-def _ballots(conversation: Conversation, segment: str) -> Ballots:
+def _may_vote_on_own(view: View, votes_on_own: bool | None) -> bool:
+    return len(view.aliases) == 2 if votes_on_own is None else votes_on_own
+
+
+def _propose(view: View) -> str:
+    return proposal_instruction(view.persona)
+
+
+def _criticise(view: View) -> str:
+    return critique_instruction(view.persona, view.own)
+
+
+def _revise(view: View) -> str:
+    return revision_instruction(view.persona)
+
+
+def _rank(view: View, *, votes_on_own: bool | None) -> str:
+    return ranking_instruction(view.persona, view.own, votes_on_own=_may_vote_on_own(view, votes_on_own))
+
+
+def _compare(view: View) -> str:
+    return ranking_instruction(view.persona, None, votes_on_own=False)
+
+
+def _read_ranking(text: str, view: View, *, votes_on_own: bool | None) -> Reading:
+    allowed = _may_vote_on_own(view, votes_on_own)
+    return _read_votes(text, dict(view.letters), own=view.own, votes_on_own=allowed)
+
+
+def _read_comparison(text: str, view: View) -> Reading:
+    return _read_votes(text, compared_items(view))
+
+
+def _read_votes(
+    text: str, letters: dict[str, Item], *, own: str | None = None, votes_on_own: bool = False
+) -> Reading:
+    ballot = parse_ranking(text, letters, own=own, votes_on_own=votes_on_own)
+    return Reading(
+        response=RankingReply(preferences=ballot.votes, dropped=ballot.dropped),
+        status=ranking_status(ballot),
+        strategy="ranking",
+    )
+
+
+def _all_solutions(segment: str) -> Sight:
+    return Sight(segments=(segment,), whose="all", show=_show_all)
+
+
+def _solutions(turns: Sequence[Turn]) -> dict[Item, str]:
+    """Solutions by stage and agent."""
     return {
-        turn.agent_id: turn.response.preferences
-        for turn in conversation.turns
-        if turn.segment == segment and isinstance(turn.response, RankingReply)
+        (_STAGES[turn.segment], turn.agent_id): turn.response.solution
+        for turn in turns
+        if isinstance(turn.response, Solution)
     }
 
 
-def _scores_record(scores: ReviewScores, agents: Sequence[int]) -> dict[str, Any]:
-    return {
-        "scores": {
-            "initial": by_agent({agent_id: scores.initial[agent_id].value for agent_id in agents}),
-            "final": by_agent({agent_id: scores.final[agent_id].value for agent_id in agents}),
-            "initial_error": by_agent(
-                {agent_id: scores.initial[agent_id].standard_error for agent_id in agents}
-            ),
-            "final_error": by_agent({agent_id: scores.final[agent_id].standard_error for agent_id in agents}),
-        },
-        "streams": by_agent(
-            {
-                agent_id: {
-                    "r_sol": scores.r_sol[agent_id],
-                    "r_meta": scores.r_meta[agent_id],
-                    "r_diag": scores.r_diag[agent_id],
-                    "total": scores.totals[agent_id],
-                }
-                for agent_id in agents
-            }
+def _show_all(turns: Sequence[Turn], view: View) -> str:
+    texts = {turn.agent_id: turn.response.solution for turn in turns if isinstance(turn.response, Solution)}
+    return "".join(
+        shown_solution(letter, texts[agent_id])
+        for letter, agent_id in view.letters.items()
+        if agent_id in texts
+    )
+
+
+def _show_compared(turns: Sequence[Turn], view: View) -> str:
+    texts = _solutions(turns)
+    return "".join(
+        shown_solution(letter, texts[item]) for letter, item in compared_items(view).items() if item in texts
+    )
+
+
+def _show_own(turns: Sequence[Turn], view: View) -> str:
+    return "".join(
+        shown("Your solution", turn.response.solution)
+        for turn in turns
+        if isinstance(turn.response, Solution)
+    )
+
+
+def _show_critiques(turns: Sequence[Turn], view: View) -> str:
+    return "".join(
+        shown("Critique of it", critique.text)
+        for turn in turns
+        if isinstance(turn.response, CritiqueReply)
+        for critique in turn.response.critiques
+        if critique.target == view.agent_id
+    )
+
+
+def critique_group(
+    *,
+    question: str,
+    renderer: Renderer,
+    rules: ReviewRules | None = None,
+    judge: PolicySelfComparisonJudge | None = None,
+    num_agents: int = 4,
+    on_failure: Literal["void", "continue"] = "void",
+    votes_on_own: bool | None = None,
+    personas: dict[int, str] | None = None,
+    **options: Any,
+) -> MultiAgentConversationEnvGroupBuilder:
+    """The builder of a critique conversation that peer review pays.
+
+    Args:
+        question: The problem.
+        renderer: From `viva.conversation.rendering.load_renderer`.
+        rules: By default those of the ``robust`` preset.
+        judge: Compares revised with initial solutions, for a joint fit. Without one, the agents do so in a last round.
+        num_agents: See `critique_protocol`.
+        on_failure: See there.
+        votes_on_own: See there.
+        personas: See there.
+        **options: Other fields of the builder.
+
+    Raises:
+        ValueError: If the conversation could not be held.
+    """
+    # a protocol alone is looked at without what plays it
+    from viva.judging.judge import JudgeOptions
+    from viva.rewards.critique import PeerReview
+    from viva.rewards.review_rules import ReviewRules
+    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+
+    rules = ReviewRules() if rules is None else rules
+    return MultiAgentConversationEnvGroupBuilder(
+        question=question,
+        renderer=renderer,
+        protocol=critique_protocol(
+            num_agents,
+            personas=personas,
+            on_failure=on_failure,
+            votes_on_own=votes_on_own,
+            comparisons=rules.fit == "joint" and judge is None,
         ),
-        "rewards": by_agent(dict(scores.totals)),
-    }
+        reward=PeerReview(rules=rules, compared_by=None if judge is None else JudgeOptions()),
+        judge=judge,
+        num_agents=num_agents,
+        **options,
+    )

@@ -17,10 +17,10 @@ from viva.conversation.records import Conversation
 from viva.conversation.wording import counted
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import Comparison, same_words
+from viva.rewards.critique import review_votes
 from viva.rewards.review import ReviewScores, ReviewVotes, score_review
+from viva.rewards.review_metrics import ballot_accuracy, reward_truth_gap
 from viva.rewards.review_rules import ReviewRules, review_rules
-from viva.selfplay.critique import review_votes
-from viva.selfplay.truth import ballot_accuracy, reward_truth_gap
 from viva.view.moments import Spread, WithinCorrelation
 from viva.view.recorded import RecordedConversation
 from viva.view.run_files import iter_transcripts

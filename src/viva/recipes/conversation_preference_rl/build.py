@@ -17,8 +17,9 @@ from viva.judging.tournament import TournamentPattern
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, at_least, plan_run
-from viva.selfplay.group import Grader
-from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.rewards.base import Grader
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.round_robin import round_robin_group
 from viva.training.dataset import BuilderFactory
 from viva.training.loop import Training
 from viva.training.prompts import PromptItem
@@ -124,7 +125,7 @@ def conversation_factory(
     )
 
     def make_builder(item: PromptItem, seed: int) -> MultiAgentConversationEnvGroupBuilder:
-        return MultiAgentConversationEnvGroupBuilder(
+        return round_robin_group(
             question=item.question,
             answer=item.answer,
             num_agents=config.num_agents,

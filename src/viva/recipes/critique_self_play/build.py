@@ -16,11 +16,11 @@ from viva.judging.policy import PolicyRef
 from viva.recipes.common import OpenRun
 from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, plan_run
+from viva.rewards.base import Grader
 from viva.rewards.review_rules import ReviewRules, review_rules
 from viva.run.stop_rule import StopRule
-from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
-from viva.selfplay.critique_protocol import critique_protocol
-from viva.selfplay.group import Grader
+from viva.selfplay.critique import critique_group, critique_protocol
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.dataset import BuilderFactory
 from viva.training.loop import Training
 from viva.training.prompts import PromptItem
@@ -103,8 +103,8 @@ def conversation_factory(
     if judge_policy is not None and needs_judge(config):
         judge = PolicySelfComparisonJudge(judge_policy, renderer)
 
-    def make_builder(item: PromptItem, seed: int) -> CritiqueSelfPlayEnvGroupBuilder:
-        return CritiqueSelfPlayEnvGroupBuilder(
+    def make_builder(item: PromptItem, seed: int) -> MultiAgentConversationEnvGroupBuilder:
+        return critique_group(
             question=item.question,
             answer=item.answer,
             renderer=renderer,

@@ -37,8 +37,8 @@ from viva.recipes.critique_self_play.train import Config as CritiqueConfig
 from viva.recipes.evaluation.options import EvalOptions
 from viva.recipes.evaluation.plan import EvalPlan, check_output, check_place, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
+from viva.rewards.base import Grader
 from viva.run.clients import ServiceClient, settled
-from viva.selfplay.group import Grader
 from viva.training.evaluation_console import EvaluationConsole
 from viva.training.loop import transcript_row
 from viva.training.prompts import PromptItem

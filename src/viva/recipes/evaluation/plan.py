@@ -21,7 +21,7 @@ from viva.recipes.evaluation.target import Target
 from viva.recipes.math_efficiency.train_rl import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
 from viva.run.files import place_problem
-from viva.selfplay.critique_protocol import critique_protocol
+from viva.selfplay.critique import critique_protocol
 from viva.tiny import model_path
 from viva.training.prompts import PromptItem, prompts_digest
 from viva.training.service import EngineConfig, choose_engine

@@ -24,8 +24,8 @@ from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward
-from viva.selfplay.critique import CritiqueSelfPlayEnvGroupBuilder
-from viva.selfplay.round_robin import MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.critique import critique_group
+from viva.selfplay.round_robin import round_robin_group
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.prompts import PromptItem
 
@@ -156,7 +156,7 @@ def conversation(task: Task) -> EnvGroupBuilder:
     """The conversation about a problem by itself, without what is trained of it."""
     options, judge = task.options, task.judge()
     if options.conversation == "critique":
-        return CritiqueSelfPlayEnvGroupBuilder(
+        return critique_group(
             question=task.item.question,
             renderer=task.renderer,
             judge=judge,
@@ -167,7 +167,7 @@ def conversation(task: Task) -> EnvGroupBuilder:
             personas=options.personas,
             seed=task.seed,
         )
-    return MultiAgentConversationEnvGroupBuilder(
+    return round_robin_group(
         question=task.item.question,
         renderer=task.renderer,
         judge=judge,

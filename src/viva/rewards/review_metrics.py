@@ -1,23 +1,26 @@
 """Figures of one critique conversation: scores, critiques, flips, health of the ballots, reward against truth.
 
+Figures about the truth need known answers and never enter a reward.
+
 Every function returns metrics that the loop averages by name over those agents that report them; what is about a
 whole conversation is reported by each of its agents.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Revision
 from viva.judging.ballot_health import ballot_health
+from viva.judging.ballots import Ballots, Preference, pooled
 from viva.judging.comparison import Comparison, same_words
 from viva.judging.ranking import RankingReply
 from viva.judging.tournament import judge_health
 from viva.rewards.review import ReviewScores, ReviewVotes
-from viva.selfplay.truth import ballot_accuracy, flips, rank_correlation, reward_truth_gap
 
-__all__ = ["review_metrics"]
+__all__ = ["ballot_accuracy", "flips", "rank_correlation", "review_metrics", "reward_truth_gap"]
 
 
 def review_metrics(
@@ -145,3 +148,78 @@ def _truth(
         "judge/verdict/accuracy": ballot_accuracy(votes.final, correct),
     }
     return {name: value for name, value in figures.items() if value is not None}
+
+
+def ballot_accuracy(ballots: Ballots, correct: Mapping[int, bool]) -> float | None:
+    """Share of the votes on a right and a wrong solution that prefer the right one, a tie counting half.
+
+    Args:
+        ballots: Votes on agent ids; those on anything else are left out.
+        correct: By agent id.
+
+    Returns:
+        In [0, 1], or ``None`` if there is no such vote.
+
+    Raises:
+        ValueError: If a voter voted twice on a pair.
+    """
+    points: list[float] = []
+    for vote in pooled(ballots):
+        one, other = (vote.winner, vote.loser) if isinstance(vote, Preference) else (vote.first, vote.second)
+        if not (isinstance(one, int) and isinstance(other, int) and one in correct and other in correct):
+            continue
+        if correct[one] != correct[other]:
+            points.append(float(correct[one]) if isinstance(vote, Preference) else 0.5)
+    return math.fsum(points) / len(points) if points else None
+
+
+def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, dict[str, float]]:
+    """Per agent, what revising did to its solution.
+
+    ``flip/right_to_wrong`` is given for agents that were right before and is 1 if they are wrong after, so its mean
+    over agents is the share of right solutions that were lost; ``flip/wrong_to_right`` likewise.
+    """
+    figures: dict[int, dict[str, float]] = {}
+    for agent_id in sorted(before.keys() & after.keys()):
+        name = "flip/right_to_wrong" if before[agent_id] else "flip/wrong_to_right"
+        figures[agent_id] = {name: float(before[agent_id] != after[agent_id])}
+    return figures
+
+
+def reward_truth_gap(scores: Mapping[int, float], correct: Mapping[int, bool]) -> float | None:
+    """Share of the pairs of a right and a wrong solution in which the wrong one has the higher score.
+
+    0: the score follows the truth; 0.5: it has nothing to do with it; 1: it pays for being wrong. Equal scores count
+    half.
+
+    Returns:
+        The gap in [0, 1], or ``None`` if all are right or all are wrong.
+    """
+    right = [score for agent_id, score in scores.items() if correct[agent_id]]
+    wrong = [score for agent_id, score in scores.items() if not correct[agent_id]]
+    if not right or not wrong:
+        return None
+    points = [0.5 if bad == good else float(bad > good) for good in right for bad in wrong]
+    return math.fsum(points) / len(points)
+
+
+def _ranks(values: list[float]) -> list[float]:
+    """Ranks from 1, equal values sharing the mean of their ranks."""
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
+        for value in values
+    ]
+
+
+def rank_correlation(scores: Mapping[int, float], correct: Mapping[int, bool]) -> float | None:
+    """Spearman's correlation of the scores with being right (the CoNL paper's Rank-rho).
+
+    Returns:
+        In [-1, 1], or ``None`` if all scores are equal, or all are right, or all are wrong.
+    """
+    agents = sorted(scores)
+    x = _ranks([scores[agent_id] for agent_id in agents])
+    y = _ranks([float(correct[agent_id]) for agent_id in agents])
+    if len(set(x)) == 1 or len(set(y)) == 1:
+        return None
+    return statistics.correlation(x, y)

@@ -1,0 +1,109 @@
+"""The reward of conversation preference RL: final solutions are compared in pairs, and win minus loss pays."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tinker_cookbook.rl.types import Metrics
+
+from viva.conversation.protocol import Protocol
+from viva.judging.comparison import Comparison
+from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.judging.tournament import (
+    TournamentPattern,
+    judge_accuracy,
+    judge_health,
+    matchup_count,
+    win_minus_loss,
+    win_rate,
+)
+from viva.rewards.base import Played, Reward, Scored, agent_pay, by_agent, correctness, spoken
+
+__all__ = ["Tournament", "tournament"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tournament(Reward):
+    """Win minus loss in [-1, 1] over the pairs of final solutions, see `viva.judging.tournament`."""
+
+    pattern: TournamentPattern = TournamentPattern.ALL_PAIRS_BOTH_WAYS
+    compared_by: JudgeOptions = field(default_factory=JudgeOptions)
+    name: str = "tournament"
+
+    @property
+    def judge(self) -> JudgeOptions:
+        """The judge of the comparisons."""
+        return self.compared_by
+
+    def check(self, protocol: Protocol, num_agents: int) -> None:
+        """Refuse a conversation of one agent.
+
+        Raises:
+            ValueError: If there are fewer than two agents.
+        """
+        if num_agents < 2:
+            raise ValueError(
+                f"num_agents must be at least 2, or there is nobody to compare; got {num_agents}"
+            )
+
+    def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
+        """The judge, and who replies when."""
+        return {"order": protocol.rounds[0].order, **super().new_record(protocol, judge)}
+
+    async def score(self, played: Played) -> Scored:
+        """Judge the final solutions.
+
+        Raises:
+            NoValidComparisonsError: If the judge said nothing readable about an agent.
+            ValueError: If an agent that finished gave no solution.
+        """
+        solutions = played.conversation.final_solutions
+        if played.judge is None or set(solutions) != set(played.agents):
+            raise ValueError(
+                f"a tournament compares final solutions, which agents {sorted(set(played.agents) - set(solutions))} "
+                "did not give: let the last segment's reader return a Solution"
+            )
+        comparisons = await played.judge.tournament(
+            played.conversation.question, solutions, self.pattern, played.seed
+        )
+        played.record["comparisons"] = [asdict(comparison) for comparison in comparisons]
+        rewards = win_minus_loss(comparisons, list(solutions))
+        correct, truth = correctness(played)
+        played.record.update(rewards=by_agent(rewards), correct=by_agent(correct))
+        shared = judge_health(comparisons) | ({} if correct is None else judge_accuracy(comparisons, correct))
+        metrics = _metrics(played, comparisons, rewards, shared)
+        metrics = {agent_id: own | truth.get(agent_id, {}) for agent_id, own in metrics.items()}
+        return replace(agent_pay(played, rewards), metrics=metrics)
+
+
+def _metrics(
+    played: Played, comparisons: Sequence[Comparison], rewards: dict[int, float], shared: Metrics
+) -> dict[int, Metrics]:
+    counts, rates = matchup_count(comparisons, list(rewards)), win_rate(comparisons, list(rewards))
+    return {
+        agent_id: {
+            **spoken(played.conversation, agent_id),
+            "win_minus_loss/mean": reward,
+            "matchup_count": counts[agent_id],
+            f"agent_{agent_id}/reward": reward,
+            f"agent_{agent_id}/win_rate": rates[agent_id],
+            **shared,
+        }
+        for agent_id, reward in rewards.items()
+    }
+
+
+def tournament(
+    *, pattern: TournamentPattern | str = TournamentPattern.ALL_PAIRS_BOTH_WAYS, **judge: Any
+) -> Tournament:
+    """The reward win minus loss: a judge compares the final solutions of all agents in pairs.
+
+    Args:
+        pattern: ``all_pairs_both_ways`` or ``all_pairs_one_way``.
+        **judge: Fields of `viva.judging.judge.JudgeOptions`: ``policy`` (``current`` or ``initial``), ``mode``,
+            ``system_prompt``, ``max_tokens``, ``max_off_set_mass``.
+
+    Raises:
+        ValueError: If a value is none of those allowed.
+    """
+    return Tournament(pattern=TournamentPattern(pattern), compared_by=JudgeOptions.of(judge))
