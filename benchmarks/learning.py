@@ -87,24 +87,25 @@ def shuffle_rewards(builder, rng: random.Random):
 
 
 def recipe_of(arm: str):
-    """The recipe's ``Config``, ``make_plan``, ``build_training`` and ``demo_options``."""
+    """The recipe's name, ``Config``, ``make_plan`` and ``build_training``."""
     import importlib
 
     name = "conversation_preference_rl" if arm.startswith("conversation") else "critique_self_play"
-    parts = [importlib.import_module(f"viva.recipes.{name}.{part}") for part in ("train", "build", "demo")]
-    return parts[0].Config, parts[1].make_plan, parts[1].build_training, parts[2].demo_options
+    parts = [importlib.import_module(f"viva.recipes.{name}.{part}") for part in ("train", "build")]
+    return name, parts[0].Config, parts[1].make_plan, parts[1].build_training
 
 
 def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict:
     import chz
 
     from viva.recipes.common import finish_run, open_run
+    from viva.recipes.demo import demo_options
     from viva.training.loop import train
 
-    config_class, make_plan, build_training, demo_options = recipe_of(arm)
+    name, config_class, make_plan, build_training = recipe_of(arm)
     kind = "conversation" if arm.startswith("conversation") else "critique"
     own = {} if kind == "conversation" else {"preset": arm.removesuffix("-shuffled")}
-    options = demo_options(folder, seed=seed) | OPTIONS[kind] | own | changes
+    options = demo_options(name, folder, seed=seed) | OPTIONS[kind] | own | changes
     config = chz.entrypoint(config_class, argv=[f"{name}={value}" for name, value in options.items()])
 
     async def go() -> None:

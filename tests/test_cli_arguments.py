@@ -137,9 +137,9 @@ def test_every_option_is_refused_when_misspelt_given_twice_or_without_an_equals_
 
 
 def test_options_of_a_demonstration_are_refused_when_given_twice(capsys, tmp_path, monkeypatch):
-    from viva.recipes.critique_self_play.demo import main
+    from viva.recipes.demo import main
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
-        main(["max_steps=1", "max_steps=2"])
+        main(["critique_self_play", "max_steps=1", "max_steps=2"])
     assert "max_steps is given twice" in capsys.readouterr().err

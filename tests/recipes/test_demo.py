@@ -1,9 +1,12 @@
 """A demonstration is its recipe with options that the command line may change."""
 
+import re
+
 import pytest
 
 from viva.recipes.data import load_jsonl
-from viva.recipes.demo import main_with, problem_options
+from viva.recipes.demo import FOLDERS, demo_options, main, main_with, problem_options
+from viva.recipes.real_demo import model_path, word_problems
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,56 @@ def test_problems_to_train_on_follow_the_seed_and_those_to_test_on_do_not(tmp_pa
     assert train[0] != train[1]
     assert test[0] == test[1]
     assert not {item.question for item in train[0]} & {item.question for item in test[0]}
+
+
+def test_word_problems_share_no_step_and_no_text():
+    def step(question):
+        a, b = map(int, re.findall(r"\d+", question))
+        story = next(word for word in ("buys", "gives", "boxes") if word in question)
+        return story, *((a, b) if story == "gives" else sorted((a, b)))
+
+    def result(question):
+        story, a, b = step(question)
+        return {"buys": a + b, "gives": a - b, "boxes": a * b}[story]
+
+    train, test = word_problems(seed=0)
+    assert (len(train), len(test)) == (206, 100)
+    assert all(result(question) == answer > 0 for question, answer in (*train, *test))
+    steps = [{step(question) for question, _ in problems} for problems in (train, test)]
+    assert [len(each) for each in steps] == [206, 100]
+    assert not steps[0] & steps[1]
+    assert word_problems(seed=1)[1] == test
+    assert word_problems(seed=1)[0] != train
+
+
+def test_without_the_real_model_the_built_in_policy_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VIVA_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["max_steps=1", "max_steps=2"])
+    told = capsys.readouterr().err
+    assert f"{model_path().name} is not there: `make models` fetches it" in told.replace("\n", " ")
+    assert (tmp_path / FOLDERS["critique_self_play"] / "train.jsonl").is_file()
+
+
+def test_a_demonstration_that_there_is_not_is_told(capsys):
+    assert main(["critique"]) == 2
+    assert "'critique' has no demonstration; there are critique_self_play" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", FOLDERS)
+def test_the_built_in_policys_options_are_those_of_the_recipe(recipe, tmp_path):
+    options = demo_options(recipe, tmp_path, seed=3)
+    assert options["model_name"] == "tiny"
+    assert options["seed"] == "3"
+
+
+def test_a_demonstration_ends_with_accuracy_before_and_after(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = ["max_steps=1", "group_size=2", "batch_size=4", "max_tokens=8", "max_test_samples=3"]
+    assert main(["model_name=tiny", "device=cpu", "lora_rank=2", *small]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"right on held-out problems +untrained +trained\n", told)
+    for name in ("temperature 0", "temperature 1", "temperature 1, majority of 8"):
+        assert re.search(rf"{name} +\d+\.\d% +\d+\.\d%\n", told)
+    assert "maj@8" in (tmp_path / "runs" / "smollm2_demo" / "run" / "report.html").read_text(encoding="utf-8")

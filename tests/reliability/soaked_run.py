@@ -26,8 +26,8 @@ from random_models import make_model
 from viva.recipes.common import exit_code
 from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl.build import run
-from viva.recipes.conversation_preference_rl.demo import demo_options
 from viva.recipes.conversation_preference_rl.train import Config
+from viva.recipes.demo import demo_options
 from viva.run.clients import settled
 from viva.training import service
 
@@ -181,7 +181,7 @@ def main(folder: Path, seconds: float, period: float) -> int:
     model = folder / "model"
     if not model.exists():
         make_model(model, "qwen3")
-    options = demo_options(folder) | OPTIONS | {"model_name": str(model)}
+    options = demo_options("conversation_preference_rl", folder) | OPTIONS | {"model_name": str(model)}
     while True:
         config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
         hits = disk.num_hit

@@ -27,8 +27,8 @@ from viva.engine import EngineLimits, LocalServiceClient
 from viva.recipes.common import exit_code
 from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl.build import run as run_recipe
-from viva.recipes.conversation_preference_rl.demo import demo_options
 from viva.recipes.conversation_preference_rl.train import Config
+from viva.recipes.demo import demo_options
 from viva.run.folder import open_run_folder
 from viva.training.loop import AllGroupsFailedError, LoopConfig, Training, train
 from viva.training.update import EXACT_GAP, SamplerGapError, UpdateConfig
@@ -190,7 +190,11 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
 def test_sampler_and_trainer_agree_at_every_step(tmp_path, trials, ledger, capsys):
     """The guard is on in the recipe; the gap of every step is under it."""
     num_steps = trials(short=3, full=60)
-    options = demo_options(tmp_path) | {"batch_size": "6", "max_steps": str(num_steps), "eval_every": "0"}
+    options = demo_options("conversation_preference_rl", tmp_path) | {
+        "batch_size": "6",
+        "max_steps": str(num_steps),
+        "eval_every": "0",
+    }
     if num_steps == 3:
         options |= {"max_rounds": "1", "num_test_conversations": "0"}
     config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
@@ -220,7 +224,7 @@ def test_the_recipe_stops_where_they_do_not(tmp_path, monkeypatch, capsys):
         return finite
 
     monkeypatch.setattr(Decoder, "_draw", shifted)
-    options = demo_options(tmp_path) | {
+    options = demo_options("conversation_preference_rl", tmp_path) | {
         "batch_size": "6",
         "max_steps": "2",
         "eval_every": "0",

@@ -90,7 +90,7 @@ def test_honest_runs_are_left_alone():
 
 
 def test_the_stored_metrics_of_the_recipes_demonstrations_name_nothing():
-    """Six steps of ``python -m viva.recipes.<recipe>.demo max_steps=6 eval_every=0``, the keys that are looked at."""
+    """Six steps of ``python -m viva.recipes.demo RECIPE max_steps=6 eval_every=0``, the keys that are looked at."""
     lines = Path(__file__).with_name("demo_metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     recipes = {row["recipe"] for row in rows}

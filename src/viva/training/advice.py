@@ -93,7 +93,7 @@ def _spelled_out(row: Metrics) -> Cause | None:
         topic="unreadable prompts",
         text=f"the model cannot read its task: {share:.0%} of the words of the prompts are unknown to its tokenizer "
         "and reach it letter by letter. The built-in policy (model_name=tiny) knows arithmetic word problems alone, as "
-        "'make demo' trains it on; choose a pretrained model for other prompts.",
+        "'make demo-tiny' trains it on; choose a pretrained model for other prompts.",
     )
 
 
