@@ -26,8 +26,8 @@ from viva.judging.bradley_terry import Duel
 from viva.rewards.critique import review_votes
 from viva.rewards.review import ReviewVotes, initial, revised, score_review
 from viva.rewards.review_rules import PRESETS
-from viva.view.run_files import iter_transcripts
-from viva.view.stored import stored_comparisons, stored_conversation
+from viva.view.files import iter_transcripts
+from viva.view.rescore import stored_comparisons, stored_conversation
 
 FLOORS = (0.25, 0.5, 1.0)
 ROBUST = replace(PRESETS["robust"], noise_floor=0.0)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from _chart import Series, plot_svg
 from _intervals import half_width, interval
 
 from viva.threads import prepare_threads
@@ -139,9 +140,6 @@ def tokens_before(rows: Sequence[dict], step: int) -> float:
 
 def plot(results: Sequence[dict], output: Path) -> None:
     """Mean accuracy of each arm at each evaluation, with its interval."""
-    from viva.view.chart import plot_svg
-    from viva.view.series import Series
-
     drawn = []
     for arm in dict.fromkeys(result["arm"] for result in results):
         curves = [result["curve"] for result in results if result["arm"] == arm]

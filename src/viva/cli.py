@@ -91,7 +91,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from viva.view.page import write_report
+    from viva.view.report import write_report
 
     try:
         path = write_report(options.run, options.output, second=options.second)

@@ -14,7 +14,7 @@ from viva.recipes.config import RecipeConfig
 from viva.recipes.critique_self_play.train import main as train_critique
 from viva.recipes.evaluation.options import EvalOptions, recipe_options
 from viva.testing import ScriptedSamplingClient, tiny_renderer
-from viva.view.run_files import iter_transcripts
+from viva.view.files import iter_transcripts
 
 OPTIONS = {
     "num_agents": 3,

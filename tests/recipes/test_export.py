@@ -27,7 +27,7 @@ from viva.run.files import write_json
 from viva.run.folder import open_run_folder
 from viva.tiny import model_path
 from viva.view.model_card import measurements
-from viva.view.run_files import read_run
+from viva.view.run_index import read_run
 
 TOKENS = [1, 5, 9, 2, 7, 7, 3, 250, 12]
 

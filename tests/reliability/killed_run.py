@@ -32,7 +32,7 @@ FIRST_IMPORTS = (
     "viva.recipes.conversation_preference_rl.build",
     "viva.recipes.critique_self_play.build",
     "viva.recipes.math_efficiency.build",
-    "viva.view.page",
+    "viva.view.report",
     "viva.run.export",
     "viva.engine",
     "peft",

@@ -28,7 +28,7 @@ from viva.engine.checkpoint import MANIFEST, read_checkpoint
 from viva.integrity import sealed
 from viva.run.checkpoints import Checkpoints
 from viva.run.files import read_json
-from viva.view.run_files import read_run
+from viva.view.run_index import read_run
 
 
 def cases(model: Path, state: Path, adapter: Path, outside: Path) -> Iterator[Case]:

@@ -29,8 +29,7 @@ from viva.model_files import check_model_folder
 from viva.recipes.evaluation.target import find_target
 from viva.recipes.export import ExportOptions, export_run
 from viva.run.folder import open_run_folder
-from viva.view.app import make_app
-from viva.view.guard import cookie_name
+from viva.view.app import cookie_name, make_app
 
 REFUSALS = (ValueError, OSError)
 

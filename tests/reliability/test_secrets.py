@@ -33,7 +33,7 @@ from viva.run.secrets import (
     without_secrets,
 )
 from viva.training.console import RunConsole
-from viva.view.page import write_report
+from viva.view.report import write_report
 
 HERE = Path(__file__).parent
 IN_DATA = "canary-in-data-5f1c"

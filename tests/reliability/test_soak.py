@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -19,8 +20,6 @@ import numpy as np
 import pytest
 
 from viva.engine.checkpoint import read_checkpoint, read_tensors
-from viva.view.chart import plot_svg
-from viva.view.series import Series
 
 FULL = os.environ.get("VIVA_RELIABILITY") == "full"
 SCRIPT = Path(__file__).with_name("soaked_run.py")
@@ -162,16 +161,20 @@ def report(rows: list[dict]) -> str:
     ]
     usual = float(np.median(steps[:, 1]))
 
-    def relative(name: str, label: str) -> Series:
-        middle = float(np.median([row[name] for row in late]))
-        return Series(name=label, points=tuple((row["t"] / 60, row[name] / middle) for row in rows))
+    chart = runpy.run_path(str(RESULTS.parent / "_chart.py"))
 
-    plot_svg(
+    def relative(name: str, label: str) -> object:
+        middle = float(np.median([row[name] for row in late]))
+        return chart["Series"](name=label, points=tuple((row["t"] / 60, row[name] / middle) for row in rows))
+
+    chart["plot_svg"](
         [
             relative("rss_kb", "memory (RSS)"),
             relative("descriptors", "file descriptors"),
             relative("threads", "threads"),
-            Series(name="processor time of a step", points=tuple((at, value / usual) for at, value in work)),
+            chart["Series"](
+                name="processor time of a step", points=tuple((at, value / usual) for at, value in work)
+            ),
         ],
         title=f"{rows[-1]['t'] / 60:.0f} minutes with faults: each curve by its median",
         x_label="minutes",

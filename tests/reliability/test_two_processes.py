@@ -23,7 +23,7 @@ from viva.recipes.conversation_preference_rl.train import main
 from viva.recipes.export import ExportOptions, export_run
 from viva.run.files import LOCK, FolderLock
 from viva.run.folder import open_run_folder, prepare_run_folder
-from viva.view.page import write_report
+from viva.view.report import write_report
 
 PATIENCE_S = 120
 TRAIN = (

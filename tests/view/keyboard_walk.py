@@ -286,19 +286,20 @@ def _tokens(walk: Walk) -> None:
 
 
 def _others(walk: Walk) -> None:
-    walk.view("Judge, evaluations, options")
+    walk.view("Judge, evaluations, options, summary")
     walk.press("3", "see the judge over all conversations", "#judge-flips", "33.3 % (81 of 243)")
     walk.press("]", "go to the next page of those with flips or cycles", ".pages", "page 2 of 2")
     walk.tab_to(".list tbody a", "a conversation", "Enter", "open it", ".conversation h2", "Step")
     walk.press("4", "see what viva eval measured", ".evaluation", "direct/avg@4")
     walk.press("5", "see the options; those that differ are marked", "td.differs", "1")
+    walk.press("0", "see how the runs went", ".run-summary .card", "gain")
     walk.tab_to(
         "#views a",
         "the views",
         "Enter",
         "choose a view without its number",
         "#views [aria-current]",
-        "Curves",
+        "Summary",
     )
 
 

@@ -10,8 +10,7 @@ import httpx
 import pytest
 from view_runs import HOSTILE, transcript, turn, write_lines
 
-from viva.view.app import make_app
-from viva.view.guard import CONTENT_POLICY, cookie_name
+from viva.view.app import CONTENT_POLICY, cookie_name, make_app
 
 MakeRun = Callable[..., Path]
 

@@ -1,4 +1,4 @@
-"""The report, and results of `viva eval`, in a real browser: clicked and read; the report without a script."""
+"""The report, and results of `viva eval`, in a real browser: clicked and read."""
 
 import json
 from collections.abc import Iterator
@@ -10,13 +10,18 @@ from browser import CHROMIUM, IN_CI, chromium, served
 from keyboard_walk import make_runs
 from view_runs import HOSTILE, transcript, write_lines
 
-from viva.view.page import write_report
+from viva.view.report import write_report
 
 pytestmark = [
     pytest.mark.skipif(
         CHROMIUM is None and not IN_CI, reason="no chromium on the PATH (apt-get install chromium)"
     ),
 ]
+
+GO = """place => {
+    document.getElementById("main").dataset.ready = "";
+    if (location.hash === place) dispatchEvent(new Event("hashchange")); else location.hash = place;
+}"""
 
 COLOURS = """selector => ["color", "backgroundColor"].map(
     name => getComputedStyle(document.querySelector(selector))[name].match(/[\\d.]+/g).map(Number)
@@ -37,108 +42,154 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         assert page.mistakes == []
 
 
+class Report:
+    """The report of two runs; `show` goes to an address on it and waits until it is drawn."""
+
+    def __init__(self, page: Any, path: Path) -> None:
+        self.page = page
+        page.goto(path.as_uri())
+        page.wait_for_selector(".run-summary")
+
+    def show(self, place: str) -> Any:
+        self.page.evaluate(GO, f"#/{place}")
+        drawn = "wanted => document.getElementById('main').dataset.ready === wanted"
+        self.page.wait_for_function(drawn, arg=place.partition("?")[0])
+        return self.page
+
+    def texts(self, selector: str) -> list[str]:
+        return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
+
+
 @pytest.fixture(scope="module")
-def report(browser: Any, runs: list[Path]) -> Any:
-    path = write_report(runs[0], runs[0] / "two.html", second=runs[1])
-    browser.goto(path.as_uri())
-    yield browser
+def report(browser: Any, runs: list[Path]) -> Iterator[Report]:
+    yield Report(browser, write_report(runs[0], runs[0] / "two.html", second=runs[1]))
     assert [url for url in browser.strangers if not url.startswith(("file:", "http://127.0.0.1"))] == []
 
 
-def test_two_runs_lie_over_each_other_and_are_smoothed_at_a_click(report: Any) -> None:
-    chart = report.locator("#chart-test-direct-accuracy, #chart-optim-loss").last
-    section = chart.locator("xpath=ancestor::details")
-    if section.get_attribute("open") is None:
-        section.locator("summary").first.click()
-    assert chart.locator("polyline.line:not(.smooth)").count() == 2
-    assert chart.locator("polyline.dashed:not(.smooth)").count() == 1
-    smooth = chart.locator("polyline.smooth").first
-    assert not smooth.is_visible()
-    report.get_by_label("smoothed").check()
-    assert smooth.is_visible()
-    report.get_by_label("as measured").check()
-    assert not smooth.is_visible()
-    assert "run-a: loss, 0: 0" in chart.locator("circle title").first.text_content()
+def test_it_opens_with_a_summary_of_both_runs(report: Report) -> None:
+    assert report.texts(".run-summary h2") == ["run-a", "run-b"]
+    cards = report.texts(".run-summary[data-run=run-a] .card")
+    assert cards[0].split("\n\n") == ["before (step 0)", "40.0 %", "95 % interval 36.1 to 43.9 %"]
+    assert cards[2].split("\n\n")[:2] == ["gain", "+19.0 points"]
+    assert report.page.locator("figure path.line").count() == 2
+    assert report.texts("#views a") == [
+        "Summary",
+        "Curves",
+        "Conversations",
+        "Judge",
+        "Evaluations",
+        "Options",
+    ]
 
 
-def test_the_title_of_a_chart_is_a_link_to_it(report: Any) -> None:
-    report.locator("#chart-judge-verdicts figcaption a").click()
-    assert report.url.endswith("#chart-judge-verdicts")
-    assert report.evaluate("document.querySelector(':target').id") == "chart-judge-verdicts"
+def test_two_runs_lie_over_each_other_smoothed_and_as_numbers(report: Report) -> None:
+    page = report.show("curves")
+    figure = "figure[data-chart='test: direct_accuracy']"
+    page.wait_for_selector(f"{figure} svg")
+    assert page.locator(f"{figure} path.line.run1").count() == 1
+    page.locator("#smooth").fill("0.9")
+    page.wait_for_selector(f"{figure} path.raw")
+    section = page.locator("details[data-section=test]")
+    section.locator("details.numbers summary").click()
+    section.locator("details.numbers tbody tr").first.wait_for()
+    assert report.texts("details[data-section=test] details.numbers tbody tr") == [
+        "run-a: test/direct_accuracy\t20\t0.4\t0.59\t0.4\t0.59",
+        "run-b: test/direct_accuracy\t20\t0.5\t0.69\t0.5\t0.69",
+    ]
+    page.locator(f"{figure} figcaption a").click()
+    page.wait_for_selector(".alone figure svg")
 
 
-def test_the_judge_is_summed_up_over_all_conversations(report: Any) -> None:
-    judge = report.locator("#judge")
-    assert judge.locator("h3").all_inner_texts() == ["run-a", "run-b"]
-    cards = judge.locator(".cards").first.locator(".value").all_inner_texts()
-    assert cards == ["82", "33.3 %", "82", "58.5 %"]
-    cells = judge.locator("table.orders").first.locator("tbody td").all_inner_texts()
-    assert cells == ["82 flips", "82", "0", "82", "0 flips", "0", "0", "0", "0"]
-    judge.locator("summary").first.click()
-    judge.locator("table.telling a").first.click()
-    assert report.evaluate("document.querySelector(':target').id") == "run-0-0-0"
+def test_the_judge_is_summed_up_over_all_conversations(report: Report) -> None:
+    page = report.show("judge")
+    assert report.texts(".cards .value") == ["82", "33.3 % (82 of 246)", "82", "58.5 % (288 of 492)"]
+    assert report.texts("table.orders tbody td") == [
+        "82 flips",
+        "82",
+        "0",
+        "82",
+        "0 flips",
+        "0",
+        "0",
+        "0",
+        "0",
+    ]
+    assert report.texts(".pages") == ["82; the first 30 of them"]
+    assert 0 < page.locator("table.list a").count() < page.locator("table.list tbody tr").count()
+    page.locator("table.list a").first.click()
+    page.wait_for_selector(".judge-panel")
+    page = report.show("judge?run=1")
+    assert report.texts("#judge-conversations") == ["81"]
 
 
-def test_an_arrow_leads_to_its_critique_by_mouse_and_by_keyboard(report: Any) -> None:
-    arrows = report.locator("#run-0-0-0 .pictures a")
-    assert arrows.count() == 3
-    for index, place in ((0, "run-0-0-0-critique-0-1-1"), (2, "run-0-0-0-critique-2-0-1")):
-        if index:
-            arrows.nth(index).focus()
-            report.keyboard.press("Enter")
-        else:
-            arrows.nth(index).locator("path.head").click()
-        report.wait_for_function("id => document.querySelector(':target')?.id === id", arg=place)
-    assert "agent 0 is off by one" in report.locator(":target pre").inner_text()
-    assert report.locator("#run-0-0-0 .whisker").count() == 6
+def test_a_sample_of_conversations_is_listed_with_what_it_is_shown_for(report: Report) -> None:
+    page = report.show("conversations")
+    assert "of 82 conversations: a sample" in report.texts(".pages")[0]
+    assert "the first conversation of the run" in report.texts(".list tbody tr")[0]
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".judge-panel")
+    assert "Shown: the first conversation of the run." in report.texts("p.muted")
+    page.keyboard.press("j")  # the next of the sample
+    page.wait_for_function("() => !location.hash.startsWith('#/conversation/0/0')")
 
 
-def test_what_was_hidden_leads_to_where_it_was_said(report: Any) -> None:
-    turn = report.locator("#run-0-0-0-turn-9")
-    turn.locator("summary", has_text="What it read").click()
-    assert turn.locator(".hidden li").count() == 7
-    turn.locator(".hidden a").first.click()
-    assert report.evaluate("document.querySelector(':target').id") == "run-0-0-0-turn-0"
+def test_an_arrow_leads_to_its_critique_and_what_was_hidden_is_named(report: Report) -> None:
+    page = report.show("conversation/0/0")
+    assert page.locator(".arc").count() == 3
+    assert page.locator(".whisker").count() == 6
+    page.locator(".arc").nth(2).press("Enter")
+    page.wait_for_selector("#critique-2-0-1.flash")
+    assert "agent 0 is off by one" in page.locator("#critique-2-0-1 pre").inner_text()
+    turn = page.locator("#turn-9")
+    turn.locator("summary", has_text="What it saw").click()
+    assert turn.locator(".hidden-part").count() == 7
+    assert page.locator("table.streams thead th").all_inner_texts()[:4] == [
+        "agent",
+        "V before",
+        "V after",
+        "change",
+    ]
 
 
-def test_tokens_are_shaded_by_one_stream_at_a_click(report: Any) -> None:
-    article = report.locator("#run-0-0-0")
-    article.locator(".credit summary").first.click()
-    token = article.locator(".tokens span").first
+def test_a_long_text_is_cut(report: Report) -> None:
+    report.show("conversation/20/0?run=1")
+    assert any("14,500 characters left out" in text for text in report.texts(".cut"))
+
+
+def test_tokens_are_shaded_by_one_stream_at_a_click(report: Report) -> None:
+    page = report.show("conversation/0/0")
+    token = page.locator(".tok").first
     shade = "node => getComputedStyle(node).backgroundColor"
     assert token.evaluate(shade) != "rgba(0, 0, 0, 0)"
-    article.locator(".streams label", has_text="r_diag").click()
+    page.locator(".toggle[data-name=r_diag]").click()
     assert token.evaluate(shade) == "rgba(0, 0, 0, 0)"
-    article.locator(".streams label", has_text="r_sol").click()
-    assert token.evaluate(shade) != "rgba(0, 0, 0, 0)"
-    assert "training logprob -0.5" in article.locator(".tokens span").nth(1).get_attribute("title")
-    article.locator(".credit summary").nth(1).click()
-    left, right = (article.locator(".contexts > div").nth(place).bounding_box() for place in (0, 1))
-    assert (left["y"], left["x"] + left["width"] <= right["x"]) == (right["y"], True)
+    page.locator(".tok").nth(1).click()
+    assert report.texts(".token-info [data-name='training logprob']") == ["-0.5"]
 
 
-def test_evaluations_and_options_are_there(report: Any) -> None:
-    assert "run-a 000020" in report.locator("#evaluations summary").first.inner_text()
-    cells = report.locator("table.figures tbody td").all_inner_texts()
-    assert cells == ["0.5", "0.4", "0.6", "100"]
-    report.locator("#configuration summary").click()
-    assert report.locator("td.differs").all_inner_texts() == ["0", "1"]
+def test_evaluations_and_options_are_there(report: Report) -> None:
+    report.show("evaluations")
+    assert report.texts(".evaluation h3") == ["run-a 000020"]
+    assert report.texts("table.figures tbody td") == ["0.5", "0.4", "0.6", "100"]
+    report.show("options")
+    assert report.texts("td.differs") == ["0", "1"]
 
 
-def test_hostile_text_is_only_shown(report: Any) -> None:
-    assert report.locator("script, img, iframe, main style").count() == 0
-    assert report.get_by_text("<script>document.title='broken in'</script>").count() > 0
-    assert "broken in" not in report.title()
+def test_hostile_text_is_only_shown(report: Report) -> None:
+    page = report.show("conversation/21/0")
+    assert page.locator("main script, img, iframe, main style").count() == 0
+    assert page.get_by_text("<script>document.title='broken in'</script>").count() > 0
+    assert "broken in" not in page.title()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_can_be_read_in_light_and_dark(report: Any, scheme: str) -> None:
-    report.emulate_media(color_scheme=scheme)
-    ink, page = report.evaluate(COLOURS, "body")
-    assert (sum(ink) < sum(page)) == (scheme == "light")
-    assert abs(sum(ink[:3]) - sum(page[:3])) > 450
-    paper = report.evaluate(COLOURS, "figure")[1]
-    assert abs(sum(paper[:3]) - sum(page[:3])) < 100
+def test_it_can_be_read_in_light_and_dark(report: Report, scheme: str) -> None:
+    page = report.show("summary")
+    page.emulate_media(color_scheme=scheme)
+    ink, paper = page.evaluate(COLOURS, "body")
+    assert (sum(ink) < sum(paper)) == (scheme == "light")
+    assert abs(sum(ink[:3]) - sum(paper[:3])) > 450
 
 
 def test_a_result_of_viva_eval_is_looked_at_with_its_conversations(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,9 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append lines as training does."""
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def answers_of(page: str) -> dict[str, Any]:
+    """What a report holds for its page to ask."""
+    (text,) = re.findall('<script type="application/json" id="answers">(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)

@@ -370,8 +370,8 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
     from viva.run.export import ended_with, export_weights
     from viva.run.written import note_written
     from viva.training.advice import is_void
-    from viva.view.headline import headline_text
-    from viva.view.page import write_report
+    from viva.view.report import write_report
+    from viva.view.summary import headline_text
 
     played = [row for row in folder.log.metrics() if row.get("rollout/groups")]
     if played and all(map(is_void, played)):

@@ -53,7 +53,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     from viva.run.folder import RunFolder
     from viva.run.stop_rule import StopRule
     from viva.view.model_card import ModelCard, model_card
-    from viva.view.run_files import read_run
+    from viva.view.run_index import read_run
 
     run = read_run(run_dir)
     if "model_name" not in run.config:

@@ -1,35 +1,44 @@
-"""The page's server: files of the page, and JSON about runs and results of ``viva eval``. It only reads."""
+"""The page's server: files of the page, and JSON about runs and results of ``viva eval``. It only reads.
 
+Only a browser on this machine that was given the address may ask, and no page of another site.
+"""
+
+import hashlib
+import hmac
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from viva import __version__
+from viva.run.secrets import printable
+from viva.view.answers import (
+    NotFoundError,
+    conversation_answer,
+    judge_answer,
+    list_answer,
+    run_answer,
+    text_answer,
+)
 from viva.view.curves import curve_layout, curve_points
-from viva.view.entries import Entry
-from viva.view.evaluations import read_evaluations
-from viva.view.guard import Guard
-from viva.view.judge_summary import judge_by_step, judge_totals, telling
-from viva.view.markup import visible
-from viva.view.payload import conversation_payload, text_at
-from viva.view.queries import MAX_PAGE_SIZE, Query, facets, page_of, parse_query, select
-from viva.view.reading import Reading
-from viva.view.run_files import transcript_of
-from viva.view.run_index import RunIndex
-from viva.view.sources import names_of
-from viva.view.token_turns import token_payload
+from viva.view.entries import MAX_PAGE_SIZE, parse_query
+from viva.view.run_index import Reading, RunIndex
+from viva.view.sources import names_of, read_evaluations
+from viva.view.summary import summary_answer
 
-__all__ = ["STATIC_TYPES", "make_app"]
+__all__ = ["CONTENT_POLICY", "STATIC_TYPES", "Guard", "cookie_name", "make_app"]
 
 STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 """Kinds of files that are served, by the ends of their names."""
@@ -38,9 +47,27 @@ _MAX_KEYS = 64
 _MAX_RUNS = 2
 _PAGE_SIZE = 50
 
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing but the page's own files: no inline script or style, no other host, no frame."""
 
-class _NotFound(Exception):
-    """There is no such run, conversation or file."""
+_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.I)
+"""Names of this machine. The port is whichever the browser knows: a tunnel's is another than the server's."""
+
+_COOKIE_S = 30 * 24 * 3600
+"""How long a browser keeps the cookie, so that bookmarks work the next day."""
 
 
 def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:
@@ -57,11 +84,10 @@ def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:
     num_runs = sum(run.kind == "run" for run in runs)
     if num_runs > _MAX_RUNS:
         raise ValueError(f"viva view shows one run or two, and any results of viva eval; got {num_runs} runs")
-    api = _Api(runs)
     routes = [
         Route("/", _page),
         Route("/static/{name}", _static),
-        *(Route(f"/api/{name}", _answering(handler)) for name, handler in api.handlers().items()),
+        *(Route(f"/api/{name}", _answering(handler)) for name, handler in _Api(runs).handlers().items()),
     ]
     return Guard(Starlette(routes=routes), token=token)
 
@@ -89,13 +115,13 @@ def _answering(handler: Callable[[Request], Any]) -> Callable[[Request], Respons
         try:
             status, value = 200, handler(request)
             text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        except _NotFound as error:
+        except NotFoundError as error:
             status, text = 404, json.dumps({"error": str(error)})
         except OSError as error:  # a file of the run that is gone, or may not be read any more
             why = f"a file of the run cannot be read: {error.strerror or error}. Is its folder still there?"
-            status, text = 410, json.dumps({"error": visible(why)})
+            status, text = 410, json.dumps({"error": printable(why)})
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            status, text = 400, json.dumps({"error": visible(f"{type(error).__name__}: {error}")})
+            status, text = 400, json.dumps({"error": printable(f"{type(error).__name__}: {error}")})
         return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
     return endpoint
@@ -112,86 +138,65 @@ class _Api:
 
     def handlers(self) -> dict[str, Callable[[Request], Any]]:
         """By the last part of their addresses."""
-        locked = (self.curves, self.series, self.conversations, self.text, self.judge, self.evaluations)
-        own = (
-            self.runs,
-            self.conversation,
-        )  # these wait for the reading, and take the lock when they have waited
-        found: dict[str, Callable[[Request], Any]] = {method.__name__: method for method in own}
-        return found | {method.__name__: self._locked(method) for method in locked}
+        locked: dict[str, Callable[[Request], Any]] = {
+            "curves": lambda _: curve_layout({key for run in self._runs for key in run.metrics}),
+            "series": self._series,
+            "summary": lambda _: [summary_answer(run) for run in self._runs],
+            "conversations": self._conversations,
+            "text": self._text,
+            "judge": self._judge,
+            "evaluations": self._evaluations,
+        }
+        return {
+            "runs": self._all_runs,  # these wait for the reading, and take the lock when they have waited
+            "conversation": self._conversation,
+            **{name: self._locked(handler) for name, handler in locked.items()},
+        }
 
-    def _locked(self, method: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    def _locked(self, handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
         def answer(request: Request) -> Any:
             with self._lock:
-                return method(request)
+                return handler(request)
 
         return answer
 
-    def runs(self, _: Request) -> Any:
+    def _all_runs(self, _: Request) -> Any:
         """All runs, after a look at what is new in their files."""
         self._reading.go_on()
         with self._lock:
             runs = [
-                _run(run, name, is_complete=self._reading.is_complete(run))
+                run_answer(run, name, is_complete=self._reading.is_complete(run))
                 for run, name in zip(self._runs, self._names, strict=True)
             ]
         return {"viva": __version__, "runs": runs}
 
-    def curves(self, _: Request) -> Any:
-        """Names of all curves, in groups."""
-        return curve_layout({key for run in self._runs for key in run.metrics})
-
-    def series(self, request: Request) -> Any:
-        """Points of some curves of all runs."""
+    def _series(self, request: Request) -> Any:
         keys = request.query_params.getlist("key")[:_MAX_KEYS]
         return [curve_points(run, keys) for run in self._runs]
 
-    def conversations(self, request: Request) -> Any:
-        """One page of the conversations that match."""
-        run = self._run(request)
-        found = select(run.entries.values(), parse_query(request.query_params))
-        page = _whole(request, "page", 0)
+    def _conversations(self, request: Request) -> Any:
         size = min(_whole(request, "size", _PAGE_SIZE), MAX_PAGE_SIZE)
-        return {
-            "total": len(found),
-            "page": page,
-            "size": size,
-            "rows": [_row(run, entry) for entry in page_of(found, page, size)],
-            "facets": facets(run.entries.values()),
-        }
+        return list_answer(
+            self._run(request), parse_query(request.query_params), _whole(request, "page", 0), size
+        )
 
-    def conversation(self, request: Request) -> Any:
-        """One conversation, with its tokens where they were kept, and its neighbours in the list."""
+    def _conversation(self, request: Request) -> Any:
         run, step, group = self._run(request), _whole(request, "step"), _whole(request, "group")
         query = parse_query(request.query_params)
         self._reading.wait_for(run, step, group)
         with self._lock:
-            return _conversation(run, step, group, query)
+            return conversation_answer(run, step, group, query)
 
-    def text(self, request: Request) -> Any:
-        """One whole text."""
+    def _text(self, request: Request) -> Any:
         step, group = _whole(request, "step"), _whole(request, "group")
-        row = self._run(request).transcript(step, group)
-        if row is None:
-            raise _NotFound(f"this run has no conversation {group} in step {step}")
-        return {"text": text_at(row, request.query_params.get("ref", ""))}
+        return text_answer(self._run(request), step, group, request.query_params.get("ref", ""))
 
-    def judge(self, request: Request) -> Any:
-        """Figures about the judge over all conversations that match, by step, and where to look."""
-        run = self._run(request)
-        found = select(run.entries.values(), parse_query(request.query_params))
-        worth_a_look = telling(found)
-        page = _whole(request, "page", 0)
-        return {
-            "totals": asdict(judge_totals(found)),
-            "steps": [{"step": step, **asdict(sums)} for step, sums in judge_by_step(found).items()],
-            "total": len(worth_a_look),
-            "page": page,
-            "size": _PAGE_SIZE,
-            "rows": [_row(run, entry) for entry in page_of(worth_a_look, page, _PAGE_SIZE)],
-        }
+    def _judge(self, request: Request) -> Any:
+        return judge_answer(
+            self._run(request), parse_query(request.query_params), _whole(request, "page", 0), _PAGE_SIZE
+        )
 
-    def evaluations(self, _: Request) -> Any:
+    def _evaluations(self, _: Request) -> Any:
         """What ``viva eval`` wrote into the runs' folders, and the results that were given themselves."""
         return [
             {"name": name, "results": read_evaluations(run.folder)}
@@ -201,24 +206,8 @@ class _Api:
     def _run(self, request: Request) -> RunIndex:
         index = _whole(request, "run", 0)
         if not 0 <= index < len(self._runs):
-            raise _NotFound(f"there is no run {index}")
+            raise NotFoundError(f"there is no run {index}")
         return self._runs[index]
-
-
-def _conversation(run: RunIndex, step: int, group: int, query: Query) -> dict[str, Any]:
-    row = run.transcript(step, group)
-    if row is None:
-        raise _NotFound(f"this run has no conversation {group} in step {step}")
-    transcript = transcript_of(f"step {step}, group {group}", row)
-    tokens = run.tokens(step, group)
-    found = [(entry.step, entry.group) for entry in select(run.entries.values(), query)]
-    at = found.index((step, group)) if (step, group) in found else None
-    return {
-        **conversation_payload(transcript),
-        "tokens": None if tokens is None else token_payload(tokens, transcript.record),
-        "previous": found[at - 1] if at else None,
-        "next": found[at + 1] if at is not None and at + 1 < len(found) else None,
-    }
 
 
 def _whole(request: Request, name: str, default: int | None = None) -> int:
@@ -228,25 +217,86 @@ def _whole(request: Request, name: str, default: int | None = None) -> int:
     return int(value)
 
 
-def _row(run: RunIndex, entry: Entry) -> dict[str, Any]:
-    return asdict(entry) | {"has_tokens": run.has_tokens(entry.step, entry.group)}
+def cookie_name(token: str) -> str:
+    """Name of the cookie that holds a token.
+
+    Cookies do not know ports: servers of several machines, each behind a tunnel, share one name of this machine.
+    """
+    return f"viva-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
 
-def _run(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
-    model = run.config.get("model_name")
-    return {
-        "name": name,
-        "kind": run.kind,
-        "model": visible(model) if isinstance(model, str) else "",
-        "version": run.version,
-        "steps": run.num_steps,
-        "conversations": len(run.entries),
-        "is_complete": is_complete,
-        "progress": run.progress,
-        "damaged": run.damaged,
-        "problems": [visible(problem) for problem in run.problems],
-        "config": {
-            visible(key): visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-            for key, value in sorted(run.config.items())
-        },
-    }
+class Guard:
+    """Wraps an application.
+
+    The host name must be one of this machine's own (a foreign name that resolves to it is refused: DNS rebinding), the
+    request must not come from another site or from a page of another port, and it must carry the token: once in the
+    address, from then on in a cookie that scripts cannot read.
+
+    Args:
+        app: What is guarded.
+        token: A secret.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str) -> None:
+        self._app = app
+        self._token = token
+        self._cookie = cookie_name(token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            refusal = self._refusal(scope)
+            if refusal is None:
+                await self._app(scope, receive, _with_headers(send))
+            else:
+                await refusal(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not _HOST.fullmatch(host):
+            return PlainTextResponse("This host name is not allowed.\n", 403)
+        if (
+            headers.get("origin", f"http://{host}") != f"http://{host}"
+        ):  # browsers without the next header send this
+            return PlainTextResponse("Requests of other sites are not answered.\n", 403)
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            is_link = headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"
+            if not is_link:
+                return PlainTextResponse("Requests of other sites are not answered.\n", 403)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("Only GET is allowed.\n", 405)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if scope["path"] == "/" and self._is_token(given):
+            response = RedirectResponse("/", 303)
+            response.set_cookie(
+                self._cookie, self._token, max_age=_COOKIE_S, httponly=True, samesite="strict", path="/"
+            )
+            return response
+        if not self._is_token(_cookie(headers, self._cookie)):
+            return PlainTextResponse("Open the address that 'viva view' printed; it has the token.\n", 403)
+        return None
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def _with_headers(send: Send) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers[name] = value
+        await send(message)
+
+    return wrapped

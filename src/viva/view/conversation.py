@@ -1,164 +1,394 @@
-"""One whole conversation as HTML: rounds by agents, then what it was worth."""
+"""A conversation as the page gets it: safe text, nothing too long, and what has to be worked out."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from viva.view.markup import data, escape, text_block
-from viva.view.pictures import arrows_svg, critique_place, scores_svg
-from viva.view.recorded import (
-    RecordedConversation,
-    RecordedFailure,
-    RecordedReply,
-    RecordedTurn,
-    Transcript,
+from pydantic import ValidationError
+
+from viva.conversation.prompts import quote
+from viva.judging.ballots import Item, Preference, Vote
+from viva.run.secrets import printable, without_secrets
+from viva.view.entries import known_answers
+from viva.view.judgement import (
+    PairVerdict,
+    agreement_of_comparisons,
+    agreement_of_votes,
+    cycles_of_ballots,
+    judge_pairs,
+    pair_cycles,
+    preferences_of,
 )
-from viva.view.review import marks, rankings_html, scores_html, vote_text
-from viva.view.sights import Sighting, sightings
-from viva.view.verdicts import verdicts_html
+from viva.view.recorded import RecordedConversation, RecordedTokens, RecordedTurn, Transcript
 
-__all__ = ["conversation_html"]
+__all__ = [
+    "MAX_TEXT_CHARS",
+    "Sighting",
+    "clip",
+    "conversation_payload",
+    "rankings_payload",
+    "sightings",
+    "text_at",
+    "token_payload",
+]
+
+MAX_TEXT_CHARS = 6000
+"""Longer texts lose their middle; the page says how much."""
+
+_KEPT_HEAD = 4500
+_KEPT_TAIL = 1000
+
+_MAX_REF_PARTS = 8
 
 
-def conversation_html(
-    transcript: Transcript, reason: str, credit: str = "", *, anchor: str = "conversation"
-) -> str:
-    """A recorded conversation as an ``<article>``.
+def conversation_payload(transcript: Transcript) -> dict[str, Any]:
+    """Everything about one conversation, ready for JSON.
 
-    Args:
-        transcript: A transcript with a record.
-        reason: Why it is shown; its heading.
-        credit: What else there is, as HTML: see `viva.view.credit`.
-        anchor: Its place on the page, and the beginning of the places of its parts.
-
-    Raises:
-        ValueError: If the transcript has no record.
+    Texts are ``{"head", "left_out", "tail", "ref"}``: `text_at` gives the whole text of a reference.
     """
     record = transcript.record
-    if record is None:
-        raise ValueError(
-            f"step {transcript.step}, group {transcript.group} has no recorded conversation to show"
-        )
-    where = " \u00b7 ".join([f"step {transcript.step}", f"group {transcript.group}", *transcript.tags])
-    void = ""
-    if transcript.void:
-        why = f": {escape(transcript.void_reason)}" if transcript.void_reason else ""
-        void = f'<p class="failure">Void, it trained nothing{why}</p>'
-    answer = "" if record.answer is None else f"<p>Right answer</p>{text_block(record.answer)}"
-    return (
-        f'<article class="conversation" id="{anchor}"><h3>{escape(reason.capitalize())}</h3>'
-        f'<p class="muted">{escape(where)}</p>{void}'
-        f'<div class="question"><p>Question</p>{text_block(record.question)}{answer}</div>'
-        f'{_rounds(record, anchor)}<div class="pictures">{scores_svg(record)}{arrows_svg(record, anchor)}</div>'
-        f"{scores_html(record)}{rankings_html(record)}{verdicts_html(record)}{credit}</article>"
-    )
+    return {
+        "step": transcript.step,
+        "group": transcript.group,
+        "void": transcript.void,
+        "void_reason": None if transcript.void_reason is None else printable(transcript.void_reason),
+        "tags": [printable(tag) for tag in transcript.tags],
+        "record": None if record is None else _record(record),
+    }
 
 
-def _rounds(record: RecordedConversation, anchor: str) -> str:
-    agents = record.agent_ids
-    turns: dict[tuple[int, int], list[int]] = {}
-    for place, turn in sorted(enumerate(record.turns), key=lambda pair: pair[1].lane):
-        turns.setdefault((turn.round_index, turn.agent_id), []).append(place)
-    failures: dict[tuple[int, int], list[RecordedFailure]] = {}
-    for failure in record.failures:
-        failures.setdefault((failure.round_index, failure.agent_id), []).append(failure)
-    heads = "".join(f'<th scope="col">{_agent_head(record, agent)}</th>' for agent in agents)
-    rows: list[str] = []
-    for round_index in sorted({where[0] for where in (*turns, *failures)}):
-        cells = "".join(
-            _cell(record, turns.get((round_index, agent), ()), failures.get((round_index, agent), ()), anchor)
-            for agent in agents
-        )
-        rows.append(f'<tr><th scope="row">{round_index + 1}</th>{cells}</tr>')
-    return (
-        '<div class="scroll"><table class="rounds"><thead><tr><th scope="col">Round</th>'
-        f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+def text_at(row: Mapping[str, Any], ref: str) -> str:
+    """The text that a reference names, whole and visible.
 
-
-def _agent_head(record: RecordedConversation, agent: int) -> str:
-    parts = [f"Agent {agent}"]
-    if agent in record.rewards:
-        reward = record.rewards[agent]
-        parts.append(f'<span class="reward">reward {data(reward, f"{reward:+.2f}")}</span>')
-    return " ".join([*parts, *filter(None, [marks(record, agent)])])
-
-
-def _cell(
-    record: RecordedConversation, places: Sequence[int], failures: Sequence[RecordedFailure], anchor: str
-) -> str:
-    """Everything that one agent said in one round, parallel replies one below the other."""
-    parts = [
-        f'<div class="turn" id="{_turn_place(anchor, place)}">{_turn(record, place, anchor)}</div>'
-        for place in places
-    ]
-    parts += [
-        f'<div class="failure"><h4>Failed</h4>{text_block(failure.reason)}</div>' for failure in failures
-    ]
-    return f"<td>{''.join(parts)}</td>"
-
-
-def _turn_place(anchor: str, place: int) -> str:
-    return f"{anchor}-turn-{place}"
-
-
-def _turn(record: RecordedConversation, place: int, anchor: str) -> str:
-    turn = record.turns[place]
-    response = turn.response
-    status = "" if turn.status == "ok" else f'<p class="status">{escape(turn.status)}</p>'
-    if response.preferences is not None:
-        said = _said(turn, "\n".join(map(vote_text, response.preferences)) or "no vote")
-    elif response.critiques is not None:
-        said = "".join(
-            f'<div id="{critique_place(anchor, turn.agent_id, critique.target, turn.round_index)}">'
-            f"<h4>Critique of agent {critique.target}</h4>{text_block(critique.text)}</div>"
-            for critique in response.critiques
-        ) or _said(turn, "no critique")
-    else:
-        said = _said(turn, response.solution)
-    dropped = ", ".join(f"{escape(cause)} {data(count)}" for cause, count in response.dropped.items())
-    details = "".join(
-        f"<details><summary>{title}</summary>{text_block(text)}{below}</details>"
-        for title, text, below in (
-            ("System message", record.system_prompt, ""),
-            ("What it read", turn.prompt, _sights(record, place, anchor)),
-            ("Reply as sampled", turn.text, ""),
-        )
-        if text.strip()
-    )
-    left_out = f'<p class="muted">left out: {dropped}</p>' if dropped else ""
-    return f"{status}{said}{_asides(response)}{left_out}{details}"
-
-
-def _sights(record: RecordedConversation, place: int, anchor: str) -> str:
-    """What had been said before the turn: what its agent saw of it, and what was hidden from it."""
-    seen: list[str] = []
-    hidden: list[str] = []
-    for sighting in sightings(record, place):
-        name = _sighting(record, sighting, anchor)
-        if sighting.is_seen:
-            seen.append(name)
+    Raises:
+        ValueError: If there is no text there.
+    """
+    value: Any = row
+    parts = ref.split(".")
+    for part in parts[:_MAX_REF_PARTS]:
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
         else:
-            hidden.append(f"<li><s>{name}</s></li>")
-    parts = [f'<p class="seen"><b>In it:</b> {"; ".join(seen)}</p>'] if seen else []
-    if hidden:
-        parts.append(f'<div class="hidden">Hidden from it<ul>{"".join(hidden)}</ul></div>')
-    return "".join(parts)
+            value = None
+    if not isinstance(value, str) or len(parts) > _MAX_REF_PARTS:
+        raise ValueError(f"there is no text {ref[:60]!r} in this conversation")
+    return printable(value)
 
 
-def _sighting(record: RecordedConversation, sighting: Sighting, anchor: str) -> str:
-    said = record.turns[sighting.turn]
-    text = f"{sighting.part} by agent {said.agent_id} (round {said.round_index + 1})"
-    return f'<a href="#{_turn_place(anchor, sighting.turn)}">{escape(text)}</a>'
+def clip(text: str) -> tuple[str, int, str]:
+    """Head of a text, number of characters left out after it, and tail; a short text is all head.
+
+    Credentials are hidden here: half of one would not be known.
+    """
+    text = without_secrets(text)
+    if len(text) <= MAX_TEXT_CHARS:
+        return text, 0, ""
+    return text[:_KEPT_HEAD], len(text) - _KEPT_HEAD - _KEPT_TAIL, text[-_KEPT_TAIL:]
 
 
-def _said(turn: RecordedTurn, text: str) -> str:
-    title = "Solution" if turn.segment == "turn" else escape(turn.segment.capitalize())
-    decision = f": {escape(turn.response.decision)}" if turn.response.decision else ""
-    return f"<div><h4>{title}{decision}</h4>{text_block(text)}</div>"
+def _text(text: str, ref: str) -> dict[str, Any]:
+    head, left_out, tail = clip(text)
+    return {"head": printable(head), "left_out": left_out, "tail": printable(tail), "ref": ref}
 
 
-def _asides(response: RecordedReply) -> str:
-    return "".join(
-        f'<div class="aside"><h4>{title}</h4>{text_block(text)}</div>'
-        for title, text in (("Evaluation", response.evaluation), ("Reflection", response.reflection))
-        if text.strip()
+def _record(record: RecordedConversation) -> dict[str, Any]:
+    said = [(item.agent_id, item.first, item.second, item.outcome) for item in record.comparisons]
+    pairs = judge_pairs(said)
+    agreement = agreement_of_comparisons(said, record.correct_initial or {}, record.correct or {})
+    return {
+        "question": _text(record.question, "record.question"),
+        "answer": None if record.answer is None else _text(record.answer, "record.answer"),
+        "protocol": printable(record.protocol),
+        "system": _text(record.system_prompt, "record.system_prompt"),
+        "judge": None
+        if record.judge is None
+        else {
+            "system": _text(record.judge.system_prompt, "record.judge.system_prompt"),
+            "prefill": printable(record.judge.prefill),
+        },
+        "agents": [_agent(record, agent) for agent in record.agent_ids],
+        "turns": [_turn(record, place) for place in range(len(record.turns))],
+        "failures": [
+            {
+                "agent": failure.agent_id,
+                "round": failure.round_index,
+                "reason": _text(failure.reason, f"record.failures.{place}.reason"),
+            }
+            for place, failure in enumerate(record.failures)
+        ],
+        "rules": {printable(name): printable(str(value)) for name, value in sorted(record.rules.items())},
+        "comparisons": [_comparison(record, place) for place in range(len(record.comparisons))],
+        "pairs": [_pair(pair) for pair in pairs],
+        "cycles": [list(cycle) for cycle in pair_cycles(pairs)],
+        "agreement": {"right": agreement.num_right, "of": agreement.num_pairs},
+        "rankings": rankings_payload(record),
+    }
+
+
+def _agent(record: RecordedConversation, agent: int) -> dict[str, Any]:
+    scores = record.scores
+    return {
+        "id": agent,
+        "reward": record.rewards.get(agent),
+        "right_before": (record.correct_initial or {}).get(agent),
+        "right": (record.correct or {}).get(agent),
+        "before": scores.initial.get(agent),
+        "before_error": scores.initial_error.get(agent),
+        "after": scores.final.get(agent),
+        "after_error": scores.final_error.get(agent),
+        "streams": {printable(name): value for name, value in record.streams.get(agent, {}).items()},
+    }
+
+
+def _turn(record: RecordedConversation, place: int) -> dict[str, Any]:
+    turn = record.turns[place]
+    at = f"record.turns.{place}"
+    response = turn.response
+    earlier = sightings(record, place)
+    return {
+        "agent": turn.agent_id,
+        "round": turn.round_index,
+        "segment": printable(turn.segment),
+        "lane": turn.lane,
+        "status": printable(turn.status),
+        "saw": _text(turn.prompt, f"{at}.prompt"),
+        "said": _text(turn.text, f"{at}.text"),
+        "parts": _parts(turn, at),
+        "votes": None if response.preferences is None else [_vote(vote) for vote in response.preferences],
+        "critiques": None
+        if response.critiques is None
+        else [
+            {"target": critique.target, "text": _text(critique.text, f"{at}.response.critiques.{index}.text")}
+            for index, critique in enumerate(response.critiques)
+        ],
+        "dropped": {printable(cause): count for cause, count in response.dropped.items()},
+        "seen": [{"turn": sighting.turn, "part": sighting.part} for sighting in earlier if sighting.is_seen],
+        "hidden": [
+            {"turn": sighting.turn, "part": sighting.part} for sighting in earlier if not sighting.is_seen
+        ],
+    }
+
+
+def _parts(turn: RecordedTurn, at: str) -> list[dict[str, Any]]:
+    """What a reply was read into, for replies that are solutions."""
+    response = turn.response
+    named = (
+        ("reflection", response.reflection),
+        ("evaluation", response.evaluation),
+        ("decision", response.decision),
+        ("solution", response.solution),
     )
+    return [
+        {"name": name, "text": _text(text, f"{at}.response.{name}")} for name, text in named if text.strip()
+    ]
+
+
+def _vote(vote: Vote) -> dict[str, Any]:
+    if isinstance(vote, Preference):
+        return {"above": _item(vote.winner), "below": _item(vote.loser), "tie": False}
+    return {"above": _item(vote.first), "below": _item(vote.second), "tie": True}
+
+
+def _item(item: Item) -> str:
+    return f"agent {item}" if isinstance(item, int) else printable(f"{item[0]} {item[1]}")
+
+
+def _comparison(record: RecordedConversation, place: int) -> dict[str, Any]:
+    item = record.comparisons[place]
+    return {
+        "agent": item.agent_id,
+        "first": item.first,
+        "second": item.second,
+        "outcome": printable(item.outcome),
+        "score": item.score,
+        "probabilities": item.probabilities,
+        "text": _text(item.text, f"record.comparisons.{place}.text"),
+        "prompt": _text(item.prompt, f"record.comparisons.{place}.prompt"),
+    }
+
+
+def _pair(pair: PairVerdict) -> dict[str, Any]:
+    return {
+        "agent": pair.agent_id,
+        "items": pair.items,
+        "winner": pair.winner,
+        "flipped": pair.is_flipped,
+        "both_orders": pair.in_both_orders,
+    }
+
+
+def rankings_payload(record: RecordedConversation) -> list[dict[str, Any]]:
+    """Every kind of ranking: items, who put what above what, cycles, and agreement with known answers."""
+    ballots: dict[str, dict[int, list[Vote]]] = {}
+    for turn in record.turns:
+        if turn.response.preferences:
+            by_voter = ballots.setdefault(turn.segment, {})
+            by_voter.setdefault(turn.agent_id, []).extend(turn.response.preferences)
+    return [_ranking(record, segment, by_voter) for segment, by_voter in ballots.items()]
+
+
+def _ranking(record: RecordedConversation, segment: str, ballots: Mapping[int, list[Vote]]) -> dict[str, Any]:
+    votes = [(voter, vote) for voter, cast_votes in ballots.items() for vote in cast_votes]
+    shown = [{"voter": voter, **_vote(vote)} for voter, vote in votes]
+    items = sorted({side for vote in shown for side in (vote["above"], vote["below"])})
+    known = known_answers(record.correct_initial or {}, record.correct or {}, segment)
+    agreement = agreement_of_votes(preferences_of([vote for _, vote in votes]), known)
+    return {
+        "segment": printable(segment),
+        "items": items,
+        "votes": shown,
+        "cycles": [[_item(item) for item in cycle] for cycle in cycles_of_ballots(ballots)],
+        "agreement": {"right": agreement.num_right, "of": agreement.num_pairs},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """One earlier thing that was said, from the place of a later turn."""
+
+    turn: int
+    """Place of the earlier turn in the record."""
+    part: str
+    """What of it: ``solution``, ``critique of agent 1`` or ``ranking``."""
+    is_seen: bool
+
+
+def sightings(record: RecordedConversation, place: int) -> list[Sighting]:
+    """Everything said before a turn, in order, and whether the turn's prompt shows it.
+
+    Two agents that said the same are seen together: the words are there.
+
+    Args:
+        record: The conversation.
+        place: Of the turn in the record's turns.
+    """
+    own = record.turns[place]
+    return [
+        Sighting(turn=index, part=part, is_seen=bool(text.strip()) and quote(text) in own.prompt)
+        for index, turn in enumerate(record.turns)
+        if _is_before(turn, own, is_sequential=_is_sequential(record))
+        for part, text in _said(turn)
+    ]
+
+
+def _is_sequential(record: RecordedConversation) -> bool:
+    """Whether agents reply one after another; older records of conversations that did so do not tell."""
+    return record.order == "sequential" or (not record.order and record.protocol in ("", "round_robin"))
+
+
+def _is_before(turn: RecordedTurn, own: RecordedTurn, *, is_sequential: bool) -> bool:
+    if turn.round_index != own.round_index:
+        return turn.round_index < own.round_index
+    return is_sequential and turn.agent_id < own.agent_id
+
+
+def _said(turn: RecordedTurn) -> Iterator[tuple[str, str]]:
+    response = turn.response
+    if response.critiques is not None:
+        for critique in response.critiques:
+            yield f"critique of agent {critique.target}", critique.text
+        if not response.critiques:
+            yield "critique", turn.text
+    elif response.preferences is not None:
+        yield "ranking", turn.text
+    else:
+        yield "solution", response.solution
+
+
+_COLUMNS = ("ids", "sampling", "training", "anchor", "weights", "mask", "advantages")
+"""Lists of ``tokens.jsonl`` with one value for every token of a turn."""
+
+
+def token_payload(row: Mapping[str, Any], record: RecordedConversation | None) -> dict[str, Any]:
+    """Tokens of one conversation, ready for JSON.
+
+    Args:
+        row: A line of ``tokens.jsonl``, see `viva.training.token_records`.
+        record: The conversation they belong to, if one was recorded.
+
+    Raises:
+        ValueError: If a value is of another kind, or the line does not hold one value per token.
+    """
+    try:
+        tokens = RecordedTokens.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(
+            f"not the tokens of a conversation: {field}: {first['msg']}; the file is damaged"
+        ) from error
+    turns = [_token_turn(turn.model_dump(), record) for turn in tokens.turns]
+    if record is not None:  # as they are read: what an agent said in two lanes of a round stands together
+        turns.sort(key=lambda turn: _reading_order(turn["place"], record))
+    streams = sorted({span["stream"] for turn in turns for span in turn["spans"]})
+    return {"strategy": printable(tokens.strategy or ""), "streams": streams, "turns": turns}
+
+
+def _reading_order(place: int | None, record: RecordedConversation) -> tuple[float, ...]:
+    if place is None:
+        return (math.inf,)
+    turn = record.turns[place]
+    return (turn.agent_id, turn.round_index, turn.lane)
+
+
+def _token_turn(turn: Mapping[str, Any], record: RecordedConversation | None) -> dict[str, Any]:
+    ids: Sequence[int] = turn["ids"]
+    pieces = [printable(piece) for piece in turn.get("pieces") or [f"[{token}]" for token in ids]]
+    columns: dict[str, Sequence[float | None]] = {
+        name: turn.get(name) or [None] * len(ids) for name in _COLUMNS
+    }
+    if turn.get("anchor") is None:
+        columns["anchor"] = columns["sampling"]
+    if turn.get("weights") is None:
+        columns["weights"] = [1.0] * len(ids)
+    if any(len(values) != len(ids) for values in (pieces, *columns.values())):
+        raise ValueError(
+            "a turn of tokens.jsonl needs one value per token in every list; the file is damaged"
+        )
+    return {
+        **_who(int(turn["seat"]), int(turn["turn"]), record),
+        "pieces": pieces,
+        **columns,
+        "ratios": [
+            None if new is None or old is None else math.exp(min(new - old, 50.0))
+            for new, old in zip(columns["training"], columns["anchor"], strict=True)
+        ],
+        "spans": [
+            {
+                "start": int(span["start"]),
+                "stop": int(span["stop"]),
+                "stream": printable(str(span["stream"])),
+                "reward": span.get("reward"),
+            }
+            for span in turn.get("spans") or ()
+        ],
+        "sampled_in": _context(turn, "sampled_in"),
+        "trained_in": _context(turn, "trained_in"),
+    }
+
+
+def _context(turn: Mapping[str, Any], name: str) -> str | None:
+    text = turn.get(name)
+    return None if text is None else printable(str(text))
+
+
+def _who(seat: int, turn: int, record: RecordedConversation | None) -> dict[str, Any]:
+    """Which turn of the record it is: seats go agent by agent and lane by lane, turns in order of their rounds."""
+    if record is None:
+        return {"seat": seat, "turn": turn, "place": None, "title": f"seat {seat}, turn {turn + 1}"}
+    num_lanes = max((each.lane for each in record.turns), default=0) + 1
+    agent, lane = divmod(seat, num_lanes)
+    places = [
+        place
+        for place, each in sorted(enumerate(record.turns), key=lambda pair: pair[1].round_index)
+        if (each.agent_id, each.lane) == (agent, lane)
+    ]
+    place = places[turn] if turn < len(places) else None
+    title = f"agent {agent}, turn {turn + 1}"
+    if place is not None:
+        own = record.turns[place]
+        title = f"agent {agent}, round {own.round_index + 1}: {printable(own.segment)}"
+    return {"seat": seat, "turn": turn, "place": place, "title": title}

@@ -1,11 +1,13 @@
 """What lists of conversations know of each: a small value instead of the whole text."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from viva.judging.ballots import Item, Preference, Vote
+from viva.run.secrets import printable
 from viva.view.judgement import (
     NO_ORDERS,
     agreement_of_comparisons,
@@ -16,9 +18,20 @@ from viva.view.judgement import (
     pair_cycles,
     preferences_of,
 )
-from viva.view.markup import visible
 
-__all__ = ["Entry", "entry_of", "known_answers"]
+__all__ = [
+    "MAX_PAGE_SIZE",
+    "Choice",
+    "Entry",
+    "Query",
+    "choose",
+    "entry_of",
+    "facets",
+    "known_answers",
+    "page_of",
+    "parse_query",
+    "select",
+]
 
 _QUESTION_CHARS = 110
 
@@ -75,7 +88,7 @@ class Entry:
 
 
 def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
-    """The entry of a transcript's line, as `viva.view.run_files.parse_line` read it.
+    """The entry of a transcript's line, as `viva.view.files.parse_line` read it.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError, OverflowError: If it is no transcript.
@@ -92,11 +105,11 @@ def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
         step=int(row["step"]),
         group=int(row["group"]),
         offset=offset,
-        strategy=visible(str(row.get("strategy") or record.get("protocol") or "")),
-        question=visible(str(record.get("question") or "")[:_QUESTION_CHARS]),
+        strategy=printable(str(row.get("strategy") or record.get("protocol") or "")),
+        question=printable(str(record.get("question") or "")[:_QUESTION_CHARS]),
         has_record=bool(record),
         is_void=bool(row.get("void")),
-        void_reason=None if void_reason is None else str(void_reason),
+        void_reason=None if void_reason is None else printable(str(void_reason)),
         num_failures=len(record.get("failures") or row.get("failures") or ()),
         num_right=sum(after.values()),
         num_graded=len(after),
@@ -163,3 +176,212 @@ def _ballots(record: Mapping[str, Any]) -> dict[str, dict[int, list[Vote]]]:
 
 def _item(value: Any) -> Item:
     return int(value) if not isinstance(value, list) else (str(cast("list[Any]", value)[0]), int(value[1]))
+
+
+MAX_PAGE_SIZE = 200
+
+_ANSWERS: dict[str, Callable[[Entry], bool]] = {
+    "right": lambda entry: 0 < entry.num_graded == entry.num_right,
+    "mixed": lambda entry: 0 < entry.num_right < entry.num_graded,
+    "wrong": lambda entry: entry.num_graded > 0 == entry.num_right,
+    "mended": lambda entry: entry.num_mended > 0,
+    "spoiled": lambda entry: entry.num_mended < 0,
+    "unknown": lambda entry: entry.num_graded == 0,
+}
+
+_STATES: dict[str, Callable[[Entry], bool]] = {
+    "sound": lambda entry: not entry.is_void and not entry.num_failures,
+    "failed": lambda entry: entry.num_failures > 0,
+    "void": lambda entry: entry.is_void,
+    "flips": lambda entry: entry.num_flips > 0,
+    "cycles": lambda entry: entry.num_cycles > 0,
+    "disagrees": lambda entry: entry.num_agreeing < entry.num_decidable,
+}
+
+_ORDERS: dict[str, Callable[[Entry], float]] = {
+    "step": lambda entry: entry.step,
+    "-step": lambda entry: -entry.step,
+    "reward": lambda entry: math.inf if entry.reward_mean is None else entry.reward_mean,
+    "-reward": lambda entry: math.inf if entry.reward_mean is None else -entry.reward_mean,
+    "-spread": lambda entry: -entry.reward_spread,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What is looked for; ``None`` and empty texts let everything pass."""
+
+    step_from: int | None = None
+    step_to: int | None = None
+    strategy: str | None = None
+    reward_from: float | None = None
+    """Of the mean reward."""
+    reward_to: float | None = None
+    answers: str = ""
+    state: str = ""
+    text: str = ""
+    """Part of the question's beginning, in either case."""
+    order: str = "step"
+
+    def __post_init__(self) -> None:
+        """Refuse words that mean nothing.
+
+        Raises:
+            ValueError: For a word that is not allowed.
+        """
+        for name, value, allowed in (
+            ("answers", self.answers, _ANSWERS),
+            ("state", self.state, _STATES),
+            ("order", self.order, _ORDERS),
+        ):
+            if value not in allowed and not (value == "" and name != "order"):
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value[:60]!r}")
+
+
+def parse_query(given: Mapping[str, str]) -> Query:
+    """The query of a request; parameters of other things are left alone, empty ones left out.
+
+    Raises:
+        ValueError: If a value is no number, or a word that means nothing.
+    """
+    values = {name: value for name, value in given.items() if value != ""}
+    return Query(
+        step_from=_number(values, "step_from", int),
+        step_to=_number(values, "step_to", int),
+        strategy=values.get("strategy"),
+        reward_from=_number(values, "reward_from", float),
+        reward_to=_number(values, "reward_to", float),
+        answers=values.get("answers", ""),
+        state=values.get("state", ""),
+        text=values.get("text", ""),
+        order=values.get("order", "step"),
+    )
+
+
+def _number(values: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> Any:
+    if name not in values:
+        return None
+    try:
+        number = kind(values[name])
+        is_finite = math.isfinite(number)
+    except (ValueError, OverflowError):
+        number, is_finite = None, False
+    if not is_finite:
+        raise ValueError(f"{name} must be a number; got {values[name][:60]!r}")
+    return number
+
+
+def select(entries: Iterable[Entry], query: Query) -> list[Entry]:
+    """The entries that match, in the query's order; ties by step and group."""
+    wanted = query.text.casefold()
+    found = [
+        entry
+        for entry in entries
+        if (query.step_from is None or entry.step >= query.step_from)
+        and (query.step_to is None or entry.step <= query.step_to)
+        and (query.strategy is None or entry.strategy == query.strategy)
+        and _is_between(entry.reward_mean, query.reward_from, query.reward_to)
+        and (not query.answers or _ANSWERS[query.answers](entry))
+        and (not query.state or _STATES[query.state](entry))
+        and (not wanted or wanted in entry.question.casefold())
+    ]
+    key = _ORDERS[query.order]
+    return sorted(found, key=lambda entry: (key(entry), entry.step, entry.group))
+
+
+def _is_between(value: float | None, low: float | None, high: float | None) -> bool:
+    if low is None and high is None:
+        return True
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)
+
+
+def page_of(found: Sequence[Entry], page: int, size: int) -> Sequence[Entry]:
+    """One page, counted from 0; empty behind the last one."""
+    size = max(1, min(size, MAX_PAGE_SIZE))
+    start = max(0, page) * size
+    return found[start : start + size]
+
+
+def facets(entries: Iterable[Entry]) -> dict[str, Any]:
+    """What there is to choose from: strategies with their counts, and the range of steps."""
+    entries = list(entries)
+    counts = Counter(entry.strategy for entry in entries)
+    steps = [entry.step for entry in entries]
+    return {
+        "strategies": [{"name": name, "count": count} for name, count in sorted(counts.items())],
+        "steps": [min(steps), max(steps)] if steps else None,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A conversation and why it is shown."""
+
+    entry: Entry
+    reason: str
+
+
+def choose(
+    entries: Sequence[Entry], *, with_tokens: Collection[tuple[int, int]] = frozenset()
+) -> list[Choice]:
+    """A few telling conversations, each once, in the order in which they are worth reading.
+
+    Where answers are known, best and worst go by the share of agents whose final solution is right; else by
+    how clearly the judge decided (the spread of the rewards). Ties go to the later step, then the earlier
+    group, so the choice is a function of the entries alone.
+
+    Args:
+        entries: All transcripts of a run, in the order of (step, group).
+        with_tokens: Those, by (step, group), whose tokens were kept.
+    """
+    recorded = [entry for entry in entries if entry.has_record]
+    sound = [entry for entry in recorded if not entry.is_void]
+    choices: list[Choice] = []
+
+    def add(entry: Entry, reason: str) -> None:
+        if all(choice.entry is not entry for choice in choices):
+            choices.append(Choice(entry=entry, reason=reason))
+
+    if sound:
+        last_step = max(entry.step for entry in sound)
+        add(sound[0], "the first conversation of the run")
+        add(
+            next(entry for entry in sound if entry.step == last_step),
+            "the first conversation of the last step",
+        )
+        graded = [entry for entry in sound if entry.share_correct is not None]
+        if graded:
+            add(
+                _highest(graded, lambda entry: entry.share_correct or 0.0), "the most agents right at the end"
+            )
+            add(
+                _highest(graded, lambda entry: -(entry.share_correct or 0.0)),
+                "the fewest agents right at the end",
+            )
+            mended, spoiled = (
+                _highest(graded, lambda entry, sign=sign: sign * entry.num_mended) for sign in (1, -1)
+            )
+            if mended.num_mended > 0:
+                add(mended, "revision mended the most solutions")
+            if spoiled.num_mended < 0:
+                add(spoiled, "revision spoiled the most solutions")
+        else:
+            add(_highest(sound, lambda entry: entry.reward_spread), "the judge decided most clearly")
+            add(_highest(sound, lambda entry: -entry.reward_spread), "the judge saw the least difference")
+    kept = [entry for entry in sound if (entry.step, entry.group) in with_tokens]
+    if kept:
+        add(kept[-1], "the last conversation whose tokens were kept")
+    failed = [entry for entry in recorded if entry.is_void or entry.num_failures]
+    if failed:
+        last = failed[-1]
+        add(
+            last,
+            "a conversation in which an agent failed"
+            if last.num_failures
+            else "a conversation that was void",
+        )
+    return choices
+
+
+def _highest(entries: Sequence[Entry], value: Callable[[Entry], float]) -> Entry:
+    return max(entries, key=lambda entry: (value(entry), entry.step, -entry.group))

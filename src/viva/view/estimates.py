@@ -25,8 +25,8 @@ from viva.experts.diagnostics import (
 from viva.experts.estimation import Baseline, Estimate, Estimator, choose_baseline, estimate
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator
 from viva.experts.samples import Sample, stored_sample
+from viva.view.files import iter_rows, read_config
 from viva.view.log_check import check_log
-from viva.view.run_files import iter_rows, read_config
 
 __all__ = [
     "SAMPLES_FILE",
@@ -160,7 +160,7 @@ def _batches(run_dir: Path, options: EstimateOptions, torn: list[str]) -> dict[i
     path = run_dir / SAMPLES_FILE
     check_log(run_dir, SAMPLES_FILE)
     batches: dict[int, list[Sample]] = {}
-    for where, _, row in iter_rows(path, torn) if path.is_file() else ():
+    for where, row in iter_rows(path, torn) if path.is_file() else ():
         step = row.get("step")
         if not isinstance(step, int):
             raise ValueError(f"{where}: a stored sample needs its step; got {step!r}")

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from viva.conversation.wording import counted
 from viva.run.secrets import without_secrets
-from viva.view.headline import ACCURACY
+from viva.view.files import METRICS_FILE
 from viva.view.log_check import INDEX_FILE
-from viva.view.run_files import METRICS_FILE, Run
-from viva.view.series import Z95
+from viva.view.run_index import RunIndex
+from viva.view.summary import ACCURACY
 
 __all__ = ["Measurement", "ModelCard", "measurements", "model_card"]
 
@@ -58,7 +58,7 @@ class Measurement:
 class ModelCard:
     """What a card says."""
 
-    run: Run
+    run: RunIndex
     num_steps: int
     """Training steps of the exported weights."""
     kind: Literal["adapter", "model"]
@@ -67,16 +67,16 @@ class ModelCard:
     precision: str
 
 
-def measurements(run: Run, num_steps: int) -> list[Measurement]:
+def measurements(run: RunIndex, num_steps: int) -> list[Measurement]:
     """The figures of the last evaluation that is not later than the exported weights; none of damaged metrics."""
     found: list[Measurement] = []
     if _damage(run) is not None:
         return found
     for metric, label in _RESULTS.items():
-        points = [(step, value) for step, value in run.curves.get(metric, ()) if step <= num_steps]
+        points = [(step, value) for step, value in run.points(metric) if step <= num_steps]
         if not points:
             continue
-        errors = dict(run.curves.get(f"{metric}_stderr", ()))
+        widths = run.half_widths(metric)
         (first, before), (last, after) = points[0], points[-1]
         # a run that was resumed with evaluation switched on has none of its beginning
         is_before = first == 0 < last
@@ -87,17 +87,19 @@ def measurements(run: Run, num_steps: int) -> list[Measurement]:
                 before=before if is_before else None,
                 after=after,
                 # an error of 0 says only that the approximation does not hold there
-                before_half_width=Z95 * errors[first] if is_before and errors.get(first) else None,
-                after_half_width=Z95 * errors[last] if errors.get(last) else None,
+                before_half_width=(widths.get(first) or None) if is_before else None,
+                after_half_width=widths.get(last) or None,
                 step=last,
             )
         )
     return found
 
 
-def _damage(run: Run) -> str | None:
+def _damage(run: RunIndex) -> str | None:
     """Why the run's figures cannot be trusted."""
-    return next((problem for problem in run.damage if METRICS_FILE in problem or INDEX_FILE in problem), None)
+    return next(
+        (problem for problem in run.problems if METRICS_FILE in problem or INDEX_FILE in problem), None
+    )
 
 
 def model_card(card: ModelCard) -> str:
@@ -220,7 +222,7 @@ def _table(card: ModelCard, found: Sequence[Measurement]) -> str:
     notes = [
         "± is the 95 % interval, from the standard error over the prompts; without it, none was recorded."
     ]
-    questions = dict(card.run.curves.get("test/direct_questions", ()))
+    questions = dict(card.run.points("test/direct_questions"))
     if questions:
         notes.append(f"Direct answers: {max(questions.values()):.0f} prompts.")
     if any(each.step < card.num_steps for each in found):

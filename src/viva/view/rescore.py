@@ -5,6 +5,7 @@ Ballots, critiques and comparisons are read back from the transcripts, scored as
 with the rewards that were paid. One conversation is in memory at a time.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,20 +14,38 @@ from typing import Any, Literal
 import chz
 from pydantic import TypeAdapter, ValidationError
 
-from viva.conversation.records import Conversation
+from viva.conversation.records import (
+    Conversation,
+    CritiqueReply,
+    Failure,
+    Reply,
+    ReplyStatus,
+    Revision,
+    Solution,
+    Turn,
+)
 from viva.conversation.wording import counted
 from viva.judging.bradley_terry import BradleyTerryError
-from viva.judging.comparison import Comparison, same_words
+from viva.judging.comparison import Comparison, Outcome, same_words
+from viva.judging.ranking import RankingReply
 from viva.rewards.critique import review_votes
 from viva.rewards.review import ReviewScores, ReviewVotes, score_review
 from viva.rewards.review_metrics import ballot_accuracy, reward_truth_gap
 from viva.rewards.review_rules import ReviewRules, review_rules
-from viva.view.moments import Spread, WithinCorrelation
-from viva.view.recorded import RecordedConversation
-from viva.view.run_files import iter_transcripts
-from viva.view.stored import stored_comparisons, stored_conversation
+from viva.view.files import iter_transcripts
+from viva.view.recorded import RecordedConversation, RecordedReply
 
-__all__ = ["RescoreOptions", "Rescoring", "StreamChange", "rescore", "rescore_text"]
+__all__ = [
+    "RescoreOptions",
+    "Rescoring",
+    "Spread",
+    "StreamChange",
+    "WithinCorrelation",
+    "rescore",
+    "rescore_text",
+    "stored_comparisons",
+    "stored_conversation",
+]
 
 _Rewards = Mapping[int, float | None]
 """By agent."""
@@ -183,6 +202,72 @@ def _require_links(conversation: Conversation, judged: Mapping[int, Sequence[Com
         )
 
 
+class Spread:
+    """Mean and standard deviation of a stream of numbers (Welford, 1962)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean = 0.0
+        self._squares = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one more."""
+        self.count += 1
+        before = value - self._mean
+        self._mean += before / self.count
+        self._squares += before * (value - self._mean)
+
+    @property
+    def mean(self) -> float | None:
+        """``None`` without values."""
+        return self._mean if self.count else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Of the values themselves (population); ``None`` without values."""
+        return math.sqrt(self._squares / self.count) if self.count else None
+
+
+class WithinCorrelation:
+    """Pearson's correlation of two values, each less its mean over the conversation.
+
+    This is what training sees of a reward, for its baseline is such a mean. That some problems are easier, and all
+    values of their conversations higher, adds nothing to it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Pairs of values in conversations with at least two of them; a lone pair says nothing."""
+        self._xx = 0.0
+        self._xy = 0.0
+        self._yy = 0.0
+
+    def add(self, pairs: Sequence[tuple[float, float]]) -> None:
+        """Count the pairs of one conversation."""
+        if len(pairs) < 2:
+            return
+        self.count += len(pairs)
+        xs, ys = (_centred([pair[side] for pair in pairs]) for side in (0, 1))
+        self._xx += math.fsum(x * x for x in xs)
+        self._xy += math.fsum(x * y for x, y in zip(xs, ys, strict=True))
+        self._yy += math.fsum(y * y for y in ys)
+
+    @property
+    def value(self) -> float | None:
+        """In [-1, 1]; ``None`` if one of the two never varies within a conversation."""
+        if self._xx == 0.0 or self._yy == 0.0:
+            return None
+        return max(-1.0, min(1.0, self._xy / math.sqrt(self._xx * self._yy)))
+
+
+def _centred(values: list[float]) -> list[float]:
+    """Exact zeros where all values are equal."""
+    if len(set(values)) == 1:
+        return [0.0] * len(values)
+    mean = math.fsum(values) / len(values)
+    return [value - mean for value in values]
+
+
 @dataclass(slots=True)
 class _Stream:
     """One reward over all conversations so far: old, new."""
@@ -319,3 +404,67 @@ whose solution was wrong and became right.
 
 def _number(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.3f}"
+
+
+def stored_conversation(record: RecordedConversation) -> Conversation:
+    """What was said.
+
+    Raises:
+        ValueError: If a turn has a status or decision that there is not.
+    """
+    return Conversation(
+        question=record.question,
+        num_agents=record.num_agents,
+        max_rounds=record.max_rounds,
+        turns=tuple(
+            Turn(
+                agent_id=turn.agent_id,
+                round_index=turn.round_index,
+                prompt=turn.prompt,
+                text=turn.text,
+                response=_reply(turn.response),
+                status=ReplyStatus(turn.status),
+                segment=turn.segment,
+                lane=turn.lane,
+            )
+            for turn in record.turns
+        ),
+        failures=tuple(
+            Failure(agent_id=failure.agent_id, round_index=failure.round_index, reason=failure.reason)
+            for failure in record.failures
+        ),
+    )
+
+
+def stored_comparisons(record: RecordedConversation) -> dict[int, list[Comparison]]:
+    """The judge's comparisons of initial (item 0) with revised (item 1) solutions, by agent.
+
+    Raises:
+        ValueError: If an outcome is none that a comparison can have.
+    """
+    found: dict[int, list[Comparison]] = {}
+    for item in record.comparisons:
+        if item.agent_id is not None:
+            comparison = Comparison(
+                first=item.first,
+                second=item.second,
+                outcome=Outcome(item.outcome),
+                score=item.score,
+                text=item.text,
+                probabilities=item.probabilities,
+                off_set_mass=item.off_set_mass,
+                was_asked=item.was_asked,
+            )
+            found.setdefault(item.agent_id, []).append(comparison)
+    return found
+
+
+def _reply(stored: RecordedReply) -> Reply:
+    """The kind of reply that has the stored fields."""
+    if stored.preferences is not None:
+        return RankingReply(preferences=stored.preferences, dropped=stored.dropped)
+    if stored.critiques is not None:
+        return CritiqueReply(critiques=stored.critiques, dropped=stored.dropped)
+    if stored.decision:
+        return Revision.model_validate({"solution": stored.solution, "decision": stored.decision})
+    return Solution(solution=stored.solution)

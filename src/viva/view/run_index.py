@@ -1,34 +1,49 @@
 """A run's files, indexed as they grow: metrics as columns, and of every conversation an entry with its place.
 
-Nothing else of a run is held in memory; a conversation is read from the disk when somebody looks at it.
+Nothing else of a run is held in memory; a conversation is read from the disk when somebody looks at it. A line that
+cannot be read is left out and named; a last line that is torn, since the run was stopped while it wrote, is left out.
 """
 
+import threading
 import time
 from array import array
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from viva.view.entries import Entry, entry_of
-from viva.view.lines import GrowingFile
-from viva.view.log_check import LogCheck
-from viva.view.run_files import (
+from viva.view.files import (
     CONFIG_FILE,
     METRICS_FILE,
     TOKENS_FILE,
-    Curves,
-    metric_series,
+    GrowingFile,
     numbers,
     parse_line,
+    transcript_of,
     transcripts_path,
 )
-from viva.view.series import Series
+from viva.view.log_check import LogCheck
 from viva.view.sources import kind_of, options_of
 
-__all__ = ["RunIndex"]
+__all__ = ["Z95", "Reading", "RunIndex", "read_run"]
+
+Z95 = 1.959963984540054
+"""Half-width of a 95 % interval in standard errors (normal approximation)."""
 
 _MEASURING = ("test/", "time/")
 """How metrics of an evaluation begin."""
+
+_MAX_PROBLEMS = 20
+"""Damaged lines of a file that are named; the others are counted."""
+
+_SLICE_S = 0.02
+_PAUSE_S = 0.001
+"""A lock that is taken again at once is hardly ever given to those who wait for it."""
+_WAIT_S = 0.1
+"""How long a request waits, so that of a small run the first answer is the whole one."""
+
+_Add = Callable[[str, int, dict[str, Any]], None]
 
 
 class RunIndex:
@@ -48,7 +63,11 @@ class RunIndex:
         self._config_time = self._time_of_config()
         self.damaged: dict[str, int] = {}
         """Lines that could not be read, by file; they are left out."""
+        self._damage: dict[str, list[str]] = {}
+        self.torn: list[str] = []
+        """Files whose last line is torn; known after `finish`."""
         self._check = LogCheck(folder)
+        self._is_thorough = False
         self.entries: dict[tuple[int, int], Entry] = {}
         """By (step, group)."""
         self.generation = 0
@@ -60,6 +79,11 @@ class RunIndex:
         self._metrics_file = GrowingFile(folder / METRICS_FILE)
         self._transcripts_file = GrowingFile(transcripts_path(folder))
         self._tokens_file = GrowingFile(folder / TOKENS_FILE)
+        self._parts: tuple[tuple[GrowingFile, _Add, Callable[[], None]], ...] = (
+            (self._metrics_file, self._add_metrics, self._forget_metrics),
+            (self._tokens_file, self._add_tokens, self._tokens.clear),
+            (self._transcripts_file, self._add_transcript, self.entries.clear),
+        )
 
     def refresh(self, budget_s: float) -> bool:
         """Read what is new and stop when the time is up: metrics first, conversations last, then their digests.
@@ -69,23 +93,19 @@ class RunIndex:
         """
         deadline = time.monotonic() + budget_s
         self._refresh_config()
-        parts: tuple[tuple[GrowingFile, Callable[[int, dict[str, Any]], None], Callable[[], None]], ...] = (
-            (self._metrics_file, self._add_metrics, self._forget_metrics),
-            (self._tokens_file, self._add_tokens, self._tokens.clear),
-            (self._transcripts_file, self._add_transcript, self.entries.clear),
-        )
-        for file, add, forget in parts:
+        for file, add, forget in self._parts:
             name = file.path.name
             try:
                 if file.was_cut_back():
                     forget()
                     self.damaged.pop(name, None)
+                    self._damage.pop(name, None)
                     self.generation += 1
                 for offset, line in file.new_lines():
                     try:
-                        add(offset, parse_line(line))
-                    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError):
-                        self.damaged[name] = self.damaged.get(name, 0) + 1
+                        self._add(f"{file.path}:{file.num_lines}", add, offset, line)
+                    except ValueError as error:
+                        self._note_damage(file, error)
                     if time.monotonic() > deadline:
                         return False
             except OSError:  # not allowed, or gone meanwhile: nobody may wait for it
@@ -95,10 +115,48 @@ class RunIndex:
         except OSError:
             return True
 
+    def finish(self) -> None:
+        """Read a run that is not watched: to the end, every conversation in every field, torn last lines included.
+
+        Raises:
+            OSError: If a file cannot be read.
+        """
+        self._is_thorough = True
+        while not self.refresh(60.0):
+            pass
+        for file, add, _ in self._parts:
+            line = file.rest()
+            if line.strip():
+                try:  # whole but for its line break
+                    self._add(f"{file.path}:{file.num_lines + 1}", add, file.offset, line)
+                except ValueError:
+                    self.torn.append(file.path.name)
+
+    def _add(self, where: str, add: _Add, offset: int, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            add(where, offset, parse_line(line))
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(text if text.startswith(where) else f"{where}: {text}") from error
+
+    def _note_damage(self, file: GrowingFile, error: ValueError) -> None:
+        name = file.path.name
+        self.damaged[name] = self.damaged.get(name, 0) + 1
+        if self.damaged[name] <= _MAX_PROBLEMS:
+            self._damage.setdefault(name, []).append(str(error))
+
     @property
     def problems(self) -> list[str]:
-        """Files that are not as the run's checkpoints remember them, in words."""
-        return list(self._check.problems.values())
+        """Files that are not as the run's checkpoints remember them, and lines that cannot be read, in words."""
+        more = [
+            f"{name}: {self.damaged[name] - _MAX_PROBLEMS:,} more lines cannot be read"
+            for name in self._damage
+            if self.damaged[name] > _MAX_PROBLEMS
+        ]
+        lines = [problem for found in self._damage.values() for problem in found]
+        return [*self._check.problems.values(), *lines, *more]
 
     @property
     def version(self) -> str:
@@ -118,16 +176,13 @@ class RunIndex:
         """Names of all metrics."""
         return list(self._columns)
 
-    def series(self, key: str) -> Series | None:
-        """A metric as a curve, with its 95 % band where there is one; ``None`` if the run does not have it."""
-        if key not in self._columns:
-            return None
-        curves: Curves = {
-            name: tuple(zip(*self._columns[name], strict=True))
-            for name in (key, f"{key}_stderr")
-            if name in self._columns
-        }
-        return metric_series(curves, key, name=key)
+    def points(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) of a metric with rising steps; none if the run does not have it."""
+        return list(zip(*self._columns[key], strict=True)) if key in self._columns else []
+
+    def half_widths(self, key: str) -> dict[int, float]:
+        """Half-width of a metric's 95 % interval by step, where its standard error was recorded."""
+        return {step: Z95 * error for step, error in self.points(f"{key}_stderr")}
 
     def transcript(self, step: int, group: int) -> dict[str, Any] | None:
         """One conversation as it stands in the file; ``None`` if there is none."""
@@ -160,20 +215,19 @@ class RunIndex:
         except (OSError, ValueError):
             self.damaged[CONFIG_FILE] = 1
 
-    def _add_metrics(self, _: int, row: dict[str, Any]) -> None:
-        step = row["step"]
+    def _add_metrics(self, _where: str, _offset: int, row: dict[str, Any]) -> None:
+        step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or step.bit_length() > 63:
-            raise TypeError(f"a step is a whole number; got {step!r}")
+            raise ValueError(f"every line needs a whole number under 'step'; got {str(step)[:60]!r}")
         values_of_step = numbers(row)
         for key, value in values_of_step.items():
             steps, values = self._columns.setdefault(key, (array("q"), array("d")))
-            if steps and step < steps[-1]:
-                continue  # a curve is a function of the step, and steps only rise
-            if steps and step == steps[-1]:
-                values[-1] = value
+            at = bisect_left(steps, step) if steps and step <= steps[-1] else len(steps)
+            if at < len(steps) and steps[at] == step:
+                values[at] = value
             else:
-                steps.append(step)
-                values.append(value)
+                steps.insert(at, step)
+                values.insert(at, value)
         if any(not key.startswith(_MEASURING) for key in values_of_step):
             self.num_steps = max(self.num_steps, step + 1)
 
@@ -181,9 +235,75 @@ class RunIndex:
         self.num_steps = 0
         self._columns.clear()
 
-    def _add_transcript(self, offset: int, row: dict[str, Any]) -> None:
-        entry = entry_of(offset, row)
+    def _add_transcript(self, where: str, offset: int, row: dict[str, Any]) -> None:
+        if self._is_thorough:
+            transcript_of(where, row)
+        try:
+            entry = entry_of(offset, row)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            raise ValueError(f"not a transcript: {error}") from error
         self.entries[entry.step, entry.group] = entry
 
-    def _add_tokens(self, offset: int, row: dict[str, Any]) -> None:
-        self._tokens[int(row["step"]), int(row["group"])] = offset
+    def _add_tokens(self, _where: str, offset: int, row: dict[str, Any]) -> None:
+        step, group = row.get("step"), row.get("group")
+        if not isinstance(step, int) or not isinstance(group, int):
+            raise ValueError("not the tokens of a group: it needs whole numbers under 'step' and 'group'")
+        self._tokens[step, group] = offset
+
+
+def read_run(source: str | Path) -> RunIndex:
+    """The index of a run, or of a result of ``viva eval``, read to its end.
+
+    Raises:
+        ValueError: If it is neither, or its ``config.json`` is damaged. Lines that cannot be read are left out, and
+            named in `RunIndex.problems`.
+    """
+    run = RunIndex(Path(source))
+    if run.kind == "run" and not (run.folder / METRICS_FILE).is_file():
+        raise ValueError(
+            f"{str(source)!r} has no metrics.jsonl. Give the folder of a run: what was its log_path."
+        )
+    run.finish()
+    return run
+
+
+class Reading:
+    """Keeps indexes up to date while somebody asks, in slices so short that no request waits for long.
+
+    Args:
+        runs: Their indexes.
+        lock: Guards them.
+    """
+
+    def __init__(self, runs: Sequence[RunIndex], lock: threading.Lock) -> None:
+        self._runs = runs
+        self._lock = lock
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._unread = list(runs)
+
+    def go_on(self) -> None:
+        """Look for what is new, unless that is under way, and wait a moment for it."""
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._unread = list(self._runs)
+                self._thread = threading.Thread(target=self._read, daemon=True)
+                self._thread.start()
+            thread = self._thread
+        thread.join(_WAIT_S)
+
+    def is_complete(self, run: RunIndex) -> bool:
+        """Whether all of a run was read that was there when it was last looked at."""
+        return all(run is not each for each in self._unread)
+
+    def wait_for(self, run: RunIndex, step: int, group: int) -> None:
+        """Wait until a conversation was read, or all was: a link to it may be the first thing that is asked for."""
+        while (step, group) not in run.entries and not self.is_complete(run):
+            self.go_on()
+
+    def _read(self) -> None:
+        while self._unread:
+            with self._lock:
+                if self._unread[0].refresh(_SLICE_S):
+                    del self._unread[0]
+            time.sleep(_PAUSE_S)

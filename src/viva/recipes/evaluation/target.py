@@ -19,7 +19,7 @@ from viva.run.export import choose_checkpoint
 from viva.run.folder import RunFolder
 from viva.run.stop_rule import StopRule
 from viva.training.service import EngineConfig, context_window, make_service
-from viva.view.run_files import read_config
+from viva.view.files import read_config
 
 __all__ = ["OpenPolicy", "Target", "find_target", "open_policy"]
 

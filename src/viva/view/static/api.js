@@ -1,8 +1,30 @@
-// Asking the server, and the address of the page: "#/view/part?name=value", which is a permanent link.
+// Asking the server, or the answers inside of a report, and the address of the page: "#/view/part?name=value", a permanent link.
 
 export class Refused extends Error {}
 
+const INSIDE = document.getElementById("answers");
+const answers = INSIDE && JSON.parse(INSIDE.textContent);
+export const isReport = answers !== null;
+
+// Where a report has an answer about one run, or one of its conversations.
+function placeOf(name, { run, step, group }) {
+  if (name === "conversation") return [name, run || "0", step, group].join("/");
+  return ["conversations", "judge"].includes(name) ? `${name}/${run || "0"}` : name;
+}
+
+export function has(name, parameters) {
+  return !isReport || Object.hasOwn(answers, placeOf(name, parameters));
+}
+
+function answerInside(name, parameters) {
+  if (!has(name, parameters)) throw new Refused("the report does not hold this; 'viva view' shows it from the run's folder");
+  const answer = answers[placeOf(name, parameters)];
+  if (answer.error) throw new Refused(answer.error);
+  return answer;
+}
+
 export async function ask(name, parameters = {}) {
+  if (isReport) return answerInside(name, parameters);
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters)) {
     for (const each of [value].flat()) if (each !== undefined && each !== null && each !== "") query.append(key, each);

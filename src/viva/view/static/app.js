@@ -1,6 +1,6 @@
 // The frame: which view is shown, the keyboard, and what is new in the run.
 
-import { ask, go, link, place, Refused } from "./api.js";
+import { ask, go, isReport, link, place, Refused } from "./api.js";
 import { conversationView } from "./conversation.js";
 import { curvesView } from "./curves.js";
 import { counted, h, replace } from "./dom.js";
@@ -8,13 +8,14 @@ import { evaluationsView } from "./evaluations.js";
 import { judgeView } from "./judge.js";
 import { listView } from "./list.js";
 import { optionsView } from "./options.js";
+import { summaryView } from "./summary.js";
 
 const VIEWS = { curves: curvesView, conversations: listView, conversation: conversationView, judge: judgeView, evaluations: evaluationsView,
-  options: optionsView };
-const TABS = [["curves", "Curves", "1"], ["conversations", "Conversations", "2"], ["judge", "Judge", "3"], ["evaluations", "Evaluations", "4"],
+  options: optionsView, summary: summaryView };
+const TABS = [["summary", "Summary", "0"], ["curves", "Curves", "1"], ["conversations", "Conversations", "2"], ["judge", "Judge", "3"], ["evaluations", "Evaluations", "4"],
   ["options", "Options", "5"]];
 const KEYS = [
-  ["1 2 3 4 5", "curves, conversations, judge, evaluations, options"],
+  ["0 1 2 3 4 5", "summary, curves, conversations, judge, evaluations, options"],
   ["j k", "next and previous: conversation in the list, or the one that is shown"],
   ["Enter", "open the chosen conversation"],
   ["u", "back to the list"],
@@ -89,6 +90,7 @@ async function look() {
       const answer = await ask("runs");
       state.runs = answer.runs;
       if (!location.hash && answer.runs.every((run) => run.kind !== "run")) go(["evaluations"]); // results have no curves
+      else if (!location.hash && isReport) go(["summary"]);
       const versions = JSON.stringify(answer.runs.map((run) => run.version));
       showRuns();
       const isComplete = answer.runs.every((run) => run.is_complete);
@@ -104,7 +106,7 @@ async function look() {
     if (!(error instanceof Refused)) throw error;
     status(error.message);
   }
-  setTimeout(look, wait);
+  if (!isReport) setTimeout(look, wait);
 }
 
 function help() {

@@ -33,7 +33,7 @@ class Conversation {
     return [h("p", { class: "crumbs" }, h("a", { href: link(["conversations"], this.filters) }, "↑ list"),
       answer.previous ? h("a", { href: this.at(answer.previous) }, "← previous") : h("span", { class: "muted" }, "← previous"),
       answer.next ? h("a", { href: this.at(answer.next) }, "next →") : h("span", { class: "muted" }, "next →")),
-    h("h2", {}, `Step ${answer.step}, conversation ${answer.group}`),
+    h("h2", {}, `Step ${answer.step}, conversation ${answer.group}`), answer.reason ? h("p", { class: "muted" }, `Shown: ${answer.reason}.`) : null,
     h("p", { class: "muted" }, [...answer.tags, answer.tokens ? answer.tokens.strategy : ""].filter(Boolean).join(" · ")),
     answer.void ? h("p", { class: "failure" }, `Void, it trained nothing${answer.void_reason ? `: ${answer.void_reason}` : ""}`) : null];
   }

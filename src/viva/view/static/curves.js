@@ -2,7 +2,7 @@
 
 import { ask, link, remember } from "./api.js";
 import { chart } from "./chart.js";
-import { h, replace } from "./dom.js";
+import { h, number, replace, table } from "./dom.js";
 
 const COLOURS = 6;
 
@@ -142,7 +142,23 @@ class Curves {
     const isOpen = this.filter ? true : wasOpen.get(section.title) ?? section.open;
     return h("details", { open: isOpen, "data-section": section.title },
       h("summary", {}, section.title, h("span", { class: "muted" }, ` ${found.length}`)),
-      h("div", { class: "charts" }, figures.map((figure) => figure.node)));
+      h("div", { class: "charts" }, figures.map((figure) => figure.node)), this.numbers(found));
+  }
+
+  // First, last, lowest and highest value of every curve of a section, worked out when somebody looks.
+  numbers(found) {
+    const box = h("details", { class: "numbers" }, h("summary", {}, "Numbers"));
+    const keys = found.flatMap((entry) => entry.curves.map((curve) => curve.key));
+    box.addEventListener("toggle", async () => {
+      if (!box.open || box.dataset.filled) return;
+      box.dataset.filled = "yes";
+      await this.points.get(keys);
+      const rows = keys.flatMap((key) => (this.points.known.get(key) || []).map((points, run) => points && [
+        this.runs.length > 1 ? `${this.runs[run].name}: ${key}` : key, points.count, ...[points.values[0], points.values.at(-1),
+          Math.min(...points.values), Math.max(...points.values)].map(number)]).filter(Boolean));
+      box.append(table("numbers", ["metric", "points", "first", "last", "lowest", "highest"], rows, "Numbers"));
+    });
+    return box;
   }
 
   async refresh(runs) {

@@ -1,9 +1,9 @@
 // The judge over many conversations: flips, cycles and agreement with known answers, by step, and where to look.
 
-import { ask, link, remember } from "./api.js";
+import { ask, isReport, remember } from "./api.js";
 import { chart } from "./chart.js";
 import { h, replace, share, table } from "./dom.js";
-import { answersText, filterBar, filtersOf, renewStrategies } from "./list.js";
+import { answersText, filterBar, filtersOf, questionOf, renewStrategies } from "./list.js";
 
 function rate(steps, part, whole, name) {
   const counted = steps.filter((step) => step[whole]);
@@ -80,10 +80,10 @@ class Judge {
     h("div", { class: "charts" }, figure("share of flips", rate(steps, "flips", "pairs", "flips")),
       figure("agreement with known answers", rate(steps, "agreeing", "decidable", "agreement"))),
     h("h3", {}, "Conversations with flips or cycles"),
-    h("p", { class: "pages" }, `${answer.total} · page ${answer.page + 1} of ${pages} `, by(-1, "Previous page"), by(1, "Next page")),
+    h("p", { class: "pages" }, isReport ? `${answer.total}${pages > 1 ? `; the first ${answer.size} of them` : ""}`
+      : [`${answer.total} · page ${answer.page + 1} of ${pages} `, by(-1, "Previous page"), by(1, "Next page")]),
     answer.rows.length ? table("list", ["step", "group", "question", "right", "flips", "cycles", "agreeing"], answer.rows.map((row) => [
-      row.step, row.group, h("a", { href: link(["conversation", String(row.step), String(row.group)], this.filters) }, row.question || "(no question recorded)"),
-      answersText(row), `${row.num_flips}/${row.num_pairs}`, row.num_cycles, `${row.num_agreeing}/${row.num_decidable}`]), "Conversations with flips or cycles")
+      row.step, row.group, questionOf(row, this.filters), answersText(row), `${row.num_flips}/${row.num_pairs}`, row.num_cycles, `${row.num_agreeing}/${row.num_decidable}`]), "Conversations with flips or cycles")
       : h("p", { class: "muted" }, "None."));
   }
 
@@ -97,6 +97,7 @@ class Judge {
   }
 
   key(event) {
+    if (isReport) return false;
     if (event.key === "[" || event.key === "]") return this.turn(event.key === "[" ? -1 : 1), true;
     if (event.key === "/") return this.bar.elements.text.focus(), true;
     return false;

@@ -1,6 +1,6 @@
 // The conversations of a run: filters and one page of rows, all of it in the address.
 
-import { ask, link, remember } from "./api.js";
+import { ask, has, isReport, link, remember } from "./api.js";
 import { h, number, replace, table } from "./dom.js";
 
 const ANSWERS = [["", "any answers"], ["right", "all right"], ["mixed", "some right"], ["wrong", "all wrong"], ["mended", "revision mended"],
@@ -42,7 +42,7 @@ function strategies(facets) {
 // The strategies to choose from: more of them become known as the run goes on, or as its files are read.
 export function renewStrategies(bar, facets, value) {
   const select = bar.elements.strategy;
-  if (select !== document.activeElement) replace(select, items(strategies(facets), value));
+  if (select && select !== document.activeElement) replace(select, items(strategies(facets), value));
 }
 
 function field(name, label, type, value, oninput) {
@@ -56,15 +56,22 @@ export function filterBar(parameters, facets, runs, changed) {
     timers.set(name, setTimeout(() => changed(name, value), 200));
   };
   const now = (event) => changed(event.target.name, event.target.value);
-  const bar = h("form", { class: "tools filters", role: "search", onsubmit: (event) => event.preventDefault() },
-    runs.length > 1 ? choice("run", "Run", runs.map((run, index) => [index ? String(index) : "", run.name]), parameters.run, now) : null,
-    field("text", "Question", "search", parameters.text, later),
+  const runChoice = runs.length > 1 ? choice("run", "Run", runs.map((run, index) => [index ? String(index) : "", run.name]), parameters.run, now) : null;
+  const tools = { class: "tools filters", role: "search", onsubmit: (event) => event.preventDefault() };
+  if (isReport) return h("form", tools, runChoice);
+  return h("form", tools, runChoice, field("text", "Question", "search", parameters.text, later),
     field("step_from", "From step", "number", parameters.step_from, later), field("step_to", "to step", "number", parameters.step_to, later),
     choice("strategy", "Strategy", strategies(facets), parameters.strategy, now), choice("answers", "Answers", ANSWERS, parameters.answers, now),
     choice("state", "State", STATES, parameters.state, now),
     field("reward_from", "Reward from", "number", parameters.reward_from, later), field("reward_to", "to", "number", parameters.reward_to, later),
     choice("order", "Order", ORDERS, parameters.order || "step", now));
-  return bar;
+}
+
+// The question of a row: a link to the conversation, where there is one to see.
+export function questionOf(row, filters) {
+  const text = row.question || "(no question recorded)";
+  const where = { run: filters.run, step: String(row.step), group: String(row.group) };
+  return has("conversation", where) ? h("a", { href: link(["conversation", where.step, where.group], filters) }, text) : text;
 }
 
 class List {
@@ -108,19 +115,16 @@ class List {
     }
   }
 
-  target(row) {
-    return link(["conversation", String(row.step), String(row.group)], this.filters);
-  }
-
   fill() {
     const { rows, total, page, size } = this.answer;
     const pages = Math.max(1, Math.ceil(total / size));
     const turn = (by, label) => h("button", { type: "button", disabled: page + by < 0 || page + by >= pages, onclick: () => this.turn(by) }, label);
-    const list = table("list", ["step", "group", "question", "strategy", "right", "reward", "lowest", "highest", "remarks"],
-      rows.map((row) => [row.step, row.group, h("a", { href: this.target(row) }, row.question || "(no question recorded)"), row.strategy,
-        answersText(row), number(row.reward_mean), number(row.reward_min), number(row.reward_max), stateText(row)]), "Conversations");
-    replace(this.body, h("p", { class: "pages" }, h("b", { id: "total" }, total), ` conversations · page ${page + 1} of ${pages} `,
-      turn(-1, "Previous page"), turn(1, "Next page")), rows.length ? list : h("p", { class: "muted" }, "No conversation matches."));
+    const list = table("list", ["step", "group", "question", "strategy", "right", "reward", "lowest", "highest", "remarks", ...(isReport ? ["shown for"] : [])],
+      rows.map((row) => [row.step, row.group, questionOf(row, this.filters), row.strategy, answersText(row), number(row.reward_mean),
+        number(row.reward_min), number(row.reward_max), stateText(row), ...(isReport ? [row.reason] : [])]), "Conversations");
+    const pager = [` conversations · page ${page + 1} of ${pages} `, turn(-1, "Previous page"), turn(1, "Next page")];
+    replace(this.body, h("p", { class: "pages" }, h("b", { id: "total" }, total),
+      isReport ? ` of ${counted(this.answer.all, "conversation")}: a sample; viva view shows all of them.` : pager), rows.length ? list : h("p", { class: "muted" }, "No conversation matches."));
     this.choose(this.chosen, false);
   }
 
@@ -158,7 +162,7 @@ class List {
     if (event.key === "j") return this.choose(isIn ? this.chosen + 1 : this.chosen), true;
     if (event.key === "k") return this.choose(this.chosen - 1), true;
     if (event.key === "[" || event.key === "]") return this.turn(event.key === "[" ? -1 : 1), true;
-    if (event.key === "/") return this.bar.elements.text.focus(), true;
+    if (event.key === "/" && !isReport) return this.bar.elements.text.focus(), true;
     if (event.key === "Enter" && !isIn && document.activeElement === document.body && links[this.chosen]) return links[this.chosen].click(), true;
     return false;
   }

@@ -33,14 +33,17 @@ export function scores(record) {
     h("p", { class: "muted" }, h("i", { class: "dot before" }), " before ", h("i", { class: "dot after" }), " after"));
 }
 
+const isKnown = (value) => value !== null && value !== undefined;
+
 export function streams(record) {
   const names = [...new Set(record.agents.flatMap((agent) => Object.keys(agent.streams)))];
   const isScored = record.agents.some((agent) => agent.after !== null && agent.after !== undefined);
   if (!names.length && !isScored && record.agents.every((agent) => agent.reward === null)) return null;
   const withError = (value, error) => (value === null || value === undefined ? "–" : `${value.toFixed(3)}${error === null || error === undefined ? "" : ` ± ${error.toFixed(3)}`}`);
-  return table("streams", ["agent", ...(isScored ? ["V before", "V after"] : []), "right", ...names, "reward"],
+  return table("streams", ["agent", ...(isScored ? ["V before", "V after", "change"] : []), "right", ...names, "reward"],
     record.agents.map((agent) => [`agent ${agent.id}`,
-      ...(isScored ? [withError(agent.before, agent.before_error), withError(agent.after, agent.after_error)] : []),
+      ...(isScored ? [withError(agent.before, agent.before_error), withError(agent.after, agent.after_error),
+        isKnown(agent.before) && isKnown(agent.after) ? signed(agent.after - agent.before, 3) : "–"] : []),
       h("span", {}, mark(agent.right_before), agent.right_before === null ? null : " → ", mark(agent.right)),
       ...names.map((name) => (agent.streams[name] === null || agent.streams[name] === undefined ? "–" : agent.streams[name].toFixed(3))),
       agent.reward === null ? "–" : signed(agent.reward, 3)]), "Rewards");

@@ -1,13 +1,18 @@
 // Long texts: their head and tail, and the rest when it is asked for.
 
-import { ask, Refused } from "./api.js";
+import { ask, isReport, Refused } from "./api.js";
 import { h } from "./dom.js";
 
 // where: {run, step, group} of the conversation that the text belongs to.
 export function text(value, where, className) {
   const block = h("pre", { class: className, tabindex: value.left_out ? "0" : null }, value.head);
   if (!value.left_out) return block;
-  const title = `${value.left_out.toLocaleString("en")} characters left out: show all`;
+  const count = `${value.left_out.toLocaleString("en")} characters left out`;
+  if (isReport) {
+    block.append(h("span", { class: "cut" }, `[${count}]`), document.createTextNode(value.tail));
+    return block;
+  }
+  const title = `${count}: show all`;
   const button = h("button", { type: "button", class: "cut", onclick: async () => {
     button.disabled = true;
     try {

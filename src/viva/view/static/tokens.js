@@ -45,7 +45,7 @@ export class Tokens {
 
   box(turn, index) {
     const box = h("details", { class: "token-turn", "data-turn": index }, h("summary", {}, turn.title,
-      h("span", { class: "muted" }, ` ${counted(turn.ids.length, "token")}${turn.spans.length ? `, ${[...new Set(turn.spans.map((span) => span.stream))].join(", ")}` : ""}`)));
+      h("span", { class: "muted" }, ` ${counted(turn.ids.length + (turn.left_out || 0), "token")}${turn.spans.length ? `, ${[...new Set(turn.spans.map((span) => span.stream))].join(", ")}` : ""}`)));
     box.addEventListener("toggle", () => {
       if (!box.open || box.dataset.filled) return;
       box.dataset.filled = "yes";
@@ -66,7 +66,8 @@ export class Tokens {
 
   text(turn, index) {
     const line = h("p", { class: "token-line", tabindex: "0", "aria-label": `tokens of ${turn.title}`, "data-turn": index },
-      turn.pieces.map((piece, place) => h("span", { class: "tok", "data-place": place }, lineBreaks(piece))));
+      turn.pieces.map((piece, place) => h("span", { class: "tok", "data-place": place }, lineBreaks(piece))),
+      turn.left_out ? h("span", { class: "muted" }, ` [${turn.left_out.toLocaleString("en")} tokens left out]`) : null);
     const pick = (event) => {
       const token = event.target.closest ? event.target.closest(".tok") : null;
       if (token) this.choose(index, Number(token.dataset.place));

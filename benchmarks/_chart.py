@@ -1,32 +1,79 @@
-"""Line charts as SVG, drawn here: no library, no script, readable on light and on dark.
+"""Line charts as SVG files for the pages of measurements, drawn here: no library, no script.
 
-Colours come from ``chart.css`` by class (``c0`` to ``c5``; later series take them again, dashed), so one
-drawing serves the page, where the style stands once, and a file of its own, which carries it.
+Colours come from the style by class (``c0`` to ``c5``; later series take them again, dashed).
 """
 
+import html
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-from viva.view.markup import escape, format_number
-from viva.view.series import Series, smooth, thin
-
-__all__ = ["chart_css", "draw_chart", "plot_svg", "ticks"]
+__all__ = ["Series", "plot_svg"]
 
 _NUM_COLOURS = 6
 _MAX_MARKED_POINTS = 60
 _MAX_DRAWN_POINTS = 800
-_SMOOTHING = 0.9
-_MIN_SMOOTHED_POINTS = 5
 _CHAR_WIDTH = 6.2
 _LEGEND_ROW = 17.0
 
+_STYLE = """\
+.chart {
+  --paper: #ffffff; --ink: #1d2329; --muted: #5d6874; --rule: #dfe4e9;
+  --c0: #0b6bb5; --c1: #c2500a; --c2: #00806a; --c3: #9a3f96; --c4: #8f6a00; --c5: #5b6570;
+  font: 11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+}
+@media (prefers-color-scheme: dark) {
+  .chart {
+    --paper: #14181d; --ink: #e6eaee; --muted: #9aa6b2; --rule: #2c343c;
+    --c0: #5cb3f0; --c1: #ff9457; --c2: #41cdb0; --c3: #e08fdc; --c4: #e5bd45; --c5: #a9b4bf;
+  }
+}
+.chart .paper { fill: var(--paper); }
+.chart .grid { stroke: var(--rule); stroke-width: 1; }
+.chart .axis { stroke: var(--muted); stroke-width: 1; }
+.chart .tick, .chart .label { fill: var(--muted); }
+.chart .title { fill: var(--ink); font-size: 14px; font-weight: 600; }
+.chart .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
+.chart .dashed { stroke-dasharray: 5 4; }
+.chart .smooth { display: none; }
+.chart .far { opacity: 0; }
+.chart .far:hover { opacity: 1; }
+.chart .band { opacity: 0.16; stroke: none; }
+.chart .line.c0 { stroke: var(--c0); } .chart .band.c0, .chart .dot.c0 { fill: var(--c0); }
+.chart .line.c1 { stroke: var(--c1); } .chart .band.c1, .chart .dot.c1 { fill: var(--c1); }
+.chart .line.c2 { stroke: var(--c2); } .chart .band.c2, .chart .dot.c2 { fill: var(--c2); }
+.chart .line.c3 { stroke: var(--c3); } .chart .band.c3, .chart .dot.c3 { fill: var(--c3); }
+.chart .line.c4 { stroke: var(--c4); } .chart .band.c4, .chart .dot.c4 { fill: var(--c4); }
+.chart .line.c5 { stroke: var(--c5); } .chart .band.c5, .chart .dot.c5 { fill: var(--c5); }
+"""
 
-def chart_css() -> str:
-    """The style sheet that the classes of a chart refer to."""
-    return resources.files("viva.view").joinpath("chart.css").read_text(encoding="utf-8")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One named curve.
+
+    Raises:
+        ValueError: If the x values do not rise strictly, or the band has another length than the points.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    """(x, y) with strictly rising x; both finite."""
+    band: tuple[float, ...] | None = None
+    """Half-widths of the interval around each y, in units of y."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn."""
+        xs = [x for x, _ in self.points]
+        if any(left >= right for left, right in itertools.pairwise(xs)):
+            raise ValueError(f"series {self.name!r}: x must rise from point to point; got {xs[:20]}")
+        if self.band is not None and len(self.band) != len(self.points):
+            raise ValueError(
+                f"series {self.name!r}: band has {len(self.band)} half-widths for {len(self.points)} points; "
+                "give one for each point, or none at all"
+            )
 
 
 def plot_svg(
@@ -56,9 +103,9 @@ def plot_svg(
     """
     body = _body(series, _Look(width=size[0], height=size[1], title=title, x_label=x_label, y_label=y_label))
     text = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" aria-label="{escape(title)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" aria-label="{html.escape(title)}" '
         f'width="{size[0]}" height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}">\n'
-        f"<style>\n{chart_css()}</style>\n"
+        f"<style>\n{_STYLE}</style>\n"
         f'<rect class="paper" width="{size[0]}" height="{size[1]}" rx="6"/>\n{body}\n</svg>\n'
     )
     if output is not None:
@@ -66,19 +113,7 @@ def plot_svg(
     return text
 
 
-def draw_chart(series: Sequence[Series], *, label: str, size: tuple[int, int] = (400, 210)) -> str:
-    """Draw curves as an ``<svg>`` element for a page that holds `chart_css`; see `plot_svg`.
-
-    Smoothed lines are drawn, too, for the page to show instead; its style sheet hides them.
-    """
-    body = _body(series, _Look(width=size[0], height=size[1], has_smooth=True))
-    return (
-        f'<svg class="chart" role="img" aria-label="{escape(label)}" viewBox="0 0 {size[0]} {size[1]}">'
-        f"{body}</svg>"
-    )
-
-
-def ticks(low: float, high: float, max_ticks: int, *, whole: bool = False) -> list[float]:
+def _ticks(low: float, high: float, max_ticks: int, *, whole: bool = False) -> list[float]:
     """Round values inside [low, high] at equal distances of 1, 2 or 5 times a power of ten.
 
     Args:
@@ -106,7 +141,6 @@ class _Look:
     title: str = ""
     x_label: str = ""
     y_label: str = ""
-    has_smooth: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +171,8 @@ def _body(series: Sequence[Series], look: _Look) -> str:
     top = 10 + (24 if look.title else 0) + legend_height
     x_range = _x_range(drawn)
     y_range = _y_range(drawn)
-    y_ticks = ticks(*y_range, max_ticks=max(3, int((look.height - top) / 28)))
-    tick_width = max(len(format_number(tick)) for tick in y_ticks) * _CHAR_WIDTH
+    y_ticks = _ticks(*y_range, max_ticks=max(3, int((look.height - top) / 28)))
+    tick_width = max(len(_format_number(tick)) for tick in y_ticks) * _CHAR_WIDTH
     frame = _Frame(
         left=12 + tick_width + (18 if look.y_label else 0),
         right=look.width - 14,
@@ -147,12 +181,10 @@ def _body(series: Sequence[Series], look: _Look) -> str:
         x_range=x_range,
         y_range=y_range,
     )
-    x_ticks = ticks(*x_range, max_ticks=max(3, int(look.width / 90)), whole=_is_whole(drawn))
+    x_ticks = _ticks(*x_range, max_ticks=max(3, int(look.width / 90)), whole=_is_whole(drawn))
     parts = [legend, _axes(frame, look, x_ticks, y_ticks)]
     parts += [_band(curve, frame, index) for index, curve in enumerate(drawn) if curve.band is not None]
     parts += [_line(curve, frame, index) for index, curve in enumerate(drawn)]
-    if look.has_smooth:
-        parts += [_smoothed(curve, frame, index) for index, curve in enumerate(drawn)]
     parts += [_marks(curve, frame, index) for index, curve in enumerate(drawn)]
     return "".join(parts)
 
@@ -188,11 +220,11 @@ def _axes(frame: _Frame, look: _Look, x_ticks: list[float], y_ticks: list[float]
     for tick in y_ticks:
         y = frame.y(tick)
         parts.append(_segment("grid", (frame.left, y), (frame.right, y)))
-        parts.append(_text(format_number(tick), frame.left - 6, y + 3.5, "tick", anchor="end"))
+        parts.append(_text(_format_number(tick), frame.left - 6, y + 3.5, "tick", anchor="end"))
     for tick in x_ticks:
         x = frame.x(tick)
         parts.append(_segment("axis", (x, frame.bottom), (x, frame.bottom + 4)))
-        parts.append(_text(format_number(tick), x, frame.bottom + 16, "tick", anchor="middle"))
+        parts.append(_text(_format_number(tick), x, frame.bottom + 16, "tick", anchor="middle"))
     parts.append(_segment("axis", (frame.left, frame.bottom), (frame.right, frame.bottom)))
     if look.title:
         parts.append(_text(look.title, 12, 22, "title"))
@@ -217,7 +249,7 @@ def _legend(curves: Sequence[Series], look: _Look) -> tuple[str, float]:
         if x > 12 and x + width > look.width:
             x, row = 12.0, row + 1
         y = top + row * _LEGEND_ROW + 6
-        parts.append(_segment(f"line {_colour(curve, index)}", (x, y), (x + 16, y)))
+        parts.append(_segment(f"line {_colour(index)}", (x, y), (x + 16, y)))
         parts.append(_text(name, x + 21, y + 3.5, "label"))
         x += width + 8
     return "".join(parts), (row + 1) * _LEGEND_ROW if curves else 0.0
@@ -227,21 +259,13 @@ def _band(curve: Series, frame: _Frame, index: int) -> str:
     widths = curve.band or ()
     upper = [(x, y + width) for (x, y), width in zip(curve.points, widths, strict=True)]
     lower = [(x, y - width) for (x, y), width in zip(curve.points, widths, strict=True)]
-    edge = thin(upper, _MAX_DRAWN_POINTS) + thin(lower, _MAX_DRAWN_POINTS)[::-1]
-    return f'<polygon class="band {_colour(curve, index)}" points="{_coordinates(edge, frame)}"/>'
+    edge = _thin(upper, _MAX_DRAWN_POINTS) + _thin(lower, _MAX_DRAWN_POINTS)[::-1]
+    return f'<polygon class="band {_colour(index)}" points="{_coordinates(edge, frame)}"/>'
 
 
 def _line(curve: Series, frame: _Frame, index: int) -> str:
-    points = thin(curve.points, _MAX_DRAWN_POINTS)
-    return f'<polyline class="line {_colour(curve, index)}" points="{_coordinates(points, frame)}"/>'
-
-
-def _smoothed(curve: Series, frame: _Frame, index: int) -> str:
-    if len(curve.points) < _MIN_SMOOTHED_POINTS:
-        return ""
-    values = smooth([y for _, y in curve.points], _SMOOTHING)
-    points = thin([(x, y) for (x, _), y in zip(curve.points, values, strict=True)], _MAX_DRAWN_POINTS)
-    return f'<polyline class="line smooth {_colour(curve, index)}" points="{_coordinates(points, frame)}"/>'
+    points = _thin(curve.points, _MAX_DRAWN_POINTS)
+    return f'<polyline class="line {_colour(index)}" points="{_coordinates(points, frame)}"/>'
 
 
 def _marks(curve: Series, frame: _Frame, index: int) -> str:
@@ -250,23 +274,16 @@ def _marks(curve: Series, frame: _Frame, index: int) -> str:
     kind = "dot" if is_short else "dot far"
     widths = dict(zip((x for x, _ in curve.points), curve.band or (), strict=False))
     parts: list[str] = []
-    for x, y in thin(curve.points, _MAX_MARKED_POINTS):
-        width = f" \u00b1 {format_number(widths[x])}" if widths.get(x) else ""
-        title = escape(f"{curve.name}, {format_number(x)}: {format_number(y)}{width}")
+    for x, y in _thin(curve.points, _MAX_MARKED_POINTS):
+        width = f" \u00b1 {_format_number(widths[x])}" if widths.get(x) else ""
+        title = html.escape(f"{curve.name}, {_format_number(x)}: {_format_number(y)}{width}")
         where = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{2.4 if is_short else 4.5}"'
-        parts.append(
-            f'<circle class="{kind} {_colour(curve, index)}" {where}><title>{title}</title></circle>'
-        )
+        parts.append(f'<circle class="{kind} {_colour(index)}" {where}><title>{title}</title></circle>')
     return "".join(parts)
 
 
-def _colour(curve: Series, index: int) -> str:
-    is_dashed = curve.is_dashed
-    if curve.colour is None:
-        is_dashed = is_dashed or bool((index // _NUM_COLOURS) % 2)
-    else:
-        index = curve.colour
-    return f"c{index % _NUM_COLOURS}{' dashed' if is_dashed else ''}"
+def _colour(index: int) -> str:
+    return f"c{index % _NUM_COLOURS}{' dashed' if (index // _NUM_COLOURS) % 2 else ''}"
 
 
 def _coordinates(points: Sequence[tuple[float, float]], frame: _Frame) -> str:
@@ -280,4 +297,34 @@ def _segment(kind: str, start: tuple[float, float], end: tuple[float, float]) ->
 
 def _text(text: str, x: float, y: float, kind: str, *, anchor: str = "start", extra: str = "") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {extra}'.rstrip()
-    return f'<text class="{kind}" {place}>{escape(text)}</text>'
+    return f'<text class="{kind}" {place}>{html.escape(text)}</text>'
+
+
+def _thin(points: Sequence[tuple[float, float]], max_points: int) -> list[tuple[float, float]]:
+    """At most about ``max_points`` points that keep the curve's outline.
+
+    Of each run of neighbours the first, lowest, highest and last point stay, so no spike disappears.
+    """
+    if len(points) <= max_points:
+        return list(points)
+    size = -(-4 * len(points) // max_points)
+    kept: list[tuple[float, float]] = []
+    for start in range(0, len(points), size):
+        run = points[start : start + size]
+        lowest = min(run, key=lambda point: point[1])
+        highest = max(run, key=lambda point: point[1])
+        kept += sorted({run[0], lowest, highest, run[-1]})
+    return kept
+
+
+def _format_number(value: float) -> str:
+    """A number for people: four significant digits, no needless zeros."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        digits = 0 if float(value).is_integer() else max(0, 3 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{digits}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    if abs(value) >= 1e5 and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

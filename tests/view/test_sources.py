@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from viva.view.evaluations import read_evaluations
-from viva.view.sources import kind_of, names_of, options_of, read_source
+from viva.view.run_index import read_run
+from viva.view.sources import kind_of, names_of, options_of, read_evaluations
 
 MakeRun = Callable[..., Path]
 
@@ -25,8 +25,10 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_a_run_a_result_and_a_folder_of_results_are_told_apart(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run()
+def test_a_run_a_result_and_a_folder_of_results_are_told_apart(
+    make_finished_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_finished_run()
     folder = tmp_path / "results"
     folder.mkdir()
     result = write(folder / "tiny-1.json", RESULT)
@@ -41,16 +43,16 @@ def test_a_run_a_result_and_a_folder_of_results_are_told_apart(make_run: MakeRun
 
 
 def test_a_result_brings_the_conversations_that_were_held_for_it(
-    make_run: MakeRun, transcript: Callable[..., dict[str, Any]], tmp_path: Path
+    make_finished_run: MakeRun, transcript: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     result = write(tmp_path / "tiny-1.json", RESULT)
-    assert read_source(result).transcripts == ()
+    assert read_run(result).entries == {}
     lines = [json.dumps(transcript(0, group)) for group in range(3)]
     (tmp_path / "tiny-1.transcripts.jsonl").write_text("\n".join(lines))
-    source = read_source(result)
-    assert [entry.group for entry in source.transcripts] == [0, 1, 2]
-    assert (source.curves, source.tokens, source.config["seed"]) == ({}, {}, 3)
-    assert read_source(make_run()).num_steps > 0
+    source = read_run(result)
+    assert list(source.entries) == [(0, 0), (0, 1), (0, 2)]
+    assert (source.metrics, source.config["seed"]) == ([], 3)
+    assert read_run(make_finished_run()).num_steps > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,197 @@
+"""The report: the page of ``viva view`` as one file, with what it would ask the server inside."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from viva import __version__
+from viva.run.files import write_atomic
+from viva.run.secrets import printable
+from viva.run.written import note_written
+from viva.view.answers import conversation_answer, judge_answer, rows_of, run_answer
+from viva.view.conversation import clip
+from viva.view.curves import curve_layout, curve_points
+from viva.view.entries import Query, choose, facets
+from viva.view.run_index import RunIndex, read_run
+from viva.view.sources import names_of, read_evaluations
+from viva.view.summary import summary_answer
+
+__all__ = ["embedded_json", "write_report"]
+
+_MAX_JUDGED = 30
+"""Conversations with flips or cycles that are listed."""
+
+_MAX_TOKENS = 1500
+"""Of one turn; a long reply loses what comes after."""
+
+_IMPORT = re.compile(r'^import (\{[^}]+\}) from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+
+
+def write_report(
+    run_dir: str | Path, output: str | Path | None = None, *, second: str | Path | None = None
+) -> Path:
+    """Write the report of a run, from the run's own files alone, or of a result of ``viva eval``.
+
+    Reads ``metrics.jsonl``, and ``config.json``, ``transcripts.jsonl``, ``tokens.jsonl`` and ``eval/`` where they
+    exist. The same files give the same bytes.
+
+    Args:
+        run_dir: The run's folder (its ``log_path``); or a result file, or a folder of results.
+        output: File to write; ``report.html`` in the run's folder, or beside the result file, if ``None``.
+        second: Another run, laid over the first one.
+
+    Returns:
+        The file written; it appears whole or not at all.
+
+    Raises:
+        ValueError: If the folder is not that of a run, or a file in it is damaged.
+    """
+    sources = [Path(each) for each in (run_dir, second) if each is not None]
+    names = names_of(sources)
+    answers = _answers([read_run(source) for source in sources], names)
+    folder = sources[0].parent if sources[0].is_file() else sources[0]
+    path = folder / "report.html" if output is None else Path(output)
+    write_atomic(path, _page(f"{' and '.join(names)}: Viva report", answers))
+    note_written([path])
+    return path
+
+
+def _answers(runs: Sequence[RunIndex], names: Sequence[str]) -> dict[str, Any]:
+    """Everything that the page asks, by name; of a run, its number; and of a conversation, its step and group."""
+    keys = sorted({key for run in runs for key in run.metrics})
+    answers: dict[str, Any] = {
+        "curves": curve_layout(keys),
+        "series": [curve_points(run, keys) for run in runs],
+        "summary": [summary_answer(run) for run in runs],
+        "evaluations": [
+            {"name": name, "results": read_evaluations(run.folder)}
+            for run, name in zip(runs, names, strict=True)
+        ],
+    }
+    shown: list[dict[str, Any]] = []
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        unreadable = _add_conversations(answers, number, run)
+        answers[f"judge/{number}"] = judge_answer(run, Query(), 0, _MAX_JUDGED)
+        own = run_answer(run, name, is_complete=True)
+        shown.append(own | {"version": "", "progress": 1.0, "problems": [*own["problems"], *unreadable]})
+    return answers | {"runs": {"viva": __version__, "runs": shown}}
+
+
+def _add_conversations(answers: dict[str, Any], number: int, run: RunIndex) -> list[str]:
+    """A few telling conversations of a run, in the order in which they are worth reading; what cannot be shown."""
+    problems: list[str] = []
+    entries = sorted(run.entries.values(), key=lambda entry: (entry.step, entry.group))
+    with_tokens = {(entry.step, entry.group) for entry in entries if run.has_tokens(entry.step, entry.group)}
+    choices = choose(entries, with_tokens=with_tokens)
+    places = [(choice.entry.step, choice.entry.group) for choice in choices]
+    for at, (choice, (step, group)) in enumerate(zip(choices, places, strict=True)):
+        try:
+            found = conversation_answer(run, step, group, Query())
+            found["tokens"] = _shortened(found["tokens"])
+        except (ValueError, LookupError, TypeError) as error:
+            found = {"error": f"step {step}, group {group} cannot be shown: {error}"}
+            problems.append(found["error"])
+        around = {
+            "previous": places[at - 1] if at else None,
+            "next": places[at + 1] if at + 1 < len(places) else None,
+        }
+        answers[f"conversation/{number}/{step}/{group}"] = found | around | {"reason": choice.reason}
+    rows = rows_of(run, [choice.entry for choice in choices])
+    answers[f"conversations/{number}"] = {
+        "total": len(choices),
+        "all": len(entries),
+        "page": 0,
+        "size": max(1, len(choices)),
+        "rows": [row | {"reason": choice.reason} for row, choice in zip(rows, choices, strict=True)],
+        "facets": facets(entries),
+    }
+    return problems
+
+
+def _shortened(tokens: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The first tokens of every turn, and contexts without their middle."""
+    if tokens is None:
+        return None
+    return tokens | {"turns": [_shortened_turn(turn) for turn in tokens["turns"]]}
+
+
+def _shortened_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {
+        name: value[:_MAX_TOKENS] if isinstance(value, list | tuple) and name != "spans" else value
+        for name, value in turn.items()
+    }
+    for name in ("sampled_in", "trained_in"):
+        if turn[name] is not None:
+            head, left_out, tail = clip(turn[name])
+            kept[name] = f"{head}[{left_out:,} characters left out]{tail}" if left_out else head
+    return kept | {"left_out": max(0, len(turn["ids"]) - _MAX_TOKENS)}
+
+
+def embedded_json(value: Any) -> str:
+    """JSON for a ``<script>`` element, which no text in it can end: every text is without credentials and controls."""
+    text = json.dumps(_safe(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _safe(value: Any) -> Any:
+    """Every text of a value, names among them, without credentials and control characters."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {printable(str(name)): _safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_safe(item) for item in value]
+    return value
+
+
+def _page(title: str, answers: Mapping[str, Any]) -> str:
+    """The page's files in one, which may load nothing and run nothing else."""
+    style, script = _file("view.css") + _file("conversation.css"), _script()
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<title>{html.escape(printable(title))}</title>\n<style>{style}</style>\n"
+        f'<script type="application/json" id="answers">{embedded_json(answers)}</script>\n'
+        f'<script type="module">{script}</script>'
+    )
+    start, _, rest = _file("index.html").partition("<title>")
+    return start + head + rest[rest.index("\n</head>") :]
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _file(name: str) -> str:
+    return resources.files("viva.view").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    """All modules of the page as one, each after those it imports: a function that returns what it exports."""
+    parts: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        source = _file(f"{name}.js")
+        for _, other in _IMPORT.findall(source):
+            if other not in parts:
+                add(other)
+        body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = module_\2;\n", source))
+        exported = ", ".join(found for _, found in _EXPORT.findall(source))
+        parts[name] = (
+            f"const module_{name} = await (async () => {{\n{body}\nreturn {{ {exported} }};\n}})();\n"
+        )
+
+    add("app")
+    return "\n" + "".join(parts.values())

@@ -1,0 +1,39 @@
+// What a reader wants to know of a run first: held-out accuracy before and after, whether the run was healthy, and what kept it from learning.
+
+import { ask } from "./api.js";
+import { chart } from "./chart.js";
+import { h, replace, table } from "./dom.js";
+
+const ACCURACY = "test/direct_accuracy";
+
+const cards = (found) => h("div", { class: "cards" }, found.map((card) =>
+  h("div", { class: "card" }, h("p", { class: "name" }, card.title), h("p", { class: "value" }, card.value), h("p", { class: "muted" }, card.below))));
+
+function accuracy(run) {
+  if (!run.has_accuracy) return h("p", { class: "muted" }, "Held-out accuracy was not measured: the run had no test set with answers.");
+  const asked = run.questions === null ? "" : ` (${run.questions} questions)`;
+  return [h("p", { class: "muted" }, `Held-out direct accuracy: share of test questions answered right on the bare question, without any conversation${asked}.`),
+    cards(run.accuracy)];
+}
+
+function one(run, { name, kind }) {
+  return h("section", { class: "run-summary", "data-run": name }, h("h2", {}, name),
+    run.causes.length ? [h("h3", {}, "What keeps it from learning"), h("ul", {}, run.causes.map((cause) => h("li", {}, `Step ${cause.step}: ${cause.text}`)))] : null,
+    kind === "run" ? accuracy(run) : null, cards(run.health),
+    run.void.length ? table("void", ["void", "reason"], run.void.map((each) => [each.count, h("pre", {}, each.reason)]), "Why conversations were void") : null,
+    run.torn.map((file) => h("p", { class: "muted" }, `The last line of ${file} is torn (the run was stopped while it wrote) and left out.`)));
+}
+
+async function fill(root) {
+  const [{ viva, runs }, summaries, series] = await Promise.all([ask("runs"), ask("summary"), ask("series", { key: [ACCURACY] })]);
+  const lines = series.map((found, run) => found[ACCURACY] && { ...found[ACCURACY], run, colour: 0, name: runs[run].name }).filter(Boolean);
+  replace(root, summaries.map((run, index) => one(run, runs[index])),
+    lines.length ? h("figure", { class: "alone", "data-chart": "held-out direct accuracy" }, chart("held-out direct accuracy", lines, { size: [860, 240] })) : null,
+    h("p", { class: "muted" }, `Viva ${viva}`));
+}
+
+export async function summaryView(root) {
+  root.dataset.title = "summary";
+  await fill(root);
+  return { refresh: () => fill(root) };
+}

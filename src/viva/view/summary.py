@@ -1,0 +1,216 @@
+"""What a reader wants to know of a run first: held-out accuracy before and after, and whether the run was healthy."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from viva.conversation.wording import counted
+from viva.run.secrets import printable
+from viva.view.run_index import RunIndex, read_run
+
+__all__ = ["ACCURACY", "Gain", "accuracy_gain", "headline_text", "summary_answer"]
+
+ACCURACY = "test/direct_accuracy"
+"""The metric of the headline."""
+
+_QUESTIONS = "test/direct_questions"
+_CONVERSATION = "test/conversation/correct/final"
+_CORRELATION = "test/conversation/rank_correlation"
+
+_MAX_VOID_REASONS = 10
+
+_HEALTH = {
+    _CONVERSATION: "held-out, right after a conversation",
+    "test/conversation/correct/best": "held-out, highest score after a conversation is right",
+    "correct/final": "right after the conversation",
+    "flip/wrong_to_right": "wrong solutions that revision mends",
+    "flip/right_to_wrong": "right solutions that revision spoils",
+    "judge/accuracy": "judge prefers the right one",
+    "judge/verdict/accuracy": "verdicts prefer the right one",
+    "reward_truth_gap": "pairs in which the wrong one scores higher",
+    "judge/position_bias": "verdicts that flip with the order",
+    "judge/verdict/order_flips": "verdicts that flip with the order",
+    "parse/ok": "replies read as asked",
+}
+"""Shares that tell whether a run was healthy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Held-out accuracy at the first and last evaluation, as shares of 1, with 95 % intervals."""
+
+    first_step: int
+    last_step: int
+    before: float
+    after: float
+    before_half_width: float | None
+    after_half_width: float | None
+
+    @property
+    def difference(self) -> float:
+        """After minus before."""
+        return self.after - self.before
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the difference's interval, taking the two measurements as independent.
+
+        They ask the same questions, so this interval is wider than need be rather than too narrow.
+        """
+        if self.before_half_width is None or self.after_half_width is None:
+            return None
+        return math.hypot(self.before_half_width, self.after_half_width)
+
+
+def accuracy_gain(run: RunIndex) -> Gain | None:
+    """The headline's numbers; ``None`` if the run never measured held-out accuracy."""
+    points = run.points(ACCURACY)
+    if not points:
+        return None
+    widths = run.half_widths(ACCURACY)
+    # an error of 0 (all right or all wrong) says only that the approximation does not hold there
+    half_widths = [widths.get(step) or None for step, _ in (points[0], points[-1])]
+    return Gain(
+        first_step=points[0][0],
+        last_step=points[-1][0],
+        before=points[0][1],
+        after=points[-1][1],
+        before_half_width=half_widths[0],
+        after_half_width=half_widths[1],
+    )
+
+
+def headline_text(run_dir: str | Path) -> str | None:
+    """The headline of a run in a line or two; ``None`` if it never measured held-out accuracy."""
+    run = read_run(run_dir)
+    gain = accuracy_gain(run)
+    if gain is None or gain.first_step == gain.last_step:
+        return None
+    before, after = (
+        f"{100 * share:.1f} %" + (f" ± {100 * half:.1f}" if half is not None else "")
+        for share, half in ((gain.before, gain.before_half_width), (gain.after, gain.after_half_width))
+    )
+    return (
+        f"held-out accuracy, asked directly: {before} before, {after} after {counted(gain.last_step, 'step')} "
+        f"({100 * gain.difference:+.1f} points; intervals are 95 %){_conversation_text(run)}"
+    )
+
+
+def _conversation_text(run: RunIndex) -> str:
+    """The same of whole conversations, where they were measured: a further line."""
+    parts: list[str] = []
+    accuracy, correlation = run.points(_CONVERSATION), run.points(_CORRELATION)
+    if len(accuracy) > 1:
+        parts.append(
+            f"right at the end {100 * accuracy[0][1]:.1f} % before, {100 * accuracy[-1][1]:.1f} % after"
+        )
+    if len(correlation) > 1:
+        parts.append(
+            f"rank correlation of scores with being right {correlation[0][1]:+.2f} before, "
+            f"{correlation[-1][1]:+.2f} after"
+        )
+    return f"\nheld-out conversations: {'; '.join(parts)}" if parts else ""
+
+
+def summary_answer(run: RunIndex) -> dict[str, Any]:
+    """The page's summary of a run, ready for JSON.
+
+    Returns:
+        ``causes`` (what kept it from learning: step and text), ``has_accuracy``, ``questions`` (how many of them were
+        asked), ``accuracy`` and ``health`` (cards of title, value and what stands below), ``void`` (count and reason
+        of void conversations) and ``torn`` (files whose last line is).
+    """
+    gain = accuracy_gain(run)
+    questions = run.points(_QUESTIONS)
+    return {
+        "causes": _causes(run),
+        "has_accuracy": gain is not None,
+        "questions": questions[-1][1] if questions else None,
+        "accuracy": [] if gain is None else _accuracy_cards(gain),
+        "health": [*_health_cards(run), *_count_cards(run)],
+        "void": _void_reasons(run),
+        "torn": [printable(name) for name in run.torn],
+    }
+
+
+def _causes(run: RunIndex) -> list[dict[str, Any]]:
+    """What kept it from learning, in the words that the terminal had."""
+    from viva.training.advice import told_causes  # loads what plays conversations
+
+    rows: dict[int, dict[str, float]] = {step: {} for step, groups in run.points("rollout/groups") if groups}
+    for key in run.metrics:
+        for step, value in run.points(key):
+            if step in rows:
+                rows[step][key] = value
+    steps = list(rows)
+    return [
+        {"step": steps[place] + 1, "text": printable(cause.text)}
+        for place, cause in told_causes(list(rows.values()))
+    ]
+
+
+def _card(title: str, value: str, below: str = "") -> dict[str, str]:
+    return {"title": title, "value": value, "below": below}
+
+
+def _accuracy_cards(gain: Gain) -> list[dict[str, str]]:
+    measured = [(gain.first_step, gain.before, gain.before_half_width, "before")]
+    if gain.last_step != gain.first_step:
+        measured.append((gain.last_step, gain.after, gain.after_half_width, "after"))
+    cards = [
+        _card(
+            f"{name} (step {step})",
+            _percent(value),
+            _interval(max(0.0, value - half), min(1.0, value + half)) if half else "",
+        )
+        for step, value, half, name in measured
+    ]
+    if gain.last_step != gain.first_step:
+        half = gain.half_width
+        below = ""
+        if half is not None:
+            low, high = gain.difference - half, gain.difference + half
+            below = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+        cards.append(_card("gain", f"{100 * gain.difference:+.1f} points", below))
+    return cards
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"
+
+
+def _health_cards(run: RunIndex) -> list[dict[str, str]]:
+    """Last value of the shares that tell whether a run was healthy, with the first one."""
+    cards: list[dict[str, str]] = []
+    for key, title in _HEALTH.items():
+        points = run.points(key)
+        if points:
+            below = f"at first {100 * points[0][1]:.4g} %"
+            cards.append(_card(f"{title} (step {points[-1][0]})", _percent(points[-1][1]), below))
+    correlation = run.points(_CORRELATION) or run.points("rank_correlation")
+    if correlation:
+        (_, first), (step, last) = correlation[0], correlation[-1]
+        title = f"rank correlation of scores with being right (step {step})"
+        cards.append(_card(title, f"{last:+.2f}", f"at first {first:+.2f}"))
+    return cards
+
+
+def _count_cards(run: RunIndex) -> list[dict[str, str]]:
+    cards = [_card("steps recorded", f"{run.num_steps:,}")] if run.kind == "run" else []
+    if run.entries:
+        num_void = sum(entry.is_void for entry in run.entries.values())
+        cards.append(_card("conversations", f"{len(run.entries):,}", f"{num_void:,} void"))
+    return cards
+
+
+def _void_reasons(run: RunIndex) -> list[dict[str, Any]]:
+    """Why conversations were void, the most frequent reason first."""
+    entries = [entry for entry in run.entries.values() if entry.is_void]
+    counts = Counter(entry.void_reason or "no reason recorded" for entry in entries)
+    return [{"count": count, "reason": reason} for reason, count in counts.most_common(_MAX_VOID_REASONS)]
