@@ -261,7 +261,18 @@ def test_scores_have_error_bars_and_every_stream_is_listed(site: Site) -> None:
     label = page.locator("figure.scores svg").get_attribute("aria-label")
     assert "agent 0: 0.25 before, 0.5 after" in label
     heads = site.texts("table.streams thead th")
-    assert heads == ["agent", "V before", "V after", "change", "right", "r_sol", "r_meta", "r_diag", "total", "reward"]
+    assert heads == [
+        "agent",
+        "V before",
+        "V after",
+        "change",
+        "right",
+        "r_sol",
+        "r_meta",
+        "r_diag",
+        "total",
+        "reward",
+    ]
     first = page.locator("table.streams tbody tr").first.inner_text()
     assert "0.250 ± 0.100" in first
     assert "0.500 ± 0.050" in first
