@@ -94,7 +94,7 @@ async def show(run: Path) -> None:
     from viva.recipes.common import say
     from viva.recipes.evaluation.build import evaluate
     from viva.recipes.evaluation.options import EvalOptions
-    from viva.view.page import write_report
+    from viva.view.report import write_report
 
     found: dict[tuple[str, float], Evaluation] = {}
     for temperature, count in ((0.0, 1), (1.0, _VOTES)):
