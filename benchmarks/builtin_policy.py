@@ -27,10 +27,9 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.selfplay.round_robin import round_robin_group
     from viva.tiny import model_path
     from viva.tiny.tasks import problems, worked_solution, wrong_solution
-    from viva.training.completer import Policy
+    from viva.training.data import PromptItem
     from viva.training.metrics import rollout_metrics
-    from viva.training.prompts import PromptItem
-    from viva.training.rollouts import run_groups
+    from viva.training.rollouts import Policy, run_groups
 
     held_out = problems("test", num_problems, seed=0)
     sampler = LocalServiceClient().create_sampling_client(base_model=str(model_path()))

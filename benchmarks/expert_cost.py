@@ -98,9 +98,8 @@ async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
     """Play, score and train the groups of these strategies of the first batch."""
     from viva.experts.strategy import strategy_of
     from viva.run.clients import settled
-    from viva.training.completer import Policy
-    from viva.training.expert_batch import expert_batch
-    from viva.training.rollouts import run_groups
+    from viva.training.batch import make_batch
+    from viva.training.rollouts import Policy, run_groups
     from viva.training.update import update_policy
 
     config, found = training.config, Measured()
@@ -117,7 +116,7 @@ async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
 
     watch, started = Watch(training.client), time.perf_counter()
     with tokens_counted(vocab_size) as scored:
-        made = await expert_batch(watch, outcomes, config.experts)
+        made = await make_batch(watch, outcomes, config.experts)
     found.seconds["scoring"] = watch.seconds
     found.seconds["rest of the estimate"] = time.perf_counter() - started - watch.seconds
 

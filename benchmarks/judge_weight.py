@@ -24,8 +24,7 @@ from pathlib import Path
 from viva.judging.ballots import Preference
 from viva.judging.bradley_terry import Duel
 from viva.rewards.critique import review_votes
-from viva.rewards.review import ReviewVotes, initial, revised, score_review
-from viva.rewards.review_rules import PRESETS
+from viva.rewards.review import PRESETS, ReviewVotes, initial, revised, score_review
 from viva.view.files import iter_transcripts
 from viva.view.rescore import stored_comparisons, stored_conversation
 

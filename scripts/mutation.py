@@ -112,7 +112,7 @@ AREAS = {
         ),
     ),
     "context swap": Area(
-        sources=("training/expert_samples.py", "training/data_processing.py", "experts/samples.py"),
+        sources=("training/samples.py", "training/data_processing.py", "experts/samples.py"),
         tests=(
             "training/test_data_processing.py",
             "training/test_rl_data_processing.py",

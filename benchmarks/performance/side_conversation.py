@@ -43,10 +43,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.judging.policy import PolicyRef
     from viva.run.clients import settled
     from viva.selfplay.round_robin import round_robin_group
-    from viva.training.advantages import batch_advantages
-    from viva.training.completer import Policy
-    from viva.training.data_processing import assemble_training_data
-    from viva.training.rollouts import run_groups
+    from viva.training.batch import plain_batch
+    from viva.training.rollouts import Policy, run_groups
     from viva.training.update import UpdateConfig, update_policy
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
@@ -82,8 +80,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         outcomes = await run_groups(builders, policy, max_retries=0)
         rolled = time.perf_counter()
         assert all(outcome.group for outcome in outcomes), [outcome.void_reason for outcome in outcomes]
-        advantages = batch_advantages(outcomes)
-        data, _ = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
+        data = plain_batch(outcomes).data_D
         await update_policy(client, data, UpdateConfig(learning_rate=LEARNING_RATE))
         ended = time.perf_counter()
         return {

@@ -69,9 +69,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
     from viva.selfplay.round_robin import round_robin_group
-    from viva.training.collection import long_lived
-    from viva.training.completer import Policy
-    from viva.training.rollouts import run_groups
+    from viva.training.loop import frozen_gc
+    from viva.training.rollouts import Policy, run_groups
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     renderer = load_renderer(tokenizer, model_name=settings["model"])
@@ -106,7 +105,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         count = settings["conversations"] if number else 20
         forget_peak()
         before = memory_mb("VmRSS")
-        with long_lived():  # as a run does
+        with frozen_gc():  # as a run does
             seconds = asyncio.run(play(number, count))
         kb = 1024 * (memory_mb("VmHWM") - before) / count
         turns = count * agents * rounds

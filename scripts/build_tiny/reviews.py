@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from tinker_cookbook.renderers.base import Message
 
-from viva.conversation.prompts import persona
-from viva.selfplay.critique_prompts import (
+from viva.conversation.critique_prompts import (
     CRITIQUE_PERSONAS,
     critique_instruction,
     critique_messages,
@@ -25,6 +24,7 @@ from viva.selfplay.critique_prompts import (
     shown,
     shown_solution,
 )
+from viva.conversation.prompts import persona
 from viva.tiny.tasks import Problem, answer_of, sample_problem, worked_solution, working_of, wrong_solution
 
 __all__ = [

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from viva.conversation.critique_prompts import proposal_instruction
 from viva.conversation.prompts import (
     AGENT_SYSTEM_PROMPTS,
     conversation_messages,
@@ -14,7 +15,6 @@ from viva.conversation.prompts import (
     turn_prompt,
 )
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
-from viva.selfplay.critique_prompts import proposal_instruction
 
 BREAKS = ("\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 texts = st.lists(

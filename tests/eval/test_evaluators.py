@@ -12,7 +12,7 @@ from viva.conversation.rendering import load_renderer
 from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.sdk import make_sequence
-from viva.training.prompts import PromptItem
+from viva.training.data import PromptItem
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 

@@ -22,7 +22,7 @@ from viva.testing import (
     tiny_renderer,
     turn_of,
 )
-from viva.training.prompts import PromptItem
+from viva.training.data import PromptItem
 
 RENDERER = tiny_renderer()
 ITEMS = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(3)]

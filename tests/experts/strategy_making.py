@@ -4,8 +4,8 @@ from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 
 from viva.experts.prompt_augmentation import PromptAugmentedEnv
 from viva.testing import ScriptedPolicy, tiny_renderer
-from viva.training.expert_samples import expert_samples
 from viva.training.rollouts import run_group
+from viva.training.samples import batch_samples
 
 RENDERER = tiny_renderer()
 QUESTION = "2 + 2?"
@@ -53,7 +53,7 @@ async def play(builder, script, renderer=RENDERER):
     """Outcome, samples, and the prompts the policy saw."""
     seats = Seats(script, renderer)
     outcome = await run_group(builder, seats, max_retries=0)
-    return outcome, expert_samples([outcome]), seats.policy.prompts
+    return outcome, batch_samples([outcome]), seats.policy.prompts
 
 
 def text_of(tokens, renderer=RENDERER):

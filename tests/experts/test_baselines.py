@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from viva.experts.estimation import Baseline, centred_rewards
 from viva.experts.samples import Sample
-from viva.rewards.group import group_advantages
+from viva.rewards.streams import group_advantages
 
 UNION = [Baseline.PROMPT_UNION, Baseline.WEIGHTED]
 COMPARING = [Baseline.STRATUM, *UNION]

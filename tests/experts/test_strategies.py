@@ -18,16 +18,22 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt
-from viva.experts.best_of import BestOfGroupBuilder
 from viva.experts.feedback import (
     RIGHT_FEEDBACK,
     WRONG_FEEDBACK,
     FeedbackGroupBuilder,
     GeneratedFeedback,
 )
-from viva.experts.iid import iid
 from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder, leak
-from viva.experts.strategy import Completion, ExpertGroupBuilder, completions_of, is_strategy, strategy_of
+from viva.experts.strategy import (
+    BestOfGroupBuilder,
+    Completion,
+    ExpertGroupBuilder,
+    completions_of,
+    iid,
+    is_strategy,
+    strategy_of,
+)
 from viva.judging.policy import PolicyRef
 from viva.testing import Reply, ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group

@@ -19,7 +19,7 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.config import parse_options
 from viva.recipes.critique_self_play.build import make_plan, run
 from viva.recipes.critique_self_play.train import Config
-from viva.rewards.review_rules import PRESETS, ReviewRules
+from viva.rewards.review import PRESETS, ReviewRules
 from viva.run.stop_rule import WATCHED, WINDOW
 from viva.selfplay.critique import critique_protocol
 from viva.testing import ScriptedSamplingClient, tiny_renderer

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from viva.recipes.critique_self_play.build import make_plan, rules_of
 from viva.recipes.critique_self_play.train import Config, main
-from viva.rewards.review_rules import PRESETS
+from viva.rewards.review import PRESETS
 
 NUM_STEPS = 2
 OPTIONS = {

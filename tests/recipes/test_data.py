@@ -15,7 +15,7 @@ from viva.recipes.data import (
     load_prompts,
     load_test_prompts,
 )
-from viva.training.prompts import PromptItem, PromptOrder, prompts_digest
+from viva.training.data import PromptItem, PromptOrder, prompts_digest
 
 
 def write(folder, text, name="data.jsonl"):

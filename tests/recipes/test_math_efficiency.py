@@ -19,7 +19,7 @@ from viva.recipes.math_efficiency.strategies import STRATEGIES, Task, find_strat
 from viva.recipes.math_efficiency.train_rl import Config, main
 from viva.recipes.programs import recipe_summaries
 from viva.testing import tiny_renderer
-from viva.training.prompts import PromptItem
+from viva.training.data import PromptItem
 from viva.view.estimates import EstimateOptions, estimate_run
 
 ROOT = Path(__file__).parents[2]

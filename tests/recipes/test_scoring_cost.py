@@ -8,11 +8,10 @@ from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.experts.feedback import FeedbackGroupBuilder
-from viva.experts.iid import iid
 from viva.experts.prompt_augmentation import PromptAugmentedEnv, PromptAugmentedGroupBuilder
-from viva.training.completer import Policy
-from viva.training.expert_batch import ExpertConfig, expert_batch
-from viva.training.rollouts import run_groups
+from viva.experts.strategy import iid
+from viva.training.batch import ExpertConfig, make_batch
+from viva.training.rollouts import Policy, run_groups
 
 QUESTION = "A question that is somewhat longer than the answers to it. " * 4
 
@@ -81,7 +80,7 @@ async def test_the_scoring_pass_shares_prefixes_as_training_does(tmp_path, monke
     recording = Recording(client)
     counted.clear()
     config = ExpertConfig(estimator=estimator, min_effective_share=0.0, num_checked=0)
-    batch = await expert_batch(recording, outcomes, config)
+    batch = await make_batch(recording, outcomes, config)
     scored = sum(counted)
     (request,) = recording.requests  # one pass for everything
     given = sum(datum.model_input.length for datum in request)

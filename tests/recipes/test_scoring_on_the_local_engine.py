@@ -8,12 +8,11 @@ from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.experts.feedback import FeedbackGroupBuilder
-from viva.experts.iid import iid
 from viva.experts.prompt_augmentation import PromptAugmentedEnv, PromptAugmentedGroupBuilder
-from viva.training.completer import Policy
-from viva.training.expert_batch import ExpertConfig, expert_batch
-from viva.training.expert_samples import expert_samples
-from viva.training.rollouts import run_groups
+from viva.experts.strategy import iid
+from viva.training.batch import ExpertConfig, make_batch
+from viva.training.rollouts import Policy, run_groups
+from viva.training.samples import batch_samples
 from viva.training.update import EXACT_GAP, UpdateConfig, update_policy
 
 HINT = {"role": "system", "content": "Write letters only."}
@@ -67,7 +66,7 @@ async def played(client, renderer, temperature=1.0, names=("iid", "hint", "feedb
 
 async def updated(client, outcomes, temperature, **options):
     config = ExpertConfig(min_effective_share=0.0, **options)
-    batch = await expert_batch(client, outcomes, config, temperature=temperature)
+    batch = await make_batch(client, outcomes, config, temperature=temperature)
     update = UpdateConfig(learning_rate=1e-3)
     made = await update_policy(client, batch.data_D, update, foreign_D=batch.foreign_D, check=batch.check)
     return batch, made.metrics
@@ -111,7 +110,7 @@ async def test_scores_are_the_samplers_own(parts):
     client, renderer = parts
     sampler, outcomes = await played(client, renderer)
     config = ExpertConfig(estimator="balance", min_effective_share=0.0, num_checked=3)
-    batch = await expert_batch(client, outcomes, config)
+    batch = await make_batch(client, outcomes, config)
     assert batch.warnings == []
     assert batch.metrics["experts/iid/self_check"] < 1e-5
 
@@ -119,7 +118,7 @@ async def test_scores_are_the_samplers_own(parts):
         prompt = tinker.ModelInput.from_ints([*context, *tokens])
         return pytest.approx((await sampler.compute_logprobs(prompt))[-len(tokens) :], abs=1e-4)
 
-    samples = expert_samples(outcomes)
+    samples = batch_samples(outcomes)
     contexts = {
         record["context"]: sample.turns_K[0].sampled_in
         for record, sample in zip(batch.records, samples, strict=True)

@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from chat_formats import COOKBOOK, FORMATS, added_tokens, renderer_of
 from tinker_cookbook import renderers
 
+from viva.conversation.critique_prompts import critique_instruction, critique_messages, shown, shown_solution
 from viva.conversation.guard import GuardedTokenizer
 from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt
 from viva.experts.feedback import RIGHT_FEEDBACK
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, judge_messages
-from viva.selfplay.critique_prompts import critique_instruction, critique_messages, shown, shown_solution
 
 SEED = 6
 pytestmark = pytest.mark.filterwarnings(

@@ -13,7 +13,7 @@ import pytest
 import tinker
 
 from viva.training import update
-from viva.training.applied_once import RepeatedStepError
+from viva.training.update import RepeatedStepError
 
 VOCABULARY, LENGTH, LOSS = 8, 6, 0.1
 SAVE_EVERY = 10

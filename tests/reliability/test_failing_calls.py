@@ -34,11 +34,9 @@ from viva.judging.policy import PolicyRef
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training import rollouts
-from viva.training.advantages import batch_advantages
-from viva.training.completer import Policy
-from viva.training.data_processing import assemble_training_data
+from viva.training.batch import plain_batch
 from viva.training.metrics import rollout_metrics
-from viva.training.rollouts import run_groups
+from viva.training.rollouts import Policy, run_groups
 
 RENDERER = tiny_renderer()
 TIMEOUT_S = 60.0
@@ -123,9 +121,7 @@ async def played(world, number, seed, first=0):
 
 
 def training_data(outcomes_P):
-    advantages = batch_advantages(outcomes_P)
-    data_D, _ = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
-    return data_D
+    return plain_batch(outcomes_P).data_D
 
 
 def digest_of(data_D):

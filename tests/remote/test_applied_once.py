@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tinker
 
-from viva.training.applied_once import RepeatedStepError
-from viva.training.update import UpdateConfig, update_policy
+from viva.training.update import RepeatedStepError, UpdateConfig, update_policy
 
 
 def datum(advantage):

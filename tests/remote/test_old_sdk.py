@@ -8,8 +8,7 @@ import tinker
 import viva.engine
 from viva.run.clients import settled
 from viva.tiny import model_path
-from viva.training.old_sdk import awaitable_service
-from viva.training.service import EngineConfig, make_service
+from viva.training.service import EngineConfig, awaitable_service, make_service
 
 
 class Trainer(tinker.TrainingClient):

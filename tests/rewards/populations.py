@@ -9,8 +9,7 @@ import random
 from statistics import fmean
 
 from viva.judging.ballots import Preference, Tie, count_votes
-from viva.rewards.review import ReviewVotes, initial, revised, score_review
-from viva.rewards.review_rules import PRESETS
+from viva.rewards.review import PRESETS, ReviewVotes, initial, revised, score_review
 
 AGENTS = (0, 1, 2, 3)
 SURE = 1e6

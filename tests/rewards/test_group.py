@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.rewards.group import group_advantages
+from viva.rewards.streams import group_advantages
 
 rewards = st.floats(-100, 100, allow_nan=False)
 groups = st.lists(st.lists(rewards, min_size=1, max_size=6), max_size=4)

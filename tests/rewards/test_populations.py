@@ -31,8 +31,7 @@ from populations import (
 
 from viva.judging.ballots import Preference, Tie
 from viva.judging.bradley_terry import fit_bradley_terry
-from viva.rewards.review import ReviewVotes, score_review
-from viva.rewards.review_rules import PRESETS
+from viva.rewards.review import PRESETS, ReviewVotes, score_review
 
 QUALITY = {0: 3.0, 1: 2.0, 2: 1.0, 3: 0.0}
 presets = pytest.mark.parametrize("preset", sorted(PRESETS))

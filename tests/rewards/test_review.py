@@ -10,8 +10,16 @@ from viva.judging.ballots import Preference, Tie, count_votes, map_vote, pooled
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison, Outcome
 from viva.judging.consensus import majority
-from viva.rewards.review import ReviewVotes, duel_of, initial, revised, score_review
-from viva.rewards.review_rules import PRESETS, ReviewRules, review_rules
+from viva.rewards.review import (
+    PRESETS,
+    ReviewRules,
+    ReviewVotes,
+    duel_of,
+    initial,
+    review_rules,
+    revised,
+    score_review,
+)
 
 AGENTS = (0, 1, 2, 3)
 PAPER, ROBUST = PRESETS["paper"], PRESETS["robust"]

@@ -8,8 +8,16 @@ import pytest
 from viva.judging.ballots import Preference
 from viva.judging.bradley_terry import Duel
 from viva.judging.comparison import Comparison, Outcome
-from viva.rewards.review import ReviewVotes, duel_of, initial, revised, score_review
-from viva.rewards.review_rules import PRESETS, STREAMS, ReviewRules
+from viva.rewards.review import (
+    PRESETS,
+    STREAMS,
+    ReviewRules,
+    ReviewVotes,
+    duel_of,
+    initial,
+    revised,
+    score_review,
+)
 from viva.rewards.spans import token_ranges, token_texts
 from viva.rewards.streams import GroupCredit, SpanCredit, stream_advantages
 from viva.testing import tiny_renderer

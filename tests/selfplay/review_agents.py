@@ -17,7 +17,7 @@ from tinker_cookbook.completers import TokenCompleter
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.rewards.review_rules import PRESETS
+from viva.rewards.review import PRESETS
 from viva.selfplay.critique import critique_group
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, crashing, slow, tiny_renderer

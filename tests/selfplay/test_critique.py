@@ -25,7 +25,7 @@ from review_agents import (
     streams_of,
 )
 
-from viva.rewards.review_rules import ReviewRules
+from viva.rewards.review import ReviewRules
 from viva.testing import silent
 
 # honest agents, what improvement pays

@@ -21,8 +21,7 @@ from review_agents import (
 )
 
 from viva.rewards import critique
-from viva.rewards.review import ReviewScores, score_review
-from viva.rewards.review_rules import ReviewRules
+from viva.rewards.review import ReviewRules, ReviewScores, score_review
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.rollouts import GroupOutcome
 

@@ -30,8 +30,7 @@ from review_agents import (
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.judge import JudgeError
 from viva.rewards import critique
-from viva.rewards.review import ReviewScores
-from viva.rewards.review_rules import ReviewRules
+from viva.rewards.review import ReviewRules, ReviewScores
 from viva.selfplay.group import ConversationVoidError
 from viva.testing import Reply, silent
 from viva.training.rollouts import run_groups

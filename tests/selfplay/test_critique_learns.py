@@ -20,7 +20,7 @@ import tinker
 from review_agents import PAPER, RENDERER, ROBUST, builder_of, others_of, place_of, quality, ranking_of
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.rewards.review_rules import ReviewRules
+from viva.rewards.review import ReviewRules
 from viva.rewards.streams import GroupCredit
 from viva.run.folder import open_run_folder
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder

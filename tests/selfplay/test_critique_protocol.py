@@ -7,14 +7,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.env import MultiAgentConversationEnv
-from viva.conversation.prompts import persona as persona_of
-from viva.conversation.protocol import View
-from viva.conversation.records import Conversation, CritiqueReply, Revision
-from viva.judging.ballots import Preference
-from viva.judging.ranking import RankingReply
-from viva.selfplay.critique import compared_items, critique_protocol
-from viva.selfplay.critique_prompts import (
+from viva.conversation.critique_prompts import (
     CRITIQUE_PERSONAS,
     critique_instruction,
     critique_messages,
@@ -24,6 +17,13 @@ from viva.selfplay.critique_prompts import (
     shown,
     shown_solution,
 )
+from viva.conversation.env import MultiAgentConversationEnv
+from viva.conversation.prompts import persona as persona_of
+from viva.conversation.protocol import View
+from viva.conversation.records import Conversation, CritiqueReply, Revision
+from viva.judging.ballots import Preference
+from viva.judging.ranking import RankingReply
+from viva.selfplay.critique import compared_items, critique_protocol
 from viva.testing import Reply, Script, ScriptedPolicy, crashing, tiny_renderer
 
 RENDERER = tiny_renderer()

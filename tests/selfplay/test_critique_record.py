@@ -28,7 +28,7 @@ from review_agents import (
 )
 
 from viva.rewards.critique import review_votes
-from viva.rewards.review_rules import ReviewRules
+from viva.rewards.review import ReviewRules
 from viva.training.rollouts import run_groups
 
 # rewards, record, metrics

@@ -3,7 +3,7 @@ import weakref
 
 import pytest
 
-from viva.training.collection import long_lived
+from viva.training.loop import frozen_gc
 
 
 class Ring:
@@ -17,7 +17,7 @@ def test_what_exists_is_passed_over_until_the_end_and_new_garbage_is_found() -> 
     before, thresholds = gc.get_freeze_count(), gc.get_threshold()
     old = Ring()
     gone = weakref.ref(old)
-    with long_lived():
+    with frozen_gc():
         assert gc.get_freeze_count() > before
         young, middle, old = gc.get_threshold()
         assert (young > thresholds[0], middle, old > thresholds[2]) == (True, thresholds[1], True)
@@ -37,7 +37,7 @@ def test_what_others_chose_stays(mine: tuple[int, int, int]) -> None:
     thresholds = gc.get_threshold()
     try:
         gc.set_threshold(*mine)
-        with long_lived():
+        with frozen_gc():
             assert gc.get_threshold() == mine
         assert gc.get_threshold() == mine
     finally:

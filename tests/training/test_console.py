@@ -10,9 +10,8 @@ from functools import partial
 from rich.console import Console
 from test_train import make_run, metrics_of
 
-from viva.training.console import RunConsole, sparkline
+from viva.training.console import RunConsole, StepProgress, sparkline
 from viva.training.loop import train
-from viva.training.progress import StepProgress
 
 
 class Clock:

@@ -8,7 +8,7 @@ from bandit_engine import GOOD, CountEnv, CountGroup
 from test_train import make_run, metrics_of
 
 from viva.rewards.streams import GroupCredit, SpanCredit
-from viva.training.advantages import batch_advantages
+from viva.training.batch import plain_batch
 from viva.training.loop import train
 
 STREAM = "r_sol"
@@ -151,6 +151,6 @@ async def test_credit_for_a_failed_seat_is_refused(tmp_path):
         await train(make_run(tmp_path, num_steps=1, group_class=All))
 
 
-def test_a_batch_without_groups_has_no_advantages():
-    batch = batch_advantages([])
-    assert (batch.groups_P, batch.advantages_P_G, batch.metrics) == ([], [], {})
+def test_a_batch_without_groups_has_no_samples():
+    batch = plain_batch([])
+    assert (batch.samples_N, batch.data_D, batch.metrics) == ([], [], {})

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from test_console import Clock, terminal
 
-from viva.training.evaluation_console import EvaluationConsole
+from viva.training.console import EvaluationConsole
 
 
 def play(console: EvaluationConsole, clock: Clock) -> None:

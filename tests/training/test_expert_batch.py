@@ -15,10 +15,9 @@ from viva.experts.estimators import ESTIMATORS
 from viva.experts.samples import stored_sample
 from viva.experts.strategy import Completion
 from viva.rewards.streams import GroupCredit, SpanCredit
-from viva.training.expert_batch import EstimatorStoppedError, ExpertConfig, expert_batch
+from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
+from viva.training.data import MixtureDataset, PromptItem, PromptOrder
 from viva.training.loop import train
-from viva.training.mixture_dataset import MixtureDataset
-from viva.training.prompts import PromptItem, PromptOrder
 from viva.training.rollouts import GroupOutcome
 
 BARE, HINT, OTHER = 10, 20, 30
@@ -90,7 +89,7 @@ def inputs_of(datum, name):
 
 async def test_swapped_samples_are_scored_once_behind_the_training_context_and_the_gap_is_a_weight():
     engine = ContextEngine()
-    batch = await expert_batch(engine, [iid(), hint()], config())
+    batch = await make_batch(engine, [iid(), hint()], config())
     assert engine.requests == [[[BARE, 3, 4], [BARE, 3, 4]]]
     for seat, datum in enumerate(batch.data_D[2:]):
         action = [3, 4, seat]
@@ -113,7 +112,7 @@ async def test_every_estimator_that_trains_swapped_samples_tells_the_same_log_ra
     names = [name for name in ESTIMATORS if name not in ("distill", "balance", "seq_is")]
     figures = {}
     for name in names:
-        batch = await expert_batch(ContextEngine(), [iid(), hint()], config(name), temperature=temperature)
+        batch = await make_batch(ContextEngine(), [iid(), hint()], config(name), temperature=temperature)
         figures[name] = {
             key: value
             for key, value in batch.metrics.items()
@@ -126,7 +125,7 @@ async def test_every_estimator_that_trains_swapped_samples_tells_the_same_log_ra
 
 async def test_the_seeds_estimator_marks_foreign_logprobs():
     engine = ContextEngine()
-    batch = await expert_batch(engine, [iid(), hint()], config("importance_sampling"))
+    batch = await make_batch(engine, [iid(), hint()], config("importance_sampling"))
     assert engine.requests == [[[BARE, 3, 4], [BARE, 3, 4]]]  # for its log-ratio, which no weight needs
     assert batch.foreign_D == [False, False, True, True]
     assert inputs_of(batch.data_D[3], "logprobs") == pytest.approx(logprobs_of(HINT, [3, 4, 1]).tolist())
@@ -137,7 +136,7 @@ async def test_balance_scores_every_completion_behind_the_other_contexts_of_its_
     other = outcome(
         Named("talk", trained_in=BARE), [drawn(OTHER + seat, [5, seat]) for seat in range(2)], [0.0, 1.0]
     )
-    batch = await expert_batch(engine, [iid(), hint(), other], config("balance"))
+    batch = await make_batch(engine, [iid(), hint(), other], config("balance"))
     (request,) = engine.requests
     names = Counter(tuple(row[1:]) for row in request)
     # iid: hint and both talks; hint: its own bare score and both talks; a talk: bare, hint and the other talk
@@ -152,7 +151,7 @@ async def test_balance_scores_every_completion_behind_the_other_contexts_of_its_
 
 async def test_distillation_scores_own_samples_behind_the_teacher_only():
     engine = ContextEngine()
-    batch = await expert_batch(
+    batch = await make_batch(
         engine, [iid(), hint()], config("distill", estimator_options={"teacher": "hint"})
     )
     assert engine.requests == [[[HINT, 1, 2], [HINT, 1, 2]]]
@@ -165,45 +164,43 @@ async def test_comparing_contexts_needs_one_turn_and_one_training_context_per_pr
     twice = Trajectory(drawn(BARE, [1]).transitions * 2, tinker.ModelInput.empty())
     turns = outcome(Named("turns"), [twice], [1.0])
     with pytest.raises(EstimatorStoppedError, match="is trained in 2 turns"):
-        await expert_batch(ContextEngine(), [iid(), turns], config("balance"))
+        await make_batch(ContextEngine(), [iid(), turns], config("balance"))
     late = outcome(Named("late", weights=(0.0, 1.0)), [twice], [1.0])
     late.builder.context_transform = lambda observation, turn: tinker.ModelInput.from_ints(
         [BARE, 7][: turn + 1]
     )
     with pytest.raises(EstimatorStoppedError, match="one training context for all samples of a prompt"):
-        await expert_batch(ContextEngine(), [iid(), late], config("balance"))
+        await make_batch(ContextEngine(), [iid(), late], config("balance"))
 
 
 async def test_waste_is_told_with_advice_or_stops():
     wasted = [iid(), hint(context=0)]
-    batch = await expert_batch(ContextEngine(), wasted, config("seq_tis", min_effective_share=1.0))
+    batch = await make_batch(ContextEngine(), wasted, config("seq_tis", min_effective_share=1.0))
     assert any("'hint'" in text and "effective sample size" in text for text in batch.warnings)
     with pytest.raises(EstimatorStoppedError, match="effective sample size"):
-        await expert_batch(
-            ContextEngine(), wasted, config("seq_tis", min_effective_share=1.0, on_waste="stop")
-        )
+        await make_batch(ContextEngine(), wasted, config("seq_tis", min_effective_share=1.0, on_waste="stop"))
 
 
 async def test_the_sampler_is_checked_against_the_trainer_on_some_own_samples():
     engine = ContextEngine()
-    batch = await expert_batch(engine, [iid(), hint()], config(num_checked=1))
+    batch = await make_batch(engine, [iid(), hint()], config(num_checked=1))
     assert batch.metrics["experts/iid/self_check"] < 1e-6
     assert batch.warnings == []
     assert inputs_of(batch.data_D[1], "logprobs") == pytest.approx(logprobs_of(BARE, [1, 2, 1]).tolist())
     other = outcome(Named("iid"), [drawn(BARE, [1])], [1.0])
     other.group.trajectories_G[0].transitions[0].ac.maybe_logprobs[0] -= 1.0
-    batch = await expert_batch(ContextEngine(), [other], config(num_checked=1))
+    batch = await make_batch(ContextEngine(), [other], config(num_checked=1))
     assert "sampler and trainer differ by 1 nats" in batch.warnings[0]
 
 
 async def test_temperature_is_part_of_the_sampler():
     engine = ContextEngine()
-    await expert_batch(engine, [iid()], config(), temperature=0.7)
+    await make_batch(engine, [iid()], config(), temperature=0.7)
     assert len(engine.requests[0]) == 2  # what was drawn hotter or colder is not the policy's own
     with pytest.raises(ValueError, match="at temperature 0 there are none"):
-        await expert_batch(engine, [iid()], config(), temperature=0.0)
+        await make_batch(engine, [iid()], config(), temperature=0.0)
     with pytest.raises(ValueError, match="balance compares contexts"):
-        await expert_batch(engine, [iid()], config("balance"), temperature=0.7)
+        await make_batch(engine, [iid()], config("balance"), temperature=0.7)
 
 
 async def test_what_environments_report_comes_with_its_standard_error_over_groups():
@@ -212,7 +209,7 @@ async def test_what_environments_report_comes_with_its_standard_error_over_group
         outcome(Named("iid"), [drawn(BARE, [1, place])] * 2, [0.0, 1.0], metrics=row)
         for place, row in enumerate(rows)
     ]
-    metrics = (await expert_batch(ContextEngine(), groups, config())).metrics
+    metrics = (await make_batch(ContextEngine(), groups, config())).metrics
     assert metrics["experts/iid/env/correct"] == 0.75
     # groups are 0.5 above and below in sum: sqrt(2 / 1 * (0.25 + 0.25)) / 4
     assert metrics["experts/iid/env/correct_stderr"] == pytest.approx(0.25)
@@ -223,12 +220,12 @@ async def test_groups_of_nothing_and_failed_seats_are_counted_and_not_trained():
     void = GroupOutcome(builder=Named("hint", trained_in=BARE, weight=1.0), group=None, void_reason="x")
     played = iid((0.0, 1.0, 5.0), weight=3.0)
     played = GroupOutcome(builder=played.builder, group=played.group, failed_seats=frozenset({2}))
-    batch = await expert_batch(ContextEngine(), [void, played], config())
+    batch = await make_batch(ContextEngine(), [void, played], config())
     assert batch.metrics["experts/hint/num_samples"] == 0
     assert batch.metrics["experts/hint/mixture_factor"] == 0
     assert batch.metrics["experts/iid/mixture_factor"] == 1
     assert [inputs_of(datum, "advantages") for datum in batch.data_D] == [[-0.5] * 3, [0.5] * 3]
-    nothing = await expert_batch(ContextEngine(), [void], config())
+    nothing = await make_batch(ContextEngine(), [void], config())
     assert (nothing.data_D, nothing.records) == ([], [])
 
 
@@ -247,7 +244,7 @@ async def test_credit_of_spans_is_trained_as_it_was_given():
             )
 
     group = outcome(Credited("self"), [drawn(BARE, [1, 2, 3])] * 2, [0.0, 0.0])
-    batch = await expert_batch(ContextEngine(), [group], config())
+    batch = await make_batch(ContextEngine(), [group], config())
     assert [datum.loss_fn_inputs["advantages"].tolist() for datum in batch.data_D] == [[0, -1, 0], [0, 1, 0]]
     assert [datum.loss_fn_inputs["mask"].tolist() for datum in batch.data_D] == [[0, 1, 0]] * 2
     assert batch.metrics["experts/self/masked_token_share"] == pytest.approx(2 / 3)
@@ -261,7 +258,7 @@ async def test_weights_that_contradict_each_other_are_refused(weights, message):
     first, second, third = weights
     groups = [iid(weight=first), iid(weight=second), hint(weight=third)]
     with pytest.raises(ValueError, match=message):
-        await expert_batch(ContextEngine(), groups, config())
+        await make_batch(ContextEngine(), groups, config())
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from expert_making import Group, outcome, transition
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.experts.strategy import Completion
-from viva.training.expert_samples import action_values, context_key, expert_samples, with_values
 from viva.training.rollouts import GroupOutcome
+from viva.training.samples import action_values, batch_samples, context_key, with_values
 
 SEEN, BARE = [20, 21], [10]
 """A sampling context and a training context."""
@@ -40,7 +40,7 @@ def played(*turns):
 
 def samples_of(builder, *trajectories, rewards=None, **options):
     rewards = [0.0] * len(trajectories) if rewards is None else rewards
-    return expert_samples([outcome(builder, trajectories, rewards, **options)])
+    return batch_samples([outcome(builder, trajectories, rewards, **options)])
 
 
 def only_turn(builder, *turns):
@@ -57,7 +57,7 @@ def test_a_sample_knows_where_it_comes_from_and_whether_it_ended_by_itself():
         [0.5, 1.5, 2.5],
         failed_seats=frozenset({1}),
     )
-    first, last = expert_samples([void, group])
+    first, last = batch_samples([void, group])
     assert (first.outcome_index, first.seat, first.reward, first.finished) == (1, 0, 0.5, True)
     assert (last.outcome_index, last.seat, last.reward, last.finished) == (1, 2, 2.5, False)
     assert first.strategy == last.strategy == "talk"
@@ -94,7 +94,7 @@ def test_a_reply_that_its_environment_masks_has_no_sample_and_the_other_turns_ke
 def test_samples_that_are_trained_behind_the_same_context_answer_the_same_question():
     def prompts(*builders):
         groups = [outcome(builder, [played((SEEN, [1])), played(([7], [2]))], [0, 0]) for builder in builders]
-        return [sample.prompt for sample in expert_samples(groups)]
+        return [sample.prompt for sample in batch_samples(groups)]
 
     swapped = Chosen(trained_in=BARE)
     assert len(set(prompts(swapped, swapped))) == 1

@@ -151,7 +151,7 @@ def test_only_an_engine_that_takes_masks_gets_them():
         pass
 
     class Local:
-        takes_mask = True
+        takes_mask = takes_temperature = True
 
     data_D = [datum_with([-0.5, -0.5])]
     ((bare,), (whole,)) = for_engine(Server(), data_D), for_engine(Local(), data_D)

@@ -7,9 +7,9 @@ import tinker
 from bandit_engine import BanditSampler, Done
 from tinker_cookbook import hyperparam_utils
 
-from viva.training.completer import Policy, PromptTooLongError, SeededCompleter
+from viva.training.data import derive_seed
 from viva.training.learning_rate import LARGEST_RATE, default_learning_rate
-from viva.training.seeds import derive_seed
+from viva.training.rollouts import Policy, PromptTooLongError, SeededCompleter
 from viva.training.service import EngineConfig, context_window
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])

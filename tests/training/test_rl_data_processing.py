@@ -10,9 +10,9 @@ from tinker_cookbook.rl import data_processing as cookbook
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
 
 from viva.experts.strategy import Completion, ExpertGroupBuilder
+from viva.training.batch import ExpertConfig, make_batch
 from viva.training.data_processing import assemble_training_data, trajectory_to_data
-from viva.training.expert_batch import ExpertConfig, expert_batch
-from viva.training.expert_samples import action_values, expert_samples
+from viva.training.samples import action_values, batch_samples
 
 
 class NoEngine:
@@ -40,7 +40,7 @@ async def test_stratified_weighting():
 
     outcomes = [group("iid", 0.75, [0.0, 1.0]), group("hint", 0.25, [0.0, 1.0] * 3)]
     config = ExpertConfig(estimator="importance_sampling", num_checked=0)
-    batch = await expert_batch(NoEngine(), outcomes, config)
+    batch = await make_batch(NoEngine(), outcomes, config)
     advantages = [datum.loss_fn_inputs["advantages"].tolist()[0] for datum in batch.data_D]
     iid, hint = 0.75 * 8 / 2, 0.25 * 8 / 6
     assert advantages == pytest.approx([-0.5 * iid, 0.5 * iid] + [-0.5 * hint, 0.5 * hint] * 3)
@@ -48,7 +48,7 @@ async def test_stratified_weighting():
     assert batch.metrics["experts/hint/num_samples"] == 6
     assert batch.metrics["experts/iid/mixture_factor"] == pytest.approx(iid)
     unweighted = [group("iid", None, [0.0, 1.0]), group("hint", None, [0.0, 1.0] * 3)]
-    batch = await expert_batch(NoEngine(), unweighted, config)
+    batch = await make_batch(NoEngine(), unweighted, config)
     assert [datum.loss_fn_inputs["advantages"].tolist()[0] for datum in batch.data_D] == [-0.5, 0.5] * 4
 
 
@@ -211,7 +211,7 @@ def chosen_completions(draw, traj):
 @given(trajectories(), contexts(), st.booleans(), st.data())
 def test_completions_are_trained_verbatim_and_nothing_else_is(traj, contexts_K, is_swapped, data):
     chosen = data.draw(chosen_completions(traj))
-    samples = expert_samples([outcome(Choosing(chosen, contexts_K if is_swapped else None), [traj], [0.0])])
+    samples = batch_samples([outcome(Choosing(chosen, contexts_K if is_swapped else None), [traj], [0.0])])
     expected = [
         (
             (
@@ -245,4 +245,4 @@ def test_completions_that_do_not_fit_are_refused(action):
         ([Completion(transition=0, with_end=True)], "no stop token behind it"),
     ]:
         with pytest.raises(ValueError, match=message):
-            expert_samples([outcome(Choosing(chosen, None), [traj], [0.0])])
+            batch_samples([outcome(Choosing(chosen, None), [traj], [0.0])])

@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.training.dataset import PromptDataset
-from viva.training.prompts import PromptItem, PromptOrder, prompts_digest
-from viva.training.seeds import derive_seed
+from viva.training.data import PromptDataset, PromptItem, PromptOrder, derive_seed, prompts_digest
 
 parts = st.lists(st.integers(-(10**12), 10**12) | st.text(max_size=5), max_size=5)
 

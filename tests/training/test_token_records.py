@@ -12,12 +12,10 @@ from test_expert_batch import BARE, HINT, ContextEngine, config, hint, iid, logp
 from test_train import make_run
 from tinker_cookbook.rl.types import Trajectory
 
-from viva.training.advantages import batch_advantages
-from viva.training.data_processing import assemble_training_data
-from viva.training.expert_batch import expert_batch
+from viva.training.batch import make_batch, plain_batch
 from viva.training.loop import train
-from viva.training.token_records import chosen_groups, expert_tokens, reward_tokens
-from viva.training.update import Updated
+from viva.training.records import chosen_groups, token_rows
+from viva.training.update import UpdateResult
 
 
 def texts(tokens):
@@ -30,7 +28,7 @@ def kept(folder):
 
 def updated(data_D, logprobs_D):
     tensors = [tinker.TensorData.from_numpy(np.asarray(values, dtype=np.float32)) for values in logprobs_D]
-    return Updated(data_D=data_D, logprobs_D=tensors, metrics={})
+    return UpdateResult(data_D=data_D, logprobs_D=tensors, metrics={})
 
 
 async def test_a_run_keeps_one_group_every_so_many_steps_with_the_spans_that_earned(tmp_path):
@@ -65,11 +63,10 @@ def two_turns(*, masked=False):
 
 def test_training_logprobs_land_on_the_tokens_they_belong_to():
     plain = outcome(Group(), [two_turns(), two_turns(masked=True)], [1.0, 0.0])
-    advantages = batch_advantages([plain])
-    data_D, sources_D = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
-    lengths = [len(datum.loss_fn_inputs["mask"].data) for datum in data_D]
+    batch = plain_batch([plain])
+    lengths = [len(datum.loss_fn_inputs["mask"].data) for datum in batch.data_D]
     logprobs_D = [np.arange(length) + 10.0 * place for place, length in enumerate(lengths)]
-    (row,) = reward_tokens([plain], [0], advantages, sources_D, updated(data_D, logprobs_D), texts)
+    (row,) = token_rows([plain], [0], batch, updated(batch.data_D, logprobs_D), texts)
     first, second = row["turns"][:2]
     # targets 5 6 9 7: places 0 and 1 are the first turn, place 2 is context, place 3 the second turn
     assert (first["training"], second["training"]) == ([0.0, 1.0], [3.0])
@@ -82,12 +79,12 @@ def test_training_logprobs_land_on_the_tokens_they_belong_to():
 
 async def test_samples_of_strategies_have_anchor_weight_and_both_contexts():
     outcomes_P = [iid(), hint()]
-    batch = await expert_batch(ContextEngine(), outcomes_P, config())
+    batch = await make_batch(ContextEngine(), outcomes_P, config())
     old_D = [
         logprobs_of(BARE, datum.loss_fn_inputs["target_tokens"].to_numpy()) - 0.5 for datum in batch.data_D
     ]
     made = updated(batch.data_D, old_D)
-    plain, swapped = expert_tokens(outcomes_P, [0, 1], batch.samples_N, batch.estimates_N, made, texts)
+    plain, swapped = token_rows(outcomes_P, [0, 1], batch, made, texts)
     assert (plain["strategy"], swapped["strategy"]) == ("iid", "hint")
     assert (plain["turns"][0]["sampled_in"], swapped["turns"][0]["sampled_in"]) == (None, f"<{HINT}>")
     for seat, turn in enumerate(swapped["turns"]):

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from view_runs import metrics_row, tokens, transcript, write_lines
 
-from viva.rewards.review_rules import review_rules
+from viva.rewards.review import review_rules
 
 MakeRun = Callable[..., Path]
 MakeLine = Callable[..., dict[str, Any]]

@@ -18,11 +18,10 @@ import viva.cli
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.rewards.review_rules import review_rules
+from viva.rewards.review import review_rules
 from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
-from viva.training.completer import Policy
-from viva.training.rollouts import run_group
+from viva.training.rollouts import Policy, run_group
 from viva.view.rescore import RescoreOptions, Rescoring, Spread, WithinCorrelation, rescore, rescore_text
 
 RENDERER = tiny_renderer()

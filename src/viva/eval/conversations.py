@@ -22,12 +22,10 @@ from viva.eval.answers import AnswerCheck
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.rewards.base import Grader
-from viva.training.completer import Policy
+from viva.training.console import Begin, unseen
+from viva.training.data import PromptItem, derive_seed
 from viva.training.metrics import rollout_metrics
-from viva.training.progress import Begin, unseen
-from viva.training.prompts import PromptItem
-from viva.training.rollouts import GroupOutcome, run_groups
-from viva.training.seeds import derive_seed
+from viva.training.rollouts import GroupOutcome, Policy, run_groups
 
 __all__ = [
     "BuilderMaker",

@@ -19,10 +19,9 @@ from viva.conversation.together import together
 from viva.eval.answers import answer_key, is_correct
 from viva.eval.records import WRONG, Answer, Asked, Played
 from viva.judging.policy import SamplingClient
-from viva.training.completer import PromptTooLongError, SeededCompleter
-from viva.training.progress import Begin, StepProgress, unseen
-from viva.training.prompts import PromptItem
-from viva.training.seeds import derive_seed
+from viva.training.console import Begin, StepProgress, unseen
+from viva.training.data import PromptItem, derive_seed
+from viva.training.rollouts import PromptTooLongError, SeededCompleter
 
 __all__ = ["DirectEvaluator", "DirectSampler", "ask_all", "direct_metrics", "match_tokens"]
 

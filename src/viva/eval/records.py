@@ -126,7 +126,7 @@ class Evaluation:
     options: dict[str, Any]
     """How it was evaluated: all that decides what is sampled and how it is graded."""
     prompts_digest: str
-    """Of the problems, see `viva.training.prompts.prompts_digest`."""
+    """Of the problems, see `viva.training.data.prompts_digest`."""
     problems: str = ""
     """How many problems, and where they are from; empty in files of earlier versions."""
     asked: tuple[Asked, ...] = ()

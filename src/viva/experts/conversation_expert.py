@@ -23,7 +23,7 @@ Legend: ``_G`` seats of a group, ``_T`` tokens.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import (
@@ -39,15 +39,23 @@ from viva.conversation.prompts import direct_messages
 from viva.conversation.records import Conversation, Solution
 from viva.conversation.rendering import build_prompt
 from viva.experts.prompt_augmentation import leak
-from viva.experts.strategy import Completion
+from viva.experts.strategy import Completion, record_of
 from viva.rewards.spans import token_ranges
-from viva.rewards.streams import GroupCredit
+from viva.rewards.streams import credit_of
 from viva.selfplay.group import coordinator_of
 
 __all__ = ["ConversationExpertGroupBuilder", "ends_behind", "solution_tokens"]
 
 _CLOSING = re.compile(r'"\s*\}\s*(```\s*)?')
 """What ends an object behind the value of its last key."""
+
+
+@runtime_checkable
+class _Asking(Protocol):
+    """A builder that tells its question and chat format."""
+
+    question: str
+    renderer: Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +90,16 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
 
     def __post_init__(self) -> None:
         """Check that both contexts are about one question and in one format."""
-        question: str = getattr(self.inner, "question", self.question)
-        if question != self.question:
-            raise ValueError(f"the conversation is about {question!r}, not about {self.question!r}")
-        renderer: Renderer = getattr(self.inner, "renderer", self.renderer)
-        if renderer is self.renderer:
+        if not isinstance(self.inner, _Asking):
+            return
+        if self.inner.question != self.question:
+            raise ValueError(
+                f"the conversation is about {self.inner.question!r}, not about {self.question!r}"
+            )
+        if self.inner.renderer is self.renderer:
             return
         probe = direct_messages(self.question)
-        if build_prompt(renderer, probe) != build_prompt(self.renderer, probe):
+        if build_prompt(self.inner.renderer, probe) != build_prompt(self.renderer, probe):
             raise ValueError(
                 "the conversation's renderer writes the question in other tokens than the one given: sampling and "
                 "training context need the same chat format and tokenizer"
@@ -166,13 +176,11 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
 
     def record(self) -> Any:
         """What the transcript keeps: the conversation's."""
-        record: Callable[[], Any] | None = getattr(self.inner, "record", None)
-        return None if record is None else record()
+        return record_of(self.inner)
 
     def _credited(self) -> dict[tuple[int, int], float] | None:
         """Reward of a turn by seat and transition, if the conversation credits tokens."""
-        give: Callable[[], GroupCredit | None] | None = getattr(self.inner, "credit", None)
-        credit = None if give is None else give()
+        credit = credit_of(self.inner)
         if credit is None:
             return None
         return {(span.seat, span.transition): span.reward for span in credit.spans}

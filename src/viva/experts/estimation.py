@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from viva.experts.samples import FloatArray, Sample
-from viva.rewards.group import group_advantages
+from viva.rewards.streams import group_advantages
 
 __all__ = [
     "MAX_LOG_WEIGHT",

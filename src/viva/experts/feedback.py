@@ -25,6 +25,12 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
+from viva.conversation.critique_prompts import (
+    CRITIQUE_PERSONAS,
+    critique_instruction,
+    critique_messages,
+    shown,
+)
 from viva.conversation.critiques import read_critiques
 from viva.conversation.protocol import View
 from viva.conversation.records import CritiqueReply
@@ -32,7 +38,6 @@ from viva.conversation.rendering import build_prompt, read_reply
 from viva.experts.prompt_augmentation import leak
 from viva.experts.strategy import Completion
 from viva.judging.policy import PolicyRef, sample
-from viva.selfplay.critique_prompts import CRITIQUE_PERSONAS, critique_instruction, critique_messages, shown
 
 __all__ = [
     "RIGHT_FEEDBACK",

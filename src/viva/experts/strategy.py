@@ -16,8 +16,8 @@ Legend: ``_G`` members of a group (seats).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from tinker_cookbook.rl.types import (
     Env,
@@ -28,17 +28,26 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-from viva.rewards.streams import GroupCredit
+from viva.rewards.streams import GroupCredit, credit_of
 
 __all__ = [
     "IID",
+    "BestOfGroupBuilder",
+    "Choosing",
     "Completion",
     "ContextTransform",
     "ExpertGroupBuilder",
+    "Named",
+    "PartlyPaid",
+    "Recording",
     "StrategyInfo",
+    "Swapping",
+    "Weighted",
     "all_turns",
     "completions_of",
+    "iid",
     "is_strategy",
+    "record_of",
     "strategy_of",
     "unpaid_seats_of",
 ]
@@ -94,9 +103,62 @@ class StrategyInfo:
     weight: float | None
 
 
+@runtime_checkable
+class Named(Protocol):
+    """A builder that may name its strategy."""
+
+    strategy_id: str | None
+
+
+@runtime_checkable
+class Swapping(Protocol):
+    """A builder that may train in other contexts than it samples in."""
+
+    context_transform: ContextTransform | None
+
+
+@runtime_checkable
+class Weighted(Protocol):
+    """A builder that may have a share in the mixture."""
+
+    weight: float | None
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """A builder that chooses what is trained."""
+
+    def completions(self, group: TrajectoryGroup) -> Sequence[Sequence[Completion]]:
+        """Per seat."""
+        ...
+
+
+@runtime_checkable
+class PartlyPaid(Protocol):
+    """A builder whose groups may have seats without a reward of their own."""
+
+    def unpaid_seats(self) -> frozenset[int]:
+        """Seats of the last group whose reward of 0.0 is a place holder."""
+        ...
+
+
+@runtime_checkable
+class Recording(Protocol):
+    """A builder that keeps a record of its group."""
+
+    def record(self) -> Any:
+        """What the transcript keeps of the last group, ready for JSON."""
+        ...
+
+
 def is_strategy(builder: EnvGroupBuilder) -> bool:
     """Whether the builder names a strategy."""
-    return getattr(builder, "strategy_id", None) is not None
+    return isinstance(builder, Named) and builder.strategy_id is not None
+
+
+def record_of(builder: EnvGroupBuilder) -> Any:
+    """What the transcript keeps of a builder's last group; ``None`` if it keeps no record."""
+    return builder.record() if isinstance(builder, Recording) else None
 
 
 def strategy_of(builder: EnvGroupBuilder) -> StrategyInfo:
@@ -105,13 +167,13 @@ def strategy_of(builder: EnvGroupBuilder) -> StrategyInfo:
     Raises:
         ValueError: If the name is empty or holds a slash (metrics are named after it).
     """
-    strategy_id: str | None = getattr(builder, "strategy_id", None)
+    strategy_id = builder.strategy_id if isinstance(builder, Named) else None
     if strategy_id is not None and (not strategy_id or "/" in strategy_id):
         raise ValueError(f"strategy_id must be a name without slashes; got {strategy_id!r}")
     return StrategyInfo(
         strategy_id=IID if strategy_id is None else strategy_id,
-        context_transform=getattr(builder, "context_transform", None),
-        weight=getattr(builder, "weight", None),
+        context_transform=builder.context_transform if isinstance(builder, Swapping) else None,
+        weight=builder.weight if isinstance(builder, Weighted) else None,
     )
 
 
@@ -121,11 +183,9 @@ def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Seq
     Raises:
         ValueError: If the method does not return one entry per seat.
     """
-    choose: Callable[[TrajectoryGroup], Sequence[Sequence[Completion]]] | None
-    choose = getattr(builder, "completions", None)
-    if choose is None:
+    if not isinstance(builder, Choosing):
         return [all_turns(trajectory) for trajectory in group.trajectories_G]
-    chosen_G = list(choose(group))
+    chosen_G = list(builder.completions(group))
     if len(chosen_G) != len(group.trajectories_G):
         raise ValueError(
             f"completions must return one entry per seat; got {len(chosen_G)} for {len(group.trajectories_G)}"
@@ -135,8 +195,7 @@ def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Seq
 
 def unpaid_seats_of(builder: EnvGroupBuilder) -> frozenset[int]:
     """Seats of the builder's last group that gave nothing to be rewarded: their reward of 0.0 is a place holder."""
-    tell: Callable[[], frozenset[int]] | None = getattr(builder, "unpaid_seats", None)
-    return frozenset() if tell is None else tell()
+    return builder.unpaid_seats() if isinstance(builder, PartlyPaid) else frozenset()
 
 
 def all_turns(trajectory: Trajectory) -> list[Completion]:
@@ -173,7 +232,7 @@ class ExpertGroupBuilder(EnvGroupBuilder):
         self.weight = own.weight if self.weight is None else self.weight
         if self.transition_weights is None:
             return
-        if hasattr(self.inner, "completions"):
+        if isinstance(self.inner, Choosing):
             raise ValueError(
                 f"{type(self.inner).__name__} chooses what to train itself; leave out transition_weights"
             )
@@ -222,12 +281,59 @@ class ExpertGroupBuilder(EnvGroupBuilder):
 
     def credit(self) -> GroupCredit | None:
         """The inner builder's, if it gives credit and no weights say what counts instead."""
-        if self.transition_weights is not None:
-            return None
-        credit: Callable[[], GroupCredit | None] | None = getattr(self.inner, "credit", None)
-        return None if credit is None else credit()
+        return credit_of(self.inner) if self.transition_weights is None else None
 
     def record(self) -> Any:
         """What the transcript keeps: the inner builder's."""
-        record: Callable[[], Any] | None = getattr(self.inner, "record", None)
-        return None if record is None else record()
+        return record_of(self.inner)
+
+
+def iid(builder: EnvGroupBuilder, *, weight: float | None = None) -> ExpertGroupBuilder:
+    """The builder as the strategy ``iid``: its datums are those of tinker-cookbook.
+
+    These are the samples that every ratio estimator is anchored at: keep at least half of a batch of them.
+    """
+    return ExpertGroupBuilder(inner=builder, strategy_id=IID, weight=weight)
+
+
+@dataclass(kw_only=True)
+class BestOfGroupBuilder(ExpertGroupBuilder):
+    """Any builder or strategy, of which only the successes are imitated.
+
+    Args:
+        keep: ``best``: of the successes the one with the highest reward, the first of equals; ``all``: every one.
+        threshold: A success has finished and earned more than this.
+    """
+
+    strategy_id: str = "best_of"
+    keep: Literal["best", "all"] = "best"
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check."""
+        super().__post_init__()
+        if self.keep not in ("best", "all"):
+            raise ValueError(f"keep must be 'best' or 'all'; got {self.keep!r}")
+
+    def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
+        """What would be trained anyhow, with advantage 1 where it is kept and 0 elsewhere."""
+        rewards_G = group.get_total_rewards()
+        successes = [
+            seat
+            for seat, (trajectory, reward) in enumerate(zip(group.trajectories_G, rewards_G, strict=True))
+            if reward > self.threshold and _has_finished(trajectory)
+        ]
+        if self.keep == "best" and successes:
+            successes = [max(successes, key=lambda seat: (rewards_G[seat], -seat))]
+        return [
+            [replace(completion, advantage=float(seat in successes)) for completion in completions]
+            for seat, completions in enumerate(super().completions(group))
+        ]
+
+    def credit(self) -> None:
+        """None: what is kept is imitated whole."""
+        return None
+
+
+def _has_finished(trajectory: Trajectory) -> bool:
+    return bool(trajectory.transitions) and trajectory.transitions[-1].ac.stop_reason == "stop"

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from viva.engine.hub import hub_access, hub_problem, pinned
 from viva.recipes.lazy_prompts import LazyPrompts, file_lines, indexed_lines, item_digest, unchanged
-from viva.training.prompts import PromptItem
+from viva.training.data import PromptItem
 
 __all__ = [
     "NO_SOURCE_MESSAGE",

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import overload
 
-from viva.training.prompts import PromptItem, PromptsChangedError
+from viva.training.data import PromptItem, PromptsChangedError
 
 __all__ = ["LazyPrompts", "file_lines", "indexed_lines", "item_digest", "unchanged"]
 

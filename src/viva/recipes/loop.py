@@ -32,10 +32,9 @@ from viva.run.folder import RunFolder
 from viva.run.stop_rule import StopRule
 from viva.run.trackers import CONSOLE, OpenTracker
 from viva.training.advice import SPELLED_OUT, spelled_out
-from viva.training.dataset import BuilderFactory, PromptDataset
-from viva.training.expert_batch import EstimatorStoppedError, ExpertConfig
+from viva.training.batch import EstimatorStoppedError, ExpertConfig
+from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError
 from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
-from viva.training.prompts import PromptsChangedError
 from viva.training.remote import EngineError, explain, watched
 from viva.training.service import EngineConfig
 from viva.training.update import EXACT_GAP, UpdateConfig

@@ -14,7 +14,7 @@ from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, r
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.run.trackers import choose_trackers
-from viva.training.prompts import PromptItem, PromptOrder, prompts_digest
+from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
 __all__ = ["BatchUnit", "Plan", "at_least", "not_negative", "plan_run", "positive"]

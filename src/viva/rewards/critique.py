@@ -27,9 +27,17 @@ from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 from viva.judging.ranking import RankingReply
 from viva.judging.tournament import TournamentPattern
 from viva.rewards.base import Played, Reward, Scored, by_agent, graded, turns_of_seats
-from viva.rewards.review import ReviewScores, ReviewVotes, duel_of, initial, revised, score_review
+from viva.rewards.review import (
+    ReviewRules,
+    ReviewScores,
+    ReviewVotes,
+    duel_of,
+    initial,
+    review_rules,
+    revised,
+    score_review,
+)
 from viva.rewards.review_metrics import review_metrics
-from viva.rewards.review_rules import ReviewRules, review_rules
 from viva.rewards.spans import token_ranges
 from viva.rewards.streams import GroupCredit, SpanCredit
 
@@ -157,7 +165,7 @@ def peer_review(
         preset: ``robust`` or ``paper``.
         weights: Weights of the streams that differ from the preset's.
         judge: Of the comparisons of revised with initial solutions; by default the policy being trained.
-        **rules: Other fields of `viva.rewards.review_rules.ReviewRules`.
+        **rules: Other fields of `viva.rewards.review.ReviewRules`.
 
     Raises:
         ValueError: If a value is none of those allowed.

@@ -1,4 +1,4 @@
-"""Rewards on token spans become per-token advantages, with one baseline per reward stream and round.
+"""Advantages of tokens: rewards on token spans, with one baseline per reward stream and round, or rewards of seats.
 
 A span is a run of sampled tokens that earned one reward of one stream (``r_sol``, ``r_diag``, ``r_meta``). With ``S``
 the spans of one stream in one round of one group, every token of span ``s`` gets
@@ -18,15 +18,49 @@ smaller by the factor ``1 - 1/n``. Where they do (strengths of one Bradley-Terry
 revision's score), the second sum is the interaction: being better than the others pays, and so does making the others
 worse. A lone span (``n = 1``) has advantage 0: alone, it says nothing about better or worse.
 
-Legend: ``_G`` members of a group (seats), ``_K`` transitions of a seat, ``_T`` action tokens.
+Without credit on spans, a seat's tokens get its reward minus the mean of its group (`group_advantages`): the advantage
+of GRPO without the division by the group's standard deviation (Shao et al., 2024, arXiv 2402.03300; Liu et al., 2025,
+arXiv 2503.20783, show that the division biases towards very easy and very hard prompts).
+
+Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_K`` transitions of a seat, ``_T`` action tokens.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
-__all__ = ["GroupCredit", "SpanCredit", "stream_advantages"]
+__all__ = ["Crediting", "GroupCredit", "SpanCredit", "credit_of", "group_advantages", "stream_advantages"]
+
+
+def group_advantages(rewards_P_G: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Reward minus the mean reward of the group, for every member of every group.
+
+    A group whose rewards are all equal gets exact zeros, so that callers can tell it carries no signal.
+
+    Args:
+        rewards_P_G: Total reward of every member, group by group. Groups may differ in size.
+
+    Returns:
+        Advantages in the same shape. They sum to zero within each group, up to rounding.
+
+    Raises:
+        ValueError: If a reward is not a finite number.
+    """
+    return [_centred(rewards_G, index) for index, rewards_G in enumerate(rewards_P_G)]
+
+
+def _centred(rewards_G: Sequence[float], index: int) -> list[float]:
+    if not all(math.isfinite(reward) for reward in rewards_G):
+        raise ValueError(
+            f"rewards of group {index} must be finite numbers; got {list(rewards_G)}. "
+            "A reward that could not be computed must raise where it is computed."
+        )
+    if len(set(rewards_G)) <= 1:
+        return [0.0] * len(rewards_G)
+    mean = math.fsum(rewards_G) / len(rewards_G)
+    return [reward - mean for reward in rewards_G]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +132,20 @@ class GroupCredit:
             baseline = math.fsum(span.reward for span in spans) / len(spans)
             for span in spans:
                 yield span, self.weights[span.stream] * (span.reward - baseline)
+
+
+@runtime_checkable
+class Crediting(Protocol):
+    """A group builder whose groups can earn rewards on spans of tokens."""
+
+    def credit(self) -> GroupCredit | None:
+        """What the tokens of the last group earned; ``None`` if its rewards of seats count instead."""
+        ...
+
+
+def credit_of(builder: object) -> GroupCredit | None:
+    """What the tokens of a builder's last group earned, if it can tell."""
+    return builder.credit() if isinstance(builder, Crediting) else None
 
 
 def stream_advantages(

@@ -6,11 +6,20 @@ every version of the SDK supports; the deprecated ``*_async`` twins are not used
 
 import inspect
 from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import tinker
 
-__all__ = ["ServiceClient", "TrainingClient", "settled"]
+__all__ = [
+    "ExtendedTrainingClient",
+    "JoinedSamplingClient",
+    "ServiceClient",
+    "TrainingClient",
+    "answers_together",
+    "settled",
+    "takes_mask",
+    "takes_temperature",
+]
 
 
 class TrainingClient(Protocol):
@@ -43,6 +52,38 @@ class TrainingClient(Protocol):
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         ...
+
+
+@runtime_checkable
+class ExtendedTrainingClient(Protocol):
+    """A training client that declares what it takes beyond the SDK's interface, as the embedded engine's does."""
+
+    takes_mask: bool
+    """Whether datums may have a ``mask``, which saves it what the mask hides."""
+    takes_temperature: bool
+    """Whether ``forward`` with ``cross_entropy`` can score at another temperature than 1."""
+
+
+@runtime_checkable
+class JoinedSamplingClient(Protocol):
+    """A sampling client that declares whether it computes the answers to concurrent calls together."""
+
+    answers_together: bool
+
+
+def takes_mask(client: TrainingClient) -> bool:
+    """Whether the client's datums may have a ``mask``; servers know only advantages."""
+    return isinstance(client, ExtendedTrainingClient) and client.takes_mask
+
+
+def takes_temperature(client: TrainingClient) -> bool:
+    """Whether the client can score at another temperature than 1."""
+    return isinstance(client, ExtendedTrainingClient) and client.takes_temperature
+
+
+def answers_together(client: object) -> bool:
+    """Whether a sampling client computes the answers to concurrent calls together."""
+    return isinstance(client, JoinedSamplingClient) and client.answers_together
 
 
 class ServiceClient(Protocol):

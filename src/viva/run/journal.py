@@ -37,6 +37,7 @@ from typing import Any, Literal, TypeAlias, cast
 import tinker
 
 from viva.judging.policy import SamplingClient
+from viva.run.clients import answers_together
 from viva.run.files import naming, write_atomic
 from viva.run.journal_lines import call_key, decode_answer, encode_answer, make_line, read_line
 
@@ -138,6 +139,7 @@ class JournaledClient:
 
     def __init__(self, client: SamplingClient, version: int | str, journal: Journal) -> None:
         self._client = client
+        self.answers_together = answers_together(client)
         signature = inspect.signature(client.sample)
 
         # the signature stays that of the client: judges look there for what it can return

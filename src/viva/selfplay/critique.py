@@ -19,12 +19,7 @@ from functools import partial
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Literal
 
-from viva.conversation.critiques import read_critiques, read_revision
-from viva.conversation.protocol import Protocol, Reading, Round, Segment, Sight, View
-from viva.conversation.records import CritiqueReply, Solution, Turn
-from viva.judging.ballots import Item
-from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
-from viva.selfplay.critique_prompts import (
+from viva.conversation.critique_prompts import (
     CRITIQUE_PERSONAS,
     CRITIQUE_SYSTEM_PROMPT,
     critique_instruction,
@@ -34,12 +29,17 @@ from viva.selfplay.critique_prompts import (
     shown,
     shown_solution,
 )
+from viva.conversation.critiques import read_critiques, read_revision
+from viva.conversation.protocol import Protocol, Reading, Round, Segment, Sight, View
+from viva.conversation.records import CritiqueReply, Solution, Turn
+from viva.judging.ballots import Item
+from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.judging.judge import PolicySelfComparisonJudge
-    from viva.rewards.review_rules import ReviewRules
+    from viva.rewards.review import ReviewRules
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
 __all__ = ["compared_items", "critique_group", "critique_protocol"]
@@ -249,7 +249,7 @@ def critique_group(
     # a protocol alone is looked at without what plays it
     from viva.judging.judge import JudgeOptions
     from viva.rewards.critique import PeerReview
-    from viva.rewards.review_rules import ReviewRules
+    from viva.rewards.review import ReviewRules
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
     rules = ReviewRules() if rules is None else rules

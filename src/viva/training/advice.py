@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from viva.judging.tournament import NoValidComparisonsError
-from viva.training.completer import PromptTooLongError
+from viva.training.rollouts import PromptTooLongError
 
 __all__ = ["SPELLED_OUT", "WINDOW", "Cause", "causes", "is_void", "spelled_out", "told_causes"]
 

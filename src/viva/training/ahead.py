@@ -1,11 +1,14 @@
-"""Rollouts that run ahead of the updates: a remote engine samples the next steps while it trains this one.
+"""Sampling and training at the same time, on a remote engine that does both: rollouts ahead, and updates by group.
 
-With a staleness of ``k``, the rollouts of a step are made by the policy of ``k`` updates before it, and begin as soon
-as that policy is there and the rollouts before them are done. Who samples a step is thus a matter of arithmetic, not
-of time. The sampling logprobs are those of the policy that sampled, so the loss's ratio is right.
+Rollouts run ahead of the updates: with a staleness of ``k``, the rollouts of a step are made by the policy of ``k``
+updates before it, and begin as soon as that policy is there and the rollouts before them are done. Who samples a step
+is thus a matter of arithmetic, not of time. The sampling logprobs are those of the policy that sampled, so the loss's
+ratio is right. Some steps, and the first one, wait for the update before them. The loop has its evaluations and regular
+checkpoints there, so what is measured or resumed does not depend on what was under way.
 
-Some steps, and the first one, wait for the update before them. The loop has its evaluations and regular checkpoints
-there, so what is measured or resumed does not depend on what was under way.
+A batch is trained group by group while it is still being played: the loss is a sum, so the gradients of the groups add
+up to the one of the batch; the optimiser's step comes after the last. A group is sent as soon as it and all before it
+are played: the order of the sums does not depend on time.
 """
 
 import asyncio
@@ -14,9 +17,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from viva.judging.policy import SamplingClient
+import tinker
 
-__all__ = ["Played", "RolloutsAhead"]
+from viva.judging.policy import SamplingClient
+from viva.run.clients import TrainingClient
+from viva.training.batch import plain_batch
+from viva.training.rollouts import GroupOutcome
+from viva.training.update import UpdateConfig, send
+
+__all__ = ["GroupStream", "Played", "RolloutsAhead"]
 
 T = TypeVar("T")
 
@@ -98,3 +107,23 @@ class RolloutsAhead(Generic[T]):
         started = time.monotonic()
         result = await self._play(step, sampler)
         return Played(result=result, staleness=step - version, seconds=time.monotonic() - started)
+
+
+class GroupStream:
+    """Sends the groups of one batch."""
+
+    def __init__(self, client: TrainingClient, config: UpdateConfig) -> None:
+        self.sent: list[Awaitable[tinker.ForwardBackwardOutput]] = []
+        self._client = client
+        self._config = config
+        self._played: dict[int, GroupOutcome] = {}
+        self._next = 0
+
+    def add(self, index: int, outcome: GroupOutcome) -> None:
+        """A group of the batch was played."""
+        self._played[index] = outcome
+        while self._next in self._played:
+            data_D = plain_batch([self._played.pop(self._next)]).data_D
+            if data_D:
+                self.sent.append(send(self._client, data_D, self._config))
+            self._next += 1

@@ -1,20 +1,109 @@
-"""What the user sees while a run goes: one display that stays in its place on a terminal, plain lines elsewhere."""
+"""Progress of a run or an evaluation: a display that stays in its place on a terminal, plain lines elsewhere."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeAlias
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from viva.conversation.wording import counted
 from viva.run.secrets import printable
 from viva.training.advice import WINDOW, Cause, causes
-from viva.training.progress import StepProgress
 
-__all__ = ["BARS_PER_SECOND", "RunConsole", "duration", "progress_row", "sparkline"]
+__all__ = [
+    "BARS_PER_SECOND",
+    "Begin",
+    "EvaluationConsole",
+    "RunConsole",
+    "StepProgress",
+    "duration",
+    "progress_row",
+    "sparkline",
+    "unseen",
+]
+
+
+class StepProgress:
+    """Conversations and tokens of one step so far; or questions, and what else an evaluation consists of.
+
+    Args:
+        num_groups: Conversations of the step.
+        expected_tokens: What the step is likely to sample, judging by those before; ``None`` if nothing is known.
+        clock: Seconds.
+        noun: What is counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_groups: int,
+        expected_tokens: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        noun: str = "conversations",
+    ) -> None:
+        self.num_groups = num_groups
+        self.noun = noun
+        self.num_done = 0
+        """Conversations that ended."""
+        self.num_tokens = 0
+        """Sampled, of all conversations: those that go on included."""
+        self._expected_tokens = expected_tokens
+        self._clock = clock
+        self._started = clock()
+
+    def on_reply(self, num_tokens: int) -> None:
+        """Count a reply."""
+        self.num_tokens += num_tokens
+
+    def on_group(self, _: object) -> None:
+        """Count a conversation."""
+        self.num_done += 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have ended."""
+        return self.num_done >= self.num_groups
+
+    @property
+    def share(self) -> float:
+        """Of the step's rollouts, how much is done, from 0 to 1.
+
+        Conversations run at the same time and end almost together, so tokens tell more, once it is known how many there
+        will be.
+        """
+        ended = self.num_done / self.num_groups if self.num_groups else 1.0
+        if not self._expected_tokens or ended == 1.0:
+            return ended
+        return max(ended, min(0.99, self.num_tokens / self._expected_tokens))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Mean since the step began."""
+        seconds = self._clock() - self._started
+        return self.num_tokens / seconds if seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the last conversation ends at the pace so far; ``None`` as long as nothing is known."""
+        share = self.share
+        return (self._clock() - self._started) * (1 - share) / share if share > 0 else None
+
+
+Begin: TypeAlias = Callable[[str, int, str], StepProgress]
+"""Begins a part of an evaluation: its title, how many of what it consists of; counted with what it returns."""
+
+
+def unseen(title: str, count: int, noun: str) -> StepProgress:
+    """A `Begin` that shows nothing."""
+    del title
+    return StepProgress(num_groups=count, expected_tokens=None, noun=noun)
+
 
 _BAR_WIDTH = 24
 BARS_PER_SECOND = 2
@@ -149,7 +238,7 @@ class RunConsole:
         return progress
 
     def evaluating(self, title: str, count: int, noun: str) -> StepProgress:
-        """Announce a part of an evaluation (a `viva.training.progress.Begin`), beside conversations that go on."""
+        """Announce a part of an evaluation (a `Begin`), beside conversations that go on."""
         self.evaluated()
         expected = self._evaluated.get(title)
         self._title = title
@@ -280,3 +369,70 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {whole_seconds:02d} s" if minutes else f"{whole_seconds} s"
+
+
+class EvaluationConsole:
+    """Progress of an evaluation. Use it as a context manager; it writes to the error stream, tables go to the other.
+
+    Args:
+        console: Where to write.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = console if console is not None else Console(stderr=True, highlight=False)
+        self._clock = clock
+        self._title = ""
+        self._began = clock()
+        self._progress: StepProgress | None = None
+        self._live: Live | None = None
+        if self.console.is_interactive:
+            self._live = Live(
+                console=self.console,
+                get_renderable=self.display,
+                refresh_per_second=BARS_PER_SECOND,
+                transient=True,
+            )
+
+    def __enter__(self) -> "EvaluationConsole":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._end()
+        if self._live is not None:
+            self._live.stop()
+
+    def begin(self, title: str, count: int, noun: str) -> StepProgress:
+        """A part begins: a `Begin`."""
+        self._end()
+        progress = StepProgress(num_groups=count, expected_tokens=None, clock=self._clock, noun=noun)
+        self._title, self._began, self._progress = title, self._clock(), progress
+        return progress
+
+    def display(self) -> RenderableType:
+        """What stands on the terminal. A thread of its own draws it, at any time."""
+        bars = Table.grid(padding=(0, 1))
+        progress = self._progress
+        if progress is not None:
+            bars.add_row(*progress_row(self._title, progress))
+        return bars
+
+    def _end(self) -> None:
+        """A line for the part that is over."""
+        progress = self._progress
+        if progress is None:
+            return
+        self._progress = None
+        took = duration(self._clock() - self._began)
+        self.console.print(
+            f"{self._title}: {progress.num_done} {progress.noun}, {counted(progress.num_tokens, 'token')} in {took}",
+            soft_wrap=True,
+            markup=False,
+        )

@@ -10,39 +10,32 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.conversation.wording import counted
-from viva.experts.strategy import is_strategy, strategy_of
+from viva.experts.strategy import is_strategy
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.judging.tournament import NoValidComparisonsError
 from viva.run.checkpoints import Checkpoint
-from viva.run.clients import TrainingClient, settled
+from viva.run.clients import TrainingClient, answers_together, settled
 from viva.run.folder import RunFolder
 from viva.run.interrupts import Interrupts
 from viva.run.journal import JournalMode
 from viva.run.stop_rule import StopRule
-from viva.training.advantages import batch_advantages
-from viva.training.ahead import RolloutsAhead
-from viva.training.collection import long_lived
-from viva.training.completer import Policy
-from viva.training.console import RunConsole
-from viva.training.data_processing import assemble_training_data
-from viva.training.expert_batch import EstimatorStoppedError, ExpertConfig, expert_batch
+from viva.training.ahead import GroupStream, RolloutsAhead
+from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
+from viva.training.console import Begin, RunConsole
+from viva.training.data import PromptsChangedError, derive_seed
 from viva.training.metrics import rollout_metrics
-from viva.training.progress import Begin
-from viva.training.prompts import PromptsChangedError
-from viva.training.rollouts import GroupOutcome, run_groups
-from viva.training.seeds import derive_seed
-from viva.training.streaming import GroupStream
-from viva.training.token_records import TokenTexts, chosen_groups, expert_tokens, reward_tokens
-from viva.training.update import UpdateConfig, check_sampler, update_policy
+from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
+from viva.training.rollouts import GroupOutcome, Policy, run_groups
+from viva.training.update import UpdateConfig, update_policy
 
 __all__ = [
     "AllGroupsFailedError",
@@ -52,8 +45,8 @@ __all__ = [
     "Reporting",
     "Training",
     "crossed",
+    "frozen_gc",
     "train",
-    "transcript_row",
 ]
 
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -106,7 +99,7 @@ class LoopConfig:
     max_staleness: int = 0
     """Updates that the policy which samples may be behind the one that is trained, see `viva.training.ahead`."""
     stream_updates: bool = False
-    """Whether groups are trained while others are still played, see `viva.training.streaming`."""
+    """Whether groups are trained while others are still played, see `viva.training.ahead`."""
 
     def __post_init__(self) -> None:
         """Reject settings that contradict each other."""
@@ -164,7 +157,7 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
+class _PlayedStep:
     """What was played in a step, and what of it is sent for training already."""
 
     outcomes_P: Sequence[GroupOutcome]
@@ -186,6 +179,30 @@ class _Clock:
     def all(self, num_tokens: float, sampling_s: float) -> dict[str, float]:
         rate = {"time/tokens_per_second": num_tokens / sampling_s} if sampling_s > 0 else {}
         return self.metrics | {"time/step": sum(self.metrics.values())} | rate
+
+
+_YOUNG, _OLD = 10_000, 100
+"""New objects after which the collector looks at them, and how many of its longer looks there are for one at all
+objects. A thousand conversations have half a million."""
+
+
+@contextmanager
+def frozen_gc() -> Generator[None]:
+    """Freeze the objects that exist now, and raise the garbage collector's thresholds for new ones.
+
+    It would go through the libraries' half a million objects, and through all conversations of a step, again and
+    again while these grow. Who uses this calls ``gc.collect()`` where work ends, after every step.
+    """
+    young, middle, old = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(
+        max(young, _YOUNG) if young else 0, middle, max(old, _OLD)
+    )  # 0: somebody has turned it off
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, old)
+        gc.unfreeze()
 
 
 async def train(run: Training) -> bool:
@@ -217,7 +234,7 @@ async def train(run: Training) -> bool:
         max_staleness=run.config.max_staleness,
         starts_afresh=run.config.starts_afresh,
     )
-    with run.interrupts.listening(), console, long_lived():
+    with run.interrupts.listening(), console, frozen_gc():
         try:
             for step in range(first_step, len(run.dataset)):
                 if why := crossed(run):
@@ -228,7 +245,7 @@ async def train(run: Training) -> bool:
                     await _finish(run, next_step, console)
                     return True
                 await _step(run, step, ahead, console)
-                gc.collect()  # what the step left behind, see `long_lived`
+                gc.collect()  # what the step left behind, see `frozen_gc`
                 next_step = step + 1
                 is_best = run.stop_rule is not None and run.stop_rule.is_best(run.folder.log.metrics())
                 if is_best or (run.config.save_every and next_step % run.config.save_every == 0):
@@ -260,7 +277,7 @@ async def train(run: Training) -> bool:
         return False
 
 
-async def _step(run: Training, step: int, ahead: RolloutsAhead[_Batch], console: RunConsole) -> None:
+async def _step(run: Training, step: int, ahead: RolloutsAhead[_PlayedStep], console: RunConsole) -> None:
     config, clock = run.config, _Clock()
     sampler = await _snapshot(run, step)
     clock.lap("snapshot")
@@ -287,38 +304,29 @@ async def _step(run: Training, step: int, ahead: RolloutsAhead[_Batch], console:
 
 
 async def _update(
-    run: Training, step: int, played: _Batch, console: RunConsole
+    run: Training, step: int, played: _PlayedStep, console: RunConsole
 ) -> tuple[dict[str, float], _Kept]:
     """Train on a batch; metrics, and what is kept of it."""
     config, outcomes_P = run.config, played.outcomes_P
     keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
     chosen = chosen_groups(outcomes_P, seed=config.seed, step=step) if keeps_tokens else []
-    if not any(is_strategy(outcome.builder) for outcome in outcomes_P):
-        advantages = batch_advantages(outcomes_P)
-        data_D, sources_D = assemble_training_data(advantages.groups_P, advantages.advantages_P_G)
-        sent = None if played.stream is None else played.stream.sent
-        foreign_D, check = None, None
-        if config.temperature not in (0, 1):  # the trainer's logprobs are those of temperature 1
-            foreign_D = [True] * len(data_D)
-            check = await check_sampler(
-                run.client, data_D[: config.experts.num_checked], temperature=config.temperature
-            )
-        updated = await update_policy(
-            run.client, data_D, config.update, foreign_D=foreign_D, check=check, sent=sent
-        )
-        tokens = reward_tokens(outcomes_P, chosen, advantages, sources_D, updated, run.token_texts)
-        return advantages.metrics | updated.metrics, _Kept(tokens=[{"step": step, **row} for row in tokens])
-    batch = await expert_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
+    batch = await make_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
     for text in batch.warnings:
         console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
-    updated = await update_policy(
-        run.client, batch.data_D, config.update, foreign_D=batch.foreign_D, check=batch.check
+    result = await update_policy(
+        run.client,
+        batch.data_D,
+        config.update,
+        foreign_D=batch.foreign_D,
+        check=batch.check,
+        sent=None if played.stream is None else played.stream.sent,
     )
-    is_kept = bool(config.samples_every) and step % config.samples_every == 0
-    tokens = expert_tokens(outcomes_P, chosen, batch.samples_N, batch.estimates_N, updated, run.token_texts)
-    return batch.metrics | updated.metrics, _Kept(
-        samples=[{"step": step, **record} for record in batch.records if is_kept],
-        tokens=[{"step": step, **row} for row in tokens],
+    keeps_samples = bool(config.samples_every) and step % config.samples_every == 0
+    return batch.metrics | result.metrics, _Kept(
+        samples=[{"step": step, **record} for record in batch.records if keeps_samples],
+        tokens=[
+            {"step": step, **row} for row in token_rows(outcomes_P, chosen, batch, result, run.token_texts)
+        ],
     )
 
 
@@ -338,7 +346,7 @@ def _journaled(
 ) -> AbstractAsyncContextManager[None]:
     """A part of a step whose answers the journal keeps, see `viva.run.journal`."""
     mode: JournalMode = "turns"
-    if getattr(sampler, "answers_together", False):
+    if answers_together(sampler):
         mode = "off" if run.config.max_staleness or run.config.stream_updates else "steps"
     return run.folder.journal.part(
         name.format(step),
@@ -366,7 +374,7 @@ async def _evaluate(
     return metrics
 
 
-async def _rollouts(run: Training, console: RunConsole, step: int, sampler: SamplingClient) -> _Batch:
+async def _rollouts(run: Training, console: RunConsole, step: int, sampler: SamplingClient) -> _PlayedStep:
     config = run.config
     _judge_with(run, sampler)
     builders_P = run.dataset.get_batch(step)
@@ -395,7 +403,7 @@ async def _rollouts(run: Training, console: RunConsole, step: int, sampler: Samp
     async with _journaled(run, sampler, console, step):
         outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
         _report_void(run, step, outcomes_P, console)
-    return _Batch(outcomes_P=outcomes_P, stream=stream)
+    return _PlayedStep(outcomes_P=outcomes_P, stream=stream)
 
 
 def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
@@ -424,23 +432,6 @@ def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], c
             f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(set(reasons.values()))[:3])}. "
             "The state before that step is saved; mend the cause and resume."
         )
-
-
-def transcript_row(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
-    """One line of ``transcripts.jsonl``."""
-    record: Callable[[], Any] | None = getattr(outcome.builder, "record", None)
-    return {
-        "step": step,
-        "group": index,
-        "void": outcome.group is None,
-        "void_reason": outcome.void_reason,
-        "retries": outcome.retries,
-        "failures": [asdict(failure) for failure in outcome.failures],
-        "strategy": strategy_of(outcome.builder).strategy_id if is_strategy(outcome.builder) else None,
-        "tags": list(outcome.builder.logging_tags()),
-        "rewards": outcome.group.get_total_rewards() if outcome.group is not None else None,
-        "record": record() if record is not None else None,
-    }
 
 
 def _log(

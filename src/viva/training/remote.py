@@ -151,7 +151,8 @@ def _problem(base_url: str) -> str | None:
         return None if error.code < 500 else f"it answers {error.code} {error.reason}"
     # URLError, a closed connection; no URL; a port that is none, an answer that is not HTTP
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return without_secrets(str(getattr(error, "reason", error)).strip()) or type(error).__name__
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        return without_secrets(str(reason).strip()) or type(error).__name__
 
 
 def check_address(base_url: str, *, is_hosted: bool = False) -> None:

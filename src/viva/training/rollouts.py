@@ -23,7 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -31,17 +31,113 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, TrajectoryGroup
 
 from viva.conversation.together import together
+from viva.judging.policy import SamplingClient, sample
+from viva.training.data import derive_seed
 
 __all__ = [
     "FAILED",
+    "Abortable",
     "GroupOutcome",
     "Place",
+    "Policy",
+    "PromptTooLongError",
     "RolloutFailure",
     "SeatPolicy",
+    "SeededCompleter",
     "UnusableReplyError",
     "run_group",
     "run_groups",
 ]
+
+
+class PromptTooLongError(ValueError):
+    """A prompt leaves no room for a reply."""
+
+
+@dataclass(kw_only=True)
+class SeededCompleter(TokenCompleter):
+    """One seat's policy. Call ``i`` draws with a seed that depends on ``seed`` and ``i`` alone."""
+
+    sampler: SamplingClient
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    context_window: int | None = None
+    """Tokens the model can hold; replies are cut so that prompt and reply fit."""
+    timeout_s: float | None = None
+    """Longest time one call may take. Results then depend on the clock, so it is off by default."""
+    on_reply: Callable[[int], None] | None = None
+    """Is told how many tokens each reply has."""
+    num_calls: int = field(default=0, init=False)
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        """Sample one reply.
+
+        Raises:
+            PromptTooLongError: If the prompt leaves no room for a reply.
+            TimeoutError: If the call took longer than ``timeout_s``.
+        """
+        params = tinker.SamplingParams(
+            stop=stop,
+            max_tokens=self._room(model_input.length, max_tokens),
+            temperature=self.temperature,
+            seed=derive_seed(self.seed, self.num_calls),
+        )
+        self.num_calls += 1
+        async with asyncio.timeout(self.timeout_s):
+            response = await sample(self.sampler, model_input, params)
+        sequence = response.sequences[0]
+        if sequence.logprobs is None:
+            raise ValueError(
+                "the sampler returned no logprobs; training needs the logprobs of what was sampled"
+            )
+        if self.on_reply is not None:
+            self.on_reply(len(sequence.tokens))
+        return TokensWithLogprobs(
+            tokens=sequence.tokens, maybe_logprobs=sequence.logprobs, stop_reason=sequence.stop_reason
+        )
+
+    def _room(self, prompt_length: int, max_tokens: int | None) -> int:
+        room = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
+        if self.context_window is None:
+            return room
+        room = min(room, self.context_window - prompt_length)
+        if room < 1:
+            raise PromptTooLongError(
+                f"a prompt of {prompt_length} tokens leaves no room for a reply: the model holds "
+                f"{self.context_window}. Use fewer rounds or agents, shorter prompts, a smaller max_tokens, "
+                "or a model with a longer context."
+            )
+        return room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A sampler with its settings, from which every seat of every group takes its own completer."""
+
+    sampler: SamplingClient
+    seed: int
+    """Derived from the run's seed and the step."""
+    max_tokens: int
+    temperature: float = 1.0
+    context_window: int | None = None
+    timeout_s: float | None = None
+    on_reply: Callable[[int], None] | None = None
+
+    def seat(self, *, group: int, attempt: int, seat: int) -> SeededCompleter:
+        """The completer of one seat in one attempt at one group."""
+        return SeededCompleter(
+            sampler=self.sampler,
+            seed=derive_seed(self.seed, group, attempt, seat),
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            context_window=self.context_window,
+            timeout_s=self.timeout_s,
+            on_reply=self.on_reply,
+        )
+
 
 FAILED = "failed"
 """Stop reason of the empty trajectory that stands for a failed seat."""
@@ -63,6 +159,30 @@ class SeatPolicy(Protocol):
     def seat(self, *, group: int, attempt: int, seat: int) -> TokenCompleter:
         """The completer of one seat in one attempt at one group."""
         ...
+
+
+@runtime_checkable
+class Abortable(Protocol):
+    """An environment that is told when its seat failed, so that its peers can go on."""
+
+    def abort(self, reason: str) -> Any:
+        """End this seat; may be a coroutine function."""
+        ...
+
+
+@runtime_checkable
+class _Placed(Protocol):
+    """An environment that tells which turn of a conversation it waits for."""
+
+    agent_id: Any
+    round_index: Any
+
+
+@runtime_checkable
+class _Measured(Protocol):
+    """An error that brings metrics along."""
+
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +239,9 @@ async def _caught(awaitable: Awaitable[_T]) -> _T | _Caught:
             raise  # an interrupt of the run, not a failure of what was awaited
         return _Caught(type(error).__name__, str(error) or "the call was cancelled", {})
     except Exception as error:  # noqa: BLE001 - whatever user code or an engine raises is recorded, see above
-        return _Caught(type(error).__name__, str(error), getattr(error, "metrics", {}))
+        return _Caught(
+            type(error).__name__, str(error), error.metrics if isinstance(error, _Measured) else {}
+        )
 
 
 class _CheckingCompleter(TokenCompleter):
@@ -148,12 +270,11 @@ class _CheckingCompleter(TokenCompleter):
 
 def _place(env: Env) -> Place | None:
     """The turn that an environment waits for, if it is one of a conversation."""
-    agent_id, round_index = getattr(env, "agent_id", None), getattr(env, "round_index", None)
-    if not (
-        isinstance(agent_id, int) and isinstance(round_index, int)
-    ):  # others may mean something else by it
+    if not isinstance(env, _Placed):
         return None
-    return agent_id, round_index
+    agent_id, round_index = env.agent_id, env.round_index
+    # others may mean something else by it
+    return (agent_id, round_index) if isinstance(agent_id, int) and isinstance(round_index, int) else None
 
 
 def _check_reply(reply: TokensWithLogprobs) -> None:
@@ -189,16 +310,15 @@ class _AbortFailedError(Exception):
 
 async def _run_seat(seat: int, env: Env, completer: TokenCompleter) -> Trajectory | _Caught:
     result = await _caught(do_single_rollout(completer, env))
-    abort: Callable[[str], Any] | None = getattr(env, "abort", None)
-    if isinstance(result, _Caught) and abort is not None:
-        told = await _caught(_tell(abort, str(result)))
+    if isinstance(result, _Caught) and isinstance(env, Abortable):
+        told = await _caught(_tell(env, str(result)))
         if told is not None:
             raise _AbortFailedError(seat, result, told)
     return result
 
 
-async def _tell(abort: Callable[[str], Any], reason: str) -> None:
-    told = abort(reason)
+async def _tell(env: Abortable, reason: str) -> None:
+    told = env.abort(reason)
     if inspect.isawaitable(told):
         await told
 
@@ -262,7 +382,7 @@ class _Attempt:
                 turn = max(completers[seat].num_calls - 1, 0)
                 self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
                 self.failed_seats |= {seat}
-                if not hasattr(envs[seat], "abort"):
+                if not isinstance(envs[seat], Abortable):
                     self.void_reason = self.void_reason or f"seat {seat} failed: {result}"
                 result = Trajectory(transitions=[], final_ob=tinker.ModelInput.empty(), stop_reason=FAILED)
             trajectories_G.append(result)

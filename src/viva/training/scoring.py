@@ -21,7 +21,7 @@ from viva.experts.estimators import Distill
 from viva.experts.samples import FloatArray
 from viva.run.clients import TrainingClient
 from viva.training.data_processing import model_input, trajectory_to_data
-from viva.training.expert_samples import ExpertSample, context_key
+from viva.training.samples import TrainedSample, context_key
 from viva.training.update import for_engine
 
 __all__ = ["Scores", "name_contexts", "sampled_data", "score", "spread"]
@@ -41,7 +41,7 @@ class Scores:
     """Scored, contexts included."""
 
 
-def name_contexts(samples_N: Sequence[ExpertSample]) -> list[str]:
+def name_contexts(samples_N: Sequence[TrainedSample]) -> list[str]:
     """Name of every sample's realised sampling context: its strategy's, numbered where a strategy has several.
 
     Two samples of one prompt and strategy have the same name if and only if they were sampled in the same context.
@@ -62,7 +62,7 @@ def name_contexts(samples_N: Sequence[ExpertSample]) -> list[str]:
 
 async def score(
     client: TrainingClient,
-    samples_N: Sequence[ExpertSample],
+    samples_N: Sequence[TrainedSample],
     estimator: Estimator,
     *,
     on_policy_N: Sequence[bool],
@@ -108,7 +108,7 @@ def spread(kinds: Sequence[Hashable], count: int) -> list[int]:
     return [place for _, place in sorted(ranked)[:count]]
 
 
-def sampled_data(sample: ExpertSample, trajectory: Trajectory) -> list[tinker.Datum]:
+def sampled_data(sample: TrainedSample, trajectory: Trajectory) -> list[tinker.Datum]:
     """The trained tokens of a sample as they were sampled: with the sampler's logprobs, behind the sampling context."""
     transitions = [trajectory.transitions[turn.turn] for turn in sample.turns_K]
     weights_K: list[list[float]] = []
@@ -121,7 +121,7 @@ def sampled_data(sample: ExpertSample, trajectory: Trajectory) -> list[tinker.Da
 
 
 def _other_contexts(
-    samples_N: Sequence[ExpertSample], estimator: Estimator, on_policy_N: Sequence[bool]
+    samples_N: Sequence[TrainedSample], estimator: Estimator, on_policy_N: Sequence[bool]
 ) -> dict[tuple[int, str], tuple[tinker.Datum, ...]]:
     """Every sample behind every other context of its prompt that is not the training context itself."""
     names_N = name_contexts(samples_N)
@@ -155,7 +155,7 @@ def _is_wanted(estimator: Estimator, name: str, *, on_policy: bool) -> bool:
     return not isinstance(estimator, Distill) or (on_policy and name == estimator.teacher)
 
 
-def _behind(context: ExpertSample, sample: ExpertSample) -> tuple[tinker.Datum, ...]:
+def _behind(context: TrainedSample, sample: TrainedSample) -> tuple[tinker.Datum, ...]:
     """The sample's tokens behind the other's sampling context."""
     turn, (own,) = context.turns_K[0], sample.turns_K
     action = TokensWithLogprobs(tokens=list(own.tokens), maybe_logprobs=[0.0] * len(own.tokens))

@@ -1,14 +1,21 @@
-"""Which engine computes: the embedded one, or a remote one with the same interface."""
+"""Which engine computes: the embedded one, or a remote one with the same interface.
+
+SDKs up to tinker 0.22, which SkyRL's newest release needs, block until a client is made; newer ones answer at once with
+a future of it. `make_service` gives both the newer form.
+"""
 
 import os
 from dataclasses import dataclass
+from importlib import import_module
+from inspect import getattr_static, signature
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
+
+import tinker
 
 from viva.run.clients import ServiceClient
 from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
 from viva.training.learning_rate import cached_config, read_model_config
-from viva.training.old_sdk import awaitable_service, header_options, hosted_address
 from viva.training.remote import check_address, check_version, keep_keys_at_home
 
 __all__ = ["EngineChoice", "EngineConfig", "choose_engine", "context_window", "make_service"]
@@ -88,14 +95,14 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
         keep_keys_at_home()
         if config.base_url is None:
             if key := os.environ.get(KEY_VARIABLE):  # else the SDK says that there is none
-                check_address(hosted_address(key), is_hosted=True)
-            return awaitable_service(tinker.ServiceClient())
+                check_address(_hosted_address(key), is_hosted=True)
+            return _awaitable_service(tinker.ServiceClient())
         check_address(config.base_url)
         check_version(config.base_url)
         key = os.environ.get(KEY_VARIABLE) or _NO_KEY
         address, headers = split_address(config.base_url)
         try:
-            client = tinker.ServiceClient(base_url=address, api_key=key, **header_options(headers))
+            client = tinker.ServiceClient(base_url=address, api_key=key, **_header_options(headers))
             if "holder" in vars(type(client)):  # newer SDKs ask the server when this is first looked at
                 _ = client.holder
         except (AttributeError, TypeError) as error:  # the SDK reads an answer that is not what it expects
@@ -103,7 +110,7 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
                 f"{config.server} answers, but not as Tinker's protocol says ({error}); give the base_url of a server "
                 "that speaks it"
             ) from error
-        return awaitable_service(client)
+        return _awaitable_service(client)
     from viva.engine import LocalServiceClient
 
     return LocalServiceClient(
@@ -122,3 +129,53 @@ def context_window(model: str) -> int | None:
         return None
     window = read_model_config(path).get("max_position_embeddings")
     return window if isinstance(window, int) else None
+
+
+_BLOCKING = frozenset(
+    {
+        "create_lora_training_client",
+        "create_sampling_client",
+        "create_training_client_from_state",
+        "create_training_client_from_state_with_optimizer",
+        "forward_backward_custom",
+        "save_weights_and_get_sampling_client",
+    }
+)
+
+
+class _Awaitable:
+    """A client whose blocking methods return coroutines; everything else is the client's own."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _BLOCKING:
+            return getattr(self._client, name)
+        twin = getattr(self._client, f"{name}_async")
+
+        async def method(*args: Any, **options: Any) -> Any:
+            made = await twin(*args, **options)
+            return _Awaitable(made) if isinstance(made, tinker.TrainingClient) else made
+
+        return method
+
+
+def _hosted_address(key: str) -> str:
+    """Where the SDK finds hosted Tinker."""
+    return str(import_module("tinker._client").AsyncTinker(api_key=key).base_url)
+
+
+def _header_options(headers: dict[str, str]) -> dict[str, Any]:
+    """The option of a service client that sends headers with every request; nothing where there are none."""
+    if not headers:
+        return {}
+    is_new = "default_headers_overrides" in signature(tinker.ServiceClient).parameters
+    return {"default_headers_overrides" if is_new else "default_headers": headers}
+
+
+def _awaitable_service(service: tinker.ServiceClient) -> ServiceClient:
+    """The service, or one that stands for it if its SDK blocks."""
+    twin = getattr_static(type(service), "create_lora_training_client_async")
+    is_new = hasattr(twin, "__deprecated__")
+    return cast(ServiceClient, service if is_new else _Awaitable(service))

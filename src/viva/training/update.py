@@ -1,9 +1,15 @@
 """One policy update: datums in, weights changed, numbers out.
 
+Was an optimiser step applied twice? If the answer to a request is lost, the SDK sends it again under the same number.
+Servers that do not look at the number do it twice. Gradients sent twice are harmless where the server averages them; a
+repeated step is not: it moves the weights by what the optimiser remembers. No engine counts its steps aloud, but those
+that tell the gradient's norm give it away: the first step has used the gradient up, so the second one's is exactly 0.
+
 Legend: ``_D`` datums.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,16 +18,18 @@ import numpy as np
 import tinker
 
 from viva.engine.adam import check_adam
-from viva.run.clients import TrainingClient
-from viva.training.applied_once import check_applied_once
+from viva.run.clients import TrainingClient, takes_mask, takes_temperature
 from viva.training.metrics import logprob_metrics
+from viva.training.remote import EngineError
 
 __all__ = [
     "EXACT_GAP",
+    "RepeatedStepError",
     "SamplerCheck",
     "SamplerGapError",
     "UpdateConfig",
-    "Updated",
+    "UpdateResult",
+    "check_applied_once",
     "check_sampler",
     "for_engine",
     "send",
@@ -90,8 +98,8 @@ class SamplerCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Updated:
-    """What an update was made of, and its figures."""
+class UpdateResult:
+    """The datums of an update, their logprobs and its metrics."""
 
     data_D: Sequence[tinker.Datum]
     logprobs_D: Sequence[tinker.TensorData]
@@ -108,9 +116,7 @@ def _minibatches(data_D: Sequence[tinker.Datum], count: int) -> list[Sequence[ti
 
 def for_engine(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
     """Datums as an engine takes them: servers know only advantages, the local engine saves what the mask hides."""
-    return (
-        list(data_D) if getattr(client, "takes_mask", False) else [_without_mask(datum) for datum in data_D]
-    )
+    return list(data_D) if takes_mask(client) else [_without_mask(datum) for datum in data_D]
 
 
 def _without_mask(datum: tinker.Datum) -> tinker.Datum:
@@ -145,7 +151,7 @@ async def check_sampler(
         return SamplerCheck()
     if temperature in (0, 1):
         output = await client.forward(for_engine(client, data_D), "importance_sampling")
-    elif getattr(client, "takes_temperature", False):
+    elif takes_temperature(client):
         kept = ("target_tokens", "mask")
         targets_D = [
             tinker.Datum(
@@ -191,7 +197,7 @@ async def update_policy(
     foreign_D: Sequence[bool] | None = None,
     check: SamplerCheck | None = None,
     sent: Sequence[Awaitable[tinker.ForwardBackwardOutput]] | None = None,
-) -> Updated:
+) -> UpdateResult:
     """``forward_backward`` and ``optim_step`` for every minibatch.
 
     All requests are submitted before the first is awaited, so that a remote engine can pipeline them; engines run
@@ -219,7 +225,7 @@ async def update_policy(
     if not data_D:
         checked = _drift((), (), (), check)
         _check_gap(checked, config.max_logprob_gap)
-        return Updated(data_D=(), logprobs_D=(), metrics=metrics | checked)
+        return UpdateResult(data_D=(), logprobs_D=(), metrics=metrics | checked)
     pending: list[
         tuple[Sequence[Awaitable[tinker.ForwardBackwardOutput]], Awaitable[tinker.OptimStepResponse]]
     ] = []
@@ -249,7 +255,7 @@ async def update_policy(
         data_D, logprobs_D, [place for place in own if place < len(minibatches[0])], check
     )
     _check_gap(before_any_step, config.max_logprob_gap)
-    return Updated(data_D=data_D, logprobs_D=logprobs_D, metrics=metrics)
+    return UpdateResult(data_D=data_D, logprobs_D=logprobs_D, metrics=metrics)
 
 
 def _check_data(data_D: Sequence[tinker.Datum]) -> None:
@@ -320,3 +326,54 @@ def _engine_metrics(
                 )
             values.setdefault(f"optim/{name}", []).append(float(value))
     return {key: math.fsum(column) / len(column) for key, column in values.items()}
+
+
+_NORM = "grad_norm"
+_CLIPPING = "ppo"
+"""Gives no gradient where it clips, so that zero says nothing."""
+_LEAST = 1e-6
+"""Advantages and logprobs nearer to 0 than this may give a gradient that is rounded to 0."""
+
+
+class RepeatedStepError(EngineError):
+    """The engine's weights are no longer those of the run."""
+
+
+def check_applied_once(
+    data_D: Sequence[tinker.Datum],
+    output: tinker.ForwardBackwardOutput,
+    response: tinker.OptimStepResponse,
+    loss_fn: str,
+) -> None:
+    """Make sure that a step used the gradient of the data it followed.
+
+    Args:
+        data_D: What the step was to learn from.
+        output: What the engine said of their loss.
+        response: What it said of the step.
+        loss_fn: Of the data.
+
+    Raises:
+        RepeatedStepError: If the gradient was used up before.
+    """
+    metrics = response.metrics or {}
+    norms = [value for name, value in metrics.items() if name.rpartition("/")[2] == _NORM]
+    if loss_fn == _CLIPPING or any(norms) or not norms:
+        return
+    if _has_gradient(data_D, output):
+        raise RepeatedStepError(
+            "the engine has applied an optimiser step twice: an answer was lost, the request was sent again, and "
+            "the gradient was gone by then. The weights since the last checkpoint are not to be trusted."
+        )
+
+
+def _has_gradient(data_D: Sequence[tinker.Datum], output: tinker.ForwardBackwardOutput) -> bool:
+    """Whether the gradient cannot be 0: a token that is not certain has an advantage that its equals do not undo."""
+    nets: dict[tuple[bytes, bytes], np.ndarray] = defaultdict(lambda: np.zeros(1))
+    for datum, record in zip(data_D, output.loss_fn_outputs, strict=True):
+        targets_T = datum.loss_fn_inputs["target_tokens"].to_numpy()
+        is_open_T = record["logprobs"].to_numpy() < -_LEAST
+        tokens_T = np.asarray(datum.model_input.to_ints())
+        key = (tokens_T.tobytes(), targets_T.tobytes())
+        nets[key] = nets[key] + is_open_T * datum.loss_fn_inputs["advantages"].to_numpy()
+    return any(bool(np.any(np.abs(net_T) > _LEAST)) for net_T in nets.values())

@@ -151,7 +151,7 @@ class RecordedSpan(_Recorded):
 
 
 class RecordedTokenTurn(_Recorded):
-    """Kept tokens of one turn, with one value for each in every list; see `viva.training.token_records`."""
+    """Kept tokens of one turn, with one value for each in every list; see `viva.training.records`."""
 
     seat: Annotated[int, Field(ge=0)]
     turn: Annotated[int, Field(ge=0)]

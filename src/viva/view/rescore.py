@@ -29,9 +29,8 @@ from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import Comparison, Outcome, same_words
 from viva.judging.ranking import RankingReply
 from viva.rewards.critique import review_votes
-from viva.rewards.review import ReviewScores, ReviewVotes, score_review
+from viva.rewards.review import ReviewRules, ReviewScores, ReviewVotes, review_rules, score_review
 from viva.rewards.review_metrics import ballot_accuracy, reward_truth_gap
-from viva.rewards.review_rules import ReviewRules, review_rules
 from viva.view.files import iter_transcripts
 from viva.view.recorded import RecordedConversation, RecordedReply
 

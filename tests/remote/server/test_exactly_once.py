@@ -14,8 +14,8 @@ from lossy_proxy import UNHEARD, Fault, Proxy, drawn, named
 from viva.run.checkpoints import Checkpoints
 from viva.run.clients import settled
 from viva.training import update
-from viva.training.applied_once import RepeatedStepError
 from viva.training.service import EngineConfig, make_service
+from viva.training.update import RepeatedStepError
 
 SEED = 5
 RATE = 0.1

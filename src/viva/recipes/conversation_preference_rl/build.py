@@ -20,9 +20,8 @@ from viva.recipes.plan import Plan, at_least, plan_run
 from viva.rewards.base import Grader
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.round_robin import round_robin_group
-from viva.training.dataset import BuilderFactory
+from viva.training.data import BuilderFactory, PromptItem
 from viva.training.loop import Training
-from viva.training.prompts import PromptItem
 
 if TYPE_CHECKING:
     from viva.recipes.conversation_preference_rl.train import Config

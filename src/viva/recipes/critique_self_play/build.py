@@ -17,13 +17,12 @@ from viva.recipes.common import OpenRun
 from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, plan_run
 from viva.rewards.base import Grader
-from viva.rewards.review_rules import ReviewRules, review_rules
+from viva.rewards.review import ReviewRules, review_rules
 from viva.run.stop_rule import StopRule
 from viva.selfplay.critique import critique_group, critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.training.dataset import BuilderFactory
+from viva.training.data import BuilderFactory, PromptItem
 from viva.training.loop import Training
-from viva.training.prompts import PromptItem
 
 if TYPE_CHECKING:
     from viva.recipes.critique_self_play.train import Config

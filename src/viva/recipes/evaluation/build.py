@@ -39,11 +39,10 @@ from viva.recipes.evaluation.plan import EvalPlan, check_output, check_place, en
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.rewards.base import Grader
 from viva.run.clients import ServiceClient, settled
-from viva.training.evaluation_console import EvaluationConsole
-from viva.training.loop import transcript_row
-from viva.training.prompts import PromptItem
+from viva.training.console import EvaluationConsole
+from viva.training.data import PromptItem, derive_seed
+from viva.training.records import transcript_row
 from viva.training.remote import watched
-from viva.training.seeds import derive_seed
 from viva.training.service import EngineConfig
 
 __all__ = ["evaluate"]

@@ -23,7 +23,7 @@ from viva.recipes.plan import at_least, not_negative, positive
 from viva.run.files import place_problem
 from viva.selfplay.critique import critique_protocol
 from viva.tiny import model_path
-from viva.training.prompts import PromptItem, prompts_digest
+from viva.training.data import PromptItem, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
 __all__ = ["EvalPlan", "check_output", "check_place", "engine_of", "make_plan"]

@@ -28,11 +28,9 @@ from viva.recipes.math_efficiency.strategies import (
 )
 from viva.recipes.plan import BatchUnit, Plan, at_least, plan_run
 from viva.selfplay.user_code import is_target, source_digest
-from viva.training.dataset import BuilderFactory
-from viva.training.expert_batch import ExpertConfig
+from viva.training.batch import ExpertConfig
+from viva.training.data import BuilderFactory, MixtureDataset, PromptItem
 from viva.training.loop import Training
-from viva.training.mixture_dataset import MixtureDataset
-from viva.training.prompts import PromptItem
 
 if TYPE_CHECKING:
     from viva.recipes.math_efficiency.train_rl import Config

@@ -16,18 +16,17 @@ from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.eval.answers import is_correct
-from viva.experts.best_of import BestOfGroupBuilder
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.feedback import FeedbackGroupBuilder, GeneratedFeedback, VerifierFeedback
-from viva.experts.iid import iid
 from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder
+from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward
 from viva.selfplay.critique import critique_group
 from viva.selfplay.round_robin import round_robin_group
 from viva.selfplay.user_code import is_target, load_target
-from viva.training.prompts import PromptItem
+from viva.training.data import PromptItem
 
 __all__ = [
     "CONVERSATION",

@@ -1,7 +1,9 @@
-"""A batch of several strategies becomes one off-policy update: samples, scores, estimates, datums.
+"""A batch of played groups becomes one update: samples, scores, estimates, datums.
 
-    outcomes -> expert_samples -> score -> estimate -> datums with anchors and weighted advantages
+    outcomes -> samples -> score -> estimate -> datums with anchors and weighted advantages
 
+In plain self-play every sample has its advantages already and is trained as it was sampled: nothing is scored, every
+weight is 1. Where a builder names a search strategy (`viva.experts.strategy`), an estimator weighs the whole batch.
 Where a sample was drawn from the very distribution that is trained (its context was not swapped, temperature 1), its
 stored logprobs are those of the policy; every other sample is scored once before the update, if the estimator asks.
 
@@ -28,16 +30,22 @@ from viva.experts.estimation import (
 )
 from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
 from viva.experts.samples import FloatArray, Sample, sample_record
-from viva.experts.strategy import strategy_of
+from viva.experts.strategy import is_strategy, strategy_of
+from viva.rewards.streams import GroupCredit, credit_of
 from viva.run.clients import TrainingClient
-from viva.training.expert_metrics import strategy_metrics
-from viva.training.expert_samples import ExpertSample, action_values, expert_samples, with_values
-from viva.training.metrics import advantage_metrics
+from viva.training.metrics import advantage_metrics, credit_metrics, strategy_metrics
 from viva.training.rollouts import GroupOutcome
+from viva.training.samples import (
+    TrainedSample,
+    action_values,
+    batch_samples,
+    centred_rewards_of,
+    with_values,
+)
 from viva.training.scoring import Scores, name_contexts, sampled_data, score, spread
 from viva.training.update import SamplerCheck, check_sampler
 
-__all__ = ["EstimatorStoppedError", "ExpertBatch", "ExpertConfig", "expert_batch", "mixture_of"]
+__all__ = ["Batch", "EstimatorStoppedError", "ExpertConfig", "make_batch", "mixture_of", "plain_batch"]
 
 
 class EstimatorStoppedError(RuntimeError):
@@ -101,31 +109,75 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertBatch:
+class Batch:
     """What to train, and everything to know about it."""
 
     data_D: list[tinker.Datum]
     foreign_D: list[bool]
     """Datums that were not drawn from what is trained, see `viva.training.update.update_policy`."""
-    check: SamplerCheck
+    check: SamplerCheck = field(default_factory=SamplerCheck)
     """Of samples without a datum that was drawn from what is trained."""
-    samples_N: list[ExpertSample]
+    samples_N: list[TrainedSample]
     estimates_N: list[Estimate]
-    """Of every sample; those whose advantages are all 0 have no datum."""
+    is_plain: bool = False
+    """Whether it is plain self-play."""
     metrics: dict[str, float]
-    warnings: list[str]
-    records: list[dict[str, Any]]
-    """Of all samples, ready for JSON: ``group`` and ``seat``, and what `viva.experts.samples` reads."""
+    warnings: list[str] = field(default_factory=list[str])
+    records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Of the samples that an estimator weighed, ready for JSON: ``group`` and ``seat``, and what
+    `viva.experts.samples` reads."""
+
+    def num_data_N(self) -> list[int]:
+        """Datums of every sample. Samples whose advantages an estimator makes 0 have none."""
+        return [
+            len(sample.data_D) if self.is_plain or made.advantages_T.any() else 0
+            for sample, made in zip(self.samples_N, self.estimates_N, strict=True)
+        ]
 
 
-async def expert_batch(
+def plain_batch(outcomes_P: Sequence[GroupOutcome]) -> Batch:
+    """A batch of plain self-play, sampled at temperature 1.
+
+    Raises:
+        ValueError: If a builder's credit does not fit what its seats sampled.
+    """
+    samples_N = batch_samples(outcomes_P, is_plain=True)
+    estimates_N = [_as_given(sample) for sample in samples_N]
+    data_D = [
+        datum
+        for sample, made in zip(samples_N, estimates_N, strict=True)
+        for datum in with_values(sample.data_D, made.advantages_T, made.logprobs_T)
+    ]
+    values_P_N: list[list[float]] = []
+    credits_P: list[tuple[GroupCredit, int]] = []
+    for outcome in outcomes_P:
+        if outcome.group is None:
+            continue
+        credit = credit_of(outcome.builder)
+        if credit is None:
+            values_P_N.append(list(centred_rewards_of(outcome).values()))
+            continue
+        values_P_N.append([value for _, value in credit.advantages()])
+        turns = (turn for trajectory in outcome.group.trajectories_G for turn in trajectory.transitions)
+        credits_P.append((credit, sum(len(turn.ac.tokens) for turn in turns)))
+    return Batch(
+        data_D=data_D,
+        foreign_D=[False] * len(data_D),
+        samples_N=samples_N,
+        estimates_N=estimates_N,
+        is_plain=True,
+        metrics=advantage_metrics(values_P_N) | credit_metrics(credits_P),
+    )
+
+
+async def make_batch(
     client: TrainingClient,
     outcomes_P: Sequence[GroupOutcome],
     config: ExpertConfig,
     *,
     temperature: float = 1.0,
-) -> ExpertBatch:
-    """Score, estimate and assemble one batch. The client's weights stay as they are.
+) -> Batch:
+    """Everything to train of a batch. The client's weights stay as they are.
 
     Args:
         client: The policy before its update.
@@ -134,52 +186,66 @@ async def expert_batch(
         temperature: Of the sampler. Other truncation than this must be in the stored logprobs.
 
     Raises:
-        ValueError: If the strategies contradict each other, or their completions do not fit what was sampled.
+        ValueError: If the strategies contradict each other, or completions or credit do not fit what was sampled.
         EstimatorStoppedError: If the estimator refuses the samples; if it wastes those of a strategy and the settings
             say to stop.
     """
+    if any(is_strategy(outcome.builder) for outcome in outcomes_P):
+        return await _estimated_batch(client, outcomes_P, config, temperature)
+    batch = plain_batch(outcomes_P)
+    if temperature in (0, 1):
+        return batch
+    # the trainer's logprobs are those of temperature 1
+    checked_D = batch.data_D[: config.num_checked]
+    check = await check_sampler(client, checked_D, temperature=temperature)
+    return replace(batch, foreign_D=[True] * len(batch.data_D), check=check)
+
+
+async def _estimated_batch(
+    client: TrainingClient, outcomes_P: Sequence[GroupOutcome], config: ExpertConfig, temperature: float
+) -> Batch:
     config.check_temperature(temperature)
     estimator = config.make()
     mixture = mixture_of(outcomes_P)
-    expert_N = expert_samples(outcomes_P)
-    on_policy_N = [temperature == 1 and not sample.is_swapped for sample in expert_N]
+    trained_N = batch_samples(outcomes_P)
+    on_policy_N = [temperature == 1 and not sample.is_swapped for sample in trained_N]
     try:
-        scores = await score(client, expert_N, estimator, on_policy_N=on_policy_N)
-        samples_N = _samples(expert_N, scores, on_policy_N)
+        scores = await score(client, trained_N, estimator, on_policy_N=on_policy_N)
+        samples_N = _samples(trained_N, scores, on_policy_N)
         estimates_N = estimate(samples_N, estimator, baseline=config.baseline, mixture=mixture)
     except ValueError as error:
         raise EstimatorStoppedError(str(error)) from error
-    checks_N = await _checks(client, outcomes_P, expert_N, config.num_checked, temperature)
+    checks_N = await _checks(client, outcomes_P, trained_N, config.num_checked, temperature)
     checked_N = [
         replace(sample, checked_logprobs_T=_logprobs(checks_N[index])) if index in checks_N else sample
         for index, sample in enumerate(samples_N)
     ]
     diagnostics = diagnose(checked_N, estimates_N)
     warnings = _warnings(samples_N, diagnostics, config)
-    data_D, foreign_D = _data(expert_N, estimates_N, on_policy_N)
+    data_D, foreign_D = _data(trained_N, estimates_N, on_policy_N)
     unseen_N = [not (on_policy_N[index] and estimates_N[index].advantages_T.any()) for index in checks_N]
     unseen = [check for check, is_unseen in zip(checks_N.values(), unseen_N, strict=True) if is_unseen]
     factors = mixture_factors(strategy_counts(sample.strategy for sample in samples_N), mixture)
-    metrics = diagnostics.metrics() | strategy_metrics(outcomes_P, expert_N, factors)
-    metrics |= advantage_metrics(_advantages_by_group(expert_N, estimates_N))
+    metrics = diagnostics.metrics() | strategy_metrics(outcomes_P, trained_N, factors)
+    metrics |= advantage_metrics(_advantages_by_group(trained_N, estimates_N))
     metrics["experts/scored_tokens"] = scores.num_tokens + sum(
         datum.model_input.length for check in checks_N.values() for datum in check.data_D
     )
-    return ExpertBatch(
+    return Batch(
         data_D=data_D,
         foreign_D=foreign_D,
         check=SamplerCheck(
             data_D=[datum for check in unseen for datum in check.data_D],
             logprobs_D=[logprobs for check in unseen for logprobs in check.logprobs_D],
         ),
-        samples_N=expert_N,
+        samples_N=trained_N,
         estimates_N=estimates_N,
         metrics=metrics,
         warnings=warnings,
         records=[
-            {"group": expert.outcome_index, "seat": expert.seat}
+            {"group": trained.outcome_index, "seat": trained.seat}
             | sample_record(sample, prompt=cast(int, sample.prompt))
-            for expert, sample in zip(expert_N, checked_N, strict=True)
+            for trained, sample in zip(trained_N, checked_N, strict=True)
         ],
     )
 
@@ -187,17 +253,17 @@ async def expert_batch(
 async def _checks(
     client: TrainingClient,
     outcomes_P: Sequence[GroupOutcome],
-    expert_N: Sequence[ExpertSample],
+    trained_N: Sequence[TrainedSample],
     count: int,
     temperature: float,
 ) -> dict[int, SamplerCheck]:
     """Of some samples, by their place."""
-    chosen = spread([sample.strategy for sample in expert_N], count)
+    chosen = spread([sample.strategy for sample in trained_N], count)
     data: list[list[tinker.Datum]] = []
     for place in chosen:
-        group = outcomes_P[expert_N[place].outcome_index].group
+        group = outcomes_P[trained_N[place].outcome_index].group
         assert group is not None  # it has samples
-        data.append(sampled_data(expert_N[place], group.trajectories_G[expert_N[place].seat]))
+        data.append(sampled_data(trained_N[place], group.trajectories_G[trained_N[place].seat]))
     found = await check_sampler(
         client, [datum for data_D in data for datum in data_D], temperature=temperature
     )
@@ -265,10 +331,10 @@ def mixture_of(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float] | None:
     return given
 
 
-def _samples(expert_N: Sequence[ExpertSample], scores: Scores, on_policy_N: Sequence[bool]) -> list[Sample]:
+def _samples(trained_N: Sequence[TrainedSample], scores: Scores, on_policy_N: Sequence[bool]) -> list[Sample]:
     """What the estimators look at. Prompts become numbers, in order of their appearance."""
     prompts: dict[Hashable, int] = {}
-    names_N = name_contexts(expert_N)
+    names_N = name_contexts(trained_N)
     return [
         Sample(
             strategy=sample.strategy,
@@ -282,19 +348,32 @@ def _samples(expert_N: Sequence[ExpertSample], scores: Scores, on_policy_N: Sequ
             advantages_T=sample.advantages_T,
             finished=sample.finished,
         )
-        for index, sample in enumerate(expert_N)
+        for index, sample in enumerate(trained_N)
     ]
 
 
+def _as_given(sample: TrainedSample) -> Estimate:
+    """A sample that is trained as it was sampled, with its own advantages."""
+    advantages_T = np.zeros(0) if sample.advantages_T is None else sample.advantages_T
+    logprobs = [action_values(datum, "logprobs") for datum in sample.data_D]
+    return Estimate(
+        advantages_T=advantages_T,
+        logprobs_T=np.concatenate([np.zeros(0), *logprobs]),
+        weights_T=None,
+        clipped_T=np.zeros(len(advantages_T), dtype=np.bool_),
+        advantage=float(advantages_T.mean()) if advantages_T.size else 0.0,
+    )
+
+
 def _data(
-    expert_N: Sequence[ExpertSample],
+    trained_N: Sequence[TrainedSample],
     estimates_N: Sequence[Estimate],
     on_policy_N: Sequence[bool],
 ) -> tuple[list[tinker.Datum], list[bool]]:
     """Datums of all samples that carry a signal, and which of them were not drawn from what is trained."""
     data_D: list[tinker.Datum] = []
     foreign_D: list[bool] = []
-    for sample, made, on_policy in zip(expert_N, estimates_N, on_policy_N, strict=True):
+    for sample, made, on_policy in zip(trained_N, estimates_N, on_policy_N, strict=True):
         if not made.advantages_T.any():
             continue
         weights_T = np.concatenate([action_values(datum, "advantages") for datum in sample.data_D])
@@ -305,9 +384,9 @@ def _data(
 
 
 def _advantages_by_group(
-    expert_N: Sequence[ExpertSample], estimates_N: Sequence[Estimate]
+    trained_N: Sequence[TrainedSample], estimates_N: Sequence[Estimate]
 ) -> list[list[float]]:
     groups: dict[int, list[float]] = {}
-    for sample, made in zip(expert_N, estimates_N, strict=True):
+    for sample, made in zip(trained_N, estimates_N, strict=True):
         groups.setdefault(sample.outcome_index, []).append(made.advantage)
     return list(groups.values())

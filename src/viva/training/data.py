@@ -1,0 +1,190 @@
+"""The prompts of a run, as tinker-cookbook data sets in a seeded order that is a pure function of (seed, epoch).
+
+Nothing of a run's randomness has to be saved: every seed is derived from the run's seed and the place that asks for it
+(step, group, seat, call, attempt), so a resumed run draws what the uninterrupted one would have drawn.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
+
+__all__ = [
+    "Assignment",
+    "BuilderFactory",
+    "MixtureDataset",
+    "PromptDataset",
+    "PromptItem",
+    "PromptOrder",
+    "PromptsChangedError",
+    "derive_seed",
+    "prompts_digest",
+]
+
+_BITS = 31  # fits the signed 32-bit field that samplers take
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in ``[0, 2**31)`` that depends on every part and on nothing else.
+
+    Parts are encoded with their type and length, so ``("a", "b")`` and ``("ab",)`` or ``1`` and ``"1"`` give
+    unrelated seeds. The same on every machine and in every Python version.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        text = f"{'i' if isinstance(part, int) else 's'}{part}".encode()
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return int.from_bytes(digest.digest(), "big") >> (64 - _BITS)
+
+
+class PromptsChangedError(ValueError):
+    """A prompt is no longer what it was when the run began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptItem:
+    """One problem; ``answer`` is ``None`` where the data carry none."""
+
+    question: str
+    answer: str | None = None
+
+
+def prompts_digest(*lists: Iterable[PromptItem]) -> str:
+    """A short fingerprint of lists of prompts: a resumed run must have the same ones, in the same order."""
+    digest = hashlib.blake2b(digest_size=8)
+    # the JSON text of the lists, item by item: they may be larger than memory
+    for index, items in enumerate(lists):
+        digest.update(b", [" if index else b"[[")
+        for place, item in enumerate(items):
+            text = json.dumps([item.question, item.answer])
+            digest.update(f"{', ' if place else ''}{text}".encode())
+        digest.update(b"]")
+    digest.update(b"]" if lists else b"[]")
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOrder:
+    """Which prompts a batch gets: shuffled passes over the data, one after another, without gaps.
+
+    Position ``p`` of the endless sequence is entry ``p % n`` of pass ``p // n``. Every pass is a permutation, so all
+    prompts are seen equally often, also where a batch is larger than the data or spans two passes.
+    """
+
+    items: Sequence[PromptItem]
+    """Asked for one by one, so that they may be read when needed."""
+    seed: int
+    groups_per_batch: int
+    num_groups: int
+    """Total number of groups of the run; the last batch may be smaller than the others."""
+
+    def __post_init__(self) -> None:
+        """Reject an order that could not fill a batch."""
+        if not self.items or self.groups_per_batch < 1 or self.num_groups < 1:
+            raise ValueError(
+                f"an order needs prompts and positive sizes; got {len(self.items)} prompts, "
+                f"groups_per_batch={self.groups_per_batch}, num_groups={self.num_groups}"
+            )
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return -(-self.num_groups // self.groups_per_batch)
+
+    @property
+    def num_passes(self) -> float:
+        """How often the run sees every prompt."""
+        return self.num_groups / len(self.items)
+
+    def batch(self, index: int) -> list[PromptItem]:
+        """The prompts of batch ``index``.
+
+        Raises:
+            IndexError: If there is no such batch.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch index must be from 0 to {len(self) - 1}; got {index}")
+        start = index * self.groups_per_batch
+        stop = min(start + self.groups_per_batch, self.num_groups)
+        orders: dict[int, Sequence[int]] = {}
+        batch: list[PromptItem] = []
+        for position in range(start, stop):
+            epoch, place = divmod(position, len(self.items))
+            if epoch not in orders:
+                orders[epoch] = self._permutation(epoch)
+            batch.append(self.items[orders[epoch][place]])
+        return batch
+
+    def _permutation(self, epoch: int) -> Sequence[int]:
+        order = list(range(len(self.items)))
+        random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
+        return order
+
+
+BuilderFactory = Callable[[PromptItem, int], EnvGroupBuilder]
+"""Makes the group for a prompt and a seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptDataset(RLDataset):
+    """Groups for the prompts of a `PromptOrder`; every group has its own seed."""
+
+    order: PromptOrder
+    make_builder: BuilderFactory
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch `index`."""
+        return [
+            self.make_builder(item, derive_seed(self.order.seed, "group", index, place))
+            for place, item in enumerate(self.order.batch(index))
+        ]
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.order)
+
+
+Assignment = Literal["all", "split"]
+"""``all``: every strategy answers every prompt, which shared baselines and ``balance`` need. ``split``: each prompt
+goes to one strategy, in turns over the whole run, so that a batch holds equal parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureDataset(RLDataset):
+    """Groups of several strategies, interleaved prompt by prompt; every group has its own seed.
+
+    Raises:
+        ValueError: If there is no strategy, or `assignment` has no meaning.
+    """
+
+    order: PromptOrder
+    factories: Mapping[str, BuilderFactory]
+    """By strategy, in the order of their groups. Seeds depend on the name: one more leaves the others' as they were."""
+    assignment: Assignment = "all"
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if not self.factories:
+            raise ValueError("a mixture needs at least one strategy")
+        if self.assignment not in ("all", "split"):
+            raise ValueError(f"assignment must be 'all' or 'split'; got {self.assignment!r}")
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch `index`."""
+        names = list(self.factories)
+        first = index * self.order.groups_per_batch
+        groups: list[EnvGroupBuilder] = []
+        for place, item in enumerate(self.order.batch(index)):
+            own = names if self.assignment == "all" else [names[(first + place) % len(names)]]
+            groups += [
+                self.factories[name](item, derive_seed(self.order.seed, "group", index, place, name))
+                for name in own
+            ]
+        return groups
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.order)

@@ -1,0 +1,394 @@
+"""What a batch of groups has to train, seat by seat: sampled tokens behind the contexts they are trained in.
+
+Two cases, one form:
+
+- Search strategies (`viva.experts.strategy`) choose completions and swap contexts; an estimator weighs the samples.
+  Turns of which nothing is trained are left out: whatever later turns need of them stands in those turns' own contexts.
+- Plain self-play swaps nothing, and its groups give every token its advantage: what its spans earned, if the builder
+  has `credit` (`viva.rewards.streams`), else the seat's reward minus the mean of the group.
+
+Legend: ``_P`` groups of a batch, ``_G`` seats of a group, ``_N`` samples, ``_K`` turns of a seat, ``_T`` trained tokens
+of a seat, ``_D`` its datums.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import tinker
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+
+from viva.experts.samples import FloatArray
+from viva.experts.strategy import Completion, StrategyInfo, completions_of, strategy_of
+from viva.rewards.streams import GroupCredit, credit_of, group_advantages, stream_advantages
+from viva.training.data_processing import Element, assemble_training_data, observation_elements
+from viva.training.rollouts import GroupOutcome
+
+__all__ = [
+    "Context",
+    "TrainedSample",
+    "TrainedTurn",
+    "action_values",
+    "batch_samples",
+    "centred_rewards_of",
+    "context_key",
+    "with_values",
+]
+
+Context: TypeAlias = tuple[Element, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedTurn:
+    """What is trained of one turn."""
+
+    sampled_in: Context
+    """Everything that stood before the first token when it was sampled. Empty in plain self-play, as `trained_in`."""
+    trained_in: Context
+    """What stands before it in training, what comes from the turn itself included."""
+    turn: int
+    """Index of the turn in its seat's trajectory."""
+    first: int
+    """Place of the first token in the turn: with a strategy the first trained one, in plain self-play 0."""
+    tokens: tuple[int, ...]
+    """From there on."""
+    logprobs: tuple[float, ...]
+    """Of these tokens, as they were sampled."""
+    weights: tuple[float, ...]
+    """Of these tokens."""
+    has_gap: bool = False
+    """Whether sampled tokens before the last one are left out: `Completion.with_end`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedSample:
+    """What is trained of one seat."""
+
+    outcome_index: int
+    seat: int
+    strategy: str
+    prompt: Hashable
+    """Samples with the same one answer the same question: the first training context of their group's first seat. In
+    plain self-play, the group's place."""
+    reward: float
+    finished: bool
+    turns_K: tuple[TrainedTurn, ...]
+    data_D: tuple[tinker.Datum, ...]
+    """With the weight of each token as its advantage."""
+    advantages_T: FloatArray | None
+    """Made by the strategy, by credit or in plain self-play by the group, instead of an estimator's reward minus
+    baseline."""
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether any token is trained behind something else than it was sampled behind."""
+        return any(turn.has_gap or turn.sampled_in != turn.trained_in for turn in self.turns_K)
+
+
+def context_key(context: Sequence[Element]) -> Hashable:
+    """A context as something that can be compared and looked up."""
+    return tuple(each if isinstance(each, int) else each.model_dump_json() for each in context)
+
+
+def action_values(datum: tinker.Datum, name: str) -> FloatArray:
+    """An input of the loss at the trained tokens of a datum, in order."""
+    inputs = datum.loss_fn_inputs
+    return inputs[name].to_numpy()[inputs["mask"].to_numpy() > 0].astype(np.float64)
+
+
+def with_values(
+    data_D: Sequence[tinker.Datum], advantages_T: FloatArray, logprobs_T: FloatArray
+) -> list[tinker.Datum]:
+    """Datums with other advantages and logprobs at their trained tokens, given in order over all of them."""
+    filled: list[tinker.Datum] = []
+    start = 0
+    for datum in data_D:
+        is_trained = datum.loss_fn_inputs["mask"].to_numpy() > 0
+        stop = start + int(is_trained.sum())
+        inputs = dict(datum.loss_fn_inputs)
+        for name, values_T in (("advantages", advantages_T), ("logprobs", logprobs_T)):
+            values = np.zeros(len(is_trained), dtype=np.float32)
+            values[is_trained] = values_T[start:stop]
+            inputs[name] = tinker.TensorData.from_numpy(values)
+        filled.append(tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
+        start = stop
+    return filled
+
+
+def centred_rewards_of(outcome: GroupOutcome) -> dict[int, float]:
+    """Reward minus mean reward of the group by seat, for the seats that did not fail. A void group has none."""
+    if outcome.group is None:
+        return {}
+    rewards_G = outcome.group.get_total_rewards()
+    seats = [seat for seat in range(len(rewards_G)) if seat not in outcome.failed_seats]
+    return dict(zip(seats, group_advantages([[rewards_G[seat] for seat in seats]])[0], strict=True))
+
+
+def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False) -> list[TrainedSample]:
+    """All samples of the groups that are not void, group by group and seat by seat.
+
+    Failed seats have none, and neither have seats of which nothing is trained; in plain self-play, these have samples
+    without datums.
+
+    Args:
+        outcomes_P: The groups.
+        is_plain: Whether they are plain self-play, see above.
+
+    Raises:
+        ValueError: If completions or credit do not fit what was sampled.
+    """
+    planned_N: list[_Seat] = []
+    for index, outcome in enumerate(outcomes_P):
+        if outcome.group is None:
+            continue
+        plans_G = _plain_plans(outcome, outcome.group) if is_plain else _plans(outcome, outcome.group)
+        prompt = index if is_plain else _prompt(outcome.group, strategy_of(outcome.builder))
+        planned_N += [
+            _Seat(index=index, seat=seat, prompt=prompt, plan=plan, outcome=outcome, group=outcome.group)
+            for seat, plan in enumerate(plans_G)
+            if plan and seat not in outcome.failed_seats
+        ]
+    cut_N = [planned.cut(is_plain=is_plain) for planned in planned_N]
+    group = TrajectoryGroup([trajectory for trajectory, _ in cut_N], [0.0] * len(cut_N), [{} for _ in cut_N])
+    weights_N = [[part.weights for part in planned.plan] for planned in planned_N]
+    data_D, sources_D = assemble_training_data([group], [weights_N])
+    data_N: list[list[tinker.Datum]] = [[] for _ in planned_N]
+    for datum, source in zip(data_D, sources_D, strict=True):
+        data_N[source.seat].append(datum)
+    return [
+        planned.sample(turns_K, own_D)
+        for planned, (_, turns_K), own_D in zip(planned_N, cut_N, data_N, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What to train of one turn: a weight, and where it is known an advantage, for every token from `start` on.
+
+    With `has_gap` the last of them is the turn's last token, whatever lies before it.
+    """
+
+    turn: int
+    start: int
+    weights: tuple[float, ...]
+    advantages: tuple[float, ...] | None
+    has_gap: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seat:
+    """A seat with the plan of its turns."""
+
+    index: int
+    seat: int
+    prompt: Hashable
+    plan: Sequence[_Part]
+    outcome: GroupOutcome
+    group: TrajectoryGroup
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.group.trajectories_G[self.seat]
+
+    def cut(self, *, is_plain: bool) -> tuple[Trajectory, list[TrainedTurn]]:
+        """What is trained of the trajectory, behind its training contexts, and the same turn by turn."""
+        transform = strategy_of(self.outcome.builder).context_transform
+        trained_K: list[Transition] = []
+        turns_K: list[TrainedTurn] = []
+        for part in self.plan:
+            transition = _cut(self.trajectory.transitions[part.turn], part)
+            swapped = transition.ob if transform is None else transform(transition.ob, part.turn)
+            if transform is not None and not swapped.length:
+                raise ValueError(
+                    f"the training context of turn {part.turn} is empty; a context_transform must return at least one "
+                    "token"
+                )
+            trained = transition if transform is None else replace(transition, ob=swapped)
+            trained_K.append(trained)
+            turns_K.append(self._plain_turn(part) if is_plain else self._turn(part, transition, trained))
+        return replace(self.trajectory, transitions=trained_K), turns_K
+
+    def _plain_turn(self, part: _Part) -> TrainedTurn:
+        action = self.trajectory.transitions[part.turn].ac
+        return TrainedTurn(
+            sampled_in=(),
+            trained_in=(),
+            turn=part.turn,
+            first=0,
+            tokens=tuple(action.tokens),
+            logprobs=tuple(action.logprobs),
+            weights=part.weights,
+        )
+
+    def _turn(self, part: _Part, sampled: Transition, trained: Transition) -> TrainedTurn:
+        masked = next(place for place, weight in enumerate(part.weights) if weight > 0)
+        tokens, logprobs = sampled.ac.tokens, sampled.ac.logprobs
+        before = self.trajectory.transitions[part.turn].ac.tokens[: part.start + masked]
+        return TrainedTurn(
+            sampled_in=(*observation_elements(sampled.ob), *before),
+            trained_in=(*observation_elements(trained.ob), *tokens[:masked]),
+            turn=part.turn,
+            first=part.start + masked,
+            tokens=tuple(tokens[masked:]),
+            logprobs=tuple(logprobs[masked:]),
+            weights=part.weights[masked:],
+            has_gap=part.has_gap,
+        )
+
+    def sample(self, turns_K: Sequence[TrainedTurn], data_D: Sequence[tinker.Datum]) -> TrainedSample:
+        turns = self.trajectory.transitions
+        strategy = strategy_of(self.outcome.builder)
+        return TrainedSample(
+            outcome_index=self.index,
+            seat=self.seat,
+            strategy=strategy.strategy_id,
+            prompt=self.prompt,
+            reward=self.group.get_total_rewards()[self.seat],
+            finished=all(turns[part.turn].ac.stop_reason == "stop" for part in self.plan),
+            turns_K=tuple(turns_K),
+            data_D=tuple(data_D),
+            advantages_T=_own_advantages(self.plan, strategy),
+        )
+
+
+def _prompt(group: TrajectoryGroup, strategy: StrategyInfo) -> Hashable:
+    for trajectory in group.trajectories_G:
+        if trajectory.transitions:
+            first = trajectory.transitions[0].ob
+            if strategy.context_transform is not None:
+                first = strategy.context_transform(first, 0)
+            return context_key(observation_elements(first))
+    return ()
+
+
+def _plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
+    """Per seat, the turns to train in order."""
+    credit = credit_of(outcome.builder)
+    if credit is not None:
+        return [[part for part in plan if any(part.weights)] for plan in _credited_plans(credit, group)]
+    is_swapped = strategy_of(outcome.builder).context_transform is not None
+    chosen_G = completions_of(outcome.builder, group)
+    return [
+        _chosen_parts(trajectory, chosen, is_swapped=is_swapped)
+        for trajectory, chosen in zip(group.trajectories_G, chosen_G, strict=True)
+    ]
+
+
+def _credited_plans(credit: GroupCredit, group: TrajectoryGroup) -> list[list[_Part]]:
+    """Per seat all turns, whose tokens weigh 1 where they earned something that counts."""
+    num_tokens_G_K = [[len(turn.ac.tokens) for turn in traj.transitions] for traj in group.trajectories_G]
+    plans_G: list[list[_Part]] = []
+    for trajectory, own in zip(group.trajectories_G, stream_advantages(credit, num_tokens_G_K), strict=True):
+        plan: list[_Part] = []
+        for turn, transition in enumerate(trajectory.transitions):
+            values_T = (
+                [0.0] * len(transition.ac.tokens) if own is None or _is_masked(transition) else own[turn]
+            )
+            weights = tuple(float(value != 0.0) for value in values_T)
+            plan.append(_Part(turn=turn, start=0, weights=weights, advantages=tuple(values_T)))
+        plans_G.append(plan)
+    return plans_G
+
+
+def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
+    """Per seat all turns. Where all rewards of a group are equal, nothing is trained."""
+    credit = credit_of(outcome.builder)
+    if credit is not None:
+        return _credited_plans(credit, group)
+    advantages = centred_rewards_of(outcome)
+    carries_signal = any(advantages.values())
+    plans_G: list[list[_Part]] = []
+    for seat, trajectory in enumerate(group.trajectories_G):
+        advantage, plan = advantages.get(seat, 0.0), list[_Part]()
+        for turn, transition in enumerate(trajectory.transitions):
+            count = len(transition.ac.tokens)
+            weights = [float(carries_signal and not _is_masked(transition))] * count
+            if (
+                not transition.ob.length and weights
+            ):  # nothing stands before the first token to predict it from
+                weights[0] = 0.0
+            plan.append(_Part(turn=turn, start=0, weights=tuple(weights), advantages=(advantage,) * count))
+        plans_G.append(plan)
+    return plans_G
+
+
+def _is_masked(transition: Transition) -> bool:
+    """Whether the environment masks the turn as a parse error."""
+    return float(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY, 0.0)) >= 1.0
+
+
+def _chosen_parts(
+    trajectory: Trajectory, completions: Sequence[Completion], *, is_swapped: bool
+) -> list[_Part]:
+    turns = [completion.transition for completion in completions]
+    if len(set(turns)) < len(turns) or any(turn >= len(trajectory.transitions) for turn in turns):
+        raise ValueError(
+            f"a seat has at most one completion in each of its {len(trajectory.transitions)} turns; got turns {turns}"
+        )
+    parts: list[_Part] = []
+    for completion in sorted(completions, key=lambda each: each.transition):
+        transition = trajectory.transitions[completion.transition]
+        length = len(transition.ac.tokens)
+        stop = length if completion.stop is None else completion.stop
+        if stop > length:
+            raise ValueError(f"{completion} reaches beyond the {length} tokens of its turn")
+        if completion.with_end and (stop == length or transition.ac.stop_reason != "stop"):
+            raise ValueError(f"{completion} has no stop token behind it in a turn of {length} tokens")
+        is_empty = stop == completion.start and not completion.with_end
+        if _is_masked(transition) or completion.weight == 0 or is_empty:
+            continue
+        # with the context, the tokens before the completion go as well; else they stay and are masked
+        start = completion.start if is_swapped else 0
+        weights = (0.0,) * (completion.start - start) + (completion.weight,) * (stop - completion.start)
+        if completion.with_end:
+            between = 0 if is_swapped else length - 1 - stop
+            weights += (0.0,) * between + (completion.weight,)
+        advantages = None if completion.advantage is None else (completion.advantage,) * len(weights)
+        parts.append(
+            _Part(
+                turn=completion.transition,
+                start=start,
+                weights=weights,
+                advantages=advantages,
+                has_gap=completion.with_end and is_swapped and stop < length - 1,
+            )
+        )
+    return parts
+
+
+def _own_advantages(plan: Sequence[_Part], strategy: StrategyInfo) -> FloatArray | None:
+    given = [part.advantages for part in plan if part.advantages is not None]
+    if not given:
+        return None
+    if len(given) < len(plan):
+        raise ValueError(
+            f"strategy {strategy.strategy_id!r} gives an advantage to some completions of a seat and not to others; "
+            "give all or none"
+        )
+    values = [value for advantages in given for value in advantages]
+    weights = [weight for part in plan for weight in part.weights]
+    return np.array([value for value, weight in zip(values, weights, strict=True) if weight > 0])
+
+
+def _cut(transition: Transition, part: _Part) -> Transition:
+    stop = part.start + len(part.weights) - part.has_gap
+    if part.start == 0 and stop == len(transition.ac.tokens):
+        return transition
+    tokens, logprobs = list(transition.ac.tokens), list(transition.ac.logprobs)
+    end = [-1] if part.has_gap else []
+    places = [*range(part.start, stop), *end]
+    return replace(
+        transition,
+        ac=TokensWithLogprobs(
+            tokens=[tokens[place] for place in places],
+            maybe_logprobs=[logprobs[place] for place in places],
+            stop_reason=transition.ac.stop_reason,
+        ),
+    )
