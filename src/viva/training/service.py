@@ -18,7 +18,14 @@ from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
 from viva.training.learning_rate import cached_config, read_model_config
 from viva.training.remote import check_address, check_version, keep_keys_at_home
 
-__all__ = ["EngineChoice", "EngineConfig", "choose_engine", "context_window", "make_service"]
+__all__ = [
+    "EngineChoice",
+    "EngineConfig",
+    "awaitable_service",
+    "choose_engine",
+    "context_window",
+    "make_service",
+]
 
 EngineChoice: TypeAlias = Literal["local", "remote"]
 
@@ -96,13 +103,13 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
         if config.base_url is None:
             if key := os.environ.get(KEY_VARIABLE):  # else the SDK says that there is none
                 check_address(_hosted_address(key), is_hosted=True)
-            return _awaitable_service(tinker.ServiceClient())
+            return awaitable_service(tinker.ServiceClient())
         check_address(config.base_url)
         check_version(config.base_url)
         key = os.environ.get(KEY_VARIABLE) or _NO_KEY
         address, headers = split_address(config.base_url)
         try:
-            client = tinker.ServiceClient(base_url=address, api_key=key, **_header_options(headers))
+            client = tinker.ServiceClient(base_url=address, api_key=key, **header_options(headers))
             if "holder" in vars(type(client)):  # newer SDKs ask the server when this is first looked at
                 _ = client.holder
         except (AttributeError, TypeError) as error:  # the SDK reads an answer that is not what it expects
@@ -110,7 +117,7 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
                 f"{config.server} answers, but not as Tinker's protocol says ({error}); give the base_url of a server "
                 "that speaks it"
             ) from error
-        return _awaitable_service(client)
+        return awaitable_service(client)
     from viva.engine import LocalServiceClient
 
     return LocalServiceClient(
@@ -166,7 +173,7 @@ def _hosted_address(key: str) -> str:
     return str(import_module("tinker._client").AsyncTinker(api_key=key).base_url)
 
 
-def _header_options(headers: dict[str, str]) -> dict[str, Any]:
+def header_options(headers: dict[str, str]) -> dict[str, Any]:
     """The option of a service client that sends headers with every request; nothing where there are none."""
     if not headers:
         return {}
@@ -174,7 +181,7 @@ def _header_options(headers: dict[str, str]) -> dict[str, Any]:
     return {"default_headers_overrides" if is_new else "default_headers": headers}
 
 
-def _awaitable_service(service: tinker.ServiceClient) -> ServiceClient:
+def awaitable_service(service: tinker.ServiceClient) -> ServiceClient:
     """The service, or one that stands for it if its SDK blocks."""
     twin = getattr_static(type(service), "create_lora_training_client_async")
     is_new = hasattr(twin, "__deprecated__")
