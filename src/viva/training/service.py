@@ -109,7 +109,7 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
         key = os.environ.get(KEY_VARIABLE) or _NO_KEY
         address, headers = split_address(config.base_url)
         try:
-            client = tinker.ServiceClient(base_url=address, api_key=key, **header_options(headers))
+            client = tinker.ServiceClient(base_url=address, api_key=key, **_header_options(headers))
             if "holder" in vars(type(client)):  # newer SDKs ask the server when this is first looked at
                 _ = client.holder
         except (AttributeError, TypeError) as error:  # the SDK reads an answer that is not what it expects
@@ -173,7 +173,7 @@ def _hosted_address(key: str) -> str:
     return str(import_module("tinker._client").AsyncTinker(api_key=key).base_url)
 
 
-def header_options(headers: dict[str, str]) -> dict[str, Any]:
+def _header_options(headers: dict[str, str]) -> dict[str, Any]:
     """The option of a service client that sends headers with every request; nothing where there are none."""
     if not headers:
         return {}
