@@ -55,8 +55,8 @@ class PromptTooLongError(ValueError):
 
 
 @dataclass(kw_only=True)
-class SeededCompleter(TokenCompleter):
-    """One seat's policy. Call ``i`` draws with a seed that depends on ``seed`` and ``i`` alone."""
+class _Sampling:
+    """A sampler with its settings."""
 
     sampler: SamplingClient
     seed: int
@@ -67,7 +67,13 @@ class SeededCompleter(TokenCompleter):
     timeout_s: float | None = None
     """Longest time one call may take. Results then depend on the clock, so it is off by default."""
     on_reply: Callable[[int], None] | None = None
-    """Is told how many tokens each reply has."""
+    """Is called with the number of tokens of each reply."""
+
+
+@dataclass(kw_only=True)
+class SeededCompleter(_Sampling, TokenCompleter):
+    """One seat's policy. Call ``i`` draws with a seed that depends on ``seed`` and ``i`` alone."""
+
     num_calls: int = field(default=0, init=False)
 
     async def __call__(
@@ -113,30 +119,13 @@ class SeededCompleter(TokenCompleter):
         return room
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """A sampler with its settings, from which every seat of every group takes its own completer."""
-
-    sampler: SamplingClient
-    seed: int
-    """Derived from the run's seed and the step."""
-    max_tokens: int
-    temperature: float = 1.0
-    context_window: int | None = None
-    timeout_s: float | None = None
-    on_reply: Callable[[int], None] | None = None
+@dataclass(kw_only=True)
+class Policy(_Sampling):
+    """A sampler from which every seat of every group takes its own completer; its seed is that of run and step."""
 
     def seat(self, *, group: int, attempt: int, seat: int) -> SeededCompleter:
         """The completer of one seat in one attempt at one group."""
-        return SeededCompleter(
-            sampler=self.sampler,
-            seed=derive_seed(self.seed, group, attempt, seat),
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            context_window=self.context_window,
-            timeout_s=self.timeout_s,
-            on_reply=self.on_reply,
-        )
+        return SeededCompleter(**(vars(self) | {"seed": derive_seed(self.seed, group, attempt, seat)}))
 
 
 FAILED = "failed"

@@ -306,7 +306,7 @@ def token_payload(row: Mapping[str, Any], record: RecordedConversation | None) -
     """Tokens of one conversation, ready for JSON.
 
     Args:
-        row: A line of ``tokens.jsonl``, see `viva.training.token_records`.
+        row: A line of ``tokens.jsonl``, see `viva.training.records`.
         record: The conversation they belong to, if one was recorded.
 
     Raises:
