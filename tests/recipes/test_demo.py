@@ -87,5 +87,5 @@ def test_a_demonstration_ends_with_accuracy_before_and_after(tmp_path, monkeypat
     told = capsys.readouterr().out
     assert re.search(r"right on held-out problems +untrained +trained\n", told)
     for name in ("temperature 0", "temperature 1", "temperature 1, majority of 8"):
-        assert re.search(rf"{name} +\d+\.\d% +\d+\.\d%\n", told)
+        assert re.search(rf"{name} \(\d+ problems\) +\d+\.\d% +\d+\.\d%\n", told)
     assert "maj@8" in (tmp_path / "runs" / "smollm2_demo" / "run" / "report.html").read_text(encoding="utf-8")
