@@ -2,8 +2,9 @@
 
 import pytest
 
-from viva.view.conversation import MAX_TEXT_CHARS, conversation_payload, sightings, text_at, token_payload
-from viva.view.recorded import RecordedConversation, Transcript
+from viva.judging.records import ConversationRecord, Transcript
+from viva.view.conversation import MAX_TEXT_CHARS, conversation_payload, sightings, text_at
+from viva.view.tokens import token_payload
 
 
 def conversation(**changes):
@@ -15,7 +16,7 @@ def conversation(**changes):
         )
         for agent, prompt in enumerate(prompts)
     ]
-    return RecordedConversation.model_validate({"question": "?", "turns": turns} | changes)
+    return ConversationRecord.model_validate({"question": "?", "turns": turns} | changes)
 
 
 def seen(record, place):

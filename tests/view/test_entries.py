@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from viva.judging.records import Transcript
 from viva.view.entries import Entry, Query, choose, entry_of, facets, page_of, parse_query, select
 
-PLAIN = entry_of(0, {"step": 0, "group": 0, "record": {"question": "How many pens?"}})
+PLAIN = entry_of(
+    0, Transcript.model_validate({"step": 0, "group": 0, "record": {"question": "How many pens?"}})
+)
 
 ENTRIES = st.builds(
     lambda step, group, right, mended, reward, failures, void: replace(
@@ -109,7 +112,9 @@ def test_facets_count() -> None:
     assert facets([]) == {"strategies": [], "steps": None}
 
 
-RECORDED = entry_of(0, {"step": 0, "group": 0, "record": {"question": "How many?"}})
+RECORDED = entry_of(
+    0, Transcript.model_validate({"step": 0, "group": 0, "record": {"question": "How many?"}})
+)
 
 
 def entries(draw: st.DrawFn) -> list[Entry]:

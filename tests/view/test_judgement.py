@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.judging.ballots import Preference
+from viva.judging.records import Transcript
 from viva.view.answers import judge_by_step, judge_totals, telling
 from viva.view.entries import entry_of
 from viva.view.judgement import (
@@ -104,14 +105,19 @@ def test_agreement_counts_preferences_between_a_right_and_a_wrong_one_only() -> 
     assert (found.num_right, found.num_pairs) == (1, 2)
 
 
-PLAIN = entry_of(0, {"step": 0, "group": 0, "record": {"question": "How many pens?"}})
+PLAIN = entry_of(
+    0, Transcript.model_validate({"step": 0, "group": 0, "record": {"question": "How many pens?"}})
+)
 
 
 def test_totals_are_sums_also_by_step() -> None:
     said = [(0, 1, "A"), (1, 0, "A"), (0, 2, "B"), (2, 0, "A")]
     comparisons = [{"first": a, "second": b, "outcome": outcome} for a, b, outcome in said]
     record = {"question": "?", "comparisons": comparisons, "correct": {"0": False, "2": True}}
-    judged = [entry_of(0, {"step": step, "group": 0, "record": record}) for step in (3, 1, 3)]
+    judged = [
+        entry_of(0, Transcript.model_validate({"step": step, "group": 0, "record": record}))
+        for step in (3, 1, 3)
+    ]
     totals = judge_totals([PLAIN, *judged])
     assert (totals.conversations, totals.pairs, totals.flips, totals.cycles) == (4, 6, 3, 0)
     assert (totals.agreeing, totals.decidable) == (6, 6)

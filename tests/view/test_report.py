@@ -117,7 +117,7 @@ def test_hostile_text_in_every_field_stays_text(
     make_finished_run: MakeRun, transcript: MakeLine, critique_transcript: MakeLine, turn: MakeLine
 ) -> None:
     fields = dict.fromkeys(("reflection", "evaluation", "solution"), EVIL)
-    turns = [turn(agent, 0, EVIL, prompt=EVIL, text=EVIL, status=EVIL, response=fields) for agent in range(3)]
+    turns = [turn(agent, 0, EVIL, prompt=EVIL, text=EVIL, response=fields) for agent in range(3)]
     said = transcript(
         0, 0, question=EVIL, answer=EVIL, tags=[EVIL], turns=turns, void=True, void_reason=EVIL,
         failures=[{"agent_id": 1, "round_index": 0, "reason": EVIL}],

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from view_runs import transcript, write_lines
 
+from viva.judging.records import Transcript
 from viva.view.app import cookie_name, make_app
-from viva.view.files import GrowingFile, transcript_of
+from viva.view.files import GrowingFile
 from viva.view.run_index import Reading, RunIndex, read_run
 
 MakeRun = Callable[..., Path]
@@ -301,7 +302,7 @@ def test_entries_lead_back_to_their_transcripts(make_finished_run: MakeRun) -> N
     run = read_run(make_finished_run())
     assert len(run.entries) == 60
     for (step, group), entry in run.entries.items():
-        found = transcript_of("", run.transcript(step, group) or {})
+        found = Transcript.parse("", run.transcript(step, group) or {})
         assert (found.step, found.group, found.void) == (step, group, entry.is_void)
         assert found.record is not None
         correct = list((found.record.correct or {}).values())

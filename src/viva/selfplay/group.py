@@ -4,7 +4,7 @@ A group is one conversation: one environment for every agent and lane, all on on
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tinker_cookbook.renderers.base import Renderer
@@ -13,8 +13,8 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.env import MultiAgentConversationEnv
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation
 from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.records import ConversationRecord
 from viva.rewards.base import Grader, Played, Reward
 from viva.rewards.streams import GroupCredit
 
@@ -23,7 +23,6 @@ __all__ = [
     "MultiAgentConversationEnvGroupBuilder",
     "check_finished",
     "coordinator_of",
-    "transcript",
 ]
 
 
@@ -89,9 +88,16 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         """
         coordinator, seats = coordinator_of(env_group)
         conversation = coordinator.conversation
-        self._record = transcript(
-            conversation, self.protocol.name, self.answer, system_prompt=self.protocol.system_prompt
-        ) | self.reward.new_record(self.protocol, self.judge)
+        said = ConversationRecord.of(
+            conversation,
+            answer=self.answer,
+            protocol=self.protocol.name,
+            system_prompt=self.protocol.system_prompt,
+            comparisons=(),
+            rewards={},
+            correct=None,
+        )
+        self._record = said.fields() | self.reward.new_record(self.protocol, self.judge)
         check_finished(coordinator)
         scored = await self.reward.score(
             Played(
@@ -126,10 +132,12 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     def record(self) -> dict[str, Any] | None:
         """What the transcript keeps of the last conversation whose rewards were asked for, ready for JSON.
 
-        The keys are those of `transcript` and what the reward adds. Of a void conversation, what there was of them;
-        rewards is then empty. ``None`` before the first.
+        The fields of `ConversationRecord` and what the reward adds. Of a void conversation, what there was of
+        them; rewards is then empty. ``None`` before the first.
         """
-        return self._record
+        if self._record is None:
+            return None
+        return ConversationRecord.model_validate(self._record).model_dump(mode="json", exclude_unset=True)
 
     def _new_coordinator(self) -> MultiAgentCoordinator:
         return MultiAgentCoordinator(self.question, self.num_agents, self.protocol, seed=self.seed)
@@ -177,34 +185,3 @@ def check_finished(coordinator: MultiAgentCoordinator) -> None:
         reasons.append(f"agents {waiting} stopped before their last turn without giving a reason")
     if waiting or coordinator.num_agents_left < coordinator.min_agents:
         raise ConversationVoidError("; ".join(reasons))
-
-
-def transcript(
-    conversation: Conversation, protocol: str, answer: str | None, *, system_prompt: str
-) -> dict[str, Any]:
-    """What every transcript keeps of a conversation, ready for JSON; scores are added by the system."""
-    return {
-        "question": conversation.question,
-        "answer": answer,
-        "protocol": protocol,
-        "system_prompt": system_prompt,
-        "num_agents": conversation.num_agents,
-        "max_rounds": conversation.max_rounds,
-        "turns": [
-            {
-                "agent_id": turn.agent_id,
-                "round_index": turn.round_index,
-                "segment": turn.segment,
-                "lane": turn.lane,
-                "prompt": turn.prompt,
-                "text": turn.text,
-                "response": turn.response.model_dump(),
-                "status": turn.status.value,
-            }
-            for turn in conversation.turns
-        ],
-        "failures": [asdict(failure) for failure in conversation.failures],
-        "comparisons": [],
-        "rewards": {},
-        "correct": None,
-    }

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from viva.judging.records import Transcript
 from viva.run.secrets import printable
-from viva.view.conversation import conversation_payload, text_at, token_payload
+from viva.view.conversation import conversation_payload, text_at
 from viva.view.entries import Entry, Query, facets, page_of, select
-from viva.view.files import transcript_of
 from viva.view.judgement import NO_ORDERS
 from viva.view.run_index import RunIndex
+from viva.view.tokens import token_payload
 
 __all__ = [
     "JudgeTotals",
@@ -78,7 +79,7 @@ def conversation_answer(run: RunIndex, step: int, group: int, query: Query) -> d
         NotFoundError: If there is none.
         ValueError: If a line of a file is damaged.
     """
-    transcript = transcript_of(f"step {step}, group {group}", _line(run, step, group))
+    transcript = Transcript.parse(f"step {step}, group {group}", _line(run, step, group))
     tokens = run.tokens(step, group)
     found = [(entry.step, entry.group) for entry in select(run.entries.values(), query)]
     at = found.index((step, group)) if (step, group) in found else None

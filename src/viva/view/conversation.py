@@ -1,14 +1,14 @@
 """A conversation as the page gets it: safe text, nothing too long, and what has to be worked out."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from viva.conversation.prompts import quote
+from viva.conversation.records import AgentResponse, CritiqueReply, Reply, Revision, Solution
 from viva.judging.ballots import Item, Preference, Vote
+from viva.judging.ranking import RankingReply
+from viva.judging.records import ConversationRecord, Transcript, TurnRecord
 from viva.run.secrets import printable, without_secrets
 from viva.view.entries import known_answers
 from viva.view.judgement import (
@@ -20,7 +20,6 @@ from viva.view.judgement import (
     pair_cycles,
     preferences_of,
 )
-from viva.view.recorded import RecordedConversation, RecordedTokens, RecordedTurn, Transcript
 
 __all__ = [
     "MAX_TEXT_CHARS",
@@ -30,7 +29,6 @@ __all__ = [
     "rankings_payload",
     "sightings",
     "text_at",
-    "token_payload",
 ]
 
 MAX_TEXT_CHARS = 6000
@@ -94,8 +92,8 @@ def _text(text: str, ref: str) -> dict[str, Any]:
     return {"head": printable(head), "left_out": left_out, "tail": printable(tail), "ref": ref}
 
 
-def _record(record: RecordedConversation) -> dict[str, Any]:
-    said = [(item.agent_id, item.first, item.second, item.outcome) for item in record.comparisons]
+def _record(record: ConversationRecord) -> dict[str, Any]:
+    said = record.said()
     pairs = judge_pairs(said)
     agreement = agreement_of_comparisons(said, record.correct_initial or {}, record.correct or {})
     return {
@@ -128,7 +126,7 @@ def _record(record: RecordedConversation) -> dict[str, Any]:
     }
 
 
-def _agent(record: RecordedConversation, agent: int) -> dict[str, Any]:
+def _agent(record: ConversationRecord, agent: int) -> dict[str, Any]:
     scores = record.scores
     return {
         "id": agent,
@@ -143,7 +141,7 @@ def _agent(record: RecordedConversation, agent: int) -> dict[str, Any]:
     }
 
 
-def _turn(record: RecordedConversation, place: int) -> dict[str, Any]:
+def _turn(record: ConversationRecord, place: int) -> dict[str, Any]:
     turn = record.turns[place]
     at = f"record.turns.{place}"
     response = turn.response
@@ -157,14 +155,16 @@ def _turn(record: RecordedConversation, place: int) -> dict[str, Any]:
         "saw": _text(turn.prompt, f"{at}.prompt"),
         "said": _text(turn.text, f"{at}.text"),
         "parts": _parts(turn, at),
-        "votes": None if response.preferences is None else [_vote(vote) for vote in response.preferences],
+        "votes": [_vote(vote) for vote in response.preferences]
+        if isinstance(response, RankingReply)
+        else None,
         "critiques": None
-        if response.critiques is None
+        if not isinstance(response, CritiqueReply)
         else [
             {"target": critique.target, "text": _text(critique.text, f"{at}.response.critiques.{index}.text")}
             for index, critique in enumerate(response.critiques)
         ],
-        "dropped": {printable(cause): count for cause, count in response.dropped.items()},
+        "dropped": _dropped(response),
         "seen": [{"turn": sighting.turn, "part": sighting.part} for sighting in earlier if sighting.is_seen],
         "hidden": [
             {"turn": sighting.turn, "part": sighting.part} for sighting in earlier if not sighting.is_seen
@@ -172,15 +172,22 @@ def _turn(record: RecordedConversation, place: int) -> dict[str, Any]:
     }
 
 
-def _parts(turn: RecordedTurn, at: str) -> list[dict[str, Any]]:
-    """What a reply was read into, for replies that are solutions."""
+def _dropped(response: Reply) -> dict[str, int]:
+    if not isinstance(response, RankingReply | CritiqueReply):
+        return {}
+    return {printable(cause): count for cause, count in response.dropped.items()}
+
+
+def _parts(turn: TurnRecord, at: str) -> list[dict[str, Any]]:
+    """The parts that a reply was read into, for replies that are solutions."""
     response = turn.response
-    named = (
-        ("reflection", response.reflection),
-        ("evaluation", response.evaluation),
-        ("decision", response.decision),
-        ("solution", response.solution),
-    )
+    named: list[tuple[str, str]] = []
+    if isinstance(response, AgentResponse):
+        named += [("reflection", response.reflection), ("evaluation", response.evaluation)]
+    if isinstance(response, Revision):
+        named.append(("decision", response.decision))
+    if isinstance(response, Solution):
+        named.append(("solution", response.solution))
     return [
         {"name": name, "text": _text(text, f"{at}.response.{name}")} for name, text in named if text.strip()
     ]
@@ -196,7 +203,7 @@ def _item(item: Item) -> str:
     return f"agent {item}" if isinstance(item, int) else printable(f"{item[0]} {item[1]}")
 
 
-def _comparison(record: RecordedConversation, place: int) -> dict[str, Any]:
+def _comparison(record: ConversationRecord, place: int) -> dict[str, Any]:
     item = record.comparisons[place]
     return {
         "agent": item.agent_id,
@@ -220,17 +227,13 @@ def _pair(pair: PairVerdict) -> dict[str, Any]:
     }
 
 
-def rankings_payload(record: RecordedConversation) -> list[dict[str, Any]]:
+def rankings_payload(record: ConversationRecord) -> list[dict[str, Any]]:
     """Every kind of ranking: items, who put what above what, cycles, and agreement with known answers."""
-    ballots: dict[str, dict[int, list[Vote]]] = {}
-    for turn in record.turns:
-        if turn.response.preferences:
-            by_voter = ballots.setdefault(turn.segment, {})
-            by_voter.setdefault(turn.agent_id, []).extend(turn.response.preferences)
+    ballots = record.ballots()
     return [_ranking(record, segment, by_voter) for segment, by_voter in ballots.items()]
 
 
-def _ranking(record: RecordedConversation, segment: str, ballots: Mapping[int, list[Vote]]) -> dict[str, Any]:
+def _ranking(record: ConversationRecord, segment: str, ballots: Mapping[int, list[Vote]]) -> dict[str, Any]:
     votes = [(voter, vote) for voter, cast_votes in ballots.items() for vote in cast_votes]
     shown = [{"voter": voter, **_vote(vote)} for voter, vote in votes]
     items = sorted({side for vote in shown for side in (vote["above"], vote["below"])})
@@ -256,7 +259,7 @@ class Sighting:
     is_seen: bool
 
 
-def sightings(record: RecordedConversation, place: int) -> list[Sighting]:
+def sightings(record: ConversationRecord, place: int) -> list[Sighting]:
     """Everything said before a turn, in order, and whether the turn's prompt shows it.
 
     Two agents that said the same are seen together: the words are there.
@@ -274,121 +277,25 @@ def sightings(record: RecordedConversation, place: int) -> list[Sighting]:
     ]
 
 
-def _is_sequential(record: RecordedConversation) -> bool:
+def _is_sequential(record: ConversationRecord) -> bool:
     """Whether agents reply one after another; older records of conversations that did so do not tell."""
     return record.order == "sequential" or (not record.order and record.protocol in ("", "round_robin"))
 
 
-def _is_before(turn: RecordedTurn, own: RecordedTurn, *, is_sequential: bool) -> bool:
+def _is_before(turn: TurnRecord, own: TurnRecord, *, is_sequential: bool) -> bool:
     if turn.round_index != own.round_index:
         return turn.round_index < own.round_index
     return is_sequential and turn.agent_id < own.agent_id
 
 
-def _said(turn: RecordedTurn) -> Iterator[tuple[str, str]]:
+def _said(turn: TurnRecord) -> Iterator[tuple[str, str]]:
     response = turn.response
-    if response.critiques is not None:
+    if isinstance(response, CritiqueReply):
         for critique in response.critiques:
             yield f"critique of agent {critique.target}", critique.text
         if not response.critiques:
             yield "critique", turn.text
-    elif response.preferences is not None:
+    elif isinstance(response, RankingReply):
         yield "ranking", turn.text
     else:
-        yield "solution", response.solution
-
-
-_COLUMNS = ("ids", "sampling", "training", "anchor", "weights", "mask", "advantages")
-"""Lists of ``tokens.jsonl`` with one value for every token of a turn."""
-
-
-def token_payload(row: Mapping[str, Any], record: RecordedConversation | None) -> dict[str, Any]:
-    """Tokens of one conversation, ready for JSON.
-
-    Args:
-        row: A line of ``tokens.jsonl``, see `viva.training.records`.
-        record: The conversation they belong to, if one was recorded.
-
-    Raises:
-        ValueError: If a value is of another kind, or the line does not hold one value per token.
-    """
-    try:
-        tokens = RecordedTokens.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ValueError(
-            f"not the tokens of a conversation: {field}: {first['msg']}; the file is damaged"
-        ) from error
-    turns = [_token_turn(turn.model_dump(), record) for turn in tokens.turns]
-    if record is not None:  # as they are read: what an agent said in two lanes of a round stands together
-        turns.sort(key=lambda turn: _reading_order(turn["place"], record))
-    streams = sorted({span["stream"] for turn in turns for span in turn["spans"]})
-    return {"strategy": printable(tokens.strategy or ""), "streams": streams, "turns": turns}
-
-
-def _reading_order(place: int | None, record: RecordedConversation) -> tuple[float, ...]:
-    if place is None:
-        return (math.inf,)
-    turn = record.turns[place]
-    return (turn.agent_id, turn.round_index, turn.lane)
-
-
-def _token_turn(turn: Mapping[str, Any], record: RecordedConversation | None) -> dict[str, Any]:
-    ids: Sequence[int] = turn["ids"]
-    pieces = [printable(piece) for piece in turn.get("pieces") or [f"[{token}]" for token in ids]]
-    columns: dict[str, Sequence[float | None]] = {
-        name: turn.get(name) or [None] * len(ids) for name in _COLUMNS
-    }
-    if turn.get("anchor") is None:
-        columns["anchor"] = columns["sampling"]
-    if turn.get("weights") is None:
-        columns["weights"] = [1.0] * len(ids)
-    if any(len(values) != len(ids) for values in (pieces, *columns.values())):
-        raise ValueError(
-            "a turn of tokens.jsonl needs one value per token in every list; the file is damaged"
-        )
-    return {
-        **_who(int(turn["seat"]), int(turn["turn"]), record),
-        "pieces": pieces,
-        **columns,
-        "ratios": [
-            None if new is None or old is None else math.exp(min(new - old, 50.0))
-            for new, old in zip(columns["training"], columns["anchor"], strict=True)
-        ],
-        "spans": [
-            {
-                "start": int(span["start"]),
-                "stop": int(span["stop"]),
-                "stream": printable(str(span["stream"])),
-                "reward": span.get("reward"),
-            }
-            for span in turn.get("spans") or ()
-        ],
-        "sampled_in": _context(turn, "sampled_in"),
-        "trained_in": _context(turn, "trained_in"),
-    }
-
-
-def _context(turn: Mapping[str, Any], name: str) -> str | None:
-    text = turn.get(name)
-    return None if text is None else printable(str(text))
-
-
-def _who(seat: int, turn: int, record: RecordedConversation | None) -> dict[str, Any]:
-    """Which turn of the record it is: seats go agent by agent and lane by lane, turns in order of their rounds."""
-    if record is None:
-        return {"seat": seat, "turn": turn, "place": None, "title": f"seat {seat}, turn {turn + 1}"}
-    num_lanes = max((each.lane for each in record.turns), default=0) + 1
-    agent, lane = divmod(seat, num_lanes)
-    places = [
-        place
-        for place, each in sorted(enumerate(record.turns), key=lambda pair: pair[1].round_index)
-        if (each.agent_id, each.lane) == (agent, lane)
-    ]
-    place = places[turn] if turn < len(places) else None
-    title = f"agent {agent}, turn {turn + 1}"
-    if place is not None:
-        own = record.turns[place]
-        title = f"agent {agent}, round {own.round_index + 1}: {printable(own.segment)}"
-    return {"seat": seat, "turn": turn, "place": place, "title": title}
+        yield "solution", response.solution if isinstance(response, Solution) else turn.text

@@ -4,9 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from viva.judging.ballots import Item, Preference, Vote
+from viva.judging.ballots import Item
+from viva.judging.records import ConversationRecord, Transcript
 from viva.run.secrets import printable
 from viva.view.judgement import (
     NO_ORDERS,
@@ -64,14 +65,14 @@ class Entry:
     reward_min: float | None
     reward_mean: float | None
     reward_max: float | None
-    num_pairs: int
+    num_pairs: int = 0
     """Pairs judged in both orders with a winner in each."""
-    num_flips: int
+    num_flips: int = 0
     """Of these, how many have two winners."""
-    num_cycles: int
-    num_agreeing: int
+    num_cycles: int = 0
+    num_agreeing: int = 0
     """Preferences between a right and a wrong solution that went to the right one."""
-    num_decidable: int
+    num_decidable: int = 0
     """Such preferences."""
     orders: tuple[int, ...] = NO_ORDERS
     """Pairs judged in both orders, by what was said in one of them and in the other; see `orders_of`."""
@@ -87,37 +88,34 @@ class Entry:
         return (self.reward_max or 0.0) - (self.reward_min or 0.0)
 
 
-def entry_of(offset: int, row: Mapping[str, Any]) -> Entry:
-    """The entry of a transcript's line, as `viva.view.files.parse_line` read it.
+def entry_of(offset: int, transcript: Transcript) -> Entry:
+    """The entry of a line of ``transcripts.jsonl``.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError, OverflowError: If it is no transcript.
+        ValueError: If a voter voted twice on a pair, which no run writes.
     """
-    record: Mapping[str, Any] = row.get("record") or {}
-    rewards = [float(value) for value in (record.get("rewards") or {}).values()]
-    if not record:
-        rewards = [float(value) for value in row.get("rewards") or [] if value is not None]
-    if not all(map(math.isfinite, rewards)):
-        raise ValueError(f"rewards are finite numbers; got {rewards}")
-    before, after = _truth(record, "correct_initial"), _truth(record, "correct")
-    void_reason = row.get("void_reason")
+    record = transcript.record
+    rewards = [value for value in transcript.rewards or () if value is not None]
+    if record is not None:
+        rewards = list(record.rewards.values())
+    before, after = _answers(record)
     return Entry(
-        step=int(row["step"]),
-        group=int(row["group"]),
+        step=transcript.step,
+        group=transcript.group,
         offset=offset,
-        strategy=printable(str(row.get("strategy") or record.get("protocol") or "")),
-        question=printable(str(record.get("question") or "")[:_QUESTION_CHARS]),
-        has_record=bool(record),
-        is_void=bool(row.get("void")),
-        void_reason=None if void_reason is None else printable(str(void_reason)),
-        num_failures=len(record.get("failures") or row.get("failures") or ()),
+        strategy=printable(transcript.strategy or (record.protocol if record else "")),
+        question=printable(record.question[:_QUESTION_CHARS] if record else ""),
+        has_record=record is not None,
+        is_void=transcript.void,
+        void_reason=None if transcript.void_reason is None else printable(transcript.void_reason),
+        num_failures=len(record.failures if record and record.failures else transcript.failures),
         num_right=sum(after.values()),
         num_graded=len(after),
         num_mended=sum(after[agent] - before[agent] for agent in before.keys() & after.keys()),
         reward_min=min(rewards, default=None),
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         reward_max=max(rewards, default=None),
-        **_judged(record),
+        **({} if record is None else _judged(record)),
     )
 
 
@@ -130,22 +128,20 @@ def known_answers(before: Mapping[int, bool], after: Mapping[int, bool], segment
     return {**about}
 
 
-def _truth(record: Mapping[str, Any], key: str) -> dict[int, bool]:
-    return {int(agent): bool(right) for agent, right in (record.get(key) or {}).items()}
+def _answers(record: ConversationRecord | None) -> tuple[dict[int, bool], dict[int, bool]]:
+    """Whose solutions were right before revision, and at the end."""
+    return ({}, {}) if record is None else (record.correct_initial or {}, record.correct or {})
 
 
-def _judged(record: Mapping[str, Any]) -> dict[str, Any]:
-    before, after = _truth(record, "correct_initial"), _truth(record, "correct")
-    said = [
-        (item.get("agent_id"), int(item["first"]), int(item["second"]), str(item["outcome"]))
-        for item in record.get("comparisons") or ()
-    ]
+def _judged(record: ConversationRecord) -> dict[str, Any]:
+    before, after = _answers(record)
+    said = record.said()
     pairs = judge_pairs(said)
     both = [pair for pair in pairs if pair.in_both_orders]
     agreement = agreement_of_comparisons(said, before, after)
     agreeing, decidable = agreement.num_right, agreement.num_pairs
     num_cycles = len(pair_cycles(pairs))
-    for segment, ballots in _ballots(record).items():
+    for segment, ballots in record.ballots().items():
         num_cycles += len(cycles_of_ballots(ballots))
         votes = [vote for cast_votes in ballots.values() for vote in cast_votes]
         found = agreement_of_votes(preferences_of(votes), known_answers(before, after, segment))
@@ -159,23 +155,6 @@ def _judged(record: Mapping[str, Any]) -> dict[str, Any]:
         "num_decidable": decidable,
         "orders": orders if any(orders) else NO_ORDERS,  # one value for all that have none
     }
-
-
-def _ballots(record: Mapping[str, Any]) -> dict[str, dict[int, list[Vote]]]:
-    """Preferences by segment and voter; ties do not matter here."""
-    found: dict[str, dict[int, list[Vote]]] = {}
-    for turn in record.get("turns") or ():
-        votes = turn["response"].get("preferences")
-        if votes:
-            own = found.setdefault(str(turn.get("segment")), {}).setdefault(int(turn["agent_id"]), [])
-            own += [
-                Preference(_item(vote["winner"]), _item(vote["loser"])) for vote in votes if "winner" in vote
-            ]
-    return found
-
-
-def _item(value: Any) -> Item:
-    return int(value) if not isinstance(value, list) else (str(cast("list[Any]", value)[0]), int(value[1]))
 
 
 MAX_PAGE_SIZE = 200

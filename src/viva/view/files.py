@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
-
 from viva.integrity import unsealed
+from viva.judging.records import Transcript
 from viva.view.log_check import check_log
-from viva.view.recorded import Transcript
 
 __all__ = [
     "CONFIG_FILE",
@@ -27,7 +25,6 @@ __all__ = [
     "numbers",
     "parse_line",
     "read_config",
-    "transcript_of",
     "transcripts_path",
 ]
 
@@ -114,7 +111,7 @@ def iter_transcripts(run_dir: str | Path, torn: list[str]) -> Iterator[tuple[str
         )
     check_log(Path(run_dir), TRANSCRIPTS_FILE)
     for where, row in iter_rows(path, torn):
-        yield where, transcript_of(where, row)
+        yield where, Transcript.parse(where, row)
 
 
 def iter_rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -141,24 +138,6 @@ def iter_rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]
 def transcripts_path(source: Path) -> Path:
     """Where the conversations of a run, by its folder, or of an evaluation, by its result file, are kept."""
     return source.with_suffix(".transcripts.jsonl") if source.is_file() else source / TRANSCRIPTS_FILE
-
-
-def transcript_of(where: str, row: dict[str, Any]) -> Transcript:
-    """A line of ``transcripts.jsonl`` that `parse_line` read.
-
-    Args:
-        where: The place, for the message.
-        row: The line.
-
-    Raises:
-        ValueError: If it is no transcript.
-    """
-    try:
-        return Transcript.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{where}: not a transcript: {field}: {first['msg']}") from error
 
 
 def parse_line(line: bytes) -> dict[str, Any]:

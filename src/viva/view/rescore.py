@@ -14,25 +14,15 @@ from typing import Any, Literal
 import chz
 from pydantic import TypeAdapter, ValidationError
 
-from viva.conversation.records import (
-    Conversation,
-    CritiqueReply,
-    Failure,
-    Reply,
-    ReplyStatus,
-    Revision,
-    Solution,
-    Turn,
-)
+from viva.conversation.records import Conversation
 from viva.conversation.wording import counted
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import Comparison, Outcome, same_words
-from viva.judging.ranking import RankingReply
+from viva.judging.records import ConversationRecord
 from viva.rewards.critique import review_votes
 from viva.rewards.review import ReviewRules, ReviewScores, ReviewVotes, review_rules, score_review
 from viva.rewards.review_metrics import ballot_accuracy, reward_truth_gap
 from viva.view.files import iter_transcripts
-from viva.view.recorded import RecordedConversation, RecordedReply
 
 __all__ = [
     "RescoreOptions",
@@ -43,7 +33,6 @@ __all__ = [
     "rescore",
     "rescore_text",
     "stored_comparisons",
-    "stored_conversation",
 ]
 
 _Rewards = Mapping[int, float | None]
@@ -159,16 +148,16 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
     )
 
 
-def _add(totals: "_Totals", record: RecordedConversation, options: RescoreOptions) -> None:
+def _add(totals: "_Totals", record: ConversationRecord, options: RescoreOptions) -> None:
     rules = _rules(record, options)
-    conversation, judged = stored_conversation(record), stored_comparisons(record)
+    conversation, judged = record.conversation(), stored_comparisons(record)
     if rules.fit == "joint":
         _require_links(conversation, judged)
     votes = review_votes(conversation, judged)
     totals.add(record, votes, score_review(votes, rules))
 
 
-def _rules(record: RecordedConversation, options: RescoreOptions) -> ReviewRules:
+def _rules(record: ConversationRecord, options: RescoreOptions) -> ReviewRules:
     """The rules that the conversation was scored by, with what the options change."""
     try:
         stored = _RULES.validate_python(record.rules)
@@ -307,7 +296,7 @@ class _Totals:
         default_factory=lambda: {name: (Spread(), Spread()) for name in ("r_sol", "total")}
     )
 
-    def add(self, record: RecordedConversation, votes: ReviewVotes, scores: ReviewScores) -> None:
+    def add(self, record: ConversationRecord, votes: ReviewVotes, scores: ReviewScores) -> None:
         self.count += 1
         truth = _truth(record, votes)
         new: dict[str, _Rewards] = {
@@ -331,7 +320,7 @@ class _Totals:
                         spread.add(gap)
 
 
-def _truth(record: RecordedConversation, votes: ReviewVotes) -> dict[str, _Rewards]:
+def _truth(record: ConversationRecord, votes: ReviewVotes) -> dict[str, _Rewards]:
     """What each reward should go along with, by stream and agent; nothing where no answer is known."""
     after, before = record.correct, record.correct_initial
     if after is None or before is None:
@@ -405,37 +394,7 @@ def _number(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.3f}"
 
 
-def stored_conversation(record: RecordedConversation) -> Conversation:
-    """What was said.
-
-    Raises:
-        ValueError: If a turn has a status or decision that there is not.
-    """
-    return Conversation(
-        question=record.question,
-        num_agents=record.num_agents,
-        max_rounds=record.max_rounds,
-        turns=tuple(
-            Turn(
-                agent_id=turn.agent_id,
-                round_index=turn.round_index,
-                prompt=turn.prompt,
-                text=turn.text,
-                response=_reply(turn.response),
-                status=ReplyStatus(turn.status),
-                segment=turn.segment,
-                lane=turn.lane,
-            )
-            for turn in record.turns
-        ),
-        failures=tuple(
-            Failure(agent_id=failure.agent_id, round_index=failure.round_index, reason=failure.reason)
-            for failure in record.failures
-        ),
-    )
-
-
-def stored_comparisons(record: RecordedConversation) -> dict[int, list[Comparison]]:
+def stored_comparisons(record: ConversationRecord) -> dict[int, list[Comparison]]:
     """The judge's comparisons of initial (item 0) with revised (item 1) solutions, by agent.
 
     Raises:
@@ -444,26 +403,7 @@ def stored_comparisons(record: RecordedConversation) -> dict[int, list[Compariso
     found: dict[int, list[Comparison]] = {}
     for item in record.comparisons:
         if item.agent_id is not None:
-            comparison = Comparison(
-                first=item.first,
-                second=item.second,
-                outcome=Outcome(item.outcome),
-                score=item.score,
-                text=item.text,
-                probabilities=item.probabilities,
-                off_set_mass=item.off_set_mass,
-                was_asked=item.was_asked,
-            )
+            fields = item.model_dump(exclude={"agent_id", "outcome"})
+            comparison = Comparison(outcome=Outcome(item.outcome), **fields)
             found.setdefault(item.agent_id, []).append(comparison)
     return found
-
-
-def _reply(stored: RecordedReply) -> Reply:
-    """The kind of reply that has the stored fields."""
-    if stored.preferences is not None:
-        return RankingReply(preferences=stored.preferences, dropped=stored.dropped)
-    if stored.critiques is not None:
-        return CritiqueReply(critiques=stored.critiques, dropped=stored.dropped)
-    if stored.decision:
-        return Revision.model_validate({"solution": stored.solution, "decision": stored.decision})
-    return Solution(solution=stored.solution)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from viva.judging.records import Transcript
 from viva.view.entries import Entry, entry_of
 from viva.view.files import (
     CONFIG_FILE,
@@ -20,7 +21,6 @@ from viva.view.files import (
     GrowingFile,
     numbers,
     parse_line,
-    transcript_of,
     transcripts_path,
 )
 from viva.view.log_check import LogCheck
@@ -67,7 +67,6 @@ class RunIndex:
         self.torn: list[str] = []
         """Files whose last line is torn; known after `finish`."""
         self._check = LogCheck(folder)
-        self._is_thorough = False
         self.entries: dict[tuple[int, int], Entry] = {}
         """By (step, group)."""
         self.generation = 0
@@ -116,12 +115,11 @@ class RunIndex:
             return True
 
     def finish(self) -> None:
-        """Read a run that is not watched: to the end, every conversation in every field, torn last lines included.
+        """Read a run that is not watched: to the end, torn last lines included.
 
         Raises:
             OSError: If a file cannot be read.
         """
-        self._is_thorough = True
         while not self.refresh(60.0):
             pass
         for file, add, _ in self._parts:
@@ -236,11 +234,9 @@ class RunIndex:
         self._columns.clear()
 
     def _add_transcript(self, where: str, offset: int, row: dict[str, Any]) -> None:
-        if self._is_thorough:
-            transcript_of(where, row)
         try:
-            entry = entry_of(offset, row)
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            entry = entry_of(offset, Transcript.parse(where, row))
+        except LookupError as error:
             raise ValueError(f"not a transcript: {error}") from error
         self.entries[entry.step, entry.group] = entry
 

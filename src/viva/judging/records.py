@@ -1,0 +1,220 @@
+"""The record of a conversation: what was said, how it was judged and what it earned.
+
+The same classes write a line of ``transcripts.jsonl`` and read it; what older files lack has defaults. They stand
+above `viva.conversation`, since replies can be rankings, and import nothing heavy, so that a page can list thousands.
+"""
+
+from typing import Annotated, Any, Self, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from viva.conversation.records import (
+    AgentResponse,
+    Conversation,
+    CritiqueReply,
+    Failure,
+    Reply,
+    ReplyStatus,
+    Revision,
+    Solution,
+    Turn,
+)
+from viva.judging.ballots import Vote
+from viva.judging.ranking import RankingReply
+
+__all__ = [
+    "ComparisonRecord",
+    "ConversationRecord",
+    "JudgeRecord",
+    "ScoresRecord",
+    "Transcript",
+    "TurnRecord",
+]
+
+_Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _reply_of(value: Any) -> Any:
+    """The kind of reply that has the stored fields."""
+    if not isinstance(value, dict):
+        return value
+    if value.get("preferences") is not None:
+        return RankingReply.model_validate({"dropped": {}, **value})
+    if value.get("critiques") is not None:
+        return CritiqueReply.model_validate({"dropped": {}, **value})
+    fields = {"solution": "", **value}
+    if fields.get("decision"):
+        return Revision.model_validate(fields)
+    has_thoughts = "reflection" in fields or "evaluation" in fields
+    return (AgentResponse if has_thoughts else Solution).model_validate(fields)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # what a reward adds is kept
+
+
+class TurnRecord(_Record):
+    """One reply of one agent; see `viva.conversation.records.Turn`."""
+
+    agent_id: int
+    round_index: int
+    segment: str = "turn"
+    lane: int = 0
+    prompt: str = ""
+    text: str = ""
+    response: Annotated[Reply, BeforeValidator(_reply_of), PlainSerializer(lambda reply: reply.model_dump())]
+    status: ReplyStatus = ReplyStatus.OK
+
+
+class ComparisonRecord(_Record):
+    """One judged pair: ``first`` was shown as A, ``second`` as B."""
+
+    agent_id: int | None = None
+    """Whose two solutions were compared, 0 the initial and 1 the revised one; ``None`` if the pair is two agents."""
+    first: int
+    second: int
+    outcome: str
+    score: float | None = None
+    text: str = ""
+    prompt: str = ""
+    """The judge's; empty in older files."""
+    probabilities: tuple[float, float, float] | None = None
+    """p(A), p(B), p(Tie)."""
+    off_set_mass: float | None = None
+    was_asked: bool = True
+
+
+class JudgeRecord(_Record):
+    """The messages that stand around every comparison's prompt."""
+
+    system_prompt: str = ""
+    prefill: str = ""
+    """The beginning of the judge's reply, where it is given."""
+
+
+class ScoresRecord(_Record):
+    """Scores of the solutions before and after revision, in [0, 1], with standard errors; all by agent id."""
+
+    initial: dict[int, float] = {}
+    final: dict[int, float] = {}
+    initial_error: dict[int, float] = {}
+    final_error: dict[int, float] = {}
+
+
+class ConversationRecord(_Record):
+    """A whole conversation with its judgement."""
+
+    question: str
+    answer: str | None = None
+    protocol: str = ""
+    """What kind of conversation it is; empty in older files."""
+    system_prompt: str = ""
+    """The system message before every turn's prompt; empty in older files."""
+    num_agents: int = 0
+    max_rounds: int = 0
+    order: str = ""
+    """``sequential`` or ``simultaneous``: whether agents see what was said before them in their own round."""
+    judge: JudgeRecord | None = None
+    """``None`` where no judge was asked, and in older files."""
+    turns: tuple[TurnRecord, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    comparisons: tuple[ComparisonRecord, ...] = ()
+    rules: dict[str, Any] = {}
+    """How votes became rewards, where there is more than one way."""
+    scores: ScoresRecord = ScoresRecord()
+    streams: dict[int, dict[str, float | None]] = {}
+    """Reward of every stream by agent id; ``None`` where an agent earned nothing that can be measured."""
+    rewards: dict[int, _Number] = {}
+    """By agent id."""
+    correct: dict[int, bool] | None = None
+    """By agent id; ``None`` if the question has no known answer."""
+    correct_initial: dict[int, bool] | None = None
+    """Of the solutions before revision, where there are such."""
+
+    @classmethod
+    def of(cls, conversation: Conversation, **fields: Any) -> Self:
+        """The record of a conversation.
+
+        Args:
+            conversation: What was said.
+            fields: All else that is known of it.
+        """
+        turns = tuple(
+            TurnRecord(**{name: getattr(turn, name) for name in TurnRecord.model_fields})
+            for turn in conversation.turns
+        )
+        return cls(
+            question=conversation.question,
+            num_agents=conversation.num_agents,
+            max_rounds=conversation.max_rounds,
+            turns=turns,
+            failures=conversation.failures,
+            **fields,
+        )
+
+    def conversation(self) -> Conversation:
+        """What was said."""
+        return Conversation(
+            question=self.question,
+            num_agents=self.num_agents,
+            max_rounds=self.max_rounds,
+            turns=tuple(Turn(**dict(turn)) for turn in self.turns),
+            failures=self.failures,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """What is known of it, by name: a reward adds to this before it is a record again."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+    @property
+    def agent_ids(self) -> list[int]:
+        """Agents that left any trace, in order."""
+        seen = {turn.agent_id for turn in self.turns} | {failure.agent_id for failure in self.failures}
+        return sorted(seen | set(self.rewards) | set(self.correct or {}))
+
+    def said(self) -> list[tuple[int | None, int, int, str]]:
+        """(agent or ``None``, shown first, shown second, outcome) of every comparison."""
+        return [(item.agent_id, item.first, item.second, item.outcome) for item in self.comparisons]
+
+    def ballots(self) -> dict[str, dict[int, list[Vote]]]:
+        """Votes of all rankings, by segment and voter."""
+        found: dict[str, dict[int, list[Vote]]] = {}
+        for turn in self.turns:
+            if isinstance(turn.response, RankingReply) and turn.response.preferences:
+                own = found.setdefault(turn.segment, {}).setdefault(turn.agent_id, [])
+                own.extend(turn.response.preferences)
+        return found
+
+
+class Transcript(_Record):
+    """One group of a training step: a line of ``transcripts.jsonl``."""
+
+    step: int
+    group: int
+    void: bool = False
+    void_reason: str | None = None
+    failures: tuple[Any, ...] = ()
+    """Of the attempts to play it."""
+    strategy: str | None = None
+    tags: tuple[str, ...] = ()
+    rewards: tuple[_Number | None, ...] | None = None
+    record: ConversationRecord | None = None
+    """``None`` if the environment keeps no record of its conversations."""
+
+    @classmethod
+    def parse(cls, where: str, row: dict[str, Any]) -> Self:
+        """A line that was read as JSON.
+
+        Args:
+            where: The place, for the message.
+            row: The line.
+
+        Raises:
+            ValueError: If it is no transcript.
+        """
+        try:
+            return cls.model_validate(row)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{where}: not a transcript: {field}: {first['msg']}") from error
