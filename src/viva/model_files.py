@@ -40,7 +40,7 @@ _SLOW_TOKENIZERS = (
     "spiece.model",
     "tiktoken.model",
 )
-"""What a tokenizer is made of that has no ``tokenizer.json``."""
+"""Files of a tokenizer that has no ``tokenizer.json``."""
 _NUM_READERS = 4
 _known: dict[tuple[str, int, int], str] = {}
 """SHA-256 of files by path, size and time of change."""
@@ -94,7 +94,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
-    """What tells a model from all others of its shapes: SHA-256 of its weights, its configuration and its tokenizer.
+    """SHA-256 of a model's weights, configuration and tokenizer, which tell it from all others of its shapes.
 
     Args:
         name: Local folder, or ``NAME`` or ``NAME@REVISION`` on the hub, of which the cache is read.
@@ -153,7 +153,7 @@ def check_base(
 
 
 def _folder_of(name: str, revision: str | None) -> tuple[Path | None, str | None]:
-    """Where a model's files are, and its commit."""
+    """The folder of a model's files, and its commit."""
     if os.path.isdir(name):
         return Path(name), None
     from huggingface_hub import try_to_load_from_cache
@@ -180,8 +180,8 @@ def _files(folder: Path, part: str) -> list[Path]:
 
 
 def _digest(file: Path) -> str:
-    told = file.stat()
-    key = os.path.realpath(file), told.st_size, told.st_mtime_ns
+    stat = file.stat()
+    key = os.path.realpath(file), stat.st_size, stat.st_mtime_ns
     if key not in _known:
         with file.open("rb") as stream:
             _known[key] = hashlib.file_digest(stream, "sha256").hexdigest()

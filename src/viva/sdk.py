@@ -5,14 +5,23 @@ chosen targets: ids are left out there, and asking for the others is refused.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import fields
-from typing import Any, Literal, NoReturn, TypeVar
+from functools import wraps
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import tinker
 
-__all__ = ["check_carried", "make_response", "make_sequence", "make_topk", "refuses_the_rest"]
+__all__ = [
+    "async_twin",
+    "awaited_twin",
+    "check_carried",
+    "make_response",
+    "make_sequence",
+    "make_topk",
+    "refuses_the_rest",
+]
 
 try:
     from tinker.types.topk_logprobs import TopkLogprobs
@@ -23,6 +32,8 @@ except ImportError:  # older versions
 
 
 ClassT = TypeVar("ClassT", bound=type)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _INSTEAD = {
     "create_custom_loss": "forward_backward_custom takes a function",
@@ -67,6 +78,33 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
     refuse.__name__ = name
     refuse.__doc__ = message
     return refuse
+
+
+def async_twin(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The ``_async`` twin of a method, which older SDKs have beside it; awaiting it calls the method."""
+
+    @wraps(method)
+    async def twin(*args: P.args, **kwargs: P.kwargs) -> T:
+        return method(*args, **kwargs)
+
+    return _named_twin(twin, method)
+
+
+def awaited_twin(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The ``_async`` twin of a method; awaiting it calls the method and awaits the future that this returns."""
+
+    @wraps(method)
+    async def twin(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await method(*args, **kwargs)
+
+    return _named_twin(twin, method)
+
+
+def _named_twin(twin: Callable[P, T], method: Callable[P, Any]) -> Callable[P, T]:
+    name = f"{method.__name__}_async"
+    twin.__name__, twin.__qualname__ = name, f"{method.__qualname__}_async"
+    twin.__doc__ = f"`{method.__name__}`, awaited."
+    return twin
 
 
 def check_carried(*, topk_sample_logprobs: bool, target_prompt_logprobs: bool) -> None:

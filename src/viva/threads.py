@@ -118,7 +118,7 @@ class Waiting:
         others: Callable[[], float | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Does nothing unless threads have been told to spin.
+        """Without an effect unless threads spin.
 
         Args:
             others: Seconds that other processes have used of our processors so far; ``None`` if nobody can tell.

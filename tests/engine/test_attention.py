@@ -7,7 +7,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_engine import FAMILIES, make_config, make_tokenizer
+from tiny_engine import FAMILIES, make_config, make_tokenizer, with_kernels
 
 from viva.engine import LocalServiceClient, attention, kernels
 from viva.engine.attention import RaggedCache
@@ -113,11 +113,11 @@ def test_rows_with_trunks_get_the_models_logits(
     cache, store = RaggedCache(rows=1), RaggedCache(rows=1)
     with torch.inference_mode():
         store.forward(module, torch.tensor([long, short + [0] * 23]), start=0, past=[0, 0])
-        trunks = {
+        prefixes = {
             len(begin): SharedPrefix(digest=b"", states=store.read_row(row, 0, len(begin)), length=len(begin))
             for row, begin in ((0, long), (0, long[:11]), (1, short))
         }
-        of_rows = [trunks.get(len(begin)) for begin in begins]
+        of_rows = [prefixes.get(len(begin)) for begin in begins]
         for entries in (2**20, 200):  # all rows in one part, and in several
             monkeypatch.setattr("viva.engine.step._MOST_ENTRIES", entries)
             pieces: list[torch.Tensor] = []
@@ -125,8 +125,8 @@ def test_rows_with_trunks_get_the_models_logits(
                 tokens = torch.tensor([text[len(text) - 9 :][first:last] for text in texts])
                 past = [first] * len(texts)
                 ends = [row % (last - first) for row in range(len(texts))]
-                ended = cache.forward(module, tokens, start=1, past=past, trunks=of_rows, ends=ends)
-                hidden = cache.forward(module, tokens, start=1, past=past, trunks=of_rows)
+                ended = cache.forward(module, tokens, start=1, past=past, prefixes=of_rows, ends=ends)
+                hidden = cache.forward(module, tokens, start=1, past=past, prefixes=of_rows)
                 expected = hidden[torch.arange(len(texts)), ends][:, None]
                 torch.testing.assert_close(ended, expected, atol=1e-5, rtol=1e-5)
                 pieces.append(hidden)
@@ -138,6 +138,7 @@ def test_rows_with_trunks_get_the_models_logits(
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("family", FAMILIES)
+@with_kernels
 def test_ends_alone_are_the_ends_of_whole_rows(
     family: str, base_of: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_engine import make_config
+from tiny_engine import make_config, with_kernels
 
 from viva.engine.packing import CostModel, Example, plan_batches
 from viva.engine.trees import pack_tree
@@ -29,6 +29,7 @@ def example(tokens: list[int], active: bool = True) -> Example:
     )
 
 
+@with_kernels
 def test_a_models_costs_are_its_matrices_its_heads_and_its_layers() -> None:
     costs = CostModel.of(model_of("llama"))
     # 2 layers of 4 heads of 8 over 2 keys, an MLP of 48, all on 32 channels; 260 rows in the output layer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_engine import FAMILIES, ints, params
+from tiny_engine import FAMILIES, ints, params, with_kernels
 from torch import nn
 
 from viva.engine import LocalServiceClient
@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@with_kernels
 def test_layers_of_the_llama_kind_are_fused(family: str, model_dir: Callable[[str], str]) -> None:
     base = load_base_model(model_dir(family), CPU, torch.float32)
     before = [type(layer) for layer in decoder_layers(base.module)]
@@ -49,6 +50,7 @@ def test_in_bfloat16_fused_layers_differ_by_rounding(family: str, model_dir: Cal
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@with_kernels
 def test_a_decoder_of_fused_layers_is_called_without_masks(
     family: str, model_dir: Callable[[str], str]
 ) -> None:
@@ -60,6 +62,7 @@ def test_a_decoder_of_fused_layers_is_called_without_masks(
     assert not isinstance(fuse_layers(module).get_decoder(), FusedDecoder)
 
 
+@with_kernels
 def test_a_layer_of_another_kind_or_with_an_adapter_stays(model_dir: Callable[[str], str]) -> None:
     base = load_base_model(model_dir("llama"), CPU, torch.float32)
     first, second = decoder_layers(module := base.decode_copy())
@@ -94,6 +97,7 @@ def test_sums_within_the_product(rows: int, biased: bool) -> None:
     assert torch.equal(others, kept)
 
 
+@with_kernels
 def test_the_engine_samples_with_fused_layers(
     model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

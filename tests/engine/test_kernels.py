@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_engine import with_kernels
 from torch.nn.functional import rms_norm, silu
 
 from viva.engine.kernels import (
@@ -275,6 +276,7 @@ def test_logits_that_are_no_numbers_are_told(value: float) -> None:
         assert drawn[2].isfinite().tolist() == [True, False, False]
 
 
+@with_kernels
 def test_other_types_and_devices_are_left_to_torch() -> None:
     assert can_compile(torch.zeros(1))
     assert can_compile(torch.zeros(1, dtype=torch.bfloat16))

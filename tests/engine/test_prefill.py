@@ -60,7 +60,7 @@ def test_there_is_room_at_once_for_all_rows_that_will_be_live_together(
     rooms: set[int] = set()
     for _ in LENGTHS:
         decoder.run_unit()
-        rooms.add(decoder._table.cache.rows)
+        rooms.add(decoder._running.cache.rows)
     assert rooms == {rows}
 
 
@@ -73,7 +73,7 @@ def test_many_short_prompts_after_a_long_one_take_no_more_room_than_by_themselve
     def sizes(*lengths: int) -> tuple[list[list[int]], int]:
         futures = [sampler.sample(tinker.ModelInput.from_ints([7] * length), 1, params) for length in lengths]
         tokens = [list(future.result().sequences[0].tokens) for future in futures]
-        return tokens, sampler._decoder.result()._table.cache.num_bytes
+        return tokens, sampler._decoder.result()._running.cache.num_bytes
 
     many = range(3, 23)
     alone = sizes(*many)

@@ -90,9 +90,9 @@ def test_any_program_gets_what_each_of_its_requests_gets_alone(
         pass  # what was cancelled leaves
     decoder = client._decoder.result()
     assert not decoder.has_work()
-    assert not decoder._table.rows
-    assert decoder._table._prefixes.num_bytes <= limits.prefix_cache_bytes
-    assert decoder._table.cache.num_bytes <= limits.prefix_cache_bytes
+    assert not decoder._running.sequences
+    assert decoder._running._stored.num_bytes <= limits.prefix_cache_bytes
+    assert decoder._running.cache.num_bytes <= limits.prefix_cache_bytes
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen3"])
@@ -133,28 +133,28 @@ def test_rows_that_begin_alike_hold_one_copy_of_their_beginning(
     client.sample(ints([*shared, 1]), 1, params(max_tokens=30))
     decoder.run_unit()
     decoder.run_unit()
-    (first,) = decoder._table.rows
-    assert (first.trunk, first.num_own) == (None, 42)
+    (first,) = decoder._running.sequences
+    assert (first.prefix, first.num_own) == (None, 42)
     client.sample(ints([*shared, 2]), 1, params(max_tokens=30))
     decoder.run_unit()
-    assert [row.num_own for row in decoder._table.rows] == [10, 9]  # 32 tokens, two blocks, are shared
+    assert [row.num_own for row in decoder._running.sequences] == [10, 9]  # 32 tokens, two blocks, are shared
     client.sample(ints([*shared, 3]), 3, params(max_tokens=30))
     decoder.run_unit()
-    rows = decoder._table.rows
+    rows = decoder._running.sequences
     assert [row.num_own for row in rows] == [10, 9, 9, 9, 9]
-    assert len({id(row.trunk) for row in rows}) == 1
-    trunk = weakref.ref(rows[-1].trunk)
+    assert len({id(row.prefix) for row in rows}) == 1
+    prefix = weakref.ref(rows[-1].prefix)
     while decoder.has_work():
         decoder.run_unit()
     del first, rows
-    assert trunk() is None
+    assert prefix() is None
 
 
 def test_a_groups_prompt_is_computed_once(
     service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = service.create_sampling_client(base_model=model_dir("qwen3"))
-    cache = client._decoder.result()._table.cache
+    cache = client._decoder.result()._running.cache
     forward, fed = cache.forward, list[tuple[int, ...]]()
 
     def counting(module: Any, tokens: Any, **where: Any) -> Any:

@@ -95,13 +95,13 @@ def test_the_longest_shared_beginning_is_found_and_is_what_was_stored(
 
 def test_the_least_recently_used_ends_are_forgotten_first() -> None:
     cache = PrefixCache(4 * BLOCK * 4)
-    trunk = np.zeros(2 * BLOCK, dtype=np.int64)
-    texts = [np.concatenate([trunk, np.full(BLOCK, value)]) for value in range(1, 4)]
+    prefix = np.zeros(2 * BLOCK, dtype=np.int64)
+    texts = [np.concatenate([prefix, np.full(BLOCK, value)]) for value in range(1, 4)]
     for text in texts[:2]:
         store(cache, text)
     assert cache.find(block_digests(texts[0]))[0] == 3
     store(cache, texts[2])
-    # the first text brought the trunk along, so that it stays whole; of the others, the older end went
+    # the first text brought the prefix along, so that it stays whole; of the others, the older end went
     assert [cache.find(block_digests(text))[0] for text in texts] == [3, 2, 3]
     store(cache, np.arange(10 * BLOCK) % 7)
     assert cache.find(block_digests(np.arange(10 * BLOCK) % 7)) == (0, None)

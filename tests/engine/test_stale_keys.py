@@ -71,6 +71,6 @@ def test_the_check_fails_if_snapshots_are_not_kept_apart(
     model_dir: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everyones = PrefixCache(2**28)
-    monkeypatch.setattr(SequenceTable, "forget", lambda table: setattr(table, "_prefixes", everyones))
+    monkeypatch.setattr(SequenceTable, "forget", lambda table: setattr(table, "_stored", everyones))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         play(0, model_dir("qwen3"), tmp_path)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_engine import FAMILIES
+from tiny_engine import FAMILIES, with_kernels
 from torch import nn
 from torch.nn.functional import rms_norm, silu
 
@@ -79,6 +79,7 @@ def test_gates_and_their_gradients(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@with_kernels
 def test_parts_of_known_kinds_are_replaced_and_names_stay(
     family: str, model_dir: Callable[[str], str]
 ) -> None:
@@ -92,6 +93,7 @@ def test_parts_of_known_kinds_are_replaced_and_names_stay(
     assert not any(isinstance(part, FrozenNorm | GatedMLP) for part in base.module.modules())
 
 
+@with_kernels
 def test_a_norm_that_is_trained_stays(model_dir: Callable[[str], str]) -> None:
     module = load_base_model(model_dir("llama"), CPU, torch.float32).decode_copy()
     module.get_decoder().norm.weight = nn.Parameter(torch.ones(32))

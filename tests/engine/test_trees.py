@@ -45,8 +45,8 @@ def test_every_token_stands_once_and_sees_its_own_past(sequences: list[list[int]
 
 
 def test_long_sequences_are_cut_into_cells_that_see_everything_before_them() -> None:
-    trunk = [number % 7 for number in range(400)]
-    sequences = sorted([trunk[:300] + [9] * 150, [*trunk[:130], 8], trunk, trunk[:20]])
+    prefix = [number % 7 for number in range(400)]
+    sequences = sorted([prefix[:300] + [9] * 150, [*prefix[:130], 8], prefix, prefix[:20]])
     for price in (0.0, 1e3, 1e9):
         check(pack(sequences, price), sequences)
 
@@ -62,8 +62,8 @@ def test_cells_are_joined_where_calls_are_dear_and_apart_where_entries_are() -> 
 def test_no_cell_of_several_tokens_holds_more_entries_than_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trunk = list(range(300))
-    sequences = sorted(trunk[:size] + [1000] * 9 for size in range(5, 300, 20))
+    prefix = list(range(300))
+    sequences = sorted(prefix[:size] + [1000] * 9 for size in range(5, 300, 20))
     monkeypatch.setattr(trees, "_MAX_ENTRIES", 2000)
     tree = pack(sequences, 1e9)
     check(tree, sequences)

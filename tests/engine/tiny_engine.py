@@ -5,13 +5,18 @@ all logits are nearly equal and most mistakes invisible.
 """
 
 import asyncio
+import os
 from typing import Any
 
 import numpy as np
+import pytest
 import tinker
 import torch
 
 from viva.engine import LocalTrainingClient
+
+with_kernels = pytest.mark.skipif(os.environ.get("VIVA_KERNELS") == "off", reason="kernels are switched off")
+"""Marks tests of kernels, and of what is in their place only where they are on."""
 
 EOS = 256
 IM_END = 257

@@ -109,7 +109,7 @@ class Meter:
         self._last = None
 
     def _write(self, elapsed: float) -> None:
-        caches = [decoder._table._prefixes for decoder in self.core._decoders]
+        caches = [decoder._running._stored for decoder in self.core._decoders]
         status = dict(
             line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line
         )

@@ -310,7 +310,7 @@ def test_without_a_time_limit_a_call_that_hangs_would_be_seen():
 
 def nodes_of(decoder):
     """The nodes of a snapshot's tree of beginnings, after checking that its accounts are right."""
-    cache = decoder._table._prefixes
+    cache = decoder._running._stored
     nodes = list(cache._nodes.values())
     children = Counter(id(node.parent) for node in nodes if node.parent is not None)
     assert all(node.num_children == children[id(node)] for node in nodes)
@@ -350,7 +350,7 @@ async def test_calls_that_are_given_up_leave_nothing_in_the_engine(tmp_path, tri
         await asyncio.sleep(0.01)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert not decoder.has_work()
-        assert (decoder._table.rows, list(decoder._pending)) == ([], [])
+        assert (decoder._running.sequences, list(decoder._pending)) == ([], [])
         nodes_of(decoder)
         given_up = sampler.failed.total()
     service._core._forget_prefixes()

@@ -105,7 +105,7 @@ class RaggedCache(Cache):
         *,
         start: int,
         past: Sequence[int],
-        trunks: Sequence[SharedPrefix | None] = (),
+        prefixes: Sequence[SharedPrefix | None] = (),
         ends: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Run the decoder on new tokens of rows ``start .. start + B``, storing their keys and values.
@@ -115,7 +115,7 @@ class RaggedCache(Cache):
             tokens: ``[B, T]``, padded on the right; what padding stores is overwritten by later tokens.
             start: First row.
             past: Tokens of its own that each of the ``B`` rows has already.
-            trunks: What each of the rows begins with; none if left out.
+            prefixes: The shared prefix of each row; none if left out.
             ends: Of each row the new token, counted from the first, whose hidden state is read; all if left out.
 
         Returns:
@@ -126,7 +126,7 @@ class RaggedCache(Cache):
         """
         num_new = tokens.shape[1]
         self.reserve(start + len(past), max(past) + num_new)
-        step = RaggedStep(start, past, num_new, tokens.device, trunks)
+        step = RaggedStep(start, past, num_new, tokens.device, prefixes)
         if ends is None or num_new == 1:
             return self.run(module, tokens, step)
         step.read_ends(ends)
@@ -147,7 +147,7 @@ class RaggedCache(Cache):
                 ragged=step,
             )
         finally:
-            self._step = None  # it holds the trunks
+            self._step = None  # it holds the prefixes
         if not step.num_stored == step.num_attended > 0:
             raise UnsupportedAttentionError("its layers do not attend through the function chosen for them")
         return output.last_hidden_state
@@ -210,7 +210,7 @@ class RaggedCache(Cache):
         return [store[:, row, :, first:last].clone() for store in self._stores]
 
     def write_row(self, row: int, states: Sequence[torch.Tensor]) -> None:
-        """Put what `read_row` gives at the beginning of a row."""
+        """Write the copies of `read_row` to the first places of a row."""
         length = states[0].shape[2]
         self.reserve(row + 1, length)
         if not self._stores:

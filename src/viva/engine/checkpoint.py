@@ -98,12 +98,12 @@ def _naming(path: Path, done: str) -> Generator[None, None, None]:
     try:
         yield
     except OSError as error:
-        told = f"{error.strerror or error} (while the checkpoint was {done})"
-        raise OSError(error.errno, told, str(error.filename or path)) from error
+        message = f"{error.strerror or error} (while the checkpoint was {done})"
+        raise OSError(error.errno, message, str(error.filename or path)) from error
 
 
 def _replaced(path: Path) -> Path:
-    """Where a checkpoint waits until the one that replaces it is in place."""
+    """The place of a checkpoint until the one that replaces it is in place."""
     return path.parent / f".{path.name}~replaced"
 
 
@@ -221,7 +221,7 @@ class State:
     num_steps: int
     user_metadata: dict[str, str]
     base_digests: dict[str, str]
-    """Of the base model, see `viva.model_files.model_digests`; empty where they were not recorded."""
+    """Digests of the base model, see `viva.model_files.model_digests`; empty where they were not recorded."""
 
 
 def read_state(path: str) -> State:

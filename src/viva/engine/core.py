@@ -1,4 +1,4 @@
-"""What the clients of one service share: the pump, the queue of training operations, loaded and merged models."""
+"""The engine that the clients of one service share: the pump, training operations, loaded and merged models."""
 
 import hashlib
 import os
@@ -56,7 +56,7 @@ class Core:
 
     @property
     def precision(self) -> str:
-        """In which numbers it computes."""
+        """The compute dtype, for instance ``float32``."""
         base, decoded = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, self._decode_dtype))
         return base if base == decoded else f"{base}, sampled in {decoded}"
 
@@ -117,7 +117,7 @@ class Core:
             )
 
     def count(self, *key: str | int) -> int:
-        """How often this key was counted before."""
+        """Count a key; returns how often it was counted before."""
         text = "/".join(map(str, key))
         self._counts[text] = self._counts.get(text, -1) + 1
         return self._counts[text]

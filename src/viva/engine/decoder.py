@@ -1,7 +1,7 @@
 """Continuous batching: all pending samples of one snapshot are decoded together.
 
 Samples join at any step: waiting prompts are prefilled in batches of similar length, equal prompts and known
-beginnings only once. They leave when they end.
+prefixes only once. They leave when they end.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ class Decoder:
         self._limits = limits
         self._module: Any = None
         self._pending: deque[SampleRequest] = deque()
-        self._table = SequenceTable(limits.prefix_cache_bytes)
+        self._running = SequenceTable(limits.prefix_cache_bytes)
         self._steps = DecodeSteps(recorder)
         self._at_work: list[SampleRequest] = []
 
@@ -52,12 +52,12 @@ class Decoder:
 
     def has_work(self) -> bool:
         """Whether a request is unfinished."""
-        return bool(self._pending or self._table.rows)
+        return bool(self._pending or self._running.sequences)
 
     @torch.inference_mode()
     def run_unit(self) -> bool:
         """One prefill batch if prompts wait and rows are free, else one decode step."""
-        waiting = [*self._pending, *(row.request for row in self._table.rows)]
+        waiting = [*self._pending, *(sequence.request for sequence in self._running.sequences)]
         self._drop([request for request in waiting if request.future.cancelled()])
         self._at_work = list(self._pending)
         if self._module is None and self.has_work():
@@ -67,16 +67,16 @@ class Decoder:
             self._at_work = [request for prompt in prompts for request in prompt.requests]
             completed = self._prefill(prompts)
         else:
-            self._at_work = [row.request for row in self._table.rows]
+            self._at_work = [sequence.request for sequence in self._running.sequences]
             completed = bool(self._at_work) and self._decode()
         self._rest()
         return completed
 
     def forget(self) -> None:
         """Reuse nothing that was computed so far; live samples go on."""
-        self._table.forget()
+        self._running.forget()
 
-    @torch.inference_mode()  # rows that were computed in it can be changed in it only
+    @torch.inference_mode()  # keys and values that were computed in it can be changed in it only
     def fail(self, error: BaseException) -> None:
         """Fail the requests of the unit at work."""
         for request in self._at_work:
@@ -85,24 +85,25 @@ class Decoder:
         self._rest()
 
     def _rest(self) -> None:
-        """Hold nothing that is not needed while there is no work."""
+        """Release weights and recordings while there is no work."""
         if not self.has_work():
             self._module = None
             self._steps.forget()
-            self._table.shrink(self._limits.prefix_cache_bytes)
+            self._running.shrink(self._limits.prefix_cache_bytes)
 
     def _drop(self, requests: Sequence[SampleRequest]) -> None:
         if requests:
             gone = {id(request) for request in requests}
             self._pending = deque(request for request in self._pending if id(request) not in gone)
-            slots = [slot for slot, row in enumerate(self._table.rows) if id(row.request) in gone]
-            self._table.retire(slots, keep=False)
+            slots = [
+                slot for slot, sequence in enumerate(self._running.sequences) if id(sequence.request) in gone
+            ]
+            self._running.retire(slots, keep=False)
 
     def _next_prompts(self) -> list[Prompt]:
         """The next batch: of the prompts that find a row, the longest with others of similar length.
 
-        A prompt that shares a beginning, not known yet, with one of the batch waits for the next batch, where the
-        beginning is known.
+        A prompt that shares a prefix, not known yet, with one of the batch waits for the next batch, where it is known.
         """
         candidates = self._candidates()
         candidates.sort(key=lambda prompt: -prompt.num_new)
@@ -125,7 +126,7 @@ class Decoder:
 
     def _candidates(self) -> list[Prompt]:
         """Pending requests that find a row, in order of submission, those with equal prompts together."""
-        free = self._limits.decode_rows - len(self._table.rows)
+        free = self._limits.decode_rows - len(self._running.sequences)
         prompts: dict[tuple[bytes, int], Prompt] = {}
         for request in self._pending:
             samples = min(request.waiting, free)
@@ -134,7 +135,7 @@ class Decoder:
             free -= samples
             key = (request.fed.tobytes(), request.reusable)
             if key not in prompts:
-                past, source = self._table.lookup(request)
+                past, source = self._running.lookup(request)
                 prompts[key] = Prompt(requests=[], samples=[], past=past, source=source)
             prompts[key].requests.append(request)
             prompts[key].samples.append(samples)
@@ -144,22 +145,22 @@ class Decoder:
         tokens = np.zeros((len(prompts), max(prompt.num_new for prompt in prompts)), dtype=np.int64)
         for line, prompt in zip(tokens, prompts, strict=True):
             line[: prompt.num_new] = prompt.tokens[prompt.past :]
-        start = len(self._table.rows)
-        self._table.load(prompts)
+        start = len(self._running.sequences)
+        self._running.load(prompts)
         is_scored = any(request.unscored for prompt in prompts for request in prompt.requests)
         ends = [prompt.num_new - 1 for prompt in prompts]
-        hidden = self._table.cache.forward(
+        hidden = self._running.cache.forward(
             self._module,
             torch.from_numpy(tokens).to(self._device),
             start=start,
-            past=[prompt.past - prefix_length(prompt.trunk) for prompt in prompts],
-            trunks=[prompt.trunk for prompt in prompts],
+            past=[prompt.past - prefix_length(prompt.prefix) for prompt in prompts],
+            prefixes=[prompt.prefix for prompt in prompts],
             ends=None if is_scored else ends,
         )
         lost = self._score(prompts, hidden)
         # all that go on after their first token will be live together, since prompts go before decoding
         staying = sum(request.waiting for request in self._pending if request.max_tokens > 1)
-        origins = self._table.start(prompts, min(self._limits.decode_rows, start + staying))
+        origins = self._running.start(prompts, min(self._limits.decode_rows, start + staying))
         requests = [request for prompt in prompts for request in prompt.requests]
         done = {id(request) for request in requests if not request.waiting}
         self._pending = deque(request for request in self._pending if id(request) not in done)
@@ -171,14 +172,16 @@ class Decoder:
                 request.future.resolve(make_response([], request.prompt_fields))
                 completed = True
         if lost:
-            self._table.forget()
+            self._running.forget()
             self._drop(lost)
         return completed
 
     def _score(self, prompts: list[Prompt], hidden: torch.Tensor) -> list[SampleRequest]:
-        """Fill in what the requests ask to know about their prompts; those that failed because it is no number."""
+        """Fill in what the requests ask to know about their prompts; return those whose logits are not finite."""
         lost: list[SampleRequest] = []
-        for slot, (line, prompt) in enumerate(zip(hidden, prompts, strict=True), start=len(self._table.rows)):
+        for slot, (line, prompt) in enumerate(
+            zip(hidden, prompts, strict=True), start=len(self._running.sequences)
+        ):
             for request in prompt.requests:
                 scoring = request.unscored
                 if scoring is not None:
@@ -191,66 +194,70 @@ class Decoder:
                         request.future.reject(error)
                         lost.append(request)
             if any(request in lost for request in prompt.requests) and not sum(prompt.samples):
-                self._table.cache.clear_row(slot)
+                self._running.cache.clear_row(slot)
         return lost
 
     def _decode(self) -> bool:
-        rows = self._table.rows
+        sequences = self._running.sequences
         hidden = self._steps.forward(
-            self._table.cache,
+            self._running.cache,
             self._module,
-            tokens=[row.tokens[-1] for row in rows],
-            past=[row.num_own for row in rows],
-            trunks=[row.trunk for row in rows],
+            tokens=[sequence.tokens[-1] for sequence in sequences],
+            past=[sequence.num_own for sequence in sequences],
+            prefixes=[sequence.prefix for sequence in sequences],
         )
-        for row in rows:
-            row.length += 1
+        for sequence in sequences:
+            sequence.length += 1
         return self._advance(0, hidden)
 
     def _advance(self, start: int, hidden: torch.Tensor) -> bool:
-        """Draw the next token of the rows from ``start`` on, given their last hidden states ``[B, H]``."""
-        rows = self._table.rows[start:]
-        if not rows:
+        """Draw the next token of the sequences from ``start`` on, given their last hidden states ``[B, H]``."""
+        sequences = self._running.sequences[start:]
+        if not sequences:
             return False
         size = max(1, self._limits.logits // self._module.get_output_embeddings().out_features)
         finite: list[bool] = []
-        for first in range(0, len(rows), size):
-            finite += self._draw(rows[first : first + size], hidden[first : first + size])
+        for first in range(0, len(sequences), size):
+            finite += self._draw(sequences[first : first + size], hidden[first : first + size])
         ended: set[int] = set()
         lost: list[SampleRequest] = []
-        for row, is_finite in zip(rows, finite, strict=True):
+        for sequence, is_finite in zip(sequences, finite, strict=True):
             if not is_finite:
-                row.request.future.reject(not_finite(f"after {row.length} tokens"))
-                lost.append(row.request)
-            elif (reason := row.stop_reason()) is not None:
-                ended.add(id(row))
-                self._finish(row, reason)
+                sequence.request.future.reject(not_finite(f"after {sequence.length} tokens"))
+                lost.append(sequence.request)
+            elif (reason := sequence.stop_reason()) is not None:
+                ended.add(id(sequence))
+                self._finish(sequence, reason)
         if lost:
-            self._table.forget()  # what is not a number may be among what was stored
+            self._running.forget()  # what is not a number may be among what was stored
             self._drop(lost)
-        slots = [slot for slot, row in enumerate(self._table.rows) if id(row) in ended]
-        self._table.retire(slots, keep=True)
+        slots = [slot for slot, sequence in enumerate(self._running.sequences) if id(sequence) in ended]
+        self._running.retire(slots, keep=True)
         return bool(ended or lost)
 
-    def _draw(self, rows: Sequence[RunningSequence], hidden: torch.Tensor) -> list[bool]:
-        """Give these rows their next tokens; whether their logits were finite numbers."""
+    def _draw(self, sequences: Sequence[RunningSequence], hidden: torch.Tensor) -> list[bool]:
+        """Append the next token of these sequences; return whether their logits were finite."""
         draws = draw_tokens(
             head_logits(self._module, hidden),
-            [row.request.rule for row in rows],
-            [next(row.numbers) for row in rows],
-            max(row.request.topk_samples for row in rows),
+            [sequence.request.rule for sequence in sequences],
+            [next(sequence.numbers) for sequence in sequences],
+            max(sequence.request.topk_samples for sequence in sequences),
         )
-        for position, row in enumerate(rows):
-            row.tokens.append(draws.tokens[position])
-            row.logprobs.append(draws.logprobs[position])
-            if row.request.topk_samples and draws.topk_tokens is not None and draws.topk_logprobs is not None:
-                row.topk_tokens.append(draws.topk_tokens[position, : row.request.topk_samples])
-                row.topk_logprobs.append(draws.topk_logprobs[position, : row.request.topk_samples])
+        for position, sequence in enumerate(sequences):
+            sequence.tokens.append(draws.tokens[position])
+            sequence.logprobs.append(draws.logprobs[position])
+            if (
+                sequence.request.topk_samples
+                and draws.topk_tokens is not None
+                and draws.topk_logprobs is not None
+            ):
+                sequence.topk_tokens.append(draws.topk_tokens[position, : sequence.request.topk_samples])
+                sequence.topk_logprobs.append(draws.topk_logprobs[position, : sequence.request.topk_samples])
         return draws.finite
 
-    def _finish(self, row: RunningSequence, stop_reason: str) -> None:
-        request = row.request
-        request.finished[row.index] = row.sequence(stop_reason)
+    def _finish(self, sequence: RunningSequence, stop_reason: str) -> None:
+        request = sequence.request
+        request.finished[sequence.index] = sequence.sampled(stop_reason)
         if len(request.finished) == request.num_samples:
             sequences = [request.finished[index] for index in range(request.num_samples)]
             request.future.resolve(make_response(sequences, request.prompt_fields))

@@ -56,7 +56,7 @@ __all__ = [
 LAYER_KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of ``transformers`` that consist of the same steps."""
 _DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
-"""What holds such layers, and otherwise an embedding, rotary embeddings and a norm."""
+"""Models that hold such layers, and otherwise an embedding, rotary embeddings and a norm."""
 
 
 def fuse_layers(module: Any) -> Any:

@@ -44,7 +44,7 @@ _CONFIG_FILE = "adapter_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """What of a model is trained."""
+    """The part of a model that is trained."""
 
     rank: int
     """0 trains all weights."""
@@ -220,7 +220,7 @@ def adapter_tensors(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _targets(module: nn.Module, settings: AdapterSettings) -> dict[str, Any]:
-    """The adapted layers, as ``peft`` is told of them.
+    """The adapted layers as ``peft`` names them.
 
     In a model with stacked experts it takes any target that ends in the name of an expert's projection for the stack.
     Layers of that kind are given there by their weights, which it takes as they are.

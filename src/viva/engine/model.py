@@ -48,7 +48,7 @@ _TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Relative to the largest logit."""
 _PROBE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError)
-"""What an architecture that calls or stores its attention in another way may raise from within."""
+"""Errors that an architecture that calls or stores its attention in another way may raise from within."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +171,8 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         tokenizer: Any = AutoTokenizer.from_pretrained(
             repository, revision=revision or "main", trust_remote_code=False
         )
-    module, told = loaded
-    check_loaded(name, told, tokenizer)
+    module, report = loaded
+    check_loaded(name, report, tokenizer)
     module.config._attn_implementation = "eager" if _softcap(module.config) else "sdpa"
     module = module.to(device).eval().requires_grad_(False)
     vocab_size = int(module.get_output_embeddings().weight.shape[0])
@@ -194,7 +194,7 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         warnings.warn(
             f"Training of {type(module).__name__} ({name!r}) computes every datum by itself, also what several of them "
             f"share, which is slower: {reason}. Nothing has to be done, results are the same; which "
-            "models share is told in docs/engine.md.",
+            "models share stands in docs/engine.md.",
             stacklevel=2,
         )
     return replace(base, takes_trees=reason is None)

@@ -32,13 +32,13 @@ class Targets:
     """Every wanted target of a batch, flattened."""
 
     shapes: tuple[tuple[int, ...], ...]
-    """Of the examples' targets, in the order of the batch."""
+    """Shapes of the examples' targets, in the order of the batch."""
     wanted: np.ndarray
     """``[A]`` booleans, which of the examples' targets these are."""
     active: np.ndarray
     """``[M]`` booleans."""
     inputs: Mapping[str, np.ndarray]
-    """What the loss reads, ``[M]`` each."""
+    """Inputs of the loss, ``[M]`` each."""
     pairs: np.ndarray
     """``[M]`` index of the target's pair."""
     read: np.ndarray

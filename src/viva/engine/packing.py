@@ -35,7 +35,7 @@ class Example:
     targets: np.ndarray
     """``[N]`` or ``[N, K]`` int64."""
     inputs: Mapping[str, np.ndarray]
-    """What the loss reads, float32, each of the targets' shape."""
+    """Inputs of the loss, float32, each of the targets' shape."""
     active: np.ndarray
     """Targets whose loss can have a gradient, booleans of the targets' shape."""
     wanted: np.ndarray
@@ -129,12 +129,12 @@ def micro_batches(examples: Sequence[Example], max_tokens: int) -> list[list[int
 _KERNEL_ENTRY, _TREE_ENTRY = 0.5, 2.0
 """Cost of an attention entry of a tree, with and without kernels for it, relative to one of rows."""
 _CALL = {"cpu": 2e6, "cuda": 1e9}
-"""What a cell costs in each layer beside its products, in multiplications."""
+"""Cost of a cell in each layer beside its products, in multiplications."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """What a forward pass costs, in multiplications."""
+    """Costs of a forward pass, in multiplications."""
 
     token: float
     """A token in all linear layers, the output layer included."""
@@ -165,7 +165,7 @@ class CostModel:
 
     @property
     def call_entries(self) -> float:
-        """What a product of a tree's attention costs beside its entries, in entries."""
+        """Cost of a product of a tree's attention beside its entries, in entries."""
         return self.call / self.tree_entry
 
     def tree(self, tree: PackedTree) -> float:
@@ -184,13 +184,13 @@ class Batch:
     """Examples computed together."""
 
     indices: tuple[int, ...]
-    """Which, in an order that depends on their contents alone."""
+    """The examples' indices, in an order that depends on their contents alone."""
     tokens: np.ndarray
     """``[B, T]`` int64, padded on the right, where causal attention does not look."""
     places: tuple[np.ndarray, ...]
     """Per example ``[N]`` places of its tokens in the flattened ``B * T``."""
     tree: PackedTree | None
-    """How the one row attends, or ``None`` for ordinary rows."""
+    """The tree by which the one row attends, or ``None`` for ordinary rows."""
 
 
 def plan_batches(
@@ -199,7 +199,7 @@ def plan_batches(
     """Batches within a budget of tokens, padding included, that hold every example once.
 
     Examples without any gradient are apart. The others' neighbours in ascending order become trees, which need no
-    padding; one beyond the budget is cut into several, each with the shared beginning again. What is cheaper as padded
+    padding; one beyond the budget is cut into several, each with the shared prefix again. What is cheaper as padded
     rows becomes padded rows. The longest come first, so that what does not fit in memory fails at once.
 
     Args:

@@ -58,7 +58,7 @@ _OPTIMIZER_FILE = "optimizer.safetensors"
 _WEIGHTS_FILE = "model.safetensors"
 
 _FREE_SHARE = 0.6
-"""Of the free memory, what layers may keep for the backward pass."""
+"""Share of the free memory that layers may keep for the backward pass."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,12 +68,12 @@ ModuleBuilder = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossResult:
-    """What a pass over examples found."""
+    """Logprobs and losses of a pass over examples."""
 
     logprobs: list[np.ndarray]
-    """Of the targets, one array per example; not a number where it was not wanted."""
+    """Logprobs of the targets, one array per example; NaN where they were not wanted."""
     losses: list[np.ndarray]
-    """Of the targets, one array per example."""
+    """Losses of the targets, one array per example."""
     num_computed: int
     """Tokens that went through the model, padding included."""
 
@@ -97,7 +97,7 @@ class Policy:
         self._costs = CostModel.of(base.module)
         self.optimizer = AdamW(self._parameters)
         self._failure: str | None = None
-        self._told = False
+        self._has_warned = False
 
     def run(
         self, examples: Sequence[Example], loss: Loss, config: Mapping[str, float], *, backward: bool
@@ -132,7 +132,7 @@ class Policy:
 
     @contextmanager
     def whole_gradient(self) -> Generator[None, None, None]:
-        """What is computed within counts as a whole: if it fails, the gradient is dropped and the next `step` fails."""
+        """Count the computations within as a whole: if one fails, the gradient is dropped and the next `step` fails."""
         try:
             yield
         except (
@@ -258,8 +258,8 @@ class Policy:
         kept = activation_bytes(self._module.config, num_rows, length, self._module.dtype.itemsize)
         if free is None or kept <= _FREE_SHARE * free:
             return False
-        if not self._told:
-            self._told = True
+        if not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "Training %d tokens at once would keep about %.1f GB, %.1f GB are free: layers are computed again in "
                 "the backward pass, which is slower. Fewer training_tokens need less memory.",
@@ -385,7 +385,7 @@ def _machine_bytes() -> int | None:
 
 
 def _container_bytes() -> int | None:
-    """What the limit of the control group leaves; file pages that can be dropped do not count as used."""
+    """Memory that the limit of the control group leaves; file pages that can be dropped do not count as used."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())

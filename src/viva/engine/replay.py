@@ -3,7 +3,7 @@
 A decode step is some hundred small kernels, which take longer to launch one by one than to run. CUDA can record the
 launches once and replay them as one (a CUDA graph). A recording computes with the memory it was made with, so it serves
 the steps that differ in what this memory holds: which tokens, at which places. Steps are of one *kind* if they have the
-same weights, store, beginnings and number of rows, and lengths that round up to the same.
+same weights, store, shared prefixes and number of rows, and lengths that round up to the same.
 
 Shapes: ``B`` rows, ``H`` hidden size.
 """
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _REPEATS = 3
 """Steps of one kind in a row before one is recorded: recording costs two, and kinds change when rows come or go."""
 _MOST_KEPT = 4
-"""Recordings of one decoder; each keeps the beginnings that its rows shared."""
+"""Recordings of one decoder; each keeps the prefixes that its rows shared."""
 _PROBE = 8
 """Tokens of the texts that a model is tried with, and that are decoded of it."""
 _ROUND_ROWS = 8
@@ -41,7 +41,7 @@ class Recorder(Protocol):
     is_usable: bool
 
     def record(self, run: Run) -> tuple[torch.Tensor, Run]:
-        """What ``run`` returns now, and a function that computes the same again from what memory then holds."""
+        """The result of ``run``, and a function that computes it again from what memory then holds."""
         ...
 
     def give_up(self, reason: str) -> None:
@@ -117,7 +117,7 @@ class DecodeSteps:
         module: Any,
         tokens: Sequence[int],
         past: Sequence[int],
-        trunks: Sequence[SharedPrefix | None],
+        prefixes: Sequence[SharedPrefix | None],
     ) -> torch.Tensor:
         """Run the decoder on one new token of each of the first ``B`` rows, storing their keys and values.
 
@@ -126,7 +126,7 @@ class DecodeSteps:
             module: A `BaseModel.decode_copy`.
             tokens: ``B`` token ids.
             past: Tokens of its own that each of the rows has already.
-            trunks: What each of the rows begins with.
+            prefixes: The shared prefix of each row.
 
         Returns:
             Hidden states after the final norm, ``[B, H]``. They may be overwritten by the next step.
@@ -137,12 +137,12 @@ class DecodeSteps:
                 self.forget()
                 self._memory = cache.memory
             idle = min(-len(past) % _ROUND_ROWS, cache.rows - len(past))
-            filled = [*tokens, *[0] * idle], [*past, *[0] * idle], [*trunks, *[trunks[-1]] * idle]
+            filled = [*tokens, *[0] * idle], [*past, *[0] * idle], [*prefixes, *[prefixes[-1]] * idle]
             hidden = self._replayed(self._recorder, cache, module, *filled)
             if hidden is not None:
                 return hidden[: len(past)]
         given = torch.tensor(tokens, device=module.device)[:, None]
-        return cache.forward(module, given, start=0, past=past, trunks=trunks)[:, 0]
+        return cache.forward(module, given, start=0, past=past, prefixes=prefixes)[:, 0]
 
     def _replayed(
         self,
@@ -151,18 +151,18 @@ class DecodeSteps:
         module: Any,
         tokens: Sequence[int],
         past: Sequence[int],
-        trunks: Sequence[SharedPrefix | None],
+        prefixes: Sequence[SharedPrefix | None],
     ) -> torch.Tensor | None:
         """The step's hidden states, or ``None`` if it is one to compute by calls."""
         groups = tuple((rows.start, length) for rows, length in attended_groups(past, 1, is_fixed=True))
-        kind = (id(module), len(past), groups, tuple(map(id, trunks)))
+        kind = (id(module), len(past), groups, tuple(map(id, prefixes)))
         self._repeats = self._repeats + 1 if kind == self._kind else 1
         self._kind = kind
         recording = self._recordings.get(kind)
         if recording is None:
             if self._repeats < _REPEATS:
                 return None
-            recording = self._recordings[kind] = _Recording(cache, module, past, trunks)
+            recording = self._recordings[kind] = _Recording(cache, module, past, prefixes)
             if len(self._recordings) > _MOST_KEPT:
                 self._recordings.popitem(last=False)
         self._recordings.move_to_end(kind)
@@ -202,15 +202,15 @@ class _Recording:
     """
 
     def __init__(
-        self, cache: RaggedCache, module: Any, past: Sequence[int], trunks: Sequence[SharedPrefix | None]
+        self, cache: RaggedCache, module: Any, past: Sequence[int], prefixes: Sequence[SharedPrefix | None]
     ) -> None:
         self._cache, self._module = cache, module
-        self._step = RaggedStep(0, past, 1, module.device, trunks, is_fixed=True)
+        self._step = RaggedStep(0, past, 1, module.device, prefixes, is_fixed=True)
         self._tokens = torch.zeros(len(past), 1, dtype=torch.int64, device=module.device)
         self._replay: Run | None = None
 
     def set(self, tokens: Sequence[int], past: Sequence[int]) -> None:
-        """Which tokens come next, and where."""
+        """Set the next tokens and their places."""
         self._tokens.copy_(torch.tensor(tokens)[:, None])
         self._step.move(past)
 

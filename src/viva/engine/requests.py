@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 BLOCK = 16
-"""Tokens per block; beginnings are shared in multiples of it."""
+"""Tokens per block; prefixes are shared in multiples of it."""
 _MARGIN = 4
 """Tokens decoded in front of the longest stop string, so that a decoder's treatment of the first token of a text
 (a dropped space, a broken character) cannot reach it."""
@@ -99,7 +99,7 @@ def make_stop_rule(stop: str | Sequence[str] | Sequence[int] | None, base: BaseM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScoring:
-    """What to report about a prompt's tokens."""
+    """Logprobs to report of a prompt's tokens."""
 
     first: int
     """First position to score, at least 1: position 0 has nothing before it."""
@@ -222,7 +222,7 @@ class SampleRequest:
     prompt: np.ndarray
     """``[P]`` int64."""
     digests: list[bytes]
-    """Of the prompt's full blocks."""
+    """Digests of the prompt's full blocks."""
     num_samples: int
     max_tokens: int
     """0 where only the prompt is scored."""
@@ -243,12 +243,12 @@ class SampleRequest:
 
     @property
     def unscored(self) -> PromptScoring | None:
-        """What is still to be found out about the prompt."""
+        """The scoring of the prompt that is still to be done."""
         return None if self.prompt_fields else self.scoring
 
     @property
     def fed(self) -> np.ndarray:
-        """What the model must read: a last token that nothing follows is only scored."""
+        """The tokens the model must read: a last one that nothing follows is only scored."""
         return self.prompt if self.max_tokens else self.prompt[: max(1, len(self.prompt) - 1)]
 
     @property

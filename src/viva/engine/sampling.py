@@ -28,14 +28,14 @@ _WORD = 2**64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRule:
-    """How one request's tokens are drawn."""
+    """The distribution that one request's tokens are drawn from."""
 
     temperature: float = 1.0
     """0 means greedy: the most likely token, its logprob that of the untempered distribution."""
     top_k: int = -1
     """Keep the ``k`` most likely tokens; -1 keeps all."""
     top_p: float = 1.0
-    """Of those, keep the smallest set of most likely tokens whose probabilities sum to at least this."""
+    """Keep the smallest set of the most likely of those whose probabilities sum to at least this."""
 
     @property
     def truncates(self) -> bool:
@@ -114,7 +114,7 @@ def draw_tokens(
 def _draw(
     logits: torch.Tensor, divisors: torch.Tensor, greedy: Sequence[int], uniforms: Sequence[float]
 ) -> torch.Tensor:
-    """What `viva.engine.kernels.draw` computes, where it does not."""
+    """The draw by torch's operations; see `viva.engine.kernels.draw`."""
     top = logits.amax(dim=1, keepdim=True)
     scaled = (logits - top) / divisors[:, None].to(logits.dtype)
     numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
@@ -128,7 +128,7 @@ def _draw(
 
 
 def _search(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where numbers fall in the cumulative distribution.
+    """Search the cumulative distribution.
 
     Args:
         weights: ``[B, V]``, at least one per row above zero.

@@ -13,7 +13,7 @@ from viva.engine.model import BaseModel
 from viva.engine.policy import stored_builder
 from viva.engine.requests import PromptScoring, SampleRequest, make_request, make_scoring, token_array
 from viva.engine.scheduler import LocalFuture
-from viva.sdk import check_carried, refuses_the_rest
+from viva.sdk import async_twin, awaited_twin, check_carried, refuses_the_rest
 
 __all__ = ["LocalSamplingClient", "open_sampling_client"]
 
@@ -27,7 +27,7 @@ class LocalSamplingClient:
     """
 
     answers_together = True
-    """What it decodes at the same time, and has decoded before, shows in the last bits of an answer."""
+    """Whether the last bits of an answer depend on what is decoded with it, or was before."""
 
     def __init__(self, core: Core, base: BaseModel, decoder: LocalFuture[Decoder], stream: str) -> None:
         self._core = core
@@ -112,9 +112,7 @@ class LocalSamplingClient:
         )
         return self._submit(tokens, sampling_params, num_samples, topk_sample_logprobs, scoring)
 
-    async def sample_async(self, *args: Any, **kwargs: Any) -> tinker.SampleResponse:
-        """`sample`, awaited."""
-        return await self.sample(*args, **kwargs)
+    sample_async = awaited_twin(sample)
 
     def compute_logprobs(
         self, prompt: tinker.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -136,9 +134,7 @@ class LocalSamplingClient:
         response = self._submit(tokens, None, 1, 0, scoring)
         return response.map(lambda value: value.prompt_logprobs or [])
 
-    async def compute_logprobs_async(self, *args: Any, **kwargs: Any) -> list[float | None]:
-        """`compute_logprobs`, awaited."""
-        return await self.compute_logprobs(*args, **kwargs)
+    compute_logprobs_async = awaited_twin(compute_logprobs)
 
     def get_telemetry(self) -> None:
         """Nothing is reported to anybody."""
@@ -151,9 +147,7 @@ class LocalSamplingClient:
         """Path or name of the base model."""
         return self._base.name
 
-    async def get_base_model_async(self) -> str:
-        """Path or name of the base model."""
-        return self._base.name
+    get_base_model_async = async_twin(get_base_model)
 
     def _submit(
         self,

@@ -53,7 +53,7 @@ class PrefixNode:
         """Memory of the states."""
         return sum(state.nbytes for state in self.states)
 
-    def beginning(self, blocks: int) -> list[torch.Tensor]:
+    def states_up_to(self, blocks: int) -> list[torch.Tensor]:
         """Keys and values of the first ``blocks`` of the sequence, which end in this node."""
         parts: list[list[torch.Tensor]] = []
         node: PrefixNode | None = self
@@ -66,7 +66,7 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """Finds stored beginnings; forgets the least recently used ones beyond ``max_bytes``."""
+    """Stored prefixes; the least recently used ones are forgotten beyond ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -80,7 +80,7 @@ class PrefixCache:
         return self._num_bytes
 
     def find(self, digests: Sequence[bytes]) -> tuple[int, PrefixNode | None]:
-        """The longest known beginning: its number of blocks, and the node in which it ends."""
+        """The longest known prefix: its number of blocks, and the node in which it ends."""
         for blocks in range(len(digests), 0, -1):
             node = self._by_digest.get(digests[blocks - 1])
             if node is not None:
@@ -115,7 +115,7 @@ class PrefixCache:
         return node
 
     def _use(self, node: PrefixNode | None) -> None:
-        """A node's ancestors are used after it, so that the end of a sequence goes before its beginning."""
+        """A node's ancestors are used after it, so that the end of a sequence is forgotten before its start."""
         while node is not None:
             self._nodes.move_to_end(id(node))
             node = node.parent
@@ -130,21 +130,21 @@ class PrefixCache:
 
 
 LEAST_GAIN = 1024
-"""Rows share a beginning if that saves reading this many keys in a step; below it a second product costs more."""
+"""Keys that sharing a prefix must save in a step; below it a second product costs more."""
 
 
 @dataclass(kw_only=True, eq=False)
 class RunningSequence:
-    """One live sample."""
+    """A sequence being decoded."""
 
     request: SampleRequest
     index: int
-    """Which of the request's samples."""
+    """Index among the request's samples."""
     length: int
     """Tokens whose keys and values are stored: all but the last sampled one."""
     numbers: UniformStream
-    trunk: SharedPrefix | None = None
-    """What it begins with and shares."""
+    prefix: SharedPrefix | None = None
+    """The prefix that it shares."""
     current: bool = True
     """Whether what it computed may be reused, see `SequenceTable.forget`."""
     tokens: list[int] = field(default_factory=list[int])
@@ -155,7 +155,7 @@ class RunningSequence:
     @property
     def num_own(self) -> int:
         """Tokens whose keys and values are in the row."""
-        return self.length - prefix_length(self.trunk)
+        return self.length - prefix_length(self.prefix)
 
     def stop_reason(self) -> str | None:
         """Why the sample ends after its last token, or ``None`` if it goes on."""
@@ -163,7 +163,7 @@ class RunningSequence:
             return "stop"
         return "length" if len(self.tokens) >= self.request.max_tokens else None
 
-    def sequence(self, stop_reason: str) -> tinker.SampledSequence:
+    def sampled(self, stop_reason: str) -> tinker.SampledSequence:
         """The finished sample."""
         topk = (np.stack(self.topk_tokens), np.stack(self.topk_logprobs)) if self.topk_tokens else None
         return make_sequence(
@@ -181,11 +181,11 @@ class Prompt:
 
     requests: list[SampleRequest]
     samples: list[int]
-    """How many samples of each request start now."""
+    """Samples of each request that start now."""
     past: int
     """Leading tokens taken from `source`."""
     source: PrefixNode | None
-    trunk: SharedPrefix | None = None
+    prefix: SharedPrefix | None = None
     """These tokens, if they are shared and not copied."""
 
     @property
@@ -200,53 +200,53 @@ class Prompt:
 
 
 class SequenceTable:
-    """Live rows, their key-value store and the beginnings that can be found again."""
+    """Running sequences, their key-value store, and the prefixes that can be found again."""
 
     def __init__(self, max_saved_bytes: int) -> None:
-        self.rows: list[RunningSequence] = []
+        self.sequences: list[RunningSequence] = []
         self.cache = RaggedCache(rows=1)
         self._max_saved_bytes = max_saved_bytes
         self.forget()
 
     def forget(self) -> None:
-        """Make everything stored unfindable."""
-        self._prefixes = PrefixCache(self._max_saved_bytes)
-        for row in self.rows:
-            row.current = False
+        """Forget all stored prefixes."""
+        self._stored = PrefixCache(self._max_saved_bytes)
+        for sequence in self.sequences:
+            sequence.current = False
 
     def lookup(self, request: SampleRequest) -> tuple[int, PrefixNode | None]:
-        """The longest stored beginning of the prompt: its length in tokens, and where it is."""
-        blocks, prefix = self._prefixes.find(request.digests[: request.reusable // BLOCK])
-        return blocks * BLOCK, prefix
+        """The longest stored prefix of the prompt: its length in tokens, and where it is."""
+        blocks, node = self._stored.find(request.digests[: request.reusable // BLOCK])
+        return blocks * BLOCK, node
 
     def load(self, prompts: Sequence[Prompt]) -> None:
-        """Give these prompts their stored beginnings: a trunk where rows share it, else a copy in their row."""
+        """Give these prompts their stored prefixes: shared where several sequences have one, else copied."""
         askers: dict[bytes, list[Prompt]] = {}
         for prompt in prompts:
             if prompt.source is not None:
                 askers.setdefault(prompt.requests[0].digests[prompt.past // BLOCK - 1], []).append(prompt)
         for digest, sharing in askers.items():
-            trunk = self._shared(digest, sharing)
+            prefix = self._shared(digest, sharing)
             for prompt in sharing:
-                prompt.trunk = trunk
-        if not self.rows:
-            own = [len(prompt.tokens) - prefix_length(prompt.trunk) for prompt in prompts]
+                prompt.prefix = prefix
+        if not self.sequences:
+            own = [len(prompt.tokens) - prefix_length(prompt.prefix) for prompt in prompts]
             self.cache.renew(len(prompts), max(own))
-        for slot, prompt in enumerate(prompts, start=len(self.rows)):
-            if prompt.source is not None and prompt.trunk is None:
-                self.cache.write_row(slot, prompt.source.beginning(prompt.past // BLOCK))
+        for slot, prompt in enumerate(prompts, start=len(self.sequences)):
+            if prompt.source is not None and prompt.prefix is None:
+                self.cache.write_row(slot, prompt.source.states_up_to(prompt.past // BLOCK))
 
     def start(self, prompts: Sequence[Prompt], expected: int) -> list[int]:
-        """Make live rows of prompts whose keys and values lie in the rows after the live ones.
+        """Start the sequences of prompts whose keys and values lie in the rows after the running ones.
 
         Args:
             prompts: Of these rows.
-            expected: Rows that will be live together when what waits has started. Room for them is made at once.
+            expected: Sequences that will run together when what waits has started. Room for them is made at once.
 
         Returns:
-            For every new row the index of its prompt.
+            The index of its prompt for every new sequence.
         """
-        first = len(self.rows)
+        first = len(self.sequences)
         for slot, prompt in enumerate(prompts, start=first):
             self._settle(slot, prompt)
         origins = [index for index, prompt in enumerate(prompts) if sum(prompt.samples)]
@@ -264,96 +264,100 @@ class SequenceTable:
         # the first samples move down over rows that were only scored; no row is read after it was overwritten
         for slot, (index, copy) in enumerate(order, start=first):
             request, sample = samples[index][copy]
-            row = RunningSequence(
+            sequence = RunningSequence(
                 request=request,
                 index=sample,
                 length=len(request.prompt),
                 numbers=UniformStream(request.seed, sample),
-                trunk=prompts[index].trunk,
+                prefix=prompts[index].prefix,
             )
             place = first + index if copy == 0 else first + origins.index(index)
             if place != slot:
-                self.cache.copy_row(place, slot, row.num_own)
-            self.rows.append(row)
+                self.cache.copy_row(place, slot, sequence.num_own)
+            self.sequences.append(sequence)
         for prompt in prompts:
             for request, count in zip(prompt.requests, prompt.samples, strict=True):
                 request.started += count
         return [index for index, _ in order]
 
     def retire(self, slots: Sequence[int], *, keep: bool) -> None:
-        """Take rows out of the batch; with ``keep`` what they computed can be found again."""
+        """Take sequences out of the batch; with ``keep`` what they computed can be found again."""
         for slot in sorted(slots, reverse=True):
-            row = self.rows[slot]
-            if keep and row.current:
-                tokens = np.concatenate([row.request.prompt, np.asarray(row.tokens, dtype=np.int64)])
-                self._save(slot, block_digests(tokens[: row.length]), row.trunk)
+            sequence = self.sequences[slot]
+            if keep and sequence.current:
+                tokens = np.concatenate(
+                    [sequence.request.prompt, np.asarray(sequence.tokens, dtype=np.int64)]
+                )
+                self._save(slot, block_digests(tokens[: sequence.length]), sequence.prefix)
             if not keep:
                 self.cache.clear_row(slot)
-            last = self.rows.pop()
-            if last is not row:
-                self.cache.copy_row(len(self.rows), slot, last.num_own)
-                self.rows[slot] = last
+            last = self.sequences.pop()
+            if last is not sequence:
+                self.cache.copy_row(len(self.sequences), slot, last.num_own)
+                self.sequences[slot] = last
 
     def shrink(self, max_bytes: int) -> None:
         """Free the key-value store of an idle decoder if it is larger than this."""
-        if not self.rows and self.cache.num_bytes > max_bytes:
+        if not self.sequences and self.cache.num_bytes > max_bytes:
             self.cache = RaggedCache(rows=1)
 
     def _shared(self, digest: bytes, prompts: Sequence[Prompt]) -> SharedPrefix | None:
-        """The trunk of prompts with the same stored beginning, if sharing it is worth while.
+        """The shared prefix of prompts with the same stored one, if sharing it is worth while.
 
-        Live rows that have a copy of this beginning give it up for the trunk.
+        Running sequences that have a copy of it give it up.
         """
         source, length = prompts[0].source, prompts[0].past
         if source is None:
             return None
-        for row in self.rows:
-            if row.current and row.trunk is not None and row.trunk.digest == digest:
-                return row.trunk
+        for sequence in self.sequences:
+            if sequence.current and sequence.prefix is not None and sequence.prefix.digest == digest:
+                return sequence.prefix
         blocks = length // BLOCK
         copies = [
             slot
-            for slot, row in enumerate(self.rows)
-            if row.current and row.trunk is None and digest in row.request.digests[blocks - 1 : blocks]
+            for slot, sequence in enumerate(self.sequences)
+            if sequence.current
+            and sequence.prefix is None
+            and digest in sequence.request.digests[blocks - 1 : blocks]
         ]
         if (len(prompts) + len(copies) - 1) * length < LEAST_GAIN:
             return None
-        trunk = SharedPrefix(digest=digest, states=source.beginning(blocks), length=length)
+        prefix = SharedPrefix(digest=digest, states=source.states_up_to(blocks), length=length)
         for slot in copies:
-            row = self.rows[slot]
-            self.cache.cut_row(slot, length, row.length)
-            row.trunk = trunk
-        return trunk
+            sequence = self.sequences[slot]
+            self.cache.cut_row(slot, length, sequence.length)
+            sequence.prefix = prefix
+        return prefix
 
     def _settle(self, slot: int, prompt: Prompt) -> None:
-        """Save a prompt that was just computed, and make it a trunk if several samples start from it."""
+        """Save a prompt that was just computed, and share it if several samples start from it."""
         tokens, digests = prompt.tokens, prompt.requests[0].digests
         blocks = len(tokens) // BLOCK
-        node = self._save(slot, digests[:blocks], prompt.trunk)
+        node = self._save(slot, digests[:blocks], prompt.prefix)
         length = blocks * BLOCK
         if node is None or (sum(prompt.samples) - 1) * length < LEAST_GAIN:
             return
-        first = prefix_length(prompt.trunk)
-        if prompt.trunk is None or length > first:
-            prompt.trunk = SharedPrefix(
-                digest=digests[blocks - 1], states=node.beginning(blocks), length=length
+        first = prefix_length(prompt.prefix)
+        if prompt.prefix is None or length > first:
+            prompt.prefix = SharedPrefix(
+                digest=digests[blocks - 1], states=node.states_up_to(blocks), length=length
             )
             self.cache.cut_row(slot, length - first, len(tokens) - first)
 
-    def _save(self, slot: int, digests: list[bytes], trunk: SharedPrefix | None) -> PrefixNode | None:
+    def _save(self, slot: int, digests: list[bytes], prefix: SharedPrefix | None) -> PrefixNode | None:
         """Store a row's blocks for later prompts; the node in which they end."""
 
         def read(first: int, last: int) -> list[torch.Tensor]:
-            depth = prefix_length(trunk)
+            depth = prefix_length(prefix)
             own = self.cache.read_row(slot, max(0, first - depth), last - depth)
-            if trunk is None or first >= depth:
+            if prefix is None or first >= depth:
                 return own
-            pairs = zip(trunk.states, own, strict=True)
+            pairs = zip(prefix.states, own, strict=True)
             return [torch.cat([begun[:, :, first:], rest], dim=2) for begun, rest in pairs]
 
-        return self._prefixes.add(digests, read) if digests else None
+        return self._stored.add(digests, read) if digests else None
 
 
-def prefix_length(trunk: SharedPrefix | None) -> int:
-    """Tokens of a trunk, 0 if there is none."""
-    return 0 if trunk is None else trunk.length
+def prefix_length(prefix: SharedPrefix | None) -> int:
+    """Tokens of a shared prefix, 0 if there is none."""
+    return 0 if prefix is None else prefix.length

@@ -19,7 +19,7 @@ from viva.engine.policy import Policy
 from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
 from viva.engine.scheduler import EngineLimits, LocalFuture, Operation
 from viva.engine.training_client import LocalTrainingClient
-from viva.sdk import refuses_the_rest
+from viva.sdk import async_twin, awaited_twin, refuses_the_rest
 
 __all__ = ["LocalRestClient", "LocalServiceClient", "Switch", "install"]
 
@@ -54,9 +54,7 @@ class LocalRestClient:
         future.resolve(run)
         return future
 
-    async def get_training_run_by_tinker_path_async(self, tinker_path: str) -> types.TrainingRun:
-        """`get_training_run_by_tinker_path`, awaited."""
-        return await self.get_training_run_by_tinker_path(tinker_path)
+    get_training_run_by_tinker_path_async = awaited_twin(get_training_run_by_tinker_path)
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
         """Delete a checkpoint, once the operations called so far are done.
@@ -73,9 +71,7 @@ class LocalRestClient:
 
         return self._core.operations.submit(operation())
 
-    async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
-        """`delete_checkpoint_from_tinker_path`, awaited."""
-        await self.delete_checkpoint_from_tinker_path(tinker_path)
+    delete_checkpoint_from_tinker_path_async = awaited_twin(delete_checkpoint_from_tinker_path)
 
 
 @refuses_the_rest(tinker.ServiceClient)
@@ -152,20 +148,7 @@ class LocalServiceClient:
         policy = Policy(self._core.base_model(base_model), settings, self._core.limits)
         return LocalTrainingClient(self._core, policy, f"local-{number}", user_metadata)
 
-    async def create_lora_training_client_async(
-        self,
-        base_model: str,
-        rank: int = 32,
-        seed: int | None = None,
-        train_mlp: bool = True,
-        train_attn: bool = True,
-        train_unembed: bool = True,
-        user_metadata: Mapping[str, str] | None = None,
-    ) -> LocalTrainingClient:
-        """`create_lora_training_client`, awaited."""
-        return self.create_lora_training_client(
-            base_model, rank, seed, train_mlp, train_attn, train_unembed, user_metadata
-        )
+    create_lora_training_client_async = async_twin(create_lora_training_client)
 
     def create_training_client_from_state(
         self, path: str, base_model: str | None = None, user_metadata: Mapping[str, str] | None = None
@@ -182,11 +165,7 @@ class LocalServiceClient:
         """
         return self._from_state(path, base_model, user_metadata, optimizer=False)
 
-    async def create_training_client_from_state_async(
-        self, path: str, base_model: str | None = None, user_metadata: Mapping[str, str] | None = None
-    ) -> LocalTrainingClient:
-        """`create_training_client_from_state`, awaited."""
-        return self.create_training_client_from_state(path, base_model, user_metadata)
+    create_training_client_from_state_async = async_twin(create_training_client_from_state)
 
     def create_training_client_from_state_with_optimizer(
         self, path: str, base_model: str | None = None, user_metadata: Mapping[str, str] | None = None
@@ -194,11 +173,9 @@ class LocalServiceClient:
         """A training client with saved weights and optimiser: the next step is the one that would have followed."""
         return self._from_state(path, base_model, user_metadata, optimizer=True)
 
-    async def create_training_client_from_state_with_optimizer_async(
-        self, path: str, base_model: str | None = None, user_metadata: Mapping[str, str] | None = None
-    ) -> LocalTrainingClient:
-        """`create_training_client_from_state_with_optimizer`, awaited."""
-        return self.create_training_client_from_state_with_optimizer(path, base_model, user_metadata)
+    create_training_client_from_state_with_optimizer_async = async_twin(
+        create_training_client_from_state_with_optimizer
+    )
 
     def create_sampling_client(
         self, model_path: str | None = None, base_model: str | None = None
@@ -212,11 +189,7 @@ class LocalServiceClient:
         """
         return open_sampling_client(self._core, model_path, base_model)
 
-    async def create_sampling_client_async(
-        self, model_path: str | None = None, base_model: str | None = None
-    ) -> LocalSamplingClient:
-        """`create_sampling_client`, awaited."""
-        return self.create_sampling_client(model_path, base_model)
+    create_sampling_client_async = async_twin(create_sampling_client)
 
     def __enter__(self) -> Self:
         return self
@@ -246,18 +219,16 @@ class LocalServiceClient:
         known = types.SupportedModel.model_fields  # older SDKs have the name alone
         models: list[types.SupportedModel] = []
         for name in self._core.model_names:
-            told: dict[str, Any] = {
+            values: dict[str, Any] = {
                 "model_name": name,
                 "max_context_length": self._core.base_model(name).context_length,
                 "trainable": True,
                 "sampleable": True,
             }
-            models.append(types.SupportedModel(**{key: told[key] for key in told if key in known}))
+            models.append(types.SupportedModel(**{key: values[key] for key in values if key in known}))
         return types.GetServerCapabilitiesResponse(supported_models=models)
 
-    async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
-        """`get_server_capabilities`, awaited."""
-        return self.get_server_capabilities()
+    get_server_capabilities_async = async_twin(get_server_capabilities)
 
     def _from_state(
         self, path: str, base_model: str | None, user_metadata: Mapping[str, str] | None, *, optimizer: bool

@@ -30,16 +30,16 @@ __all__ = [
 _MOST_ENTRIES = 2**20
 """Scores per head that are held at once."""
 _HIDDEN = -1e30
-"""Added to the scores of a beginning's keys that a query does not see. It is finite, so that a query that sees none of
-them has numbers there, too; they weigh nothing beside those of its own tokens."""
+"""Added to the scores of a shared prefix's keys that a query does not see. It is finite, so that a query that sees
+none of them has numbers there, too; they weigh nothing beside those of its own tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedPrefix:
-    """A beginning that live rows share."""
+    """Keys and values of a prefix that running sequences share."""
 
     digest: bytes
-    """Of its last block, see `block_digests`."""
+    """Digest of the last block, see `block_digests`."""
     states: list[torch.Tensor]
     """Keys and values, ``[2, K, L, D]`` per layer."""
     length: int
@@ -47,7 +47,7 @@ class SharedPrefix:
     def bias(
         self, positions: torch.Tensor, most_own: int, groups: int, window: int | None, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """What hides keys from queries at positions ``[n, T]``, ``[1, 1, n G T, L]``; ``None`` if they see all.
+        """The bias that hides keys from queries at ``[n, T]``, ``[1, 1, n G T, L]``; ``None`` if they see all.
 
         Rows have at most ``most_own`` tokens of their own. This is known without asking the device.
         """
@@ -65,29 +65,29 @@ class Part:
 
     rows: slice
     length: int
-    """Of the longest row's own tokens."""
-    trunks: list[tuple[slice | torch.Tensor, SharedPrefix | None]]
+    """Number of the longest row's own tokens."""
+    prefixes: list[tuple[slice | torch.Tensor, SharedPrefix | None]]
     """Beginnings, each with the rows that have it (or that have none), counted from the part's first."""
 
 
 def make_parts(
     groups: Sequence[tuple[slice, int]],
-    trunks: Sequence[SharedPrefix | None],
+    prefixes: Sequence[SharedPrefix | None],
     num_new: int,
     device: torch.device,
 ) -> list[Part]:
     """Cut groups of rows, each with its longest length, where they would need too much memory."""
-    deepest = max(0 if trunk is None else trunk.length for trunk in trunks)
+    deepest = max(0 if prefix is None else prefix.length for prefix in prefixes)
     parts: list[Part] = []
     for rows, length in groups:
         size = max(1, _MOST_ENTRIES // (num_new * (deepest + length)))
         for first in range(rows.start, rows.stop, size):
             last = min(first + size, rows.stop)
             found: dict[int, tuple[SharedPrefix | None, list[int]]] = {}
-            for index, trunk in enumerate(trunks[first:last]):
-                found.setdefault(id(trunk), (trunk, []))[1].append(index)
-            picked = [(_pick(indices, device), trunk) for trunk, indices in found.values()]
-            parts.append(Part(rows=slice(first, last), length=length, trunks=picked))
+            for index, prefix in enumerate(prefixes[first:last]):
+                found.setdefault(id(prefix), (prefix, []))[1].append(index)
+            picked = [(_pick(indices, device), prefix) for prefix, indices in found.values()]
+            parts.append(Part(rows=slice(first, last), length=length, prefixes=picked))
     return parts
 
 
@@ -101,14 +101,14 @@ def two_part_attention(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention of rows of which some have trunks.
+    """Attention of rows of which some share prefixes.
 
     Args:
         query: ``[B, K, G T, D]``: those that share keys are queries of one head.
         own: Averages over the tokens of a part's rows themselves, ``[n, K, G T, D]``, which are changed here, and
             logarithms of the sums of weights, ``[n, K, G T]``.
         parts: Of the rows.
-        layer: Which of the trunks' states.
+        layer: Index of the prefixes' states.
         positions: Of the queries, ``[B, T]``.
         scaling: Of the scores.
         window: Keys that are seen, counting back from the query's own.
@@ -122,12 +122,12 @@ def two_part_attention(
     for part in parts:
         mine, queried = query[part.rows], positions[part.rows]
         output, sums = own(part)
-        for picked, trunk in part.trunks:
-            if trunk is None:
+        for picked, prefix in part.prefixes:
+            if prefix is None:
                 continue
-            keys, values = trunk.states[layer][:, None].unbind()
+            keys, values = prefix.states[layer][:, None].unbind()
             asking = mine[picked].transpose(0, 1)
-            unseen = trunk.bias(queried[picked], part.length, groups, window, query.dtype)
+            unseen = prefix.bias(queried[picked], part.length, groups, window, query.dtype)
             begun, begun_sums = average(asking.flatten(1, 2)[None], keys, values, unseen, scaling, softcap)
             begun = begun[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
             begun_sums = begun_sums[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
@@ -186,7 +186,7 @@ _FIXED_LENGTH = 64
 
 
 class RaggedStep:
-    """Which rows a forward pass works on, and the masks that follow from it."""
+    """The rows that a forward pass works on, and the masks that follow from it."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class RaggedStep:
         past: Sequence[int],
         num_new: int,
         device: torch.device,
-        trunks: Sequence[SharedPrefix | None],
+        prefixes: Sequence[SharedPrefix | None],
         *,
         is_fixed: bool = False,
     ) -> None:
@@ -205,7 +205,7 @@ class RaggedStep:
             past: Tokens of its own that each of the ``B`` rows has already.
             num_new: ``T``.
             device: Of the tokens.
-            trunks: What each of the rows begins with; none if empty.
+            prefixes: The shared prefix of each row; none if empty.
             is_fixed: Whether all that follows from the lengths is computed on the device, and stays right when the rows
                 `move` on, as long as `attended_groups` stay the same.
         """
@@ -217,21 +217,21 @@ class RaggedStep:
         self.uniform_past = past[0] if min(past) == max(past) and not is_fixed else None
         self.lengths = np.array(past) + num_new
         self._device = device
-        self._trunks = trunks
+        self._prefixes = prefixes
         self._ends: Any = None
         self.layer = 0
         self.store = torch.empty(0)
         """Keys and values of the layer at work."""
         self.places = torch.tensor(past, device=device)[:, None] + torch.arange(num_new, device=device)
-        """Where among the row's own tokens the new ones are."""
+        """Places of the new tokens among their row's own."""
         self.positions = self.places
         self.parts = None
         self._depths = None
-        if any(trunk is not None for trunk in trunks):
-            depths = [0 if trunk is None else trunk.length for trunk in trunks]
+        if any(prefix is not None for prefix in prefixes):
+            depths = [0 if prefix is None else prefix.length for prefix in prefixes]
             self._depths = torch.tensor(depths, device=device)[:, None]
             self.positions = self.places + self._depths
-            self.parts = make_parts(self.groups, trunks, num_new, device)
+            self.parts = make_parts(self.groups, prefixes, num_new, device)
         self.begin()
 
     def begin(self) -> None:
@@ -266,9 +266,9 @@ class RaggedStep:
         return states[torch.arange(self.num_rows, device=self._device), self._ends][:, None]
 
     def step_of_ends(self) -> "RaggedStep":
-        """What attends in the place of this step where only ends do: one new token per row, the others known."""
+        """The step that attends in place of this one where only ends do: one new token per row, the others known."""
         step = RaggedStep(
-            self.start, self.places[:, 0].add(self._ends).tolist(), 1, self._device, self._trunks
+            self.start, self.places[:, 0].add(self._ends).tolist(), 1, self._device, self._prefixes
         )
         step.layer, step.store = self.layer, self.store
         self.num_attended += 1
@@ -279,7 +279,7 @@ class RaggedStep:
         return self.num_new > 1 and self.uniform_past == 0 and (window is None or self.length <= window)
 
     def mask(self, window: int | None) -> torch.Tensor | None:
-        """Which of the row's own keys each query sees, ``[B, 1, T, L]``, or ``None`` for all of them."""
+        """The keys of its own row that each query sees, ``[B, 1, T, L]``, or ``None`` for all of them."""
         if window not in self._masks:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
@@ -302,7 +302,7 @@ class RaggedStep:
         return self._biases[window, heads]
 
     def slots(self, shape: torch.Size) -> torch.Tensor:
-        """Where the new tokens' keys go in a store of this shape, in order of (row, token, head): ``[B T K]``."""
+        """Places of the new tokens' keys in a store of this shape, in order of (row, token, head): ``[B T K]``."""
         if shape not in self._slots:
             _, _, heads, length, _ = shape
             rows = torch.arange(self.start, self.start + self.num_rows, device=self._device)[:, None, None]

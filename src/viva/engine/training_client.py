@@ -21,7 +21,7 @@ from viva.engine.policy import LossResult, Policy
 from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
 from viva.engine.scheduler import LocalFuture, Operation
 from viva.integrity import check_name
-from viva.sdk import refuses_the_rest
+from viva.sdk import async_twin, awaited_twin, refuses_the_rest
 
 __all__ = ["CustomLoss", "LocalTrainingClient"]
 
@@ -51,15 +51,11 @@ class LocalTrainingClient:
 
     @property
     def precision(self) -> str:
-        """In which numbers it computes, for instance ``float32``."""
+        """The compute dtype, for instance ``float32``."""
         return self._core.precision
 
     def __await__(self) -> Generator[Any, Any, Self]:
         return self.result_async().__await__()
-
-    async def result_async(self, timeout: float | None = None) -> Self:
-        """This client."""
-        return self
 
     takes_mask = True
     """Whether `forward_backward` takes a mask."""
@@ -71,17 +67,15 @@ class LocalTrainingClient:
         """This client."""
         return self
 
+    result_async = async_twin(result)
+
     def forward(
         self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
     ) -> LocalFuture[tinker.ForwardBackwardOutput]:
         """Losses and logprobs of the targets, without gradients. See `forward_backward`."""
         return self._run(data, loss_fn, loss_fn_config, backward=False)
 
-    async def forward_async(
-        self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
-    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
-        """`forward`, called from older code."""
-        return self.forward(data, loss_fn, loss_fn_config)
+    forward_async = async_twin(forward)
 
     def forward_backward(
         self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
@@ -106,11 +100,7 @@ class LocalTrainingClient:
         """
         return self._run(data, loss_fn, loss_fn_config, backward=True)
 
-    async def forward_backward_async(
-        self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
-    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
-        """`forward_backward`, called from older code."""
-        return self.forward_backward(data, loss_fn, loss_fn_config)
+    forward_backward_async = async_twin(forward_backward)
 
     def forward_backward_custom(
         self, data: list[tinker.Datum], loss_fn: CustomLoss
@@ -139,11 +129,7 @@ class LocalTrainingClient:
         examples = self._examples(bare, loss, "cross_entropy")
         return self._core.operations.submit(self._custom(list(data), examples, loss, loss_fn))
 
-    async def forward_backward_custom_async(
-        self, data: list[tinker.Datum], loss_fn: CustomLoss
-    ) -> LocalFuture[tinker.ForwardBackwardOutput]:
-        """`forward_backward_custom`, called from older code."""
-        return self.forward_backward_custom(data, loss_fn)
+    forward_backward_custom_async = async_twin(forward_backward_custom)
 
     def optim_step(
         self, optim_params: tinker.AdamParams | None = None, *, adam_params: tinker.AdamParams | None = None
@@ -177,11 +163,7 @@ class LocalTrainingClient:
 
         return self._core.operations.submit(operation())
 
-    async def optim_step_async(
-        self, optim_params: tinker.AdamParams | None = None, *, adam_params: tinker.AdamParams | None = None
-    ) -> LocalFuture[tinker.OptimStepResponse]:
-        """`optim_step`, called from older code."""
-        return self.optim_step(optim_params, adam_params=adam_params)
+    optim_step_async = async_twin(optim_step)
 
     def save_state(
         self,
@@ -215,31 +197,19 @@ class LocalTrainingClient:
 
         return self._core.operations.submit(operation())
 
-    async def save_state_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        overwrite: bool = False,
-        user_metadata: Mapping[str, str] | None = None,
-    ) -> LocalFuture[types.SaveWeightsResponse]:
-        """`save_state`, called from older code."""
-        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+    save_state_async = async_twin(save_state)
 
     def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
         """Take over saved weights; the optimiser starts afresh and the accumulated gradient is dropped."""
         return self._load(path, optimizer=False)
 
-    async def load_state_async(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
-        """`load_state`, called from older code."""
-        return self.load_state(path)
+    load_state_async = async_twin(load_state)
 
     def load_state_with_optimizer(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
         """Take over saved weights and optimiser; the accumulated gradient is dropped."""
         return self._load(path, optimizer=True)
 
-    async def load_state_with_optimizer_async(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
-        """`load_state_with_optimizer`, called from older code."""
-        return self.load_state_with_optimizer(path)
+    load_state_with_optimizer_async = async_twin(load_state_with_optimizer)
 
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
@@ -263,11 +233,7 @@ class LocalTrainingClient:
 
         return self._core.operations.submit(operation())
 
-    async def save_weights_for_sampler_async(
-        self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
-    ) -> LocalFuture[types.SaveWeightsForSamplerResponse]:
-        """`save_weights_for_sampler`, called from older code."""
-        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+    save_weights_for_sampler_async = async_twin(save_weights_for_sampler)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> LocalSamplingClient:
         """A sampling client for the weights after all operations called so far.
@@ -285,19 +251,13 @@ class LocalTrainingClient:
             self._core, policy.base, decoder, f"{self.model_id}-{self._core.count(self.model_id)}"
         )
 
-    async def save_weights_and_get_sampling_client_async(
-        self, name: str | None = None
-    ) -> LocalSamplingClient:
-        """`save_weights_and_get_sampling_client`, awaited."""
-        return await self.save_weights_and_get_sampling_client(name)
+    save_weights_and_get_sampling_client_async = awaited_twin(save_weights_and_get_sampling_client)
 
     def create_sampling_client(self, model_path: str) -> LocalSamplingClient:
         """A sampling client for saved weights. See `LocalServiceClient.create_sampling_client`."""
         return open_sampling_client(self._core, model_path, None)
 
-    async def create_sampling_client_async(self, model_path: str) -> LocalSamplingClient:
-        """`create_sampling_client`, awaited."""
-        return self.create_sampling_client(model_path)
+    create_sampling_client_async = async_twin(create_sampling_client)
 
     def get_telemetry(self) -> None:
         """Nothing is reported to anybody."""
@@ -307,7 +267,7 @@ class LocalTrainingClient:
         return self._policy.base.tokenizer
 
     def get_info(self) -> types.GetInfoResponse:
-        """What is being trained."""
+        """The model that is trained."""
         base, settings = self._policy.base, self._policy.settings
         return types.GetInfoResponse(
             model_data=types.ModelData(
@@ -319,9 +279,7 @@ class LocalTrainingClient:
             model_name=base.name,
         )
 
-    async def get_info_async(self) -> types.GetInfoResponse:
-        """`get_info`, called from older code."""
-        return self.get_info()
+    get_info_async = async_twin(get_info)
 
     def _examples(self, data: Sequence[tinker.Datum], loss: Loss, name: str) -> list[Example]:
         base = self._policy.base

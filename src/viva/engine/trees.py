@@ -2,7 +2,7 @@
 
 The row is a prefix tree in depth-first order: sequences enter in ascending order, and each adds only what it does not
 share with the one before it. A token's *depth* is its position in its sequence, its *path* the packed places of
-everything before it. Along a path places ascend, so neighbours share a beginning of their paths. That is what cells
+everything before it. Along a path places ascend, so the paths of neighbours start alike. That is what cells
 use: neighbouring tokens attend together to the part of the path that lies before all of them and, under a mask,
 to one another. Small cells waste few masked entries, large ones few calls; a price says which is cheaper.
 
@@ -92,7 +92,7 @@ class _Piece:
 
 
 def shared_lengths(sequences: Sequence[np.ndarray]) -> list[int]:
-    """How many leading tokens each sequence has in common with the one before it; 0 for the first."""
+    """Number of leading tokens each sequence has in common with the one before it; 0 for the first."""
     shared = [0] * len(sequences)
     for index in range(1, len(sequences)):
         before, after = sequences[index - 1], sequences[index]
@@ -115,8 +115,8 @@ def pack_tree(sequences: Sequence[np.ndarray], call_entries: float) -> PackedTre
     size = 0
     for sequence, shared in zip(sequences, shared_lengths(sequences), strict=True):
         num_new = len(sequence) - shared
-        beginning = paths[-1][:shared] if paths else np.empty(0, dtype=np.int64)
-        path = np.concatenate([beginning, np.arange(size, size + num_new)])
+        known = paths[-1][:shared] if paths else np.empty(0, dtype=np.int64)
+        path = np.concatenate([known, np.arange(size, size + num_new)])
         runs.append(sequence[shared:])
         pieces += _pieces(path, shared)
         paths.append(path)
@@ -167,7 +167,7 @@ def _make_cell(pieces: Sequence[_Piece]) -> Cell:
     visible = np.zeros((stop - start, len(outside) + stop - start), dtype=bool)
     for piece in pieces:
         rows = slice(piece.start - start, piece.start - start + piece.size)
-        # what this piece sees outside the cell is a beginning of what the first one sees
+        # outside the cell this piece sees the first tokens of what the first one sees
         num_outside = int(np.searchsorted(piece.path, start))
         visible[rows, :num_outside] = True
         visible[rows, len(outside) + piece.path[num_outside : piece.first] - start] = True
@@ -381,7 +381,7 @@ def _folded(query: torch.Tensor, cell: Cell) -> torch.Tensor:
 
 
 def _gathered(tensor: torch.Tensor, cell: Cell, dim: int) -> torch.Tensor:
-    """What a cell's keys have, in their order, along ``dim``."""
+    """Slices of a tensor at a cell's keys, in their order, along ``dim``."""
     parts = [tensor.narrow(dim, part.start, part.stop - part.start) for part in cell.keys]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 

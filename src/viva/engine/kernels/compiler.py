@@ -1,4 +1,4 @@
-"""How kernels are compiled, kept and called, and what they are made of.
+"""The compiler of kernels, and the parts they are made of.
 
 Parts are numbers as they are stored, the exponential, and a product of a few rows whose sums stay in the processor's
 registers, from which larger products are made: compilers do not find this form by themselves, so its instructions are
@@ -358,13 +358,13 @@ def _generate(num_rows: int) -> Any:
 
 
 def _begin_of(builder: Any, data: Any, at: Any) -> tuple[Any, Any]:
-    """Where a matrix begins, and the distance of its rows."""
+    """The first place of a matrix, and the distance of its rows."""
     begin, step = cgutils.unpack_tuple(builder, at)
     return builder.gep(data, [begin]), step
 
 
 def _vectors(builder: Any, row: Any) -> list[Any]:
-    """Where the vectors of a row are."""
+    """Places of the vectors of a row."""
     return [
         builder.bitcast(builder.gep(row, [_INDEX(index * _LANES)]), _POINTER) for index in range(_VECTORS)
     ]

@@ -1,4 +1,4 @@
-"""What lies between the products of a layer: norms, rotation and storing, gates.
+"""The steps between the products of a layer: norms, rotation and storing, gates.
 
 Arrays are C-contiguous, of float32, or of bfloat16 seen as int16 (numpy has no such type); results are rounded once.
 

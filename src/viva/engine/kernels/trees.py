@@ -44,7 +44,7 @@ _LANES = 16
 
 
 class TreePlan:
-    """What the kernels read of a tree's cells, under one window."""
+    """A tree's cells as the kernels read them, under one window."""
 
     def __init__(self, cells: Sequence["Cell"], hidden: Sequence[tuple[int, torch.Tensor]]) -> None:
         """A plan.
