@@ -113,10 +113,7 @@ class Waiting:
     """Looks at what other processes use now and then, and turns spinning off and on."""
 
     def __init__(
-        self,
-        *,
-        others: Callable[[], float | None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, *, others: Callable[[], float | None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Without an effect unless threads spin.
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from viva.engine.lora import AdaptedLinear
-from viva.engine.objective import rows_at_once, target_logprobs
+from viva.engine.losses import rows_at_once, target_logprobs
 
 
 def make_layer(dtype: torch.dtype, *, bias: bool) -> AdaptedLinear:

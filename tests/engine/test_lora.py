@@ -64,10 +64,7 @@ def test_adapters_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_moe"])
 @pytest.mark.parametrize("flags", [{}, {"train_attn": False, "train_unembed": False}])
 def test_adapters_beside_stacked_experts_are_read_by_peft_as_they_were_trained(
-    saving_service: LocalServiceClient,
-    model_dir: Callable[[str], str],
-    family: str,
-    flags: dict[str, bool],
+    saving_service: LocalServiceClient, model_dir: Callable[[str], str], family: str, flags: dict[str, bool]
 ) -> None:
     import peft
     from transformers import AutoModelForCausalLM

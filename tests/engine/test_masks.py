@@ -11,7 +11,7 @@ import torch
 from tiny_engine import gradients, policy_datum, supervised, train
 
 from viva.engine import LocalServiceClient
-from viva.engine.objective import target_logprobs
+from viva.engine.losses import target_logprobs
 
 TEXTS = [list(b"The answer is 42."), list(b"No, it is 7, because 3 + 4 = 7.")]
 
@@ -65,7 +65,7 @@ def test_only_targets_that_no_mask_hides_cost_logits(
         places.append(len(hidden))
         return target_logprobs(module, hidden, targets, temperature)
 
-    monkeypatch.setattr("viva.engine.objective.target_logprobs", spy)
+    monkeypatch.setattr("viva.engine.losses.target_logprobs", spy)
     client = service.create_lora_training_client(model_dir("llama"), rank=2, seed=0)
     datum, _ = masked(policy_datum(TEXTS[0]), [0.0] * 9 + [1.0] * (len(TEXTS[0]) - 10))
     client.forward_backward([datum], "importance_sampling").result()

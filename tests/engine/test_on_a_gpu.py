@@ -106,11 +106,7 @@ def test_samples(family: str, recorder: replay.Recorder | None) -> None:
     futures = [
         sampler.sample(tinker.ModelInput.from_ints([7] * 100), 14, params),
         sampler.sample(tinker.ModelInput.from_ints([3] * 5), 2, params, include_prompt_logprobs=True),
-        sampler.sample(
-            tinker.ModelInput.from_ints([3] * 50),
-            1,
-            few,
-        ),
+        sampler.sample(tinker.ModelInput.from_ints([3] * 50), 1, few),
     ]
     assert [len(each.result().sequences) for each in futures] == [14, 2, 1]
 

@@ -91,8 +91,7 @@ def test_a_conversation_is_not_cut_where_another_begins_nearby() -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=9),
-    st.integers(1, 20),
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=9), st.integers(1, 20)
 )
 def test_trees_are_cut_so_that_the_fewest_tokens_are_computed(texts: list[list[int]], budget: int) -> None:
     examples = [example(text, active=text[0] < 2) for text in texts]

@@ -59,9 +59,7 @@ def test_cells_are_joined_where_calls_are_dear_and_apart_where_entries_are() -> 
     assert sum(cell.num_entries for cell in by_entries.cells) < by_calls.cells[0].num_entries
 
 
-def test_no_cell_of_several_tokens_holds_more_entries_than_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_cell_of_several_tokens_holds_more_entries_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = list(range(300))
     sequences = sorted(prefix[:size] + [1000] * 9 for size in range(5, 300, 20))
     monkeypatch.setattr(trees, "_MAX_ENTRIES", 2000)
@@ -74,8 +72,5 @@ def test_no_cell_of_several_tokens_holds_more_entries_than_fit(
 def test_neighbours_share_as_much_as_any_earlier_sequence(sequences: list[list[int]]) -> None:
     arrays = [np.array(sequence) for sequence in sequences]
     for index, shared in enumerate(shared_lengths(arrays)):
-        best = max(
-            (shared_lengths([earlier, arrays[index]])[1] for earlier in arrays[:index]),
-            default=0,
-        )
+        best = max((shared_lengths([earlier, arrays[index]])[1] for earlier in arrays[:index]), default=0)
         assert shared == best

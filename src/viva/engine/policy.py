@@ -35,9 +35,8 @@ from viva.engine.lora import (
     merge_adapter,
     write_adapter_config,
 )
-from viva.engine.losses import Loss
+from viva.engine.losses import Loss, Targets, gather_targets
 from viva.engine.model import BaseModel, attention_by, decoder_layers, structure_copy
-from viva.engine.objective import Targets, gather_targets
 from viva.engine.packing import Batch, CostModel, Example, plan_batches
 from viva.engine.scheduler import EngineLimits
 from viva.engine.trees import TREE_ATTENTION, TreeStep

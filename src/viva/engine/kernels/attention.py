@@ -34,12 +34,7 @@ _EVERYTHING = 2**62
 
 
 def attend_one(
-    query: torch.Tensor,
-    store: torch.Tensor,
-    start: int,
-    lengths: Any,
-    scale: float,
-    window: int | None,
+    query: torch.Tensor, store: torch.Tensor, start: int, lengths: Any, scale: float, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one new token per row to its row's own keys.
 
@@ -64,12 +59,7 @@ def attend_one(
 
 
 def attend_many(
-    query: torch.Tensor,
-    store: torch.Tensor,
-    start: int,
-    lengths: Any,
-    scale: float,
-    window: int | None,
+    query: torch.Tensor, store: torch.Tensor, start: int, lengths: Any, scale: float, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attend_one` of ``T`` new tokens per row, which are the last ones of its keys, and do not see later ones.
 
