@@ -130,7 +130,7 @@ AREAS = {
     ),
     "tree packing": Area(
         sources=("engine/trees.py", "engine/packing.py"),
-        tests=("engine/test_trees.py", "engine/test_packing.py", "engine/test_costs.py"),
+        tests=("engine/test_trees.py", "engine/test_packing.py"),
     ),
     "checkpoints": Area(
         sources=("engine/checkpoint.py", "integrity.py", "run/checkpoints.py"),

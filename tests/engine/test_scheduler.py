@@ -1,3 +1,5 @@
+"""The pump: what is computed together, turns, cancellation, errors."""
+
 import asyncio
 import threading
 import time
