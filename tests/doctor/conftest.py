@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
 from tiny_engine import make_config, make_tokenizer
 

@@ -1,16 +1,12 @@
 """Fixtures: model folders, the same models as plain transformers runs them, services."""
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from tiny_engine import make_config, make_tokenizer
 
 from viva.engine import EngineLimits, LocalServiceClient
