@@ -87,7 +87,7 @@ def test_the_longest_shared_beginning_is_found_and_is_what_was_stored(
     assert roomy.find(digests)[0] == longest >= cache.find(digests)[0]
     for blocks, node in (roomy.find(digests), cache.find(digests)):
         if node is not None:
-            (states,) = node.beginning(blocks)
+            (states,) = node.states_up_to(blocks)
             assert states[1, 0, :, 0].tolist() == asked[: blocks * BLOCK].tolist()
     beginnings = {digest for tokens in stored for digest in block_digests(tokens)}
     assert roomy.num_bytes == len(beginnings) * BLOCK * 4
