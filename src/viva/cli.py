@@ -102,8 +102,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _view(options: argparse.Namespace) -> int:
+    from viva.view.files import runs_text
     from viva.view.server import serve
-    from viva.view.sources import runs_text
 
     try:
         if not options.runs:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.view.curves import chart_places, curve_layout, group_titles, thin
+from viva.view.answers import chart_places, curve_layout, group_titles, thin
 
 KEYS = st.sets(
     st.from_regex(

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from viva.view.answers import curve_layout
 from viva.view.conversation import MAX_TEXT_CHARS
-from viva.view.curves import curve_layout
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = " ".join((ROOT / "docs" / "view.md").read_text(encoding="utf-8").split())

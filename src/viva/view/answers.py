@@ -1,6 +1,7 @@
 """What the page asks of runs, as values ready for JSON: the same for a server and for a report."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,9 +15,14 @@ from viva.view.run_index import RunIndex
 from viva.view.tokens import token_payload
 
 __all__ = [
+    "MAX_POINTS",
     "JudgeTotals",
     "NotFoundError",
+    "chart_places",
     "conversation_answer",
+    "curve_layout",
+    "curve_points",
+    "group_titles",
     "judge_answer",
     "judge_by_step",
     "judge_totals",
@@ -25,6 +31,7 @@ __all__ = [
     "run_answer",
     "telling",
     "text_answer",
+    "thin",
 ]
 
 
@@ -165,3 +172,184 @@ def judge_by_step(entries: Iterable[Entry]) -> dict[int, JudgeTotals]:
 def telling(entries: Iterable[Entry]) -> Sequence[Entry]:
     """Conversations with flips or cycles, in the order in which they are given."""
     return [entry for entry in entries if entry.num_flips or entry.num_cycles]
+
+
+MAX_POINTS = 1500
+
+
+_OPEN_SECTIONS = ("test", "correct", "truth", "reward", "credit", "judge", "parse", "agents")
+"""Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
+
+_LAST_SECTION = "time"
+
+_GROUPS = (
+    ("learning", ("test", "correct", "truth", "gain", "revision", "run", "test/conversation", "optim")),
+    ("rewards", ("reward", "credit", "agents", "advantage")),
+    ("judge health", ("judge", "parse", "critiques")),
+    ("ratios per strategy", ("experts",)),
+    ("speed", ("time", "rollout")),
+)
+"""Sections of every group, in order; all other sections make the group "more"."""
+
+_NESTED = ("test/conversation",)
+"""Prefixes under which a whole set of metrics stands again: one section of its own, folded."""
+
+_SECTIONS = {
+    "flip/right_to_wrong": "truth",
+    "flip/wrong_to_right": "truth",
+    "rank_correlation": "truth",
+    "reward_truth_gap": "truth",
+}
+"""Sections other than the prefix of the name; without a prefix, it is "run"."""
+
+_JOINT_CHARTS: dict[str, tuple[str, str]] = {
+    "correct/best": ("right answers in the first and the last round", "last, of the highest score"),
+    "correct/final": ("right answers in the first and the last round", "last"),
+    "correct/first": ("right answers in the first and the last round", "first"),
+    "critiques/dropped": ("critiques of an agent", "left out"),
+    "critiques/given": ("critiques of an agent", "given"),
+    "critiques/received": ("critiques of an agent", "received"),
+    "flip/right_to_wrong": ("what revising does", "right to wrong"),
+    "flip/wrong_to_right": ("what revising does", "wrong to right"),
+    "gain/mean": ("gain of a solution", "all"),
+    "gain/paid": ("gain of a solution", "what of it is paid"),
+    "judge/preference_A_rate": ("verdicts", "A"),
+    "judge/preference_B_rate": ("verdicts", "B"),
+    "judge/tie_rate": ("verdicts", "tie"),
+    "judge/invalid_rate": ("verdicts", "invalid"),
+    "parse/ok": ("how replies were read", "ok"),
+    "parse/repaired": ("how replies were read", "repaired"),
+    "parse/unstructured": ("how replies were read", "unstructured"),
+    "reward/max": ("highest, mean and lowest", "max"),
+    "reward/mean": ("highest, mean and lowest", "mean"),
+    "reward/min": ("highest, mean and lowest", "min"),
+    "revision/changed": ("revise or defend", "changed"),
+    "revision/says_defend": ("revise or defend", "says defend"),
+    "revision/says_revise": ("revise or defend", "says revise"),
+}
+"""Metrics of one scale that say more in one chart: metric -> (chart, curve)."""
+
+_SERIES: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
+    (re.compile(r"agent_(\d+)/(.+)"), "agents", r"\2", r"agent \1"),
+    (re.compile(r"parse/(\w+)/(ok|repaired|unstructured)"), "parse", r"\1", r"\2"),
+    (re.compile(r"credit/(\w+)/(max|mean|min)"), "credit", r"\1: highest, mean and lowest", r"\2"),
+    (re.compile(r"credit/(\w+)/std"), "credit", "spread", r"\1"),
+    (re.compile(r"judge/(ranking|verdict)/(.+)"), "judge", r"\2 of the rankings", r"\1"),
+    (re.compile(r"experts/([^/]+)/(.+)"), "experts", r"\2", r"\1"),
+    (
+        re.compile(r"judge/revision/(preference_(?:A|B)|tie|invalid)_rate"),
+        "judge",
+        "revised against initial",
+        r"\1",
+    ),
+)
+"""Families of metrics that share charts: name, section, chart, curve."""
+
+
+def curve_layout(keys: Iterable[str]) -> list[dict[str, Any]]:
+    """Groups of sections of charts: names only."""
+    places = chart_places(keys)
+    return [
+        {"name": name, "sections": [_section(title, places[title]) for title in titles]}
+        for name, titles in group_titles(places)
+    ]
+
+
+def _section(title: str, charts: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
+    return {
+        "title": printable(title),
+        "open": title in _OPEN_SECTIONS,
+        "charts": [
+            {
+                "title": printable(chart),
+                "curves": [{"key": key, "name": printable(name)} for key, name in members],
+            }
+            for chart, members in charts.items()
+        ],
+    }
+
+
+def curve_points(run: RunIndex, keys: Sequence[str]) -> dict[str, Any]:
+    """Points and bands of some metrics, by name; those the run does not have are left out."""
+    found: dict[str, Any] = {}
+    for key in keys:
+        points = run.points(key)
+        if not points:
+            continue
+        kept = thin(points, MAX_POINTS)
+        widths = run.half_widths(key)
+        found[key] = {
+            "count": len(points),
+            "steps": [step for step, _ in kept],
+            "values": [value for _, value in kept],
+            "band": [widths.get(step, 0.0) for step, _ in kept] if widths else None,
+        }
+    return found
+
+
+def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """Where metrics are drawn: by section and chart, in order, each metric and the name of its curve.
+
+    Those that are the band of another metric are left out.
+    """
+    known = set(keys)
+    grouped: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for key in sorted(known, key=_natural):
+        if key.removesuffix("_stderr") in known and key.endswith("_stderr"):
+            continue
+        section, chart, name = _place(key)
+        grouped.setdefault(section, {}).setdefault(chart, []).append((key, name))
+    return {title: grouped[title] for title in sorted(grouped, key=_section_order)}
+
+
+def group_titles(titles: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Groups of sections by what they are about, each with its sections in order; every section is in one."""
+    known = list(titles)
+    placed = {title for _, members in _GROUPS for title in members}
+    groups = [*_GROUPS, ("more", tuple(title for title in known if title not in placed))]
+    found = [(name, [title for title in members if title in known]) for name, members in groups]
+    return [(name, members) for name, members in found if members]
+
+
+def _place(key: str) -> tuple[str, str, str]:
+    """(section, chart, curve) of a metric."""
+    for outer in _NESTED:
+        if key.startswith(f"{outer}/"):
+            section, chart, name = _place(key.removeprefix(f"{outer}/"))
+            return outer, f"{section}/{chart}", name
+    section, _, rest = key.partition("/")
+    if key in _JOINT_CHARTS:
+        return _SECTIONS.get(key, section), *_JOINT_CHARTS[key]
+    for pattern, family, chart, name in _SERIES:
+        found = pattern.fullmatch(key)
+        if found:
+            return family, found.expand(chart), found.expand(name)
+    return (section, rest, rest) if rest else (_SECTIONS.get(key, "run"), key, key)
+
+
+def _section_order(title: str) -> tuple[int, str]:
+    if title in _OPEN_SECTIONS:
+        return _OPEN_SECTIONS.index(title), title
+    return len(_OPEN_SECTIONS) + (title == _LAST_SECTION), title
+
+
+def _natural(key: str) -> list[tuple[int, int, str]]:
+    """Order of names in which agent_10 comes after agent_9."""
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d+)", key)]
+
+
+def thin(points: Sequence[tuple[int, float]], max_points: int) -> list[tuple[int, float]]:
+    """At most about ``max_points`` points that keep the curve's outline.
+
+    Of each run of neighbours the first, lowest, highest and last point stay, so no spike disappears.
+    """
+    if len(points) <= max_points:
+        return list(points)
+    size = -(-4 * len(points) // max_points)
+    kept: list[tuple[int, float]] = []
+    for start in range(0, len(points), size):
+        run = points[start : start + size]
+        lowest = min(run, key=lambda point: point[1])
+        highest = max(run, key=lambda point: point[1])
+        kept += sorted({run[0], lowest, highest, run[-1]})
+    return kept

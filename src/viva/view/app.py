@@ -27,15 +27,16 @@ from viva.run.secrets import printable
 from viva.view.answers import (
     NotFoundError,
     conversation_answer,
+    curve_layout,
+    curve_points,
     judge_answer,
     list_answer,
     run_answer,
     text_answer,
 )
-from viva.view.curves import curve_layout, curve_points
 from viva.view.entries import MAX_PAGE_SIZE, parse_query
+from viva.view.files import names_of, read_evaluations
 from viva.view.run_index import Reading, RunIndex
-from viva.view.sources import names_of, read_evaluations
 from viva.view.summary import summary_answer
 
 __all__ = ["CONTENT_POLICY", "STATIC_TYPES", "Guard", "cookie_name", "make_app"]

@@ -14,12 +14,18 @@ from viva import __version__
 from viva.run.files import write_atomic
 from viva.run.secrets import printable
 from viva.run.written import note_written
-from viva.view.answers import conversation_answer, judge_answer, rows_of, run_answer
+from viva.view.answers import (
+    conversation_answer,
+    curve_layout,
+    curve_points,
+    judge_answer,
+    rows_of,
+    run_answer,
+)
 from viva.view.conversation import clip
-from viva.view.curves import curve_layout, curve_points
 from viva.view.entries import Query, choose, facets
+from viva.view.files import names_of, read_evaluations
 from viva.view.run_index import RunIndex, read_run
-from viva.view.sources import names_of, read_evaluations
 from viva.view.summary import summary_answer
 
 __all__ = ["embedded_json", "write_report"]

@@ -19,12 +19,13 @@ from viva.view.files import (
     METRICS_FILE,
     TOKENS_FILE,
     GrowingFile,
+    kind_of,
     numbers,
+    options_of,
     parse_line,
     transcripts_path,
 )
 from viva.view.log_check import LogCheck
-from viva.view.sources import kind_of, options_of
 
 __all__ = ["Z95", "Reading", "RunIndex", "read_run"]
 

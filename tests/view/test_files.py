@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from viva.view.files import kind_of, names_of, options_of, read_evaluations
 from viva.view.run_index import read_run
-from viva.view.sources import kind_of, names_of, options_of, read_evaluations
 
 MakeRun = Callable[..., Path]
 
