@@ -43,7 +43,8 @@ HELPERS = {
     "integrity": set[str](),
     "sdk": set[str](),
     "threads": set[str](),
-    "model_files": {"integrity", "engine"},
+    "hub": set[str](),
+    "model_files": {"hub", "integrity"},
 }
 """Single modules that rooms from the engine on use, and what they import themselves."""
 for room in ("engine", "run", "training", "testing", "view", "eval", "recipes", "cli"):

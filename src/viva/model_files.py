@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from viva.engine.hub import split_revision
+from viva.hub import split_revision
 from viva.integrity import MismatchError
 
 __all__ = ["BASE_FILE", "LOADING", "check_base", "check_model_folder", "model_digests", "spell_rotary_twice"]

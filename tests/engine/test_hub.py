@@ -10,7 +10,8 @@ import pytest
 import transformers
 from huggingface_hub import constants, errors
 
-from viva.engine import LocalServiceClient, hub
+from viva import hub
+from viva.engine import LocalServiceClient
 from viva.recipes.data import HubSource, load_hub
 from viva.training.learning_rate import default_learning_rate
 

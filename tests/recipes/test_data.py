@@ -251,7 +251,7 @@ def test_prompts_are_found_by_place_from_either_end_and_in_slices(tmp_path):
 
 
 def hub_answers(monkeypatch, error):
-    monkeypatch.setattr("viva.engine.hub._is_reached", lambda _: True)
+    monkeypatch.setattr("viva.hub._is_reached", lambda _: True)
 
     def fail(*args, **kwargs):
         raise datasets.exceptions.DatasetNotFoundError("not here") from error

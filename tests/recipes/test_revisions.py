@@ -10,8 +10,8 @@ from huggingface_hub import constants
 from random_models import make_model
 
 from viva.engine import LocalServiceClient
-from viva.engine.hub import pinned, split_revision
 from viva.eval.adapters import staged_adapter
+from viva.hub import pinned, split_revision
 from viva.recipes.common import learning_rate, resolve_model
 from viva.recipes.critique_self_play.build import make_plan
 from viva.recipes.critique_self_play.train import Config

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import tinker
 
-from viva.engine import hub
+from viva import hub
 from viva.training import remote
 from viva.training.remote import EngineLostError, check_address, check_version, explain, watched
 from viva.training.service import EngineConfig, make_service

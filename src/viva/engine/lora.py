@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from viva.engine.hub import split_revision
 from viva.engine.layers import replace_parts
 from viva.engine.linear import product
 from viva.engine.model import BaseModel, structure_copy
+from viva.hub import split_revision
 
 __all__ = [
     "ALPHA",

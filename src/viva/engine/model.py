@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
-from viva.engine.hub import hub_errors, split_revision
 from viva.engine.loading import check_layers, check_loaded, load_errors
 from viva.engine.trees import TREE_ATTENTION, TreeStep, pack_tree, register_tree_attention
+from viva.hub import hub_errors, split_revision
 from viva.model_files import LOADING, check_model_folder, model_digests
 
 __all__ = [

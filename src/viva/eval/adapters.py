@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from viva.engine.checkpoint import read_tensors, write_checkpoint, write_tensors
-from viva.engine.hub import pinned, split_revision
 from viva.engine.lora import ALPHA, AdapterSettings
+from viva.hub import pinned, split_revision
 from viva.model_files import BASE_FILE
 
 __all__ = ["is_adapter", "staged_adapter"]

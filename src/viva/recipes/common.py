@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from viva.conversation.wording import counted
 from viva.engine.gguf import gguf_folder, is_gguf
-from viva.engine.hub import pinned, split_revision
+from viva.hub import pinned, split_revision
 from viva.model_files import model_digests
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from viva.engine.hub import hub_access, hub_problem, pinned
+from viva.hub import hub_access, hub_problem, pinned
 from viva.recipes.lazy_prompts import LazyPrompts, file_lines, indexed_lines, item_digest, unchanged
 from viva.training.data import PromptItem
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import chz
 
 from viva.conversation.prompts import persona
-from viva.engine.hub import pinned, split_revision
+from viva.hub import pinned, split_revision
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts

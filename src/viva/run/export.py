@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from viva.engine.hub import split_revision
+from viva.hub import split_revision
 from viva.model_files import BASE_FILE, model_digests, spell_rotary_twice
 from viva.run.checkpoints import Checkpoint
 from viva.run.files import written_beside

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from viva.engine.hub import hub_access, hub_problem, split_revision
+from viva.hub import hub_access, hub_problem, split_revision
 
 __all__ = ["LARGEST_RATE", "cached_config", "default_learning_rate", "read_model_config"]
 

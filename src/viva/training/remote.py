@@ -21,7 +21,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 import tinker
 
-from viva.engine.hub import telling_wait
+from viva.hub import telling_wait
 from viva.run.clients import ServiceClient
 from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
 

@@ -9,8 +9,8 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.rendering import load_renderer
 from viva.engine.checkpoint import MANIFEST
-from viva.engine.hub import split_revision
 from viva.eval.adapters import is_adapter, staged_adapter
+from viva.hub import split_revision
 from viva.judging.policy import SamplingClient
 from viva.model_files import check_base, model_digests
 from viva.recipes.common import located, resolve_model
