@@ -125,7 +125,8 @@ class Policy(_Sampling):
 
     def seat(self, *, group: int, attempt: int, seat: int) -> SeededCompleter:
         """The completer of one seat in one attempt at one group."""
-        return SeededCompleter(**(vars(self) | {"seed": derive_seed(self.seed, group, attempt, seat)}))
+        settings: dict[str, Any] = vars(self) | {"seed": derive_seed(self.seed, group, attempt, seat)}
+        return SeededCompleter(**settings)
 
 
 FAILED = "failed"
