@@ -141,7 +141,7 @@ def black_hole():
 @pytest.mark.parametrize(
     ("is_hosted", "told"),
     [
-        (False, r"no server answers at base_url=\S+: timed out\. Start it, or mend the address"),
+        (False, r"no server answers at base_url=\S+: timed out\. Start it, or correct the address"),
         (True, r"Tinker does not answer at \S+: timed out\. Check the network, or use engine=local"),
     ],
 )

@@ -47,12 +47,12 @@ from viva.selfplay.group import coordinator_of
 __all__ = ["ConversationExpertGroupBuilder", "ends_behind", "solution_tokens"]
 
 _CLOSING = re.compile(r'"\s*\}\s*(```\s*)?')
-"""What ends an object behind the value of its last key."""
+"""The end of an object behind the value of its last key."""
 
 
 @runtime_checkable
 class _Asking(Protocol):
-    """A builder that tells its question and chat format."""
+    """A builder with a question and a chat format."""
 
     question: str
     renderer: Renderer
@@ -75,7 +75,7 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
     """
 
     inner: EnvGroupBuilder
-    """Of a whole conversation, such as those of `viva.selfplay`."""
+    """The builder of a whole conversation, such as those of `viva.selfplay`."""
     question: str
     renderer: Renderer
     """The conversation's: both contexts are written in one format."""
@@ -175,7 +175,7 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
         return [self.strategy_id, *self.inner.logging_tags()]
 
     def record(self) -> Any:
-        """What the transcript keeps: the conversation's."""
+        """The conversation's record."""
         return record_of(self.inner)
 
     def _credited(self) -> dict[tuple[int, int], float] | None:
@@ -250,7 +250,7 @@ def ends_behind(
 
 
 def _last_place(text: str, piece: str) -> int:
-    """Where a piece of text stands last, or -1. ``rfind`` could take time quadratic in a text that a model wrote."""
+    """The last place of a piece of text, or -1. ``rfind`` could take time quadratic in a text that a model wrote."""
     place = text[::-1].find(piece[::-1])
     return -1 if place < 0 else len(text) - place - len(piece)
 

@@ -1,4 +1,4 @@
-"""What the estimates of one batch are worth, per strategy; a guard, and a recommendation.
+"""Per-strategy off-policy diagnostics (effective sample size, ratio quantiles), a guard, and a recommendation.
 
 All figures are computed from samples and estimates alone, so a stored batch can be diagnosed again under every
 estimator without sampling.
@@ -50,7 +50,7 @@ class StrategyDiagnostics:
     zero_advantage_share: float
     finish_rate: float
     clipped_share: float
-    """Of tokens."""
+    """Share of tokens whose weight was cut."""
     weight_mean: float | None
     """Mean effective weight per token: far below 1, the strategy's samples count for nothing."""
     effective_sample_size: float | None
@@ -193,7 +193,7 @@ def _weights(estimates_N: Sequence[Estimate]) -> tuple[FloatArray | None, float 
 
 
 def _stderr(samples_N: Sequence[Sample], values_N: Sequence[FloatArray] | FloatArray) -> float | None:
-    """Of the mean over all values of all samples; a prompt is a cluster."""
+    """Standard error of the mean over all values of all samples; a prompt is a cluster."""
     clusters: dict[Hashable, list[float]] = {}
     for sample, values in zip(samples_N, values_N, strict=True):
         clusters.setdefault(sample.prompt, []).extend(float(value) for value in values)

@@ -57,7 +57,7 @@ MAX_LOG_WEIGHT = 60.0
 
 
 class Baseline(StrEnum):
-    """What is subtracted from a reward."""
+    """The number that is subtracted from a reward."""
 
     STRATUM = "stratum"
     """The mean over the samples of the same prompt and strategy: the ordinary centring of a group."""
@@ -70,7 +70,7 @@ class Baseline(StrEnum):
 
 
 class Need(StrEnum):
-    """What an estimator has to be given beside rewards and sampling logprobs."""
+    """An estimator's input beside rewards and sampling logprobs."""
 
     OLD_LOGPROBS = "old_logprobs_T"
     """One scoring pass: the policy before the update, on the training context."""
@@ -90,7 +90,7 @@ def constant_weights(sample: Sample, weight: float) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What an estimator says about one sample."""
+    """An estimator's weights for one sample."""
 
     weights_T: FloatArray
     """Factors on the advantage, shape [T], never negative."""
@@ -109,7 +109,7 @@ class Estimator:
     with any constant as baseline. Later updates on the same batch add staleness, which the token-wise loss corrects
     token by token only."""
     baselines: ClassVar[tuple[Baseline, ...]]
-    """Those allowed; the first is the default."""
+    """Allowed baselines; the first is the default."""
     combines_strategies: ClassVar[bool] = False
     """Whether the weights already make one estimate of all strategies, so that mixture weights must not be added."""
     anchors_at_sampling: ClassVar[bool] = False
@@ -146,7 +146,7 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimate:
-    """What the loss ``importance_sampling`` is fed for one sample; arrays of shape [T]."""
+    """Inputs of the loss ``importance_sampling`` for one sample; arrays of shape [T]."""
 
     advantages_T: FloatArray
     """Weight times advantage times mixture factor."""

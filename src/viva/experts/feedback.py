@@ -2,7 +2,7 @@
 
 The second attempt is sampled behind ``problem, attempt 1, feedback`` and trained behind ``problem, attempt 1`` (so the
 policy learns to correct itself unasked) or behind the ``problem`` alone (so it learns to get it right at once). The
-first attempt weighs 0 unless told otherwise. Both training contexts are rendered from messages, like the sampled one:
+first attempt weighs 0 by default. Both training contexts are rendered from messages, like the sampled one:
 where a chat format rewrites earlier replies (drops their thinking), the second turn just becomes a datum of its own.
 """
 
@@ -53,7 +53,7 @@ RIGHT_FEEDBACK = "Your answer is right."
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
 
 _NOBODY = View(agent_id=-1, num_agents=1, round_index=0, aliases=(0,), persona="")
-"""Who looks at the one solution without having written it."""
+"""The view of a reader who did not write the one solution."""
 
 
 class Feedback(Protocol):
@@ -79,13 +79,13 @@ class VerifierFeedback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedFeedback:
-    """The policy criticises the attempt, without being told whether it is right. Its own tokens are not trained."""
+    """The policy criticises the attempt, without knowing whether it is right. Its own tokens are not trained."""
 
     policy: PolicyRef
     """The training loop keeps it at the current policy."""
     renderer: Renderer
     seed: int
-    """Of the group; every place in it draws with a seed of its own."""
+    """Seed of the group; every place in it draws with a seed of its own."""
     max_tokens: int = 256
     temperature: float = 1.0
 
@@ -136,7 +136,7 @@ class FeedbackEnv(ProblemEnv):
         self.train_behind = train_behind
         self.leak_phrases = tuple(leak_phrases)
         self.training_observations: list[tuple[Observation, Observation]] = []
-        """What was sampled in and what that is trained in, for each turn so far."""
+        """Sampling and training context of each turn so far."""
         self._messages = [*self.convo_prefix, Message(role="user", content=problem.get_question())]
 
     def get_question(self) -> str:
@@ -194,7 +194,7 @@ class FeedbackGroupBuilder(EnvGroupBuilder):
     feedback: Feedback = field(default_factory=VerifierFeedback)
     train_behind: Literal["attempt", "problem"] = "attempt"
     transition_weights: tuple[float, float] = (0.0, 1.0)
-    """Of the first and the second attempt. A first attempt that counts earns what the second earns."""
+    """Weights of the first and the second attempt. A first attempt that counts earns what the second earns."""
     leak_phrases: tuple[str, ...] = ()
     strategy_id: str = "feedback"
     weight: float | None = None

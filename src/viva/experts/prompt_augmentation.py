@@ -1,6 +1,6 @@
 """``prompt_augmentation``: sample under extra instructions, train without them.
 
-The policy learns to do unasked what it can do when told how. What else the instructions put into its words (a habit
+The policy learns to do unasked what it can do when instructed. What else the instructions put into its words (a habit
 of speech, a mention of the instruction itself) may be learnt as well: name such phrases, and watch their rate.
 """
 

@@ -65,7 +65,7 @@ class Sample:
     advantages_T: FloatArray | None = None
     """Advantages that were made elsewhere (credit per span). They replace reward minus baseline."""
     checked_logprobs_T: FloatArray | None = None
-    """As `sampling_logprobs_T`, but computed by the trainer: what the two are apart is an error of one of them."""
+    """The trainer's own values for `sampling_logprobs_T`: a difference is an error of one of them."""
     finished: bool = True
     """Whether the completion ended by itself, not by the token limit."""
 

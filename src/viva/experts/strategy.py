@@ -1,4 +1,4 @@
-"""What makes a group of environments a search strategy: a name, the context its samples are trained in, a weight.
+"""Search strategies: groups of environments with a name, the context their samples are trained in, and a weight.
 
 A strategy is a tinker-cookbook ``EnvGroupBuilder`` with these attributes, all but the first optional::
 
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 ContextTransform: TypeAlias = Callable[[Observation, int], Observation]
-"""From what was sampled in and the turn's index to what the turn is trained in."""
+"""From a turn's sampling context and index to its training context."""
 
 IID = "iid"
 """Strategy of builders that name none: trained as they were sampled."""
@@ -80,7 +80,7 @@ class Completion:
     weight: float = 1.0
     """Factor on the advantage; with 0, the tokens are context only."""
     advantage: float | None = None
-    """Of every token, instead of reward minus baseline."""
+    """Advantage of every token, instead of reward minus baseline."""
 
     def __post_init__(self) -> None:
         """Check."""
@@ -96,7 +96,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyInfo:
-    """What a builder says about its strategy."""
+    """The strategy of a builder."""
 
     strategy_id: str
     context_transform: ContextTransform | None
@@ -147,7 +147,7 @@ class Recording(Protocol):
     """A builder that keeps a record of its group."""
 
     def record(self) -> Any:
-        """What the transcript keeps of the last group, ready for JSON."""
+        """The record of the last group for the transcript, ready for JSON."""
         ...
 
 
@@ -157,7 +157,7 @@ def is_strategy(builder: EnvGroupBuilder) -> bool:
 
 
 def record_of(builder: EnvGroupBuilder) -> Any:
-    """What the transcript keeps of a builder's last group; ``None`` if it keeps no record."""
+    """The record of a builder's last group for the transcript; ``None`` if it keeps none."""
     return builder.record() if isinstance(builder, Recording) else None
 
 
@@ -178,7 +178,7 @@ def strategy_of(builder: EnvGroupBuilder) -> StrategyInfo:
 
 
 def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Sequence[Completion]]:
-    """What to train of every seat; without a method ``completions``, every turn.
+    """The trained completions of every seat; without a method ``completions``, every turn.
 
     Raises:
         ValueError: If the method does not return one entry per seat.
@@ -284,7 +284,7 @@ class ExpertGroupBuilder(EnvGroupBuilder):
         return credit_of(self.inner) if self.transition_weights is None else None
 
     def record(self) -> Any:
-        """What the transcript keeps: the inner builder's."""
+        """The inner builder's record."""
         return record_of(self.inner)
 
 
@@ -316,7 +316,7 @@ class BestOfGroupBuilder(ExpertGroupBuilder):
             raise ValueError(f"keep must be 'best' or 'all'; got {self.keep!r}")
 
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
-        """What would be trained anyhow, with advantage 1 where it is kept and 0 elsewhere."""
+        """The inner builder's completions, with advantage 1 where it is kept and 0 elsewhere."""
         rewards_G = group.get_total_rewards()
         successes = [
             seat

@@ -70,7 +70,7 @@ class ReviewRules:
     diag: Literal["sum", "mean"] = "mean"
     """Over a critic's distinct targets. A sum pays for naming more of them."""
     diag_credit: Literal["reply", "target"] = "target"
-    """What the tokens of a critique earn: the critic's r_diag, or the gain of the target it is about."""
+    """Earnings of a critique's tokens: the critic's r_diag, or the gain of the target it is about."""
     noise_floor: float = 1.0
     """Gains smaller than so many of their standard errors pay nothing."""
     initial_earns: Literal["final", "initial"] = "initial"
@@ -80,9 +80,9 @@ class ReviewRules:
     """Solutions with the same words: ``apart`` lets votes between them count, which can only be noise. ``one_item``
     makes them one item, with one score. In a ``joint`` fit an agent that did not change anything gains exactly 0."""
     prior_precision: float = 1.0
-    """Of the Bradley-Terry fit, in units of one vote."""
+    """Precision of the Bradley-Terry fit's prior, in units of one vote."""
     weights: Mapping[str, float] = field(default_factory=lambda: dict(STREAMS))
-    """Of the streams."""
+    """Weights of the streams."""
 
     def __post_init__(self) -> None:
         """Reject rules that say nothing.
@@ -113,7 +113,7 @@ class ReviewRules:
 
 
 def _about_unknown(names: Iterable[str]) -> str:
-    """What is wrong with names that are no streams, and which ones may be meant."""
+    """A message about names that are no streams, with the ones that may be meant."""
     hints: list[str] = []
     for name in sorted(names):
         close = difflib.get_close_matches(name, STREAMS, n=1)
@@ -159,20 +159,20 @@ def revised(agent_id: int) -> Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewVotes:
-    """What was said in one conversation, ready to be scored.
+    """Votes and critiques of one conversation, ready to be scored.
 
     Raises:
         ValueError: If there are fewer than two agents, or one of them twice.
     """
 
     agents: tuple[int, ...]
-    """Those that finished: they are scored and rewarded."""
+    """Agents that finished: they are scored and rewarded."""
     initial: Ballots
     """On agent ids, about initial solutions. Voters may also be agents that did not finish."""
     final: Ballots
     """On agent ids, about revised solutions."""
     targets: Mapping[int, Sequence[int]]
-    """By critic, whose solutions it criticised."""
+    """Authors of the criticised solutions, by critic."""
     across: Ballots = field(default_factory=dict[int, tuple[Vote, ...]])
     """On `initial` and `revised` items, for a joint fit."""
     duels: tuple[Duel, ...] = ()
@@ -190,12 +190,12 @@ class Score(NamedTuple):
     """The score of one solution."""
 
     value: float
-    """In [0, 1]."""
+    """Between 0 and 1."""
     standard_error: float
 
 
 class SolutionGain(NamedTuple):
-    """What became of one agent's solution."""
+    """The gain of one agent's solution."""
 
     value: float
     """Score of the revised solution minus score of the initial one."""
@@ -203,7 +203,7 @@ class SolutionGain(NamedTuple):
     measured: bool
     """Whether votes link the two."""
     paid: float
-    """What a critique of this agent is worth, at least 0."""
+    """Worth of a critique of this agent, at least 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,16 +214,16 @@ class ReviewScores:
     final: dict[int, Score]
     gains: dict[int, SolutionGain]
     r_sol_initial: dict[int, float]
-    """What the tokens of the initial solution earn."""
+    """Earnings of the initial solution's tokens."""
     r_sol: dict[int, float]
-    """What the tokens of the revised solution earn."""
+    """Earnings of the revised solution's tokens."""
     r_meta: dict[int, float | None]
-    """What the tokens of the final ranking earn; ``None`` for an empty ballot, and under leave-one-out also where the
+    """Earnings of the final ranking's tokens; ``None`` for an empty ballot, and under leave-one-out also where the
     others have no majority on any of its pairs."""
     r_diag: dict[int, float]
     """0 for an agent that criticised nobody."""
     r_diag_by_target: dict[int, dict[int, float]]
-    """What the tokens of each critique earn, by critic and target."""
+    """Earnings of each critique's tokens, by critic and target."""
     totals: dict[int, float]
     """Weighted sums of ``r_sol``, ``r_meta`` and ``r_diag``; a reward that is ``None`` adds nothing."""
 
@@ -401,7 +401,7 @@ def _gain(before: _Scale, after: _Scale, first: Item, last: Item, noise_floor: f
 
 
 def _paid_by_target(critic: int, votes: ReviewVotes, gains: Mapping[int, SolutionGain]) -> dict[int, float]:
-    """What each critique of this critic helped its target to gain."""
+    """The gain that is paid for each critique of this critic, by target."""
     targets = dict.fromkeys(votes.targets.get(critic, ()))
     return {target: gains[target].paid for target in targets if target != critic and target in gains}
 

@@ -1,4 +1,4 @@
-"""Where a piece of a reply's text lies on the sampled token ids.
+"""Places of pieces of a reply's text on the sampled token ids.
 
 The ids are never encoded again from text: text has many spellings in ids, and credit must fall on those that were
 sampled. Instead the ids are detokenised one after the other, which gives every token its place in the text.
@@ -80,7 +80,7 @@ def token_texts(decoder: Decoder, tokens_T: Sequence[int]) -> list[str]:
 
 
 def _body(renderer: Renderer, tokens: list[int], raw: str) -> str:
-    """What was detokenised before the stop, thinking included: the beginning of ``raw``."""
+    """The text before the stop, thinking included: the beginning of ``raw``."""
     decoder = cast(Any, renderer.tokenizer)
     stops = renderer.get_stop_sequences()
     if tokens and tokens[-1] in (*stops, decoder.eos_token_id):
@@ -92,7 +92,7 @@ def _body(renderer: Renderer, tokens: list[int], raw: str) -> str:
 
 
 def _place(body: str, text: str) -> int | None:
-    """Where the text stands at the end of the body, white space behind it aside."""
+    """The place of the text at the end of the body, white space behind it aside."""
     words = text.rstrip()
     place = len(body.rstrip()) - len(words)
     return place if words and place >= 0 and body.startswith(text, place) else None

@@ -37,7 +37,7 @@ __all__ = ["Crediting", "GroupCredit", "SpanCredit", "credit_of", "group_advanta
 def group_advantages(rewards_P_G: Sequence[Sequence[float]]) -> list[list[float]]:
     """Reward minus the mean reward of the group, for every member of every group.
 
-    A group whose rewards are all equal gets exact zeros, so that callers can tell it carries no signal.
+    A group whose rewards are all equal gets exact zeros, so that callers see that it carries no signal.
 
     Args:
         rewards_P_G: Total reward of every member, group by group. Groups may differ in size.
@@ -81,7 +81,7 @@ class SpanCredit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCredit:
-    """What the tokens of one group earned."""
+    """The earnings of one group's tokens."""
 
     spans: tuple[SpanCredit, ...]
     weights: Mapping[str, float]
@@ -139,12 +139,12 @@ class Crediting(Protocol):
     """A group builder whose groups can earn rewards on spans of tokens."""
 
     def credit(self) -> GroupCredit | None:
-        """What the tokens of the last group earned; ``None`` if its rewards of seats count instead."""
+        """Credit of the last group's tokens; ``None`` if its rewards of seats count instead."""
         ...
 
 
 def credit_of(builder: object) -> GroupCredit | None:
-    """What the tokens of a builder's last group earned, if it can tell."""
+    """Credit of a builder's last group; ``None`` if it gives none."""
     return builder.credit() if isinstance(builder, Crediting) else None
 
 

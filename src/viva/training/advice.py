@@ -1,4 +1,4 @@
-"""What keeps a run from learning, read off its metrics: causes in words, each with what to do.
+"""Causes that keep a run from learning, read off its metrics, in words and each with its remedy.
 
 Some are certain at once (a judge that cannot be read, prompts beyond the context); the others must hold in each of
 `WINDOW` steps in a row, or in all steps of a run that is shorter. A cause that explains another stands in its place:
@@ -27,17 +27,17 @@ _MOST_SPELLED_OUT = 0.4
 _LEAST_FINISHED = 0.5
 _ERRORS = "rollout/errors/"
 _WORD = re.compile("[A-Za-z\u00c0-\u058f]{4,}")
-"""Of scripts that put spaces between words; others have no words to look up."""
+"""Words of scripts that put spaces between words; others have no words to look up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a run learns nothing, or less than it could."""
+    """A reason why a run learns nothing, or less than it could."""
 
     topic: str
-    """Each is told once."""
+    """Each topic is reported once."""
     text: str
-    """What is wrong, in numbers, and what to do."""
+    """The fault in numbers, and its remedy."""
 
 
 def spelled_out(encode: Callable[[str], Sequence[int]], texts: Sequence[str]) -> float | None:
@@ -70,7 +70,7 @@ def told_causes(rows: Sequence[Metrics]) -> list[tuple[int, Cause]]:
 
 
 def causes(rows: Sequence[Metrics], *, is_whole_run: bool = False) -> list[Cause]:
-    """What keeps a run from learning.
+    """Causes that keep a run from learning.
 
     Args:
         rows: Metrics of its last steps with rollouts, up to `WINDOW`.

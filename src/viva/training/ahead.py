@@ -69,7 +69,7 @@ class RolloutsAhead(Generic[T]):
         self._tasks: dict[int, asyncio.Task[Played[T]]] = {}
 
     def version_of(self, step: int) -> int:
-        """How many updates the policy has seen that samples a step."""
+        """Number of updates of the policy that samples a step."""
         oldest = max(self._first_step, step - self._max_staleness)
         fresh = (start for start in range(step, oldest, -1) if self._starts_afresh(start))
         return next(fresh, oldest)
@@ -92,7 +92,7 @@ class RolloutsAhead(Generic[T]):
         return played
 
     async def close(self) -> None:
-        """Stop what is under way; nobody will take it."""
+        """Cancel what is under way."""
         tasks, self._tasks = list(self._tasks.values()), {}
         for task in tasks:
             task.cancel()

@@ -54,7 +54,7 @@ class EstimatorStoppedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertConfig:
-    """How batches with strategies are estimated.
+    """Estimation of batches with strategies.
 
     Raises:
         ValueError: If there is no such estimator, option or baseline, or a limit makes no sense.
@@ -67,7 +67,7 @@ class ExpertConfig:
     min_effective_share: float = 0.1
     """Lowest effective sample size (of 1) and mean weight of a strategy that pass; 0 lets everything pass."""
     on_waste: Literal["warn", "stop"] = "warn"
-    """What to do below that."""
+    """The reaction to figures below that."""
     num_checked: int = 4
     """Samples per batch, of all strategies in turn, that are scored behind the context and at the temperature they were
     sampled at, to check the sampler against the trainer."""
@@ -110,13 +110,13 @@ class ExpertConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What to train, and everything to know about it."""
+    """The datums of a batch, and everything to know about them."""
 
     data_D: list[tinker.Datum]
     foreign_D: list[bool]
     """Datums that were not drawn from what is trained, see `viva.training.update.update_policy`."""
     check: SamplerCheck = field(default_factory=SamplerCheck)
-    """Of samples without a datum that was drawn from what is trained."""
+    """The check of samples without a datum that was drawn from what is trained."""
     samples_N: list[TrainedSample]
     estimates_N: list[Estimate]
     is_plain: bool = False
@@ -124,7 +124,7 @@ class Batch:
     metrics: dict[str, float]
     warnings: list[str] = field(default_factory=list[str])
     records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Of the samples that an estimator weighed, ready for JSON: ``group`` and ``seat``, and what
+    """Records of the samples that an estimator weighed, ready for JSON: ``group`` and ``seat``, and what
     `viva.experts.samples` reads."""
 
     def num_data_N(self) -> list[int]:
@@ -257,7 +257,7 @@ async def _checks(
     count: int,
     temperature: float,
 ) -> dict[int, SamplerCheck]:
-    """Of some samples, by their place."""
+    """Checks of some samples, by their place."""
     chosen = spread([sample.strategy for sample in trained_N], count)
     data: list[list[tinker.Datum]] = []
     for place in chosen:
@@ -332,7 +332,7 @@ def mixture_of(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float] | None:
 
 
 def _samples(trained_N: Sequence[TrainedSample], scores: Scores, on_policy_N: Sequence[bool]) -> list[Sample]:
-    """What the estimators look at. Prompts become numbers, in order of their appearance."""
+    """The estimators' samples. Prompts become numbers, in order of their appearance."""
     prompts: dict[Hashable, int] = {}
     names_N = name_contexts(trained_N)
     return [

@@ -72,7 +72,7 @@ class StepProgress:
 
     @property
     def share(self) -> float:
-        """Of the step's rollouts, how much is done, from 0 to 1.
+        """The finished share of the step's rollouts, from 0 to 1.
 
         Conversations run at the same time and end almost together, so tokens tell more, once it is known how many there
         will be.
@@ -107,7 +107,7 @@ def unseen(title: str, count: int, noun: str) -> StepProgress:
 
 _BAR_WIDTH = 24
 BARS_PER_SECOND = 2
-"""How often what stands on a terminal is drawn anew."""
+"""Redraws of a terminal's display per second."""
 _TREND_STEPS = 30
 _TREND_WIDTH = 70
 """Characters of a terminal that has room for trends beside the values."""
@@ -141,7 +141,7 @@ _SHOWN = (
     _Shown("time/tokens_per_second", "tok/s", "{:,.0f}"),
 )
 _ZERO = 1e-9
-"""What rounding leaves of a zero."""
+"""Values below this are shown as 0."""
 _SAMPLED = "rollout/sampled_tokens"
 
 
@@ -218,7 +218,7 @@ class RunConsole:
             self._live.stop()
 
     def message(self, text: str) -> None:
-        """One line of text; it tells no secrets."""
+        """Print one line of text, without credentials."""
         self.console.print(printable(text), soft_wrap=True, markup=False)
 
     def warn_once(self, topic: str, text: str) -> None:
@@ -228,7 +228,7 @@ class RunConsole:
             self.message(f"warning: {text}")
 
     def phase(self, text: str) -> None:
-        """What the run is doing right now, beside conversations that go on; shown on terminals only."""
+        """Show what the run is doing, beside conversations that go on; on terminals only."""
         self._phase = text
 
     def sampling(self, num_groups: int) -> StepProgress:
@@ -299,7 +299,7 @@ class RunConsole:
                 self._trends[shown.key] = _Trend(metrics[shown.key])
 
     def display(self) -> RenderableType:
-        """What stands on the terminal: the run, the step, and the numbers that matter.
+        """The terminal's display: the run, the step, and the numbers that matter.
 
         A thread of its own draws it, at any time.
         """
@@ -417,7 +417,7 @@ class EvaluationConsole:
         return progress
 
     def display(self) -> RenderableType:
-        """What stands on the terminal. A thread of its own draws it, at any time."""
+        """The terminal's display. A thread of its own draws it, at any time."""
         bars = Table.grid(padding=(0, 1))
         progress = self._progress
         if progress is not None:

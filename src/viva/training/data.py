@@ -96,7 +96,7 @@ class PromptOrder:
 
     @property
     def num_passes(self) -> float:
-        """How often the run sees every prompt."""
+        """Passes of the run over all prompts."""
         return self.num_groups / len(self.items)
 
     def batch(self, index: int) -> list[PromptItem]:
@@ -162,7 +162,7 @@ class MixtureDataset(RLDataset):
 
     order: PromptOrder
     factories: Mapping[str, BuilderFactory]
-    """By strategy, in the order of their groups. Seeds depend on the name: one more leaves the others' as they were."""
+    """Factories by strategy, in the order of their groups. Seeds depend on the name: one more leaves the others' alone."""
     assignment: Assignment = "all"
 
     def __post_init__(self) -> None:

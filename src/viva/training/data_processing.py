@@ -47,7 +47,7 @@ Element: TypeAlias = int | tinker.ModelInputChunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatumSource:
-    """Where a datum came from: indices into the groups and members that were assembled."""
+    """The origin of a datum: indices into the groups and members that were assembled."""
 
     group_index: int
     seat: int

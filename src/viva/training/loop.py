@@ -67,10 +67,10 @@ class Evaluator(Protocol):
 
 @runtime_checkable
 class Reporting(Protocol):
-    """An evaluator that can tell how far it is."""
+    """An evaluator that can report its progress."""
 
     def reporting(self, begin: Begin) -> Evaluator:
-        """The same evaluator, which tells it."""
+        """The same evaluator with a place to report to."""
         ...
 
 
@@ -85,9 +85,9 @@ class LoopConfig:
     context_window: int | None = None
     policy_timeout_s: float | None = None
     max_retries: int = 1
-    """How often a group that failed is played again."""
+    """Further attempts at a group that failed."""
     experts: ExpertConfig = field(default_factory=ExpertConfig)
-    """How batches are estimated whose builders name search strategies (`viva.experts.strategy`)."""
+    """Estimation of batches whose builders name search strategies (`viva.experts.strategy`)."""
     samples_every: int = 1
     """Keep the samples of such a batch every so many steps, for ``viva estimate``; 0 keeps none."""
     tokens_every: int = 10
@@ -140,7 +140,7 @@ class Training:
     show_steps: bool = True
     """Whether the console has a line for every step; warnings it has in any case."""
     first_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of the data, logged with the first step."""
+    """Metrics of the data, logged with the first step."""
     token_texts: TokenTexts | None = None
     """Gives every kept token its text; without it, only ids are kept."""
     stop_rule: StopRule | None = None
@@ -150,7 +150,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """What is kept of a batch beside its transcripts, as lines of their files."""
+    """Rows for ``samples.jsonl`` and ``tokens.jsonl``."""
 
     samples: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     tokens: list[dict[str, Any]]
@@ -158,7 +158,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlayedStep:
-    """What was played in a step, and what of it is sent for training already."""
+    """The outcomes of a step's rollouts, and the stream that trains on them already."""
 
     outcomes_P: Sequence[GroupOutcome]
     stream: GroupStream | None
@@ -195,9 +195,7 @@ def frozen_gc() -> Generator[None]:
     """
     young, middle, old = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(
-        max(young, _YOUNG) if young else 0, middle, max(old, _OLD)
-    )  # 0: somebody has turned it off
+    gc.set_threshold(max(young, _YOUNG) if young else 0, middle, max(old, _OLD))  # 0: it is turned off
     try:
         yield
     finally:
@@ -368,8 +366,8 @@ async def _evaluate(
     _judge_with(run, sampler)
     metrics: dict[str, float] = {}
     for evaluator in run.evaluators:
-        told = evaluator.reporting(console.evaluating) if isinstance(evaluator, Reporting) else evaluator
-        metrics |= await told(sampler, step)
+        measure = evaluator.reporting(console.evaluating) if isinstance(evaluator, Reporting) else evaluator
+        metrics |= await measure(sampler, step)
     console.evaluated()
     return metrics
 
@@ -420,7 +418,7 @@ def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], c
             kind,
             f"step {step + 1}: {count} of {len(outcomes_P)} groups void, which train nothing: {reasons[kind]} "
             f"(said once; rollout/void counts them; 'viva view {run.folder.path}' shows them, state void). Where it "
-            "does not last, a higher max_retries plays them again; else mend the cause and resume.",
+            "does not last, a higher max_retries plays them again; else fix the cause and resume.",
         )
     unreadable = NoValidComparisonsError.__name__
     if len(void) == len(outcomes_P) and all(
@@ -430,7 +428,7 @@ def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], c
             raise FloatingPointError(f"nothing could be played in step {step + 1}: {min(reasons.values())}")
         raise AllGroupsFailedError(
             f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(set(reasons.values()))[:3])}. "
-            "The state before that step is saved; mend the cause and resume."
+            "The state before that step is saved; fix the cause and resume."
         )
 
 
@@ -455,7 +453,7 @@ async def _save(run: Training, next_step: int, *, best: bool = False) -> None:
 
 
 def crossed(run: Training) -> str | None:
-    """What the stop rule objects to in the steps logged so far, in words; ``None`` if nothing, or without a rule."""
+    """The reason of the stop rule to end the run after the steps logged so far; ``None`` without reason or rule."""
     return None if run.stop_rule is None else run.stop_rule.crossed(run.folder.log.metrics())
 
 

@@ -75,8 +75,8 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     """Rewards, lengths, the environments' own metrics, and failures of one batch.
 
     What an environment reports per turn or per group is averaged by key over the rows that report it. Where groups
-    carry different ``logging_tags``, rewards are also given for each tag under ``env/<tag>/``. What attempts without
-    rewards can tell stands under ``void/``.
+    carry different ``logging_tags``, rewards are also given for each tag under ``env/<tag>/``. Metrics of attempts
+    without rewards stand under ``void/``.
     """
     metrics: dict[str, float] = {
         "rollout/groups": len(outcomes_P),
@@ -181,7 +181,7 @@ def credit_metrics(credits_P: Sequence[tuple[GroupCredit, int]]) -> dict[str, fl
 def logprob_metrics(
     data_D: Sequence[tinker.Datum], logprobs_D: Sequence[tinker.TensorData]
 ) -> dict[str, float]:
-    """How far the trainer is from the sampler, over action tokens (``mask > 0``).
+    """Distance of the trainer from the sampler, over action tokens (``mask > 0``).
 
     With ``q`` the sampler and ``p`` the trainer, ``optim/kl_sample_train_v1`` is the mean of ``log q - log p`` over
     sampled tokens and ``_v2`` half its mean square (names as in tinker-cookbook); ``optim/logprob_gap_max`` is the
@@ -264,7 +264,7 @@ def _sampled_tokens(outcome: GroupOutcome) -> int:
 
 
 def _reported(outcomes_P: Sequence[GroupOutcome]) -> dict[str, list[list[float]]]:
-    """By key, the values of every group that reports it."""
+    """Values by key, one list for every group that reports it."""
     reported: dict[str, list[list[float]]] = {}
     for outcome in outcomes_P:
         values: dict[str, list[float]] = {}

@@ -1,9 +1,9 @@
 """A remote engine: whether it is there, whether it still is, and what its errors mean.
 
 The SDK sends a request again that got no answer, or 408, 409, 429 or 5xx, with growing pauses and for at most minutes,
-and numbers training requests so that a server can tell a repetition. Four things it does not do, and this module does:
-say at once that nobody answers at an address; stop waiting for results of a server that is gone; say what to do; keep
-the key from following a redirect to another host.
+and numbers training requests so that a server can recognise a repetition. Four things it does not do, and this module
+does: report at once that no server answers at an address; stop waiting for results of a server that is gone; give
+remedies; keep the key from following a redirect to another host.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class EngineError(RuntimeError):
 
 
 class EngineLostError(EngineError):
-    """The server could not be reached for so long that nobody should wait for it."""
+    """The server could not be reached for longer than the limit."""
 
 
 def _origin(address: str) -> tuple[str, str | None, int | None]:
@@ -141,7 +141,7 @@ def _plain_transport() -> httpx.AsyncBaseTransport | None:
 
 
 def _problem(base_url: str) -> str | None:
-    """Why nobody answers at an address; ``None`` if somebody does, whatever the answer is."""
+    """The reason why no server answers at an address; ``None`` if one does, whatever the answer is."""
     address, headers = split_address(base_url)
     try:
         request = urllib.request.Request(address.rstrip("/") + _HEALTH, headers=headers)
@@ -160,7 +160,7 @@ def check_address(base_url: str, *, is_hosted: bool = False) -> None:
 
     Args:
         base_url: Where it is.
-        is_hosted: Whether it is hosted Tinker, which nobody here could start.
+        is_hosted: Whether it is hosted Tinker, which cannot be started here.
 
     Raises:
         ValueError: If none does, or the address is none.
@@ -168,21 +168,21 @@ def check_address(base_url: str, *, is_hosted: bool = False) -> None:
     if not base_url.startswith(("http://", "https://")):
         raise ValueError(f"base_url must begin with http:// or https://; got {without_secrets(base_url)!r}")
     problem: str | None = None
-    told = without_secrets(base_url)
+    address = without_secrets(base_url)
     started = time.monotonic()
-    with telling_wait(f"an answer of the server at {told}", _ANSWER_S + sum(_FIRST_PAUSES_S)):
+    with telling_wait(f"an answer of the server at {address}", _ANSWER_S + sum(_FIRST_PAUSES_S)):
         for pause_s in (0.0,) if is_hosted else _FIRST_PAUSES_S:
             time.sleep(pause_s)
             problem = _problem(base_url)
             if problem is None:
                 return
-            if time.monotonic() - started >= _ANSWER_S:  # somebody takes the connection and says nothing
+            if time.monotonic() - started >= _ANSWER_S:  # the connection is taken, and nothing is said
                 break
     if is_hosted:
         raise ValueError(
-            f"Tinker does not answer at {told}: {problem}. Check the network, or use engine=local."
+            f"Tinker does not answer at {address}: {problem}. Check the network, or use engine=local."
         )
-    raise ValueError(f"no server answers at base_url={told}: {problem}. Start it, or mend the address.")
+    raise ValueError(f"no server answers at base_url={address}: {problem}. Start it, or correct the address.")
 
 
 def check_version(base_url: str) -> None:
@@ -203,7 +203,7 @@ def check_version(base_url: str) -> None:
 
 
 def _takes_json_alone(base_url: str) -> bool:
-    """What a server says of itself; where it says nothing, it may take anything."""
+    """Whether a server's own description names JSON alone; without a description, it may take anything."""
     address, headers = split_address(base_url)
     try:
         request = urllib.request.Request(address.rstrip("/") + "/openapi.json", headers=headers)
@@ -222,7 +222,7 @@ async def watched(
     """Within this context, the current task is stopped when a server is gone for good.
 
     Args:
-        base_url: Its address; ``None`` watches nothing (hosted Tinker comes back, and keeps what it was told).
+        base_url: Its address; ``None`` watches nothing (hosted Tinker comes back, and keeps its state).
         limit_s: How long it may be gone without a break. A server that only computes for long answers meanwhile.
         every_s: Seconds between two looks.
 
@@ -247,7 +247,7 @@ async def watched(
     try:
         yield
     except asyncio.CancelledError:
-        if not has_stopped or task.uncancel() > 0:  # somebody else stops the task, perhaps as well
+        if not has_stopped or task.uncancel() > 0:  # the task is stopped from elsewhere, perhaps as well
             raise
         raise EngineLostError(
             f"the server at {without_secrets(base_url)} has been out of reach for {limit_s:g} s: {watch.result()}"
@@ -258,7 +258,7 @@ async def watched(
 
 
 async def _until_gone(base_url: str, limit_s: float, every_s: float) -> str:
-    """Why nobody answers, once that has been so for `limit_s`."""
+    """The reason why no server answers, once that has been so for `limit_s`."""
     last_seen = time.monotonic()
     while True:
         await asyncio.sleep(every_s)
@@ -270,7 +270,7 @@ async def _until_gone(base_url: str, limit_s: float, every_s: float) -> str:
 
 
 def state_deleter(service: ServiceClient) -> Callable[[str], Awaitable[None]]:
-    """What deletes a saved state by its path; where the engine cannot, the state stays."""
+    """A function that deletes a saved state by its path; where the engine cannot, the state stays."""
 
     def delete(path: str) -> None:
         engine: Any = service
@@ -281,7 +281,7 @@ def state_deleter(service: ServiceClient) -> Callable[[str], Awaitable[None]]:
 
 
 async def saved_model(service: ServiceClient, path: str) -> tuple[str, int | None]:
-    """Base model and rank of saved weights, as their engine knows them; 0 means all weights, ``None`` is not told.
+    """Base model and rank of saved weights, as their engine knows them; 0 means all weights, ``None`` is unknown.
 
     Raises:
         TinkerError: If the engine cannot be reached or knows no such weights.
@@ -307,7 +307,7 @@ _UNREACHABLE = "It may be down or restarting."
 
 
 def explain(error: BaseException, server: str | None) -> str | None:
-    """What an error that came from a remote engine means and what to do about it; ``None`` if it came from elsewhere.
+    """The meaning of a remote engine's error and its remedy, in words; ``None`` if the error came from elsewhere.
 
     Args:
         error: What was raised; the SDK wraps some answers of servers into other errors.
@@ -323,16 +323,16 @@ def explain(error: BaseException, server: str | None) -> str | None:
         detail = f"{detail[:_LONGEST_DETAIL]}..."
     if isinstance(found, tinker.APIStatusError) and found.response.has_redirect_location:
         target = urljoin(str(found.request.url), found.response.headers["location"])
-        told = f"{server} answered {found.status_code}: {_sent_on(target)}"
+        text = f"{server} answered {found.status_code}: {_sent_on(target)}"
     elif isinstance(found, tinker.APIStatusError):
-        told = (
+        text = (
             f"{server} answered {found.status_code}: {detail}. {_ADVICE.get(found.status_code, _UNREACHABLE)}"
         )
     elif isinstance(found, tinker.APIConnectionError):
-        told = f"{server} cannot be reached: {detail} {_UNREACHABLE}"
+        text = f"{server} cannot be reached: {detail} {_UNREACHABLE}"
     else:
-        told = f"{server} failed: {detail}"
-    return without_secrets(told)
+        text = f"{server} failed: {detail}"
+    return without_secrets(text)
 
 
 def _of_engine(error: BaseException) -> tinker.TinkerError | None:

@@ -1,14 +1,14 @@
 """Rollouts that tolerate failure: what goes wrong is recorded as data, retried by rule, never silently dropped.
 
 1. A failure of one seat (an exception, a timeout, a cancelled call) is caught in `_caught`, recorded with its type,
-   message, seat and turn, and told to the environment through ``abort(reason)`` if it has that method. Peers go on.
+   message, seat and turn, and passed to the environment's ``abort(reason)`` if it is `Abortable`. Peers go on.
    If ``abort`` itself raises, they might wait for the failed seat for ever: they are stopped and the group is void.
 2. If an environment without ``abort`` failed, its group is void: a grader that expects whole episodes must not see
    half of one. Environments with ``abort`` know about failures; their builder decides when it computes the rewards.
 3. A void group is retried whole, with fresh environments and new seeds, up to ``max_retries`` times (retrying one
    seat would put it into a different conversation). Then it is recorded as void, with its reason.
 4. What ``cleanup`` raises is recorded; the rewards are known by then, and the group counts.
-5. What a void attempt can tell all the same is kept for the metrics: those of its turns, and those that the error
+5. Metrics of a void attempt are kept all the same: those of its turns, and those that the error
    brings along in an attribute ``metrics``.
 6. Interrupts (the cancellation of the task that runs the rollouts) are not failures and propagate.
 
@@ -65,9 +65,9 @@ class _Sampling:
     context_window: int | None = None
     """Tokens the model can hold; replies are cut so that prompt and reply fit."""
     timeout_s: float | None = None
-    """Longest time one call may take. Results then depend on the clock, so it is off by default."""
+    """Time limit of one call. Results then depend on the clock, so it is off by default."""
     on_reply: Callable[[int], None] | None = None
-    """Is called with the number of tokens of each reply."""
+    """Called with the number of tokens of each reply."""
 
 
 @dataclass(kw_only=True)
@@ -153,7 +153,7 @@ class SeatPolicy(Protocol):
 
 @runtime_checkable
 class Abortable(Protocol):
-    """An environment that is told when its seat failed, so that its peers can go on."""
+    """An environment that learns when its seat failed, so that its peers can go on."""
 
     def abort(self, reason: str) -> Any:
         """End this seat; may be a coroutine function."""
@@ -162,7 +162,7 @@ class Abortable(Protocol):
 
 @runtime_checkable
 class _Placed(Protocol):
-    """An environment that tells which turn of a conversation it waits for."""
+    """An environment that names the turn of a conversation it waits for."""
 
     agent_id: Any
     round_index: Any
@@ -185,12 +185,12 @@ class RolloutFailure:
     error_type: str
     message: str
     place: Place | None = None
-    """The turn that failed, if the environment tells."""
+    """The turn that failed, if the environment names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """What became of one group."""
+    """The outcome of one group."""
 
     builder: EnvGroupBuilder
     group: TrajectoryGroup | None
@@ -204,7 +204,7 @@ class GroupOutcome:
     num_sampled_tokens: int = 0
     """Tokens sampled in all attempts, also in those thrown away."""
     asked: Mapping[Place, int] = field(default_factory=dict[Place, int])
-    """How often the policy was called for a turn, in all attempts, where environments tell which turn it is."""
+    """Calls of the policy for each turn, in all attempts, where environments are placed in a conversation."""
     void_metrics: tuple[Metrics, ...] = ()
     """Metrics of void attempts, also of those that were played again: of each turn, and of what ended the attempt."""
 
@@ -289,7 +289,7 @@ def _check_reply(reply: TokensWithLogprobs) -> None:
 
 
 class _AbortFailedError(Exception):
-    """An environment could not be told about its failure."""
+    """An environment could not be aborted after its failure."""
 
     def __init__(self, seat: int, failure: _Caught, abort_failure: _Caught) -> None:
         super().__init__(seat, failure, abort_failure)
@@ -301,16 +301,16 @@ class _AbortFailedError(Exception):
 async def _run_seat(seat: int, env: Env, completer: TokenCompleter) -> Trajectory | _Caught:
     result = await _caught(do_single_rollout(completer, env))
     if isinstance(result, _Caught) and isinstance(env, Abortable):
-        told = await _caught(_tell(env, str(result)))
-        if told is not None:
-            raise _AbortFailedError(seat, result, told)
+        failure = await _caught(_abort(env, str(result)))
+        if failure is not None:
+            raise _AbortFailedError(seat, result, failure)
     return result
 
 
-async def _tell(env: Abortable, reason: str) -> None:
-    told = env.abort(reason)
-    if inspect.isawaitable(told):
-        await told
+async def _abort(env: Abortable, reason: str) -> None:
+    pending = env.abort(reason)
+    if inspect.isawaitable(pending):
+        await pending
 
 
 class _Attempt:

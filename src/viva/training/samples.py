@@ -1,4 +1,4 @@
-"""What a batch of groups has to train, seat by seat: sampled tokens behind the contexts they are trained in.
+"""Samples of a batch of groups, seat by seat: sampled tokens behind the contexts they are trained in.
 
 Two cases, one form:
 
@@ -47,29 +47,29 @@ Context: TypeAlias = tuple[Element, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedTurn:
-    """What is trained of one turn."""
+    """The trained tokens of one turn."""
 
     sampled_in: Context
     """Everything that stood before the first token when it was sampled. Empty in plain self-play, as `trained_in`."""
     trained_in: Context
-    """What stands before it in training, what comes from the turn itself included."""
+    """Everything that stands before it in training, masked tokens of the turn included."""
     turn: int
     """Index of the turn in its seat's trajectory."""
     first: int
     """Place of the first token in the turn: with a strategy the first trained one, in plain self-play 0."""
     tokens: tuple[int, ...]
-    """From there on."""
+    """The turn's tokens from there on."""
     logprobs: tuple[float, ...]
-    """Of these tokens, as they were sampled."""
+    """Sampling logprobs of these tokens."""
     weights: tuple[float, ...]
-    """Of these tokens."""
+    """Weights of these tokens, 0 where they are not trained."""
     has_gap: bool = False
     """Whether sampled tokens before the last one are left out: `Completion.with_end`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedSample:
-    """What is trained of one seat."""
+    """The trained tokens of one seat."""
 
     outcome_index: int
     seat: int
@@ -81,7 +81,7 @@ class TrainedSample:
     finished: bool
     turns_K: tuple[TrainedTurn, ...]
     data_D: tuple[tinker.Datum, ...]
-    """With the weight of each token as its advantage."""
+    """The datums, with the weight of each token as its advantage."""
     advantages_T: FloatArray | None
     """Made by the strategy, by credit or in plain self-play by the group, instead of an estimator's reward minus
     baseline."""
@@ -170,7 +170,7 @@ def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What to train of one turn: a weight, and where it is known an advantage, for every token from `start` on.
+    """A turn's part in training: a weight, and where it is known an advantage, for every token from `start` on.
 
     With `has_gap` the last of them is the turn's last token, whatever lies before it.
     """
@@ -198,7 +198,7 @@ class _Seat:
         return self.group.trajectories_G[self.seat]
 
     def cut(self, *, is_plain: bool) -> tuple[Trajectory, list[TrainedTurn]]:
-        """What is trained of the trajectory, behind its training contexts, and the same turn by turn."""
+        """The trajectory cut to its trained turns, behind its training contexts, and the same turn by turn."""
         transform = strategy_of(self.outcome.builder).context_transform
         trained_K: list[Transition] = []
         turns_K: list[TrainedTurn] = []

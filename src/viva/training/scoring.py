@@ -32,11 +32,11 @@ class Scores:
     """Logprobs under the policy before the update."""
 
     old_N: Mapping[int, FloatArray]
-    """By sample, behind the training context; only of samples that were scored."""
+    """Logprobs by sample, behind the training context; only of samples that were scored."""
     contexts_N: Mapping[int, Mapping[str, FloatArray]] = field(
         default_factory=dict[int, Mapping[str, FloatArray]]
     )
-    """By sample, behind other contexts of its prompt, by their name."""
+    """Logprobs by sample and by name of another context of its prompt, behind that context."""
     num_tokens: int = 0
     """Scored, contexts included."""
 

@@ -79,7 +79,7 @@ class EngineConfig:
 
     @property
     def server(self) -> str | None:
-        """What the server is called; ``None`` if there is none."""
+        """The server's name in messages; ``None`` without one."""
         if self.engine == "local":
             return None
         return "Tinker" if self.base_url is None else f"the server at {without_secrets(self.base_url)}"
@@ -94,7 +94,7 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
         one_run: Only one training client saves there, by names that go on after a restart.
 
     Raises:
-        ValueError: If nobody answers at the address, or this SDK is too new for who does.
+        ValueError: If no server answers at the address, or this SDK is too new for it.
     """
     if config.engine == "remote":
         import tinker
@@ -169,7 +169,7 @@ class _Awaitable:
 
 
 def _hosted_address(key: str) -> str:
-    """Where the SDK finds hosted Tinker."""
+    """The address of hosted Tinker."""
     return str(import_module("tinker._client").AsyncTinker(api_key=key).base_url)
 
 

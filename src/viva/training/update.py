@@ -3,7 +3,7 @@
 Was an optimiser step applied twice? If the answer to a request is lost, the SDK sends it again under the same number.
 Servers that do not look at the number do it twice. Gradients sent twice are harmless where the server averages them; a
 repeated step is not: it moves the weights by what the optimiser remembers. No engine counts its steps aloud, but those
-that tell the gradient's norm give it away: the first step has used the gradient up, so the second one's is exactly 0.
+that report the gradient's norm give it away: the first step has used the gradient up, so the second one's is exactly 0.
 
 Legend: ``_D`` datums.
 """
@@ -46,7 +46,7 @@ _RARE = 10
 
 
 class SamplerGapError(FloatingPointError):
-    """What was sampled is not what is trained."""
+    """Sampler and trainer do not compute the same policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class SamplerCheck:
     """Sampled tokens as the trainer finds them: behind the context and at the temperature they were sampled at."""
 
     data_D: Sequence[tinker.Datum] = ()
-    """With the sampler's own logprobs."""
+    """Datums with the sampler's own logprobs."""
     logprobs_D: Sequence[tinker.TensorData] = ()
     """The trainer's."""
 
@@ -103,7 +103,7 @@ class UpdateResult:
 
     data_D: Sequence[tinker.Datum]
     logprobs_D: Sequence[tinker.TensorData]
-    """Of every target token that is not masked, under the policy that the gradient was taken of."""
+    """Logprobs of every target token that is not masked, under the policy that the gradient was taken of."""
     metrics: dict[str, float]
 
 
@@ -298,7 +298,7 @@ def _check_gap(drift: Mapping[str, float], allowed: float | None) -> None:
 
 
 def _joined(outputs: Sequence[tinker.ForwardBackwardOutput]) -> tinker.ForwardBackwardOutput:
-    """What one request with the data of all would have answered; metrics other than the loss are averages."""
+    """The response to one request with the data of all; metrics other than the loss are averages."""
     names = sorted({name for output in outputs for name in output.metrics})
     columns = {name: [output.metrics[name] for output in outputs if name in output.metrics] for name in names}
     return tinker.ForwardBackwardOutput(
@@ -314,7 +314,7 @@ def _joined(outputs: Sequence[tinker.ForwardBackwardOutput]) -> tinker.ForwardBa
 def _engine_metrics(
     outputs: Sequence[tinker.ForwardBackwardOutput], responses: Sequence[tinker.OptimStepResponse]
 ) -> dict[str, float]:
-    """What the engine itself reports, averaged over the substeps (``loss:sum`` becomes ``optim/loss``)."""
+    """The engine's own metrics, averaged over the substeps (``loss:sum`` becomes ``optim/loss``)."""
     rows = [output.metrics for output in outputs] + [response.metrics or {} for response in responses]
     values: dict[str, list[float]] = {}
     for row in rows:
