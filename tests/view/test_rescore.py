@@ -22,7 +22,7 @@ from viva.rewards.review import review_rules
 from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import Policy, run_group
-from viva.view.rescore import RescoreOptions, Rescoring, Spread, WithinCorrelation, rescore, rescore_text
+from viva.view.rescore import RescoreOptions, Rescoring, WithinCorrelation, rescore, rescore_text
 
 RENDERER = tiny_renderer()
 NUM_CONVERSATIONS = 6
@@ -275,20 +275,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 VALUES = st.integers(-50, 50).map(lambda value: value / 8)
 GROUPS = st.lists(st.lists(st.tuples(VALUES, VALUES), max_size=5), max_size=6)
-
-
-@settings(deadline=None)
-@given(st.lists(VALUES, min_size=1, max_size=20))
-def test_mean_and_deviation_are_those_of_all_values_together(values: list[float]) -> None:
-    spread = Spread()
-    for value in values:
-        spread.add(value)
-    assert (spread.count, spread.mean) == (len(values), pytest.approx(np.mean(values)))
-    assert spread.deviation == pytest.approx(np.std(values), abs=1e-9)
-
-
-def test_of_no_values_nothing_is_known() -> None:
-    assert (Spread().mean, Spread().deviation, WithinCorrelation().value) == (None, None, None)
 
 
 @settings(deadline=None)

@@ -5,6 +5,7 @@ Only a browser on this machine that was given the address may ask, and no page o
 
 import hashlib
 import hmac
+import importlib
 import json
 import re
 import threading
@@ -142,15 +143,15 @@ class _Api:
         locked: dict[str, Callable[[Request], Any]] = {
             "curves": lambda _: curve_layout({key for run in self._runs for key in run.metrics}),
             "series": self._series,
-            "summary": lambda _: [summary_answer(run) for run in self._runs],
             "conversations": self._conversations,
             "text": self._text,
             "judge": self._judge,
             "evaluations": self._evaluations,
         }
         return {
-            "runs": self._all_runs,  # these wait for the reading, and take the lock when they have waited
+            "runs": self._all_runs,  # these wait, and take the lock when they have waited
             "conversation": self._conversation,
+            "summary": self._summary,
             **{name: self._locked(handler) for name, handler in locked.items()},
         }
 
@@ -170,6 +171,11 @@ class _Api:
                 for run, name in zip(self._runs, self._names, strict=True)
             ]
         return {"viva": __version__, "runs": runs}
+
+    def _summary(self, _: Request) -> Any:
+        importlib.import_module("viva.training.advice")  # takes seconds, in which others are answered
+        with self._lock:
+            return [summary_answer(run) for run in self._runs]
 
     def _series(self, request: Request) -> Any:
         keys = request.query_params.getlist("key")[:_MAX_KEYS]

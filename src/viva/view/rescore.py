@@ -6,6 +6,7 @@ with the rewards that were paid. One conversation is in memory at a time.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,6 @@ from viva.view.files import iter_transcripts
 __all__ = [
     "RescoreOptions",
     "Rescoring",
-    "Spread",
     "StreamChange",
     "WithinCorrelation",
     "rescore",
@@ -142,8 +142,8 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
         num_void=num_void,
         num_other=num_other,
         streams=tuple(change.result(name) for name, change in totals.streams.items()),
-        gaps={name: (old.mean, new.mean) for name, (old, new) in totals.gaps.items()},
-        num_gaps=totals.gaps["total"][0].count,
+        gaps={name: (_mean(old), _mean(new)) for name, (old, new) in totals.gaps.items()},
+        num_gaps=len(totals.gaps["total"][0]),
         is_torn=bool(torn),
     )
 
@@ -190,32 +190,6 @@ def _require_links(conversation: Conversation, judged: Mapping[int, Sequence[Com
         )
 
 
-class Spread:
-    """Mean and standard deviation of a stream of numbers (Welford, 1962)."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._mean = 0.0
-        self._squares = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one more."""
-        self.count += 1
-        before = value - self._mean
-        self._mean += before / self.count
-        self._squares += before * (value - self._mean)
-
-    @property
-    def mean(self) -> float | None:
-        """``None`` without values."""
-        return self._mean if self.count else None
-
-    @property
-    def deviation(self) -> float | None:
-        """Of the values themselves (population); ``None`` without values."""
-        return math.sqrt(self._squares / self.count) if self.count else None
-
-
 class WithinCorrelation:
     """Pearson's correlation of two values, each less its mean over the conversation.
 
@@ -260,26 +234,24 @@ def _centred(values: list[float]) -> list[float]:
 class _Stream:
     """One reward over all conversations so far: old, new."""
 
-    spreads: tuple[Spread, Spread] = field(default_factory=lambda: (Spread(), Spread()))
+    values: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     agreement: WithinCorrelation = field(default_factory=WithinCorrelation)
     truth: tuple[WithinCorrelation, WithinCorrelation] = field(
         default_factory=lambda: (WithinCorrelation(), WithinCorrelation())
     )
 
     def add(self, old: _Rewards, new: _Rewards, truth: _Rewards) -> None:
-        for rewards, spread, correlation in zip((old, new), self.spreads, self.truth, strict=True):
-            for value in rewards.values():
-                if value is not None:
-                    spread.add(value)
+        for rewards, values, correlation in zip((old, new), self.values, self.truth, strict=True):
+            values += [value for value in rewards.values() if value is not None]
             correlation.add(_common(rewards, truth))
         self.agreement.add(_common(old, new))
 
     def result(self, stream: str) -> StreamChange:
-        old, new = self.spreads
+        old, new = self.values
         return StreamChange(
             stream=stream,
-            means=(old.mean, new.mean),
-            deviations=(old.deviation, new.deviation),
+            means=(_mean(old), _mean(new)),
+            deviations=(statistics.pstdev(old) if old else None, statistics.pstdev(new) if new else None),
             agreement=self.agreement.value,
             truth=(self.truth[0].value, self.truth[1].value),
             num_graded=(self.truth[0].count, self.truth[1].count),
@@ -292,8 +264,8 @@ class _Totals:
 
     count: int = 0
     streams: dict[str, _Stream] = field(default_factory=lambda: {name: _Stream() for name in _STREAMS})
-    gaps: dict[str, tuple[Spread, Spread]] = field(
-        default_factory=lambda: {name: (Spread(), Spread()) for name in ("r_sol", "total")}
+    gaps: dict[str, tuple[list[float], list[float]]] = field(
+        default_factory=lambda: {name: ([], []) for name in ("r_sol", "total")}
     )
 
     def add(self, record: ConversationRecord, votes: ReviewVotes, scores: ReviewScores) -> None:
@@ -313,11 +285,15 @@ class _Totals:
                 "r_sol": (record.scores.final, scores.r_sol),
                 "total": (record.rewards, scores.totals),
             }
-            for name, spreads in self.gaps.items():
-                for rewards, spread in zip(paid[name], spreads, strict=True):
+            for name, gaps in self.gaps.items():
+                for rewards, found in zip(paid[name], gaps, strict=True):
                     gap = reward_truth_gap(rewards, record.correct)
                     if gap is not None:
-                        spread.add(gap)
+                        found.append(gap)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def _truth(record: ConversationRecord, votes: ReviewVotes) -> dict[str, _Rewards]:

@@ -21,6 +21,9 @@ _CORRELATION = "test/conversation/rank_correlation"
 
 _MAX_VOID_REASONS = 10
 
+_NO_CAUSES = ("agent_", "experts/", "optim/", "test/", "time/")
+"""How metrics begin that say nothing of what keeps a run from learning; there are many of them."""
+
 _HEALTH = {
     _CONVERSATION: "held-out, right after a conversation",
     "test/conversation/correct/best": "held-out, highest score after a conversation is right",
@@ -141,9 +144,10 @@ def _causes(run: RunIndex) -> list[dict[str, Any]]:
 
     rows: dict[int, dict[str, float]] = {step: {} for step, groups in run.points("rollout/groups") if groups}
     for key in run.metrics:
-        for step, value in run.points(key):
-            if step in rows:
-                rows[step][key] = value
+        if not key.startswith(_NO_CAUSES):
+            for step, value in run.points(key):
+                if step in rows:
+                    rows[step][key] = value
     steps = list(rows)
     return [
         {"step": steps[place] + 1, "text": printable(cause.text)}
