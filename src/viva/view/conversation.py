@@ -10,23 +10,13 @@ from viva.judging.ballots import Item, Preference, Vote
 from viva.judging.ranking import RankingReply
 from viva.judging.records import ConversationRecord, Transcript, TurnRecord
 from viva.run.secrets import printable, without_secrets
-from viva.view.entries import known_answers
-from viva.view.judgement import (
-    PairVerdict,
-    agreement_of_comparisons,
-    agreement_of_votes,
-    cycles_of_ballots,
-    judge_pairs,
-    pair_cycles,
-    preferences_of,
-)
+from viva.view.judgement import PairVerdict, RankingJudgement, judge_conversation
 
 __all__ = [
     "MAX_TEXT_CHARS",
     "Sighting",
     "clip",
     "conversation_payload",
-    "rankings_payload",
     "sightings",
     "text_at",
 ]
@@ -93,9 +83,7 @@ def _text(text: str, ref: str) -> dict[str, Any]:
 
 
 def _record(record: ConversationRecord) -> dict[str, Any]:
-    said = record.said()
-    pairs = judge_pairs(said)
-    agreement = agreement_of_comparisons(said, record.correct_initial or {}, record.correct or {})
+    judged = judge_conversation(record)
     return {
         "question": _text(record.question, "record.question"),
         "answer": None if record.answer is None else _text(record.answer, "record.answer"),
@@ -119,10 +107,10 @@ def _record(record: ConversationRecord) -> dict[str, Any]:
         ],
         "rules": {printable(name): printable(str(value)) for name, value in sorted(record.rules.items())},
         "comparisons": [_comparison(record, place) for place in range(len(record.comparisons))],
-        "pairs": [_pair(pair) for pair in pairs],
-        "cycles": [list(cycle) for cycle in pair_cycles(pairs)],
-        "agreement": {"right": agreement.num_right, "of": agreement.num_pairs},
-        "rankings": rankings_payload(record),
+        "pairs": [_pair(pair) for pair in judged.pairs],
+        "cycles": [list(cycle) for cycle in judged.cycles],
+        "agreement": {"right": judged.agreement.num_right, "of": judged.agreement.num_pairs},
+        "rankings": [_ranking(segment, ranking) for segment, ranking in judged.rankings.items()],
     }
 
 
@@ -227,24 +215,15 @@ def _pair(pair: PairVerdict) -> dict[str, Any]:
     }
 
 
-def rankings_payload(record: ConversationRecord) -> list[dict[str, Any]]:
-    """Every kind of ranking: items, who put what above what, cycles, and agreement with known answers."""
-    ballots = record.ballots()
-    return [_ranking(record, segment, by_voter) for segment, by_voter in ballots.items()]
-
-
-def _ranking(record: ConversationRecord, segment: str, ballots: Mapping[int, list[Vote]]) -> dict[str, Any]:
-    votes = [(voter, vote) for voter, cast_votes in ballots.items() for vote in cast_votes]
-    shown = [{"voter": voter, **_vote(vote)} for voter, vote in votes]
-    items = sorted({side for vote in shown for side in (vote["above"], vote["below"])})
-    known = known_answers(record.correct_initial or {}, record.correct or {}, segment)
-    agreement = agreement_of_votes(preferences_of([vote for _, vote in votes]), known)
+def _ranking(segment: str, ranking: RankingJudgement) -> dict[str, Any]:
+    """One kind of ranking: items, who put what above what, cycles, and agreement with known answers."""
+    shown = [{"voter": voter, **_vote(vote)} for voter, votes in ranking.ballots.items() for vote in votes]
     return {
         "segment": printable(segment),
-        "items": items,
+        "items": sorted({side for vote in shown for side in (vote["above"], vote["below"])}),
         "votes": shown,
-        "cycles": [[_item(item) for item in cycle] for cycle in cycles_of_ballots(ballots)],
-        "agreement": {"right": agreement.num_right, "of": agreement.num_pairs},
+        "cycles": [[_item(item) for item in cycle] for cycle in ranking.cycles],
+        "agreement": {"right": ranking.agreement.num_right, "of": ranking.agreement.num_pairs},
     }
 
 

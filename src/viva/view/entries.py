@@ -6,19 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from viva.judging.ballots import Item
 from viva.judging.records import ConversationRecord, Transcript
 from viva.run.secrets import printable
-from viva.view.judgement import (
-    NO_ORDERS,
-    agreement_of_comparisons,
-    agreement_of_votes,
-    cycles_of_ballots,
-    judge_pairs,
-    orders_of,
-    pair_cycles,
-    preferences_of,
-)
+from viva.view.judgement import NO_ORDERS, judge_conversation, orders_of
 
 __all__ = [
     "MAX_PAGE_SIZE",
@@ -28,16 +18,12 @@ __all__ = [
     "choose",
     "entry_of",
     "facets",
-    "known_answers",
     "page_of",
     "parse_query",
     "select",
 ]
 
 _QUESTION_CHARS = 110
-
-_STAGES = {"ranking": "correct_initial", "verdict": "correct"}
-"""Which answers the rankings of a segment are about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,40 +105,22 @@ def entry_of(offset: int, transcript: Transcript) -> Entry:
     )
 
 
-def known_answers(before: Mapping[int, bool], after: Mapping[int, bool], segment: str) -> dict[Item, bool]:
-    """Which of the items that a segment's votes are about are right, where that is known."""
-    if segment == "comparison":
-        stages = {"initial": before, "revised": after}
-        return {(stage, agent): right for stage, known in stages.items() for agent, right in known.items()}
-    about = before if _STAGES.get(segment) == "correct_initial" else after
-    return {**about}
-
-
 def _answers(record: ConversationRecord | None) -> tuple[dict[int, bool], dict[int, bool]]:
     """Whose solutions were right before revision, and at the end."""
     return ({}, {}) if record is None else (record.correct_initial or {}, record.correct or {})
 
 
 def _judged(record: ConversationRecord) -> dict[str, Any]:
-    before, after = _answers(record)
-    said = record.said()
-    pairs = judge_pairs(said)
-    both = [pair for pair in pairs if pair.in_both_orders]
-    agreement = agreement_of_comparisons(said, before, after)
-    agreeing, decidable = agreement.num_right, agreement.num_pairs
-    num_cycles = len(pair_cycles(pairs))
-    for segment, ballots in record.ballots().items():
-        num_cycles += len(cycles_of_ballots(ballots))
-        votes = [vote for cast_votes in ballots.values() for vote in cast_votes]
-        found = agreement_of_votes(preferences_of(votes), known_answers(before, after, segment))
-        agreeing, decidable = agreeing + found.num_right, decidable + found.num_pairs
-    orders = orders_of(pairs)
+    judged = judge_conversation(record)
+    both = [pair for pair in judged.pairs if pair.in_both_orders]
+    agreements = [judged.agreement, *(ranking.agreement for ranking in judged.rankings.values())]
+    orders = orders_of(judged.pairs)
     return {
         "num_pairs": len(both),
         "num_flips": sum(pair.is_flipped for pair in both),
-        "num_cycles": num_cycles,
-        "num_agreeing": agreeing,
-        "num_decidable": decidable,
+        "num_cycles": len(judged.cycles) + sum(len(ranking.cycles) for ranking in judged.rankings.values()),
+        "num_agreeing": sum(agreement.num_right for agreement in agreements),
+        "num_decidable": sum(agreement.num_pairs for agreement in agreements),
         "orders": orders if any(orders) else NO_ORDERS,  # one value for all that have none
     }
 

@@ -8,16 +8,20 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from viva.judging.ballots import Ballots, Item, Preference, pooled
+from viva.judging.ballots import Ballots, Item, Preference, Vote, pooled
 from viva.judging.consensus import majority
+from viva.judging.records import ConversationRecord
 
 __all__ = [
     "NO_ORDERS",
     "Agreement",
+    "Judgement",
     "PairVerdict",
+    "RankingJudgement",
     "agreement_of_comparisons",
     "agreement_of_votes",
     "cycles_of_ballots",
+    "judge_conversation",
     "judge_pairs",
     "orders_of",
     "pair_cycles",
@@ -81,6 +85,62 @@ class Agreement:
 
     num_right: int
     num_pairs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingJudgement:
+    """The votes of one segment."""
+
+    ballots: Mapping[int, Sequence[Vote]]
+    cycles: Sequence[tuple[Item, ...]]
+    agreement: Agreement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The judge's comparisons and the agents' rankings of one conversation."""
+
+    pairs: Sequence[PairVerdict]
+    cycles: Sequence[tuple[Item, ...]]
+    agreement: Agreement
+    rankings: Mapping[str, RankingJudgement]
+    """By segment."""
+
+
+def judge_conversation(record: ConversationRecord) -> Judgement:
+    """All that the verdicts of a conversation amount to.
+
+    Raises:
+        ValueError: If a voter voted twice on a pair.
+    """
+    before, after = record.correct_initial or {}, record.correct or {}
+    said = record.said()
+    pairs = judge_pairs(said)
+    return Judgement(
+        pairs=pairs,
+        cycles=pair_cycles(pairs),
+        agreement=agreement_of_comparisons(said, before, after),
+        rankings={
+            segment: RankingJudgement(
+                ballots=ballots,
+                cycles=cycles_of_ballots(ballots),
+                agreement=agreement_of_votes(
+                    preferences_of([vote for votes in ballots.values() for vote in votes]),
+                    _known_answers(before, after, segment),
+                ),
+            )
+            for segment, ballots in record.ballots().items()
+        },
+    )
+
+
+def _known_answers(before: Mapping[int, bool], after: Mapping[int, bool], segment: str) -> dict[Item, bool]:
+    """Which of the items that a segment's votes are about are right, where that is known."""
+    if segment == "comparison":
+        stages = {"initial": before, "revised": after}
+        return {(stage, agent): right for stage, known in stages.items() for agent, right in known.items()}
+    about = before if segment == "ranking" else after
+    return {**about}
 
 
 def judge_pairs(comparisons: Iterable[tuple[int | None, int, int, str]]) -> list[PairVerdict]:
