@@ -1,5 +1,6 @@
 """A demonstration is its recipe with options that the command line may change."""
 
+import json
 import re
 
 import pytest
@@ -88,4 +89,11 @@ def test_a_demonstration_ends_with_accuracy_before_and_after(tmp_path, monkeypat
     assert re.search(r"right on held-out problems +untrained +trained\n", told)
     for name in ("temperature 0", "temperature 1", "temperature 1, majority of 8"):
         assert re.search(rf"{name} \(\d+ problems\) +\d+\.\d% +\d+\.\d%\n", told)
-    assert "maj@8" in (tmp_path / "runs" / "smollm2_demo" / "run" / "report.html").read_text(encoding="utf-8")
+    run = tmp_path / "runs" / "smollm2_demo" / "run"
+    assert "maj@8" in (run / "report.html").read_text(encoding="utf-8")
+    asked = {question for question, _ in word_problems()[0]}
+    rows = [json.loads(line)["record"] for line in (run / "transcripts.jsonl").read_text().splitlines()]
+    assert [row["question"] in asked for row in rows] == [True, True]
+    assert all([turn["agent_id"] for turn in row["turns"]] == [0, 1] for row in rows)
+    assert all(turn["text"] for row in rows for turn in row["turns"])
+    assert all(row["correct"].keys() == row["rewards"].keys() == {"0", "1"} for row in rows)

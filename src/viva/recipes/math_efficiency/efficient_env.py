@@ -104,6 +104,8 @@ class EfficientEnv(PromptAugmentedEnv):
         super().__init__(renderer, list(sampling_convo_prefix), [], leak_phrases=leak_phrases)
         self.question = question
         self.reward = reward
+        self.replied: tuple[str, Graded] | None = None
+        """The reply's text and what it earned, once it was given."""
 
     def get_question(self) -> str:
         """The problem."""
@@ -126,6 +128,7 @@ class EfficientEnv(PromptAugmentedEnv):
         text, is_clean = read_reply(self.renderer, list(action))
         is_finished = is_clean and (extra or {}).get("stop_reason", "stop") == "stop"
         graded = self.reward(text, num_tokens=len(action), is_finished=is_finished)
+        self.replied = text, graded
         return StepResult(
             reward=graded.reward,
             episode_done=True,

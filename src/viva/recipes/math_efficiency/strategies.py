@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import isbuiltin, signature
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from tinker_cookbook.renderers.base import Message, Renderer
 from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
-from tinker_cookbook.rl.types import EnvGroupBuilder
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
+from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.eval.answers import is_correct
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.feedback import FeedbackGroupBuilder, GeneratedFeedback, VerifierFeedback
@@ -24,6 +25,7 @@ from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward
 from viva.selfplay.critique import critique_group
+from viva.selfplay.group import transcript
 from viva.selfplay.round_robin import round_robin_group
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.data import PromptItem
@@ -94,12 +96,58 @@ class Task:
 
     def group(self) -> ProblemGroupBuilder:
         """The bare problem, asked `group_size` times."""
-        return ProblemGroupBuilder(env_thunk=self.env, num_envs=self.group_size, dataset_name="problems")
+        return _AskedProblem(env_thunk=self.env, num_envs=self.group_size, dataset_name="problems")
 
     def verify(self, solution: str) -> float:
         """The reward of a solution that was not sampled as a reply of its own; its length is that of its text."""
         num_tokens = len(self.renderer.tokenizer.encode(solution, add_special_tokens=False)) + 1
         return self.reward(solution, num_tokens=num_tokens, is_finished=True).reward
+
+
+@dataclass(frozen=True)
+class _AskedProblem(ProblemGroupBuilder):
+    """A problem asked several times, whose replies are kept for the transcript."""
+
+    kept: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """The last group's record, once its rewards were asked for."""
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Those of the problem's environments alone; keeps what was said."""
+        self.kept[:] = [_record(env_group)]
+        return await super().compute_group_rewards(trajectory_group, env_group)
+
+    def record(self) -> dict[str, Any] | None:
+        """The problem and its replies, with the keys of a conversation of one round."""
+        return self.kept[0] if self.kept else None
+
+
+def _record(env_group: Sequence[Env]) -> dict[str, Any]:
+    asked = [env for env in env_group if isinstance(env, EfficientEnv)]
+    replies = {seat: env.replied for seat, env in enumerate(asked) if env.replied is not None}
+    question, answer = asked[0].question, asked[0].reward.answer
+    turns = tuple(
+        Turn(
+            agent_id=seat,
+            round_index=0,
+            prompt=question,
+            text=text,
+            response=Solution(solution=text),
+            status=ReplyStatus.OK,
+        )
+        for seat, (text, _) in replies.items()
+    )
+    talk = Conversation(question=question, num_agents=len(asked), max_rounds=1, turns=turns, answer=answer)
+    return transcript(talk, "problem", answer, system_prompt="") | {
+        "order": "simultaneous",
+        "rewards": {seat: graded.reward for seat, (_, graded) in replies.items()},
+        "correct": {
+            seat: bool(graded.metrics["correct"])
+            for seat, (_, graded) in replies.items()
+            if "correct" in graded.metrics  # a reward of the user's may not say
+        },
+    }
 
 
 StrategyFactory: TypeAlias = Callable[[Task], EnvGroupBuilder]
