@@ -23,9 +23,9 @@ from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder
 from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
+from viva.judging.records import ConversationRecord
 from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward
 from viva.selfplay.critique import critique_group
-from viva.selfplay.group import transcript
 from viva.selfplay.round_robin import round_robin_group
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.data import PromptItem
@@ -139,15 +139,19 @@ def _record(env_group: Sequence[Env]) -> dict[str, Any]:
         for seat, (text, _) in replies.items()
     )
     talk = Conversation(question=question, num_agents=len(asked), max_rounds=1, turns=turns, answer=answer)
-    return transcript(talk, "problem", answer, system_prompt="") | {
-        "order": "simultaneous",
-        "rewards": {seat: graded.reward for seat, (_, graded) in replies.items()},
-        "correct": {
+    record = ConversationRecord.of(
+        talk,
+        answer=answer,
+        protocol="problem",
+        order="simultaneous",
+        rewards={seat: graded.reward for seat, (_, graded) in replies.items()},
+        correct={
             seat: bool(graded.metrics["correct"])
             for seat, (_, graded) in replies.items()
             if "correct" in graded.metrics  # a reward of the user's may not say
         },
-    }
+    )
+    return record.model_dump(mode="json", exclude_unset=True)
 
 
 StrategyFactory: TypeAlias = Callable[[Task], EnvGroupBuilder]
