@@ -4,10 +4,8 @@ import broken_engines as broken
 import pytest
 from broken_engines import UNHEARD, bench, with_sampler
 
-from viva.doctor.examination import PROBES, check_engine, examine, put
-from viva.doctor.features import FEATURES, barred
-from viva.doctor.finding import Finding
-from viva.doctor.probe import Probe
+from viva.doctor.bench import Finding, Probe
+from viva.doctor.examination import FEATURES, PROBES, barred, check_engine, examine, put
 from viva.engine import LocalServiceClient
 
 BY_NAME = {probe.name: probe for probe in PROBES}

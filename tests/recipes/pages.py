@@ -9,7 +9,7 @@ import pytest
 import tinker
 
 from viva.recipes.common import OpenRun, RunOptions
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.testing import ScriptedSamplingClient
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def script_the_engine(monkeypatch: pytest.MonkeyPatch, sampler: ScriptedSampling
     """Recipes open a run whose every snapshot is the scripted policy."""
 
     async def open_run(options: RunOptions, check: Any = None) -> OpenRun:
-        folder = open_run_folder(options.log_path, behavior="raise", config=options.record)
+        folder = prepare_run_folder(options.log_path, behavior="raise", config=options.record).open()
         client: Any = Trainer(sampler, folder.state_dir)
         return OpenRun(
             folder=folder,

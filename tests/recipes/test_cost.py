@@ -25,9 +25,8 @@ from viva.recipes.critique_self_play.train import Config as CritiqueConfig
 from viva.recipes.math_efficiency import build as math
 from viva.recipes.math_efficiency.strategies import STRATEGIES
 from viva.recipes.math_efficiency.train_rl import Config as MathConfig
-from viva.scaling.calls import Template
-from viva.scaling.conversations import Lengths
-from viva.scaling.tree import Block, tree_cost
+from viva.scaling.counts import Block, Template, tree_cost
+from viva.scaling.groups import Lengths
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 
 RENDERER = tiny_renderer()

@@ -20,7 +20,7 @@ from viva.recipes.config import parse_options
 from viva.recipes.critique_self_play.build import make_plan, run
 from viva.recipes.critique_self_play.train import Config
 from viva.rewards.review import PRESETS, ReviewRules
-from viva.run.stop_rule import WATCHED, WINDOW
+from viva.run.log import WATCHED, WINDOW
 from viva.selfplay.critique import critique_protocol
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.view.rescore import RescoreOptions, rescore

@@ -11,9 +11,8 @@ from pages import codes, page, tables
 from random_models import make_model
 
 import viva.cli
-from viva.doctor.examination import PROBES
-from viva.doctor.features import FEATURES
-from viva.doctor.losses import FORMULAS
+from viva.doctor.examination import FEATURES, PROBES
+from viva.doctor.training import FORMULAS
 from viva.recipes import doctor
 from viva.recipes.config import RecipeConfig
 from viva.recipes.doctor import DoctorOptions

@@ -24,7 +24,7 @@ from viva.cli import main
 from viva.engine import LocalServiceClient
 from viva.recipes.export import ExportOptions, export_run
 from viva.run.files import write_json
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.tiny import model_path
 from viva.view.model_card import measurements
 from viva.view.run_index import read_run
@@ -58,7 +58,7 @@ def trained_run(folder: Path, model: Path, *, rank: int = 4) -> Path:
         "lora_rank": rank,
         "seed": None,
     }
-    run = open_run_folder(folder, behavior="raise", config=options)
+    run = prepare_run_folder(folder, behavior="raise", config=options).open()
     client = LocalServiceClient(state_dir=run.state_dir, one_run=True).create_lora_training_client(
         str(model), rank=rank, seed=0
     )
@@ -233,7 +233,7 @@ def test_an_adapter_in_bfloat16_from_a_server_is_exported(trained, tmp_path, mon
     async def fetch(service, state_path, folder, *, base_url):
         return shutil.copytree(given, folder)
 
-    monkeypatch.setattr("viva.run.download.fetch_adapter", fetch)
+    monkeypatch.setattr("viva.run.adapters.fetch_adapter", fetch)
     monkeypatch.setattr("viva.training.service.make_service", lambda engine, *, state_dir: None)
     options = ExportOptions(to=str(tmp_path / "out"), model_name=str(tmp_path / "base"))
     adapter, merged = export_run(run, options)

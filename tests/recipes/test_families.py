@@ -12,7 +12,7 @@ from viva.conversation.chat_template import ChatTemplateRenderer
 from viva.conversation.guard import GuardedTokenizer
 from viva.conversation.rendering import build_prompt, load_renderer, read_reply
 from viva.engine import LocalServiceClient
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
 from viva.training.update import UpdateConfig
 
@@ -114,7 +114,7 @@ def test_messages_that_a_template_refuses_are_told():
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_every_family_samples_and_trains(tmp_path, family):
     model = make_model(tmp_path / "model", family, names_labels=False)
-    folder = open_run_folder(tmp_path / "run", behavior="raise", config={})
+    folder = prepare_run_folder(tmp_path / "run", behavior="raise", config={}).open()
     client = LocalServiceClient(
         device="cpu", state_dir=folder.state_dir, one_run=True
     ).create_lora_training_client(str(model), rank=4, seed=0)

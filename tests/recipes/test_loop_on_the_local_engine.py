@@ -11,7 +11,7 @@ from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.engine import LocalServiceClient
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
 from viva.training.update import UpdateConfig
 
@@ -63,7 +63,7 @@ def model(tmp_path_factory):
 
 
 async def rewards_of(model, folder, builder_class):
-    run_folder = open_run_folder(folder, behavior="raise", config={})
+    run_folder = prepare_run_folder(folder, behavior="raise", config={}).open()
     client = LocalServiceClient(state_dir=folder / "state", one_run=True).create_lora_training_client(
         str(model), rank=8, seed=0
     )

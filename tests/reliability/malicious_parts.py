@@ -16,9 +16,9 @@ from watched import MARK
 from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST
-from viva.eval.adapters import staged_adapter
 from viva.integrity import sealed
 from viva.recipes.data import HubSource, load_hub
+from viva.run.adapters import staged_adapter
 
 CODE = f"open({MARK!r}, 'w').close()"
 SHELL = f"touch {MARK}"

@@ -1,11 +1,7 @@
 """Every parser of model text in the package, and what models might write: seeds, fragments and floods."""
 
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from chat_formats import renderer_of
 

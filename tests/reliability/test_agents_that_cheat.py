@@ -9,14 +9,8 @@ import json
 import math
 import random
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "selfplay"))
-
 from review_agents import BOTH, QUALITIES, but, everyone, honest, play, streams_of
 
 from viva.eval.answers import extract_answer

@@ -3,13 +3,8 @@
 import os
 import random
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from bad_input import CASES
 from bad_world import build_world, run_command
 

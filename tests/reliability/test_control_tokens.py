@@ -5,13 +5,9 @@ text x every field of every prompt of the package.
 """
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from chat_formats import COOKBOOK, FORMATS, added_tokens, renderer_of
 from tinker_cookbook import renderers
 

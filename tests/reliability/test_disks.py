@@ -5,13 +5,8 @@ After SQLite's tests: the operations are those of a whole run with its checkpoin
 """
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from disk_cases import last_good, outcome, server
 from faulty_disk import FAULTS
 

@@ -7,15 +7,10 @@ does the run that goes on from the damaged folder end equal to the bit?
 import asyncio
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-
 from disk_cases import outcome, server, tree
 from disk_run import load
 

@@ -10,18 +10,11 @@ import hashlib
 import json
 import math
 import re
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "selfplay"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-sys.path.insert(0, str(Path(__file__).parent))
 
 import jumping_clock
+import pytest
 import review_agents
 from failing_calls import WAYS, FailingSampler
 from random_models import make_model

@@ -13,10 +13,6 @@ from pathlib import Path
 
 import pytest
 import transformers
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-
 from malicious_files import cases
 from malicious_parts import CODE, SHELL, Case, load_data, load_model, payloads, save_adapter
 from packaging.requirements import Requirement

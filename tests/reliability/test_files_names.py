@@ -11,11 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "view"))
-
 from disk_cases import tree
 from hostile_names import hostile_names
 from random_models import make_model
@@ -28,7 +23,7 @@ from viva.integrity import check_name, sealed
 from viva.model_files import check_model_folder
 from viva.recipes.evaluation.target import find_target
 from viva.recipes.export import ExportOptions, export_run
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.view.app import cookie_name, make_app
 
 REFUSALS = (ValueError, OSError)
@@ -46,7 +41,7 @@ class World:
         (self.outside / "secret.json").write_text('{"secret": 1}')
         (self.outside / "theirs" / "notes").write_text("theirs")
         config = {"recipe": "critique_self_play", "model_name": str(self.model), "seed": 1}
-        run = open_run_folder(self.run, behavior="raise", config=config)
+        run = prepare_run_folder(self.run, behavior="raise", config=config).open()
         self.service = LocalServiceClient(state_dir=run.state_dir, one_run=True)
         self.client = self.service.create_lora_training_client(str(self.model), rank=1, seed=0)
         write_lines(self.run / "metrics.jsonl", [metrics_row(step, 0.0) for step in range(2)])
@@ -184,12 +179,12 @@ def go_on(run, service):
     async def open_state(path):
         return service.create_training_client_from_state_with_optimizer(path)
 
-    folder = open_run_folder(
+    folder = prepare_run_folder(
         run,
         behavior="resume",
         config=json.loads((run / "config.json").read_text()),
         free_options={"sha256"},
-    )
+    ).open()
     opened = asyncio.run(folder.open_newest(open_state, lambda text: None))
     folder.go_back_to(opened[1] if opened else None, num_steps=9)
 

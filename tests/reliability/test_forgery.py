@@ -8,13 +8,8 @@ author.
 import json
 import random
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from chat_formats import renderer_of
 
 from viva.conversation import prompts

@@ -4,21 +4,14 @@ import asyncio
 import json
 import math
 import random
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tinker
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-
 from bandit_engine import BanditTrainer, CountDataset, CountEnv, CountGroup, Done
 from random_models import make_model
 from tiny_engine import ints, make_config, make_tokenizer, params
@@ -29,7 +22,7 @@ from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl.build import run as run_recipe
 from viva.recipes.conversation_preference_rl.train import Config
 from viva.recipes.demo import demo_options
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.training.loop import AllGroupsFailedError, LoopConfig, Training, train
 from viva.training.update import EXACT_GAP, SamplerGapError, UpdateConfig
 
@@ -108,7 +101,7 @@ async def stopped_by(folder, fault, error, match):
         async def make_envs(self):
             return [Env(self.prompt) for _ in range(self.size)]
 
-    run_folder = open_run_folder(folder, behavior="raise", config={})
+    run_folder = prepare_run_folder(folder, behavior="raise", config={}).open()
     training = Training(
         config=LoopConfig(
             seed=1,

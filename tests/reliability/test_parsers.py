@@ -4,7 +4,6 @@ import ast
 import importlib
 import logging
 import re
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from model_text import (
     FLOODS,
     FRAGMENTS,

@@ -13,13 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from bad_world import make_model, run_command
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "view"))
-
-from bad_world import make_model, run_command
 from view_runs import metrics_row, transcript, write_lines
 
 from viva.recipes.common import complain, say

@@ -9,20 +9,15 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-
 from random_models import make_model
 
 from viva import cli
 from viva.recipes.conversation_preference_rl.train import main
 from viva.recipes.export import ExportOptions, export_run
 from viva.run.files import LOCK, FolderLock
-from viva.run.folder import open_run_folder, prepare_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.view.report import write_report
 
 PATIENCE_S = 120
@@ -32,8 +27,8 @@ TRAIN = (
 HOLD = """
 import sys
 from pathlib import Path
-from viva.run.folder import open_run_folder
-folder = open_run_folder(Path(sys.argv[1]), behavior="resume", config={"seed": 1})
+from viva.run.folder import prepare_run_folder
+folder = prepare_run_folder(Path(sys.argv[1]), behavior="resume", config={"seed": 1}).open()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -154,8 +149,8 @@ def holding_lock(folder):
 
 
 def test_one_process_may_open_a_folder_again_and_closing_lets_others_in(tmp_path):
-    first = open_run_folder(tmp_path, behavior="resume", config={})
-    second = open_run_folder(tmp_path, behavior="resume", config={})
+    first = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
+    second = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
     first.close()
     assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     with pytest.raises(AssertionError, match="it ended by itself"), holding_elsewhere(tmp_path):
@@ -179,7 +174,7 @@ def test_a_file_system_without_locks_is_refused_in_words(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match=r"without locks \(No locks available\).* Give a log_path on a local"
     ):
-        open_run_folder(tmp_path / "run", behavior="raise", config={})
+        prepare_run_folder(tmp_path / "run", behavior="raise", config={}).open()
     assert not (tmp_path / "run" / "config.json").exists()
 
 

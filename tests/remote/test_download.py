@@ -15,8 +15,7 @@ import tinker
 from safetensors.numpy import save_file
 
 from viva.engine.checkpoint import read_state
-from viva.eval.adapters import staged_adapter
-from viva.run.download import fetch_adapter
+from viva.run.adapters import fetch_adapter, staged_adapter
 
 STATE = "tinker://run/weights/000003"
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

@@ -16,7 +16,7 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.tournament import TournamentPattern
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training.loop import LoopConfig, Training, train
@@ -133,7 +133,7 @@ async def one_step(folder, order):
         ),
         client=Trainer(),
         dataset=Conversations(judge, order),
-        folder=open_run_folder(folder, behavior="raise", config={}),
+        folder=prepare_run_folder(folder, behavior="raise", config={}).open(),
         policy_refs=[policy],
         show_steps=False,
     )

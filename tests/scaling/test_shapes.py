@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from viva.scaling.calls import Call, TrainedReply
-from viva.scaling.counts import count_step
-from viva.scaling.hardware import Assumptions, cache_bytes, step_flops, step_time
-from viva.scaling.shapes import PRESETS, ModelShape, read_shape
-from viva.scaling.tree import Block, Cost
+from viva.scaling.counts import Block, Call, Cost, TrainedReply, count_step
+from viva.scaling.hardware import (
+    PRESETS,
+    Assumptions,
+    ModelShape,
+    cache_bytes,
+    read_shape,
+    step_flops,
+    step_time,
+)
 
 SIZES = {
     "hidden_size": 32,

@@ -4,9 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.scaling.calls import Call, Markers, Template, TrainedReply, message_blocks
-from viva.scaling.counts import count_step
-from viva.scaling.tree import Block, Cost, rows_cost, tree_cost
+from viva.scaling.counts import (
+    Block,
+    Call,
+    Cost,
+    Markers,
+    Template,
+    TrainedReply,
+    count_step,
+    message_blocks,
+    rows_cost,
+    tree_cost,
+)
 
 LENGTHS = {"a": 1, "b": 3, "c": 2, "d": 5}
 

@@ -22,7 +22,7 @@ from tinker_cookbook.rl.types import RLDataset
 
 from viva.rewards.review import ReviewRules
 from viva.rewards.streams import GroupCredit
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.loop import LoopConfig, Training, train
 from viva.training.update import UpdateConfig
@@ -173,7 +173,7 @@ async def trained(folder, **options):
         ),
         client=toy,
         dataset=Conversations(**options),
-        folder=open_run_folder(folder, behavior="raise", config={}),
+        folder=prepare_run_folder(folder, behavior="raise", config={}).open(),
     )
     assert await train(run)
     return toy

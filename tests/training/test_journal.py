@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_train import make_run, metrics_of
 
-from viva.run.journal import Journal
-from viva.run.journal_lines import call_key, decode_answer, encode_answer, make_line, read_line
+from viva.run.journal import Journal, call_key, decode_answer, encode_answer, make_line, read_line
 from viva.sdk import make_response, make_sequence, make_topk
 from viva.training.loop import train
 

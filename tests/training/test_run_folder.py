@@ -10,14 +10,16 @@ from bandit_engine import BanditTrainer, Done
 
 from viva.run.checkpoints import Checkpoint, Checkpoints, environment
 from viva.run.files import read_json, read_json_lines, write_atomic
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.run.log import RunLog
 
 CONFIG = {"seed": 1, "log_path": "x"}
 
 
 def open_folder(path, behavior="raise", config=CONFIG, **options):
-    return open_run_folder(path, behavior=behavior, config=config, free_options={"log_path"}, **options)
+    return prepare_run_folder(
+        path, behavior=behavior, config=config, free_options={"log_path"}, **options
+    ).open()
 
 
 def test_a_new_folder_is_made_with_its_options(tmp_path):
@@ -170,7 +172,7 @@ async def test_a_moved_run_folder_still_finds_its_states(tmp_path):
 async def test_the_newest_checkpoint_of_which_nothing_is_damaged_is_opened_and_the_others_are_told_of(
     tmp_path,
 ):
-    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    folder = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
     told = []
 
     async def opens(path):
@@ -185,17 +187,17 @@ async def test_the_newest_checkpoint_of_which_nothing_is_damaged_is_opened_and_t
     assert (Path(path).name, checkpoint.next_step) == ("000002", 2)
     assert told == ["note: a checkpoint cannot be read and is passed over: the third is bent"]
     (tmp_path / "metrics.jsonl").write_text("aXcd")
-    again = open_run_folder(tmp_path, behavior="resume", config={})
+    again = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
     assert (await again.open_newest(opens, told.append))[1].next_step == 1
     assert "metrics.jsonl is damaged or was changed" in told[-1]
     (tmp_path / "metrics.jsonl").write_text("Xbcd")
-    again = open_run_folder(tmp_path, behavior="resume", config={})
+    again = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
     with pytest.raises(ValueError, match=r"start anew with behavior_if_exists=delete"):
         await again.open_newest(opens, told.append)
 
 
 async def test_a_line_of_the_index_that_was_changed_is_passed_over_and_dropped(tmp_path):
-    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    folder = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
     (tmp_path / "metrics.jsonl").write_text("ab")
     await save(folder.checkpoints, tmp_path, [1, 2])
     path = tmp_path / "checkpoints.jsonl"
@@ -290,7 +292,7 @@ async def test_a_checkpoint_without_its_state_is_passed_over(tmp_path):
 
 
 async def test_states_that_a_crash_left_behind_are_removed(tmp_path):
-    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    folder = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
     await save(folder.checkpoints, tmp_path, [1])
     for name in ("000002", ".000003.tmp"):
         (tmp_path / "state" / "weights" / name).mkdir()
@@ -318,7 +320,7 @@ async def test_of_a_complete_run_with_a_damaged_index_no_state_is_deleted(tmp_pa
 
 
 async def test_a_complete_run_is_not_cut_back_unless_it_is_made_longer(tmp_path):
-    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    folder = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
     await save(folder.checkpoints, tmp_path, [2], final=True)
     (tmp_path / "metrics.jsonl").write_text("x" * 5)
     folder.go_back_to(folder.checkpoints.latest(), num_steps=2)
@@ -356,7 +358,7 @@ async def test_a_changed_environment_is_noticed(tmp_path, monkeypatch):
 
 
 async def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones(tmp_path):
-    folder = open_run_folder(tmp_path, behavior="resume", config={})
+    folder = prepare_run_folder(tmp_path, behavior="resume", config={}).open()
     await save(folder.checkpoints, tmp_path, [1, 2])
     (tmp_path / "metrics.jsonl").write_text("x" * 5)
     folder.go_back_to(folder.checkpoints.all()[0], num_steps=9)

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from viva.run.folder import RunFolder, open_run_folder
+from viva.run.folder import RunFolder, prepare_run_folder
 from viva.run.trackers import MEMORY, PACKAGES, TrackerChoice, choose_trackers, open_trackers
 
 
@@ -134,7 +134,9 @@ def kept(request, monkeypatch) -> tuple[str, Keeper]:
 
 
 def a_run(path: Path, *, behavior="resume") -> RunFolder:
-    return open_run_folder(path, behavior=behavior, config={"seed": 1, "base_url": "https://me:key@host/"})
+    return prepare_run_folder(
+        path, behavior=behavior, config={"seed": 1, "base_url": "https://me:key@host/"}
+    ).open()
 
 
 def log(folder: RunFolder, trackers, steps) -> None:
@@ -307,10 +309,10 @@ def test_tensorboard_hides_what_is_repeated_also_of_a_run_without_a_checkpoint(t
 PROGRAM = """
 import sys
 from pathlib import Path
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.run.trackers import choose_trackers, open_trackers
 
-folder = open_run_folder(Path(sys.argv[1]), behavior="resume", config={"seed": 1})
+folder = prepare_run_folder(Path(sys.argv[1]), behavior="resume", config={"seed": 1}).open()
 first, last = int(sys.argv[3]), int(sys.argv[4])
 folder.log.cut_back({})
 for step in range(first):

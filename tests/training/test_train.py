@@ -6,13 +6,13 @@ import pytest
 from bandit_engine import GOOD, BanditTrainer, CountDataset, CountEnv, CountGroup, load_bandit
 
 from viva.judging.tournament import NoValidComparisonsError
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.training.loop import AllGroupsFailedError, LoopConfig, Training, train
 from viva.training.update import UpdateConfig
 
 
 def make_run(folder: Path, *, num_steps=6, group_class=CountGroup, behavior="resume", **options):
-    run_folder = open_run_folder(folder, behavior=behavior, config={})
+    run_folder = prepare_run_folder(folder, behavior=behavior, config={}).open()
     resume_from = run_folder.checkpoints.latest()
     run_folder.go_back_to(resume_from, num_steps=num_steps)
     state_dir = run_folder.state_dir

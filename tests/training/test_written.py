@@ -9,16 +9,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-
 from random_models import make_model
 
 from viva import cli
 from viva.recipes.conversation_preference_rl.train import main
-from viva.run.files import LOCK, write_json
-from viva.run.folder import open_run_folder
-from viva.run.written import MARK, note_written, strangers
+from viva.run.files import LOCK, MARK, note_written, strangers, write_json
+from viva.run.folder import prepare_run_folder
 
 CONFIG = {"seed": 1}
 BEHAVIORS = ("ask", "delete", "resume", "raise")
@@ -39,7 +35,7 @@ def write(folder, *names):
 
 
 def start(folder, behavior="raise", **options):
-    return open_run_folder(folder, behavior=behavior, config=CONFIG, **options)
+    return prepare_run_folder(folder, behavior=behavior, config=CONFIG, **options).open()
 
 
 @pytest.fixture
@@ -164,7 +160,7 @@ def test_a_run_without_a_mark_goes_on_and_is_marked_but_not_deleted(tmp_path, co
     ):
         start(tmp_path, "delete")
     assert contents(tmp_path) == before
-    open_run_folder(tmp_path, behavior="resume", config=content)
+    prepare_run_folder(tmp_path, behavior="resume", config=content).open()
     assert strangers(tmp_path) == ["adapter"]
 
 

@@ -1,16 +1,12 @@
 import json
 import math
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from view_runs import metrics_row, tokens, transcript, write_lines
 
 from viva.rewards.review import review_rules

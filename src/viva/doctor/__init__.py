@@ -1,1 +1,1 @@
-"""Does an engine do what the API promises? Asked before money is spent, by `viva doctor` and by recipes."""
+"""Examination of an engine, before money is spent: whether it does what the API promises."""

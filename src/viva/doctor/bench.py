@@ -1,21 +1,47 @@
-"""The engine under examination, with the few requests that probes are made of.
+"""The engine under examination: clients, the few requests that probes are made of, probes, and findings.
 
 Legend: ``_T`` target tokens, ``_S`` sequences.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import tinker
 
-from viva.doctor.finding import WrongAnswerError
 from viva.judging.policy import SamplingClient, sample
 from viva.run.clients import ServiceClient, TrainingClient, settled
 
-__all__ = ["Array", "Bench", "logprobs_of", "policy_datum", "total_loss"]
+__all__ = [
+    "Answer",
+    "Array",
+    "Bench",
+    "Finding",
+    "Probe",
+    "WrongAnswerError",
+    "logprobs_of",
+    "policy_datum",
+    "total_loss",
+]
+
+Answer: TypeAlias = Literal["yes", "no", "wrong"]
+"""``no``: the engine refuses or fails. ``wrong``: it answers, but not with what the API promises."""
+
+
+class WrongAnswerError(Exception):
+    """The engine answers, but not with what the API promises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one probe."""
+
+    name: str
+    answer: Answer
+    detail: str
+
 
 Array = npt.NDArray[np.float64]
 
@@ -49,7 +75,7 @@ class Bench:
 
     @property
     def prompt(self) -> tinker.ModelInput:
-        """What samples continue."""
+        """The prompt that samples continue."""
         return tinker.ModelInput.from_ints(self.tokens)
 
     async def sampler(self) -> SamplingClient:
@@ -116,26 +142,35 @@ def logprobs_of(output: tinker.ForwardBackwardOutput, data: Sequence[tinker.Datu
     """Logprobs of each datum's targets.
 
     Raises:
-        WrongAnswerError: If the engine tells none for some datum or target.
+        WrongAnswerError: If the engine has none for some datum or target.
     """
     records = output.loss_fn_outputs
-    told = [
+    found = [
         record["logprobs"].to_numpy().astype(np.float64).reshape(-1)
         for record in records
         if "logprobs" in record
     ]
     lengths = [len(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
-    if [len(logprobs_T) for logprobs_T in told] != lengths:
+    if [len(logprobs_T) for logprobs_T in found] != lengths:
         raise WrongAnswerError(
-            f"data with {lengths} targets were given, logprobs came for {[len(logprobs_T) for logprobs_T in told]}"
+            f"data with {lengths} targets were given, logprobs came for {[len(logprobs_T) for logprobs_T in found]}"
         )
-    return told
+    return found
 
 
 def total_loss(output: tinker.ForwardBackwardOutput) -> float | None:
-    """The loss summed over all targets, if the engine tells it: as a metric, or for every token."""
+    """The loss summed over all targets, if the engine has it: as a metric, or for every token."""
     if "loss:sum" in output.metrics:
         return float(output.metrics["loss:sum"])
     if all("elementwise_loss" in record for record in output.loss_fn_outputs):
         return float(sum(record["elementwise_loss"].to_numpy().sum() for record in output.loss_fn_outputs))
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One question to an engine."""
+
+    name: str
+    ask: Callable[[Bench], Awaitable[str]]
+    """The question; returns a detail for the report. Raises `WrongAnswerError`, or whatever the engine raises."""

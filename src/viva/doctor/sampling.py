@@ -1,4 +1,4 @@
-"""Does sampling do what was asked, and does it know what the trainer knows?
+"""Probes of sampling: whether it does what was asked, with the logprobs that the trainer has.
 
 Legend: ``_T`` tokens of a sequence.
 """
@@ -9,9 +9,7 @@ from typing import Any, cast
 import numpy as np
 import tinker
 
-from viva.doctor.bench import Array, Bench, policy_datum
-from viva.doctor.finding import WrongAnswerError
-from viva.doctor.probe import Probe
+from viva.doctor.bench import Array, Bench, Probe, WrongAnswerError, policy_datum
 from viva.doctor.training import calibrate, quietest
 from viva.judging.policy import accepts, sample
 
@@ -43,9 +41,9 @@ async def _samples(bench: Bench) -> str:
 
 async def _agreement(bench: Bench) -> str:
     sequences = await bench.draw(_NUM_SAMPLES)
-    told = [_logprobs(sequence) for sequence in sequences]
+    reported = [_logprobs(sequence) for sequence in sequences]
     trained = await bench.score_completions(*(sequence.tokens for sequence in sequences))
-    gap = float(np.abs(np.concatenate(told) - np.concatenate(trained)).mean())
+    gap = float(np.abs(np.concatenate(reported) - np.concatenate(trained)).mean())
     if not gap <= bench.tolerance:
         raise WrongAnswerError(
             f"the sampler's logprobs of its own tokens differ from the trainer's by {gap:.2g} on average"
@@ -92,13 +90,13 @@ async def _snapshots(bench: Bench) -> str:
 
 async def _prompt_logprobs(bench: Bench, client: Any) -> Array:
     """Logprobs of the prompt's tokens but the first, also from an engine that leaves the first one's place out."""
-    told = await _told_of_prompt(bench, client)
-    if len(told) < len(bench.tokens) - 1:
-        raise WrongAnswerError(f"a prompt of {len(bench.tokens)} tokens has {len(told)} logprobs")
-    return np.array([np.nan if value is None else value for value in told[-len(bench.tokens) + 1 :]])
+    reported = await _reported_of_prompt(bench, client)
+    if len(reported) < len(bench.tokens) - 1:
+        raise WrongAnswerError(f"a prompt of {len(bench.tokens)} tokens has {len(reported)} logprobs")
+    return np.array([np.nan if value is None else value for value in reported[-len(bench.tokens) + 1 :]])
 
 
-async def _told_of_prompt(bench: Bench, client: Any) -> list[float | None]:
+async def _reported_of_prompt(bench: Bench, client: Any) -> list[float | None]:
     params = tinker.SamplingParams(max_tokens=1, seed=1)
     response = await sample(client, bench.prompt, params, include_prompt_logprobs=True)
     return list(response.prompt_logprobs or [])
@@ -106,30 +104,30 @@ async def _told_of_prompt(bench: Bench, client: Any) -> list[float | None]:
 
 async def _prompts(bench: Bench) -> str:
     client = await bench.sampler()
-    count = len(await _told_of_prompt(bench, client))
+    count = len(await _reported_of_prompt(bench, client))
     if count != len(bench.tokens):
         raise WrongAnswerError(
             f"a prompt of {len(bench.tokens)} tokens has {count} logprobs; the first one has a place, too, an empty one"
         )
-    told_T = await _prompt_logprobs(bench, client)
+    reported_T = await _prompt_logprobs(bench, client)
     (trained_T,) = await bench.score(bench.tokens)
-    gap = float(np.abs(told_T - trained_T).mean())
+    gap = float(np.abs(reported_T - trained_T).mean())
     if not gap <= bench.tolerance:
         raise WrongAnswerError(f"logprobs of the prompt differ from the trainer's by {gap:.2g} on average")
     return f"they differ from the trainer's by {gap:.2g} on average"
 
 
 async def _prompt_end(bench: Bench) -> str:
-    """What a judge without alternatives asks for: how probable a token is that is put behind the prompt."""
+    """A judge without alternatives asks for this: the logprob of a token that is put behind the prompt."""
     params = tinker.SamplingParams(max_tokens=1, seed=1)
-    told, client = [], await bench.sampler()
+    reported, client = [], await bench.sampler()
     for token in bench.tokens[:2]:
         response = await sample(client, bench.prompt.append_int(token), params, include_prompt_logprobs=True)
-        told.append((response.prompt_logprobs or [None])[-1])
-    if None in told:
-        raise WrongAnswerError(f"the last tokens of two prompts have the logprobs {told}")
+        reported.append((response.prompt_logprobs or [None])[-1])
+    if None in reported:
+        raise WrongAnswerError(f"the last tokens of two prompts have the logprobs {reported}")
     trained = np.concatenate(await bench.score_completions(*([token] for token in bench.tokens[:2])))
-    gap = float(np.abs(np.array(told, dtype=np.float64) - trained).mean())
+    gap = float(np.abs(np.array(reported, dtype=np.float64) - trained).mean())
     if not gap <= bench.tolerance:
         raise WrongAnswerError(
             f"the logprob of a prompt's last token differs from the trainer's by {gap:.2g}"
@@ -141,12 +139,12 @@ async def _check_row(bench: Bench, row: Sequence[tuple[int, float]] | None) -> s
     """The most probable tokens after the prompt."""
     if not row or len({token for token, _ in row}) != _TOP_K:
         raise WrongAnswerError(f"asked for {_TOP_K} different tokens, got {row}")
-    told = np.array([logprob for _, logprob in row])
+    reported = np.array([logprob for _, logprob in row])
     trained = np.concatenate(await bench.score_completions(*([token] for token, _ in row)))
-    gap = float(np.abs(np.sort(told) - np.sort(trained)).mean())
-    if not gap <= bench.tolerance or np.exp(told).sum() > 1 + bench.tolerance:
+    gap = float(np.abs(np.sort(reported) - np.sort(trained)).mean())
+    if not gap <= bench.tolerance or np.exp(reported).sum() > 1 + bench.tolerance:
         raise WrongAnswerError(
-            f"logprobs {np.round(told, 3).tolist()} are {np.round(trained, 3).tolist()} for the trainer"
+            f"logprobs {np.round(reported, 3).tolist()} are {np.round(trained, 3).tolist()} for the trainer"
         )
     return f"they differ from the trainer's by {gap:.2g} on average"
 
@@ -203,12 +201,12 @@ async def _greedy(bench: Bench) -> str:
 async def _temperature(bench: Bench) -> str:
     temperature = 2.0
     sequences = await bench.draw(16, max_tokens=1, temperature=temperature)
-    told = {sequence.tokens[0]: float(_logprobs(sequence)[0]) for sequence in sequences}
-    if len(told) < 2:
+    reported = {sequence.tokens[0]: float(_logprobs(sequence)[0]) for sequence in sequences}
+    if len(reported) < 2:
         raise WrongAnswerError(f"16 samples at temperature {temperature} are all the same token")
-    trained = np.concatenate(await bench.score_completions(*([token] for token in told)))
+    trained = np.concatenate(await bench.score_completions(*([token] for token in reported)))
     # the normalising constant falls out of differences
-    seen, plain = (values - values.mean() for values in (np.array(list(told.values())), trained))
+    seen, plain = (values - values.mean() for values in (np.array(list(reported.values())), trained))
     gap, untempered = (float(np.abs(seen - expected).mean()) for expected in (plain / temperature, plain))
     if gap > bench.tolerance or gap > untempered:
         raise WrongAnswerError(

@@ -1,4 +1,4 @@
-"""Reading the final answer out of a solution, and telling whether it is right.
+"""Reading the final answer out of a solution, and grading it.
 
 Where the answer stands, in this order: the last ``\\boxed{...}``; else what follows the last "answer is", "####" or
 "Answer:"; else the last number; else the whole text. Checks (option ``grader``):
@@ -88,7 +88,7 @@ def answer_key(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str | None:
-    """What stands in the last box, else behind the last mark such as "answer is"; ``None`` if there is neither."""
+    """The text in the last box, else behind the last mark such as "answer is"; ``None`` if there is neither."""
     boxed = _last_boxed(text)
     if boxed is not None:
         return boxed.strip()
@@ -220,16 +220,16 @@ _LAST_LINE = re.compile(r"\**([A-Z])\**(?:[).:]|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCheck:
-    """One way to tell."""
+    """One way to grade replies."""
 
     name: str
-    """What selects it on a command line."""
+    """Its name on the command line."""
     is_right: Callable[[str, str], bool]
     """From a reply and the known answer."""
     vote: Callable[[str], str | None]
-    """What a reply answers; equal texts are one vote. ``None``: nothing that could be counted."""
+    """The answer of a reply; equal texts are one vote. ``None``: nothing that could be counted."""
     refuses: Callable[[str], str | None] = lambda answer: None
-    """What is wrong with a known answer, if it could never be met."""
+    """A message about a known answer that could never be met."""
 
 
 def find_check(name: str) -> AnswerCheck:
@@ -250,10 +250,10 @@ def find_check(name: str) -> AnswerCheck:
         raise ValueError(f"grader={name} is no function; it must take a reply and the known answer")
 
     def is_right(text: str, answer: str) -> bool:
-        told: object = function(text, answer)
-        if not isinstance(told, bool | np.bool_):
-            raise ValueError(f"grader={name} must return True or False; got {told!r}")
-        return bool(told)
+        verdict: object = function(text, answer)
+        if not isinstance(verdict, bool | np.bool_):
+            raise ValueError(f"grader={name} must return True or False; got {verdict!r}")
+        return bool(verdict)
 
     return AnswerCheck(name=name, is_right=is_right, vote=answer_key)
 

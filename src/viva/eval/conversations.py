@@ -8,9 +8,7 @@ be found, is wrong, an agent that failed is wrong, and all agents of a void conv
 
 import asyncio
 import functools
-import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,7 +18,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from viva.conversation.records import ReplyStatus
 from viva.eval.answers import AnswerCheck
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
-from viva.judging.policy import PolicyRef, SamplingClient
+from viva.judging.policy import PolicyRef, SamplingClient, response_of
 from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen
 from viva.training.data import PromptItem, derive_seed
@@ -54,13 +52,13 @@ class ConversationEvaluator:
     context_window: int | None = None
     policy_timeout_s: float | None = None
     max_retries: int = 1
-    """How often a conversation that failed is played again."""
+    """Retries of a conversation that failed."""
     prefix: str = "test/conversation/"
     begin: Begin = unseen
-    """Is told that conversations begin."""
+    """Called when conversations begin."""
 
     def reporting(self, begin: Begin) -> "ConversationEvaluator":
-        """The same evaluator, which tells how far it is."""
+        """The same evaluator with progress."""
         return replace(self, begin=begin)
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
@@ -69,7 +67,7 @@ class ConversationEvaluator:
         return self.metrics(await self.play(sampler))
 
     async def play(self, sampler: SamplingClient) -> list[GroupOutcome]:
-        """What became of every group, in the order of the builders."""
+        """The outcome of every group, in the order of the builders."""
         builders = self.make_builders()
         progress = self.begin("test conversations", len(builders), "conversations")
         policy = Policy(
@@ -130,10 +128,7 @@ class MeteredClient:
         self.sample = sample
 
     async def _sample(self, *args: Any, **options: Any) -> tinker.SampleResponse:
-        pending: Any = self._client.sample(*args, **options)
-        if not inspect.isawaitable(pending):
-            pending = asyncio.wrap_future(cast("Future[tinker.SampleResponse]", pending))
-        response = await cast("Awaitable[tinker.SampleResponse]", pending)
+        response = await response_of(self._client.sample(*args, **options))
         self.num_tokens += sum(len(sequence.tokens) for sequence in response.sequences)
         return response
 
@@ -222,7 +217,7 @@ async def play_all(
 def _read_outcome(
     outcome: GroupOutcome, item: PromptItem, *, num_agents: int, check: AnswerCheck, num_judge_tokens: int
 ) -> Played:
-    """What the agents of one conversation answered.
+    """The answers of the agents of one conversation.
 
     Args:
         outcome: Of a group whose builder keeps a record, see `viva.selfplay`.
@@ -282,7 +277,7 @@ def _answer(turn: _Turn, is_finished: bool, num_tokens: int, answer: str, check:
 
 
 def _finished(outcome: GroupOutcome, turns: Sequence[_Turn], num_agents: int) -> list[tuple[bool, int]]:
-    """Of every turn, whether the policy ended it and how many tokens it took.
+    """By turn: whether the policy ended it, and how many tokens it took.
 
     Seats come agent by agent and lane by lane, and a seat's transitions are its turns in order.
     """
@@ -303,5 +298,5 @@ def _finished(outcome: GroupOutcome, turns: Sequence[_Turn], num_agents: int) ->
 
 
 def _scores(record: Mapping[str, Any]) -> Mapping[str, float]:
-    """What the conversation made of every final solution: the fitted scores where there are, else the rewards."""
+    """The conversation's scores of the final solutions: fitted ones where there are, else the rewards."""
     return record.get("scores", {}).get("final") or record["rewards"]

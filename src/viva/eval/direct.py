@@ -103,7 +103,7 @@ class DirectEvaluator:
     items: Sequence[PromptItem]
     direct: DirectSampler
     begin: Begin = unseen
-    """Is told that questions begin."""
+    """Called when questions begin."""
 
     def __post_init__(self) -> None:
         """Reject a test set that cannot be graded."""
@@ -121,7 +121,7 @@ class DirectEvaluator:
         )
 
     def reporting(self, begin: Begin) -> "DirectEvaluator":
-        """The same evaluator, which tells how far it is."""
+        """The same evaluator with progress."""
         return replace(self, begin=begin)
 
 
@@ -184,7 +184,7 @@ async def match_tokens(
         direct: Asks.
         played: The conversations, on the first problems of the test set.
         asked: Answers that are there already.
-        begin: Is told that problems begin.
+        begin: Called when problems begin.
     """
     progress = begin("equal tokens", len(played), "problems")
 

@@ -23,7 +23,7 @@ from viva.eval.records import Difference, Figure
 __all__ = ["Terms", "Vote", "compare", "ladder", "majority_at_k", "pass_at_k", "plurality", "summarise"]
 
 Vote: TypeAlias = tuple[str | None, bool]
-"""What an answer says, and whether it is right. ``None`` casts no vote, but counts in n and k all the same."""
+"""The content of an answer, and whether it is right. ``None`` casts no vote, but counts in n and k all the same."""
 
 
 def ladder(num_answers: int) -> list[int]:
@@ -79,7 +79,7 @@ def plurality(votes: Sequence[Vote]) -> float:
 
 
 def _chance_to_win(count: int, others: list[int], silent: int, k: int) -> Fraction:
-    """Of an answer given `count` times to be the most frequent of k; a tie of t + 1 counts 1 / (t + 1)."""
+    """The chance of an answer given `count` times to be the most frequent of k; a tie of t + 1 counts 1 / (t + 1)."""
     num_answers = count + sum(others) + silent
     wins = Fraction(0)
     for drawn in range(1, min(count, k) + 1):

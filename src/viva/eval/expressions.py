@@ -30,10 +30,10 @@ MAX_LENGTH = 200
 """Characters; longer answers are compared as text only."""
 
 _ENDED_BY_A_TEXT = (-signal.SIGXCPU, -signal.SIGSEGV)
-"""What the text of a policy can bring about: seconds without end, and recursion that ends in the stack."""
+"""Ends that the text of a policy can bring about: seconds without end, and recursion that ends in the stack."""
 
 _SECONDS = 3
-"""Of the processor, for one pair, rounded up: then the kernel ends this process (SIGXCPU)."""
+"""Processor time for one pair, rounded up: then the kernel ends this process (SIGXCPU)."""
 
 _BYTES = 4 << 30
 """Address space; beyond it there is no expression, as with any other error."""

@@ -39,7 +39,7 @@ def direct_figures(asked: Sequence[Asked]) -> dict[str, Terms]:
 
 
 def conversation_figures(played: Sequence[Played]) -> dict[str, Terms]:
-    """What conversations come to.
+    """Figures of conversations.
 
     ``correct/first`` and ``correct/final`` are avg@N; ``correct/best`` is the answer with the highest score (the CoNL
     paper's Pass@1), ties sharing. Flips and correlations are of agents that finished.

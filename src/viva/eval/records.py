@@ -1,4 +1,4 @@
-"""What an evaluation keeps of every problem: frozen values that are written to JSON and read back.
+"""Records of an evaluation, problem by problem: frozen values that are written to JSON and read back.
 
 All figures are computed from these (`viva.eval.figures`), so a stored evaluation can be compared with another one
 without sampling anything again.
@@ -12,9 +12,8 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from viva.run.files import write_atomic
+from viva.run.files import note_written, write_atomic
 from viva.run.secrets import redacted
-from viva.run.written import note_written
 
 __all__ = [
     "COMPARISON_FORMAT",
@@ -41,7 +40,7 @@ class Answer:
     right: bool
     """Finished, read, and met by the check; everything else is wrong."""
     vote: str | None
-    """What it says, for counting; ``None`` if it is cut off or says nothing."""
+    """Its content, for counting; ``None`` if it is cut off or says nothing."""
     finished: bool
     """Whether the policy ended it."""
     num_tokens: int
@@ -64,12 +63,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAnswers:
-    """What one agent of a conversation answered at first and in the end."""
+    """The first and the last answer of one agent of a conversation."""
 
     first: Answer
     final: Answer
     score: float | None
-    """What the conversation itself made of the final answer; ``None`` if the agent failed."""
+    """The conversation's own score of the final answer; ``None`` if the agent failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,7 @@ class Figure:
     value: float | None
     """``None`` if there is nothing to compute it from."""
     low: float | None
-    """Of the 95 % interval; ``None`` where resampling says nothing, see `viva.eval.estimates`."""
+    """Lower end of the 95 % interval; ``None`` where resampling says nothing, see `viva.eval.estimates`."""
     high: float | None
     num_problems: int
     """Problems that contribute to it."""
@@ -107,28 +106,28 @@ class Difference:
     """One number of two evaluations of the same problems."""
 
     value: float | None
-    """Of the first."""
+    """The first one's."""
     against: float | None
-    """Of the second."""
+    """The second one's."""
     difference: float | None
     """First less second."""
     low: float | None
-    """Of the 95 % interval of the difference, by resampling problems, the same ones for both."""
+    """Lower end of the 95 % interval of the difference, by resampling problems, the same ones for both."""
     high: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Everything that was found out about one policy."""
+    """All results about one policy."""
 
     target: dict[str, Any]
     """Which policy: name, kind, model, checkpoint, next_step."""
     options: dict[str, Any]
-    """How it was evaluated: all that decides what is sampled and how it is graded."""
+    """The way it was evaluated: all that decides what is sampled and how it is graded."""
     prompts_digest: str
-    """Of the problems, see `viva.training.data.prompts_digest`."""
+    """Digest of the problems, see `viva.training.data.prompts_digest`."""
     problems: str = ""
-    """How many problems, and where they are from; empty in files of earlier versions."""
+    """The number of problems, and their origin; empty in files of earlier versions."""
     asked: tuple[Asked, ...] = ()
     played: dict[str, tuple[Played, ...]]
     """By kind of conversation."""
@@ -141,7 +140,7 @@ FORMAT = "viva evaluation 1"
 """First key of the file, so that a reader knows what it has."""
 
 COMPARISON_FORMAT = "viva comparison 1"
-"""Of a comparison."""
+"""The same for comparisons."""
 
 _EVALUATION: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
 

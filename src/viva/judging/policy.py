@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 import tinker
 
-__all__ = ["PolicyRef", "SamplingClient", "accepts", "sample"]
+__all__ = ["PolicyRef", "SamplingClient", "accepts", "response_of", "sample"]
 
 
 class SamplingClient(Protocol):
@@ -63,8 +63,6 @@ async def sample(
 ) -> tinker.SampleResponse:
     """Completions of a prompt, from a client of any version.
 
-    Newer clients return a future that is awaited, older ones a ``concurrent.futures.Future``.
-
     Args:
         client: Where to sample.
         prompt: The prompt's tokens.
@@ -72,9 +70,13 @@ async def sample(
         num_samples: Completions.
         **options: Further options of the client's ``sample``, such as ``topk_sample_logprobs``.
     """
-    pending: Any = cast(Any, client).sample(
-        prompt=prompt, num_samples=num_samples, sampling_params=params, **options
+    return await response_of(
+        cast(Any, client).sample(prompt=prompt, num_samples=num_samples, sampling_params=params, **options)
     )
+
+
+async def response_of(pending: Any) -> tinker.SampleResponse:
+    """What ``sample`` returned, awaited: a future of newer clients, a ``concurrent.futures.Future`` of older ones."""
     if inspect.isawaitable(pending):
         return await cast(Awaitable[tinker.SampleResponse], pending)
     return await asyncio.wrap_future(cast(Future[tinker.SampleResponse], pending))

@@ -368,7 +368,7 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
         )
         return
     from viva.run.export import ended_with, export_weights
-    from viva.run.written import note_written
+    from viva.run.files import note_written
     from viva.training.advice import is_void
     from viva.view.report import write_report
     from viva.view.summary import headline_text

@@ -14,11 +14,17 @@ from viva.conversation.wording import counted
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import parse_options
 from viva.recipes.plan import at_least
-from viva.scaling.calls import Call, Counter, Markers, Template, TrainedReply
-from viva.scaling.conversations import Lengths, conversation_calls, judge_calls, solution_key
-from viva.scaling.counts import Counts, count_step
+from viva.scaling.counts import Call, Counter, Counts, Markers, Template, TrainedReply, count_step
+from viva.scaling.groups import (
+    Lengths,
+    Scoring,
+    Strategy,
+    conversation_calls,
+    judge_calls,
+    problem_calls,
+    solution_key,
+)
 from viva.scaling.hardware import Assumptions
-from viva.scaling.problems import Scoring, Strategy, problem_calls
 
 if TYPE_CHECKING:
     from viva.recipes.conversation_preference_rl.train import Config as PreferenceConfig

@@ -7,8 +7,7 @@ from pathlib import Path
 from viva.conversation.wording import counted
 from viva.recipes.cost import CostOptions, RecipeCost
 from viva.scaling.counts import Passes
-from viva.scaling.hardware import cache_bytes, step_flops, step_time
-from viva.scaling.shapes import PRESETS, ModelShape, read_shape
+from viva.scaling.hardware import PRESETS, ModelShape, cache_bytes, read_shape, step_flops, step_time
 from viva.tiny import model_path
 from viva.training.learning_rate import cached_config
 

@@ -7,10 +7,8 @@ from typing import Literal
 
 import chz
 
-from viva.doctor.bench import Bench
-from viva.doctor.examination import PROBES, examine
-from viva.doctor.features import FEATURES, barred
-from viva.doctor.finding import Finding
+from viva.doctor.bench import Bench, Finding
+from viva.doctor.examination import FEATURES, PROBES, barred, examine
 from viva.recipes.common import resolve_model
 from viva.recipes.plan import at_least
 from viva.run.clients import settled

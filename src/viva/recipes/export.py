@@ -51,7 +51,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     from viva.recipes.common import located, resolve_model
     from viva.run.export import choose_checkpoint
     from viva.run.folder import RunFolder
-    from viva.run.stop_rule import StopRule
+    from viva.run.log import StopRule
     from viva.view.model_card import ModelCard, model_card
     from viva.view.run_index import read_run
 
@@ -106,8 +106,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
 @contextmanager
 def _complete_or_absent(target: Path) -> Generator[Path]:
     """A folder in the target, whose folders go there when all of them are complete."""
-    from viva.run.files import replace_folder
-    from viva.run.written import note_written
+    from viva.run.files import note_written, replace_folder
 
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
@@ -133,8 +132,7 @@ def _fetched(
     """A state of a remote engine as one of the local engine."""
     import tinker
 
-    from viva.eval.adapters import staged_adapter
-    from viva.run.download import fetch_adapter
+    from viva.run.adapters import fetch_adapter, staged_adapter
     from viva.training.remote import explain
     from viva.training.service import EngineConfig, make_service
 

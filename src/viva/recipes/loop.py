@@ -29,7 +29,7 @@ from viva.recipes.plan import Plan
 from viva.rewards.spans import Decoder, token_texts
 from viva.run.clients import settled
 from viva.run.folder import RunFolder
-from viva.run.stop_rule import StopRule
+from viva.run.log import StopRule
 from viva.run.trackers import CONSOLE, OpenTracker
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig

@@ -1,3 +1,3 @@
-"""What a run keeps on disk: folder, log, journal, checkpoints, trackers, export."""
+"""The files of a run: folder, log, journal, checkpoints, trackers, export."""
 
 __all__: list[str] = []

@@ -6,9 +6,9 @@ functions of the seed and the step, so nothing else has to be kept. The index is
 replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
 
 Every line has a seal (`viva.integrity`) and the digests of the log files, so that damage is found: what cannot be
-trusted is passed over for the checkpoint before it, and told. A line also has the digest of its state's manifest, and
-the index is there from the run's beginning, before the first state: a state that was exchanged, or an index that is
-gone, is refused, and no state is deleted for it.
+trusted is passed over for the checkpoint before it, with a note. A line also has the digest of its state's manifest,
+and the index is there from the run's beginning, before the first state: a state that was exchanged, or an index that
+is gone, is refused, and no state is deleted for it.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class Checkpoint:
     log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """SHA-256 of the log files up to these sizes."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """See `environment`; with the engine's precision, where it tells it."""
+    """See `environment`; with the engine's precision, where it is known."""
     earlier_environments: Sequence[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
     """Those that steps before were computed in and that differ, oldest first; empty where the run is of one piece."""
     final: bool = False
@@ -86,7 +86,7 @@ def environment() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name, from the system."""
     lines = _PROCESSORS.read_text(encoding="utf-8").splitlines() if _PROCESSORS.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
@@ -131,7 +131,7 @@ class Checkpoints:
         return found
 
     def damage(self) -> list[str]:
-        """What is wrong with lines of the index that cannot be used, in words."""
+        """Messages about lines of the index that cannot be used."""
         return self._read()[1]
 
     def _read(self) -> tuple[list[Checkpoint], list[str]]:
@@ -184,7 +184,7 @@ class Checkpoints:
         """Compare a state with the one that was saved for a checkpoint.
 
         Returns:
-            Whether that can be told; not so where an older version saved it.
+            Whether there is a digest to compare with; older versions saved none.
 
         Raises:
             MismatchError: If another one is in its place.
@@ -352,7 +352,7 @@ class Checkpoints:
     def changed_environment(
         self, checkpoint: Checkpoint, client: TrainingClient
     ) -> dict[str, tuple[str, str]]:
-        """What differs between the checkpoint's environment and this one: name to (then, now)."""
+        """Differences of the checkpoint's environment to this one: name to (then, now)."""
         now, then = _environment_of(client), checkpoint.environment
         return {key: (then.get(key, "not recorded"), now[key]) for key in now if then.get(key) != now[key]}
 

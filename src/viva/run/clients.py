@@ -1,4 +1,4 @@
-"""What the loop needs of an engine: the part of the tinker SDK's client interface it calls, as protocols.
+"""Protocols of an engine's clients: the part of the tinker SDK's client interface that the loop calls.
 
 The SDK's clients, the embedded engine's and the scripted ones of `viva.testing` all fit. Futures are awaited, which
 every version of the SDK supports; the deprecated ``*_async`` twins are not used.

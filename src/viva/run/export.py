@@ -1,4 +1,4 @@
-"""What a run leaves for others: the trained adapter in PEFT format, and whole models in that of transformers."""
+"""Export of a run's weights: the trained adapter in PEFT format, and whole models in that of transformers."""
 
 import difflib
 import json
@@ -11,7 +11,7 @@ from viva.model_files import BASE_FILE, model_digests, spell_rotary_twice
 from viva.run.checkpoints import Checkpoint
 from viva.run.files import written_beside
 from viva.run.folder import RunFolder
-from viva.run.stop_rule import StopRule
+from viva.run.log import StopRule
 
 __all__ = ["choose_checkpoint", "ended_with", "export_weights", "merge_adapter_into_model"]
 

@@ -1,4 +1,9 @@
-"""Writing that survives a crash, and by one process alone: a file is the old one or the new one, never half of one."""
+"""Files of a run: written so that they survive a crash, by one process alone, and listed so that no other is deleted.
+
+A file is the old one or the new one, never half of one. ``written.jsonl`` marks the folder of a run. What every run
+writes is known by its place (`_PLACES`); all else that Viva leaves there is listed in it, a line each: the exported
+weights, reports, evaluations, and the folders of trackers.
+"""
 
 import errno
 import json
@@ -7,9 +12,10 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +26,18 @@ from viva.run.secrets import without_secrets
 
 __all__ = [
     "LOCK",
+    "MARK",
     "FolderLock",
+    "delete_written",
+    "is_marked",
+    "mark",
     "naming",
+    "note_written",
     "place_problem",
     "read_json",
     "read_json_lines",
     "replace_folder",
+    "strangers",
     "sweep",
     "sync_folder",
     "write_atomic",
@@ -112,12 +124,12 @@ def _this_process() -> dict[str, Any]:
 
 
 def _holder(path: Path) -> str:
-    """Who holds a lock and what to do, in words."""
+    """The message of who holds a lock, and what to do."""
     try:
-        told: object = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        content: object = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):  # it is about to write its name
-        told = None
-    known = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+        content = None
+    known = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     who = "another process"
     if known:
         pid, host, began, command = (known.get(name) for name in ("pid", "host", "began", "command"))
@@ -195,10 +207,11 @@ def place_problem(folder: Path) -> str | None:
     return None
 
 
-def sweep(path: Path) -> None:
-    """Remove what `write_atomic` leaves of a file where the process was killed while it wrote."""
-    for leftover in path.parent.glob(f".{path.name}.????????"):
-        leftover.unlink(missing_ok=True)
+def sweep(folder: Path) -> None:
+    """Remove what `write_atomic` leaves of a run's files where the process was killed while it wrote."""
+    for name in _REPLACED:
+        for leftover in folder.glob(f".{name}.????????"):
+            leftover.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -257,3 +270,144 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(value, dict):
             raise ValueError(f"{path}:{number}: expected an object; got {type(value).__name__}")
         yield cast(dict[str, Any], value)
+
+
+MARK = "written.jsonl"
+"""The file that marks the folder of a run, and lists."""
+
+_FORMAT = "viva run 1"
+_REPLACED = ("config.json", "checkpoints.jsonl", "trackers.json", "report.html", MARK)
+"""Files that are written anew as a whole while a run goes."""
+_LAST = ("config.json", MARK)
+"""Deleted after all else, so that what is left of a run is one, and marked, until then."""
+_FOLDERS = ("state", "state/*", "state/*/*", "state/client-*/*/*", "journal")
+_PLACES = (
+    *(LOCK, MARK, "config.json", "checkpoints.jsonl", "trackers.json"),
+    *("metrics.jsonl", "transcripts.jsonl", "samples.jsonl", "tokens.jsonl"),
+    *("journal/*.jsonl", "state/*/*/*.json", "state/*/*/*.safetensors"),
+    *("state/client-*/*/*/*.json", "state/client-*/*/*/*.safetensors"),
+    # what a process that was killed while it wrote leaves
+    *(f".{name}.????????" for name in _REPLACED),
+    *("journal/.*.????????", "eval/.*.????????"),
+)
+"""Patterns of the paths in a folder, part by part."""
+_OF_TRACKERS = {
+    "tensorboard": ("events.out.tfevents.*",),
+    "wandb": ("run-*", "offline-run-*", "latest-run", "debug*.log", "settings"),
+}
+"""Names that trackers use in their folders, where those are listed; of folders there, everything counts."""
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether a run was begun there that lists what it writes."""
+    return next(_lines(folder), {}).get("format") == _FORMAT
+
+
+def mark(folder: Path) -> None:
+    """Mark the folder of a run that has listed nothing yet."""
+    write_atomic(folder / MARK, json.dumps({"format": _FORMAT}) + "\n")
+
+
+def note_written(paths: Sequence[Path], *, as_folder: bool = False) -> None:
+    """List files that were written, if they lie in the folder of a run that is marked.
+
+    Args:
+        paths: The files, all in one folder or below it.
+        as_folder: They are folders of trackers, of which no file is known.
+    """
+    absolute = [Path(os.path.abspath(path)) for path in paths]
+    folder = next((each for each in absolute[0].parents if is_marked(each)), None) if absolute else None
+    if folder is None:
+        return
+    names = [path.relative_to(folder).as_posix() + "/" * as_folder for path in absolute]
+    known = _listed(folder)
+    new = "".join(json.dumps({"path": name}) + "\n" for name in names if name not in known)
+    with naming(folder / MARK), (folder / MARK).open("ab+") as file:
+        file.seek(0)
+        is_torn = not file.read().endswith(b"\n")
+        if new:
+            file.write(("\n" * is_torn + new).encode())
+
+
+def strangers(folder: Path) -> list[str]:
+    """Files and folders in the folder of a run that Viva did not write, as paths in it."""
+    return _content(folder)[2]
+
+
+def delete_written(folder: Path) -> None:
+    """Delete everything that Viva wrote into the folder of a run but the lock, which stays with who holds it.
+
+    Links are deleted themselves; what they lead to is not touched.
+    """
+    files, folders, _ = _content(folder)
+    for name in files:
+        if name not in (LOCK, *_LAST):
+            (folder / name).unlink()
+    for name in folders:
+        (folder / name).rmdir()
+    for name in _LAST:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _content(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """The run's files (links among them), its folders (deepest first), and what is not the run's, as paths in it."""
+    listed = _listed(folder)
+    files: list[str] = []
+    folders: list[str] = []
+    strange: list[str] = []
+    for place, below, names in os.walk(folder):
+        base = Path(place)
+        links = [name for name in below if (base / name).is_symlink()]
+        for path in (base / name for name in (*names, *links)):
+            name = path.relative_to(folder).as_posix()
+            is_link = path.is_symlink()
+            (files if _is_own(name, listed, is_link=is_link) else strange).append(name)
+        for name in ((base / each).relative_to(folder).as_posix() for each in below if each not in links):
+            (folders if _is_own_folder(name, listed) else strange).append(name)
+    # of a strange folder all below is strange, too: its name will do
+    outermost = [name for name in strange if not any(name.startswith(f"{other}/") for other in strange)]
+    return files, folders[::-1], sorted(outermost)
+
+
+def _is_own(name: str, listed: frozenset[str], *, is_link: bool) -> bool:
+    is_listed = name in listed or _is_of_tracker(name, listed)
+    return is_listed or _matches(name, _PLACES) or (is_link and _is_own_folder(name, listed))
+
+
+def _is_own_folder(name: str, listed: frozenset[str]) -> bool:
+    is_listed = any(other.startswith(f"{name}/") for other in listed)
+    return is_listed or _matches(name, _FOLDERS) or _is_of_tracker(name, listed)
+
+
+def _is_of_tracker(name: str, listed: frozenset[str]) -> bool:
+    tracker, _, rest = name.partition("/")
+    first = rest.partition("/")[0]
+    return f"{tracker}/" in listed and any(fnmatchcase(first, each) for each in _OF_TRACKERS.get(tracker, ()))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    parts = name.split("/")
+    return any(
+        len(parts) == pattern.count("/") + 1 and all(map(fnmatchcase, parts, pattern.split("/")))
+        for pattern in patterns
+    )
+
+
+def _listed(folder: Path) -> frozenset[str]:
+    return frozenset(str(line["path"]) for line in _lines(folder) if "path" in line)
+
+
+def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+    """Lines of the list. What cannot be read lists nothing, so that nothing is deleted for it."""
+    path = folder / MARK
+    if not path.is_file():
+        return
+    with naming(path):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines():
+        try:
+            value: object = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield cast("dict[str, Any]", value)

@@ -4,7 +4,7 @@
 ``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl``, ``checkpoints.jsonl``,
 ``state/`` (saved by the local engine), ``journal/`` (`viva.run.journal`), at the end ``adapter/`` and ``report.html``,
 and what trackers, ``viva export`` and ``viva eval`` leave. ``.viva.lock`` is held by the process whose run it is, and
-``written.jsonl`` lists what may be deleted (`viva.run.written`).
+``written.jsonl`` lists what may be deleted (`viva.run.files`).
 """
 
 import json
@@ -19,17 +19,27 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from viva.integrity import SEAL, MismatchError, is_inside
 from viva.model_files import check_base
 from viva.run.checkpoints import Checkpoint, Checkpoints, environment
-from viva.run.files import LOCK, FolderLock, place_problem, read_json, sweep, write_json
+from viva.run.files import (
+    LOCK,
+    MARK,
+    FolderLock,
+    delete_written,
+    is_marked,
+    mark,
+    place_problem,
+    read_json,
+    strangers,
+    sweep,
+    write_json,
+)
 from viva.run.journal import Journal
 from viva.run.log import RunLog
 from viva.run.secrets import redacted
-from viva.run.written import MARK, delete_written, is_marked, mark, strangers
 
 __all__ = [
     "BehaviorIfExists",
     "PreparedFolder",
     "RunFolder",
-    "open_run_folder",
     "prepare_run_folder",
 ]
 
@@ -40,10 +50,8 @@ OpenedT = TypeVar("OpenedT")
 _log = logging.getLogger(__name__)
 
 _CONFIG = "config.json"
-_REPLACED = (_CONFIG, "checkpoints.jsonl", "trackers.json", "report.html", MARK)
-"""Files that are written anew as a whole while a run goes."""
 _BASE = "base_digests"
-"""What ``config.json`` has besides options: `PreparedFolder.with_base` compares it."""
+"""A key of ``config.json`` that is no option: `PreparedFolder.with_base` compares it."""
 _CODE = "user_code"
 """Digests of the user's own code by the name under which the options have it, see `viva.selfplay.user_code`."""
 _MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
@@ -63,11 +71,11 @@ _ENTRIES = (
     "export",
     "eval",
 )
-"""What runs and the commands about them write."""
+"""Files and folders that runs and the commands about them write."""
 _WEIGHTS = ("*.safetensors", "adapter_config.json")
 """Files in the folder of a model, an adapter or a state."""
 _MOST_NAMES = 5
-"""Of those in a message."""
+"""Names listed in a message."""
 
 
 class RunFolder:
@@ -106,13 +114,13 @@ class RunFolder:
             self.lock.release()
 
     async def open_newest(
-        self, open_state: Callable[[str], Awaitable[OpenedT]], tell: Callable[[str], None]
+        self, open_state: Callable[[str], Awaitable[OpenedT]], report: Callable[[str], None]
     ) -> tuple[OpenedT, Checkpoint] | None:
         """Open the newest checkpoint of which nothing is damaged; ``None`` where none was saved.
 
         Args:
             open_state: Loads what lies at a path, and refuses damage with a `ValueError`.
-            tell: Gets what is wrong with the checkpoints that are passed over.
+            report: Gets a note on every checkpoint that is passed over.
 
         Raises:
             ValueError: If there are checkpoints and all of them are damaged, one belongs to another run or base model,
@@ -133,9 +141,9 @@ class RunFolder:
                 problems.append(str(error))
                 continue
             for problem in (*self.checkpoints.damage(), *problems):
-                tell(f"note: a checkpoint cannot be read and is passed over: {problem}")
+                report(f"note: a checkpoint cannot be read and is passed over: {problem}")
             if not is_checked:
-                tell(
+                report(
                     f"note: the checkpoint {checkpoint.name} has no digest of its state, as those of older versions: "
                     "nothing tells it from another run's"
                 )
@@ -156,41 +164,7 @@ class RunFolder:
             self.log.cut_back(checkpoint.log_sizes if checkpoint else {})
         if not self.checkpoints.damage():  # else a state without a line may be that of a damaged one
             self.checkpoints.discard_unlisted(self.state_dir / "weights")
-        for name in _REPLACED:
-            sweep(self.path / name)
-
-
-def _check_behavior(behavior: str) -> None:
-    """Reject an unknown behavior, or ``ask`` where nobody can answer.
-
-    Raises:
-        ValueError: See above.
-    """
-    if behavior not in get_args(BehaviorIfExists):
-        raise ValueError(
-            f"behavior_if_exists must be one of {', '.join(get_args(BehaviorIfExists))}; got {behavior!r}"
-        )
-
-
-def open_run_folder(
-    path: Path,
-    *,
-    behavior: BehaviorIfExists,
-    config: Mapping[str, Any],
-    free_options: Collection[str] = (),
-    ask: Callable[[str], str] | None = None,
-    ttl_seconds: int | None = None,
-) -> RunFolder:
-    """`prepare_run_folder`, and make or reopen the folder at once."""
-    prepared = prepare_run_folder(
-        path,
-        behavior=behavior,
-        config=config,
-        free_options=free_options,
-        ask=ask,
-        ttl_seconds=ttl_seconds,
-    )
-    return prepared.open()
+        sweep(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +173,14 @@ class PreparedFolder:
 
     folder: RunFolder
     config: Mapping[str, Any]
-    """Of the run, as it will be written."""
+    """The run's options, as they will be written."""
     resumes: bool
     """Whether a run goes on in it."""
     deletes: bool
     """Whether a run in it gives way to the new one."""
 
     def with_base(self, digests: Mapping[str, str], *, name: str) -> "PreparedFolder":
-        """The same folder, whose configuration also tells the base model's digests.
+        """The same folder, whose configuration also holds the base model's digests.
 
         Args:
             digests: From `viva.model_files.model_digests`.
@@ -274,14 +248,16 @@ def prepare_run_folder(
     Raises:
         ValueError: If the folder may not be used, another process uses it, or its run had other options.
     """
-    _check_behavior(behavior)
+    if behavior not in get_args(BehaviorIfExists):
+        raise ValueError(
+            f"behavior_if_exists must be one of {', '.join(get_args(BehaviorIfExists))}; got {behavior!r}"
+        )
     config = redacted(json.loads(json.dumps(dict(config), allow_nan=False)))
     if problem := place_problem(path):
         raise ValueError(f"log_path={path} {problem}; give a folder that can be written to")
     folder = RunFolder(path, ttl_seconds=ttl_seconds)
-    if (path / LOCK).exists() or _holds_run(
-        path
-    ):  # else there is nothing yet that another process could write
+    if (path / LOCK).exists() or _holds_run(path):
+        # else there is nothing yet that another process could write
         folder.lock.acquire()
     try:
         decided = _decided(path, behavior, ask) if _holds_run(path) else None
@@ -296,20 +272,6 @@ def prepare_run_folder(
     return PreparedFolder(
         folder=folder, config=config, resumes=decided == "resume", deletes=decided == "delete"
     )
-
-
-def _decided(
-    path: Path, behavior: BehaviorIfExists, ask: Callable[[str], str] | None
-) -> Literal["resume", "delete"]:
-    """What becomes of the run in a folder."""
-    if behavior == "ask":
-        return _asked(path, ask)
-    if behavior == "raise":
-        raise ValueError(
-            f"log_path={path} already holds a run. Give another log_path, "
-            "or behavior_if_exists=resume to continue it or =delete to start anew."
-        )
-    return behavior
 
 
 def _holds_run(path: Path) -> bool:
@@ -327,7 +289,7 @@ def _holds_run(path: Path) -> bool:
     taken += sorted(found.name for pattern in _WEIGHTS for found in path.glob(pattern))
     if taken:
         raise ValueError(
-            f"log_path={path} is not the folder of a run of Viva, but holds {_told_names(taken)}, which a run might "
+            f"log_path={path} is not the folder of a run of Viva, but holds {_listed(taken)}, which a run might "
             "write over. Nothing was touched: give another log_path."
         )
     return False
@@ -343,7 +305,7 @@ def _is_unmarked_run(path: Path) -> bool:
 
 
 def _check_deletable(path: Path) -> None:
-    """Refuse to delete a run where it cannot be told from what is somebody else's."""
+    """Refuse to delete a run where its files cannot be distinguished from somebody else's."""
     if not is_marked(path):
         raise ValueError(
             f"log_path={path} holds a run without a list of what it wrote ({MARK}), as version 0.1.0 left it: it "
@@ -353,11 +315,11 @@ def _check_deletable(path: Path) -> None:
     if strange := strangers(path):
         raise ValueError(
             f"behavior_if_exists=delete deletes what Viva wrote and nothing else, but log_path={path} holds "
-            f"{_told_names(strange)} beside it. Nothing was deleted: move that elsewhere, or give another log_path."
+            f"{_listed(strange)} beside it. Nothing was deleted: move that elsewhere, or give another log_path."
         )
 
 
-def _told_names(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
@@ -372,7 +334,17 @@ def _check_links(path: Path) -> None:
             )
 
 
-def _asked(path: Path, ask: Callable[[str], str] | None) -> Literal["resume", "delete"]:
+def _decided(
+    path: Path, behavior: BehaviorIfExists, ask: Callable[[str], str] | None
+) -> Literal["resume", "delete"]:
+    """The decision about the run in a folder."""
+    if behavior == "resume" or behavior == "delete":
+        return behavior
+    if behavior == "raise":
+        raise ValueError(
+            f"log_path={path} already holds a run. Give another log_path, "
+            "or behavior_if_exists=resume to continue it or =delete to start anew."
+        )
     if ask is None:
         if not sys.stdin.isatty():
             raise ValueError(

@@ -20,14 +20,14 @@ from contextlib import contextmanager
 __all__ = ["GRACE_S", "LIMIT_S", "Interrupts"]
 
 GRACE_S = 1.0
-"""How long a protected part may go on."""
+"""Seconds that a protected part may go on."""
 LIMIT_S = 3.5
-"""How long after the signal the process ends at the latest if it still listens: an interpreter with torch may need
-another second to end by itself."""
+"""Seconds after the signal at which the process ends at the latest if it still listens: an interpreter with torch may
+need another second to end by itself."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LIMIT_REACHED = 0
-"""What is heard when there was nothing for so long; no signal has this number."""
+"""Stands for a signal when the limit is reached; no signal has this number."""
 _SHOW_CURSOR = b"\x1b[?25h"
 
 

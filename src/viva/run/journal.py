@@ -22,28 +22,50 @@ Engines differ in what an answer depends on:
 """
 
 import asyncio
+import base64
 import functools
+import hashlib
 import inspect
+import json
 import os
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
+import numpy as np
 import tinker
+from pydantic import BaseModel
 
-from viva.judging.policy import SamplingClient
+from viva.judging.policy import SamplingClient, response_of
 from viva.run.clients import answers_together
 from viva.run.files import naming, write_atomic
-from viva.run.journal_lines import call_key, decode_answer, encode_answer, make_line, read_line
+from viva.sdk import make_topk
 
-__all__ = ["Journal", "JournalMode", "JournaledClient"]
+__all__ = [
+    "Journal",
+    "JournalMode",
+    "JournaledClient",
+    "call_key",
+    "decode_answer",
+    "encode_answer",
+    "make_line",
+    "read_line",
+]
 
 JournalMode: TypeAlias = Literal["turns", "steps", "off"]
+
+_OPENING = b'{"check": "'
+_MIDDLE = b'", "line": '
+_CLOSING = b"}\n"
+_DIGITS = 16
+_BEGIN = len(_OPENING) + _DIGITS + len(_MIDDLE)
+
+_PLAIN = (type(None), bool, int, float, str)
 
 
 class Journal:
@@ -79,7 +101,7 @@ class Journal:
             name: Of the step's file, which begins with the step's number.
             mode: See the module.
             is_last: Whether the step has no further part.
-            report: Is told how many answers of the step came from the journal, if any did.
+            report: Gets a message if answers of the step came from the journal.
 
         Raises:
             OSError: If the journal cannot be written.
@@ -101,7 +123,7 @@ class Journal:
             return
         await answers.close(is_whole=True)
         if answers.num_taken:
-            report(answers.told())
+            report(answers.summary())
 
     async def close(self) -> None:
         """Nothing follows; steps that were begun end early."""
@@ -122,12 +144,14 @@ class Journal:
     def call(
         self, version: int | str, ask: Callable[[], Any], arguments: Callable[[], Mapping[str, Any]]
     ) -> Any:
-        """What a client's ``sample`` returns: a kept answer, or what the engine returns, whose answer is kept."""
+        """The return value of a client's ``sample``: a kept answer, or the engine's future, whose answer is kept."""
         if self._now is None:
             return ask()
         key = self._now.key(version, arguments())
         stored = self._now.take(key)
-        return _Asked(ask(), self._now, key) if stored is None else _Kept(decode_answer(stored))
+        if stored is None:
+            return _RecordingFuture(ask(), self._now, key)
+        return _CachedResponse(decode_answer(stored))
 
     def _begin(self, name: str, mode: JournalMode) -> "_Answers":
         path = self._folder / f"{name}.jsonl"
@@ -169,8 +193,8 @@ class _Answers(ABC):
         self.num_taken = 0
         self.num_lacking = 0
         """Calls that were made although the step was to be taken from the journal as a whole."""
-        self._places: dict[str, tuple[int, int]] = {}
-        """Offset and length of the line with an answer."""
+        self._stored: dict[str, Mapping[str, Any]] = {}
+        """Answers by the places of their calls."""
         self._calls: Counter[str] = Counter()
 
     def key(self, version: int | str, arguments: Mapping[str, Any]) -> str | None:
@@ -183,18 +207,12 @@ class _Answers(ABC):
 
     def take(self, key: str | None) -> Mapping[str, Any] | None:
         """The stored answer to a call, if there is one."""
-        if key is None or key not in self._places:
-            return None
-        offset, length = self._places[key]
-        with naming(self.path), self.path.open("rb") as file:
-            file.seek(offset)
-            body = read_line(file.read(length))
-        if body is not None:
-            self.num_taken += 1
-        return None if body is None else body["answer"]
+        answer = None if key is None else self._stored.get(key)
+        self.num_taken += answer is not None
+        return answer
 
-    def told(self) -> str:
-        """What was taken, in words."""
+    def summary(self) -> str:
+        """A message of how much was taken."""
         lacking = f"; it lacks {self.num_lacking}, which are asked for again" if self.num_lacking else ""
         return f"{self.num_taken} answers are taken from the journal: they were sampled before{lacking}"
 
@@ -207,19 +225,12 @@ class _Answers(ABC):
         """The step has no further part; `is_whole` unless something ended it early."""
 
     def _read(self) -> list[dict[str, Any]]:
-        """What is stored besides answers. The places of the answers are noted."""
-        others: list[dict[str, Any]] = []
-        offset = 0
+        """Read what is stored: the answers, and whatever else there is, which is returned."""
         with naming(self.path):
-            stored = self.path.read_bytes() if self.path.exists() else b""
-        for line in stored.splitlines(keepends=True):
-            body = read_line(line)
-            if body is not None and "key" in body:
-                self._places[body["key"]] = (offset, len(line))
-            elif body is not None:
-                others.append(body)
-            offset += len(line)
-        return others
+            content = self.path.read_bytes() if self.path.exists() else b""
+        bodies = [body for line in content.splitlines(keepends=True) if (body := read_line(line)) is not None]
+        self._stored = {body["key"]: body["answer"] for body in bodies if "key" in body}
+        return [body for body in bodies if "key" not in body]
 
 
 class _Turns(_Answers):
@@ -291,15 +302,15 @@ class _Step(_Answers):
         self._lines: dict[str, bytes] = {}
         self._num_asked = 0
         ends = self._read()
-        self._is_stored = ends == [self._end(len(self._places))]
+        self._is_stored = ends == [self._end(len(self._stored))]
         if not self._is_stored:
-            self._places = {}
+            self._stored = {}
 
     def key(self, version: int | str, arguments: Mapping[str, Any]) -> str | None:
         """The place of a call that is made now."""
         key = super().key(version, arguments)
         self._num_asked += 1
-        if self._is_stored and key not in self._places:
+        if self._is_stored and key not in self._stored:
             self.num_lacking += 1
         return key
 
@@ -320,8 +331,8 @@ class _Step(_Answers):
         return {"end": num_answers, "environment": self._environment}
 
 
-class _Kept:
-    """What is awaited for an answer that is there."""
+class _CachedResponse:
+    """An answer from the journal, awaited like one of the engine's."""
 
     def __init__(self, response: tinker.SampleResponse) -> None:
         self._response = response
@@ -336,8 +347,8 @@ class _Kept:
         return self._response
 
 
-class _Asked:
-    """What is awaited for an answer that the engine will give, and that will be kept."""
+class _RecordingFuture:
+    """The engine's answer, kept when it arrives."""
 
     def __init__(self, pending: Any, answers: _Answers, key: str | None) -> None:
         self._pending = pending
@@ -352,11 +363,115 @@ class _Asked:
         return self._keep(self._pending.result(timeout))
 
     async def _wait(self) -> tinker.SampleResponse:
-        if inspect.isawaitable(self._pending):
-            return self._keep(await cast(Awaitable[tinker.SampleResponse], self._pending))
-        return self._keep(await asyncio.wrap_future(cast("Future[tinker.SampleResponse]", self._pending)))
+        return self._keep(await response_of(self._pending))
 
     def _keep(self, response: tinker.SampleResponse) -> tinker.SampleResponse:
         if self._key is not None:
             self._answers.keep(self._key, response)
         return response
+
+
+# lines of the journal: arrays are kept as their bytes, lists of numbers as JSON, so that every bit comes back
+
+
+def call_key(version: int | str, arguments: Mapping[str, Any]) -> str | None:
+    """A digest of a call; ``None`` if its arguments are of a kind that has no digest.
+
+    Args:
+        version: Of the policy that is asked.
+        arguments: Of ``sample``, by name.
+    """
+    digest = hashlib.blake2b(repr(version).encode(), digest_size=16)
+    for name in sorted(arguments):
+        value = arguments[name]
+        digest.update(b"\0" + name.encode() + b"\0")
+        if isinstance(value, tinker.ModelInput):
+            _add_prompt(digest, value)
+        elif isinstance(value, BaseModel):
+            digest.update(value.model_dump_json().encode())
+        elif isinstance(value, _PLAIN):
+            digest.update(repr(value).encode())
+        else:
+            return None
+    return digest.hexdigest()
+
+
+def _add_prompt(digest: Any, prompt: tinker.ModelInput) -> None:
+    for chunk in prompt.chunks:
+        if isinstance(chunk, tinker.EncodedTextChunk):
+            digest.update(np.asarray(chunk.tokens, dtype=np.int64).tobytes())
+        else:
+            digest.update(b"\1" + chunk.model_dump_json().encode())
+
+
+def make_line(body: Mapping[str, Any]) -> bytes:
+    """A line of JSON with a checksum of its content."""
+    text = json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
+    return _OPENING + _check(text) + _MIDDLE + text + _CLOSING
+
+
+def read_line(line: bytes) -> dict[str, Any] | None:
+    """The content of a line; ``None`` if it is not as it was written."""
+    text = line[_BEGIN : -len(_CLOSING)]
+    if line != _OPENING + _check(text) + _MIDDLE + text + _CLOSING:
+        return None
+    return cast(dict[str, Any], json.loads(text))
+
+
+def _check(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=_DIGITS // 2).hexdigest().encode()
+
+
+def encode_answer(response: Any) -> dict[str, Any] | None:
+    """A response as JSON; ``None`` if it holds something that JSON would not give back."""
+    try:
+        whole = {name: _encode(value) for name, value in _values(tinker.SampleResponse, response)}
+        whole["sequences"] = [
+            {name: _encode(value) for name, value in _values(tinker.SampledSequence, sequence)}
+            for sequence in response.sequences
+        ]
+    except TypeError:
+        return None
+    return whole
+
+
+def decode_answer(stored: Mapping[str, Any]) -> tinker.SampleResponse:
+    """The response that `encode_answer` was given."""
+    whole = {name: _decode(value) for name, value in stored.items() if name != "sequences"}
+    sequences = [
+        tinker.SampledSequence(**{name: _decode(value) for name, value in sequence.items()})
+        for sequence in stored["sequences"]
+    ]
+    return tinker.SampleResponse(sequences=sequences, **whole)
+
+
+def _values(response_class: Any, response: Any) -> list[tuple[str, Any]]:
+    """The values of a response; missing ones are left out."""
+    values = [(field.name, getattr(response, field.name, None)) for field in fields(response_class)]
+    return [(name, value) for name, value in values if name != "sequences" and value is not None]
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        text = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {"array": text, "dtype": value.dtype.str, "shape": value.shape}
+    if isinstance(value, list | tuple):
+        return {"list": [_encode(item) for item in cast(list[Any], value)], "tuple": isinstance(value, tuple)}
+    if hasattr(value, "token_ids") and hasattr(value, "logprobs"):
+        return {"topk": [_encode(value.token_ids), _encode(value.logprobs)]}
+    if not isinstance(value, _PLAIN):
+        raise TypeError(f"{type(value).__name__} has no place in the journal")
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    stored = cast(dict[str, Any], value)
+    if "array" in stored:
+        data = base64.b64decode(stored["array"])
+        return np.frombuffer(data, dtype=stored["dtype"]).reshape(stored["shape"]).copy()
+    if "topk" in stored:
+        return make_topk(*(_decode(part) for part in stored["topk"]))
+    items = [_decode(item) for item in stored["list"]]
+    return tuple(items) if stored["tuple"] else items

@@ -76,10 +76,10 @@ it holds."""
 
 
 def without_secrets(text: str) -> str:
-    """The text without what must not be told.
+    """The text with secrets replaced by stars.
 
     Hidden are the values of environment variables that are named like keys, tokens, secrets or passwords; credentials
-    told by their form, and blocks of private keys; user names and passwords in addresses, and keys in their
+    recognised by their form, and blocks of private keys; user names and passwords in addresses, and keys in their
     parameters; and keys in headers.
     """
     parts: list[str] = []
@@ -104,9 +104,9 @@ def redacted(value: Any) -> Any:
 def hidden_tokens(ids: Sequence[int], pieces: Sequence[str]) -> tuple[list[int], list[str]]:
     """Tokens and their texts without secrets, which may run over several of them.
 
-    Of a token that is part of a secret, the text is hidden as far as it is, and the id is -1: it would tell the text.
+    Of a token that is part of a secret, the text is hidden as far as it is, and the id, which would reveal it, is -1.
     """
-    told, kept = list(ids), list(pieces)
+    shown, kept = list(ids), list(pieces)
     spans = _secret_spans("".join(pieces))
     start = 0
     for place, piece in enumerate(pieces if spans else ()):
@@ -114,9 +114,9 @@ def hidden_tokens(ids: Sequence[int], pieces: Sequence[str]) -> tuple[list[int],
         own = [(max(low, start) - start, min(high, stop) - start) for low, high in spans]
         for low, high in reversed([(low, high) for low, high in own if low < high]):
             kept[place] = f"{kept[place][:low]}{_HIDDEN}{kept[place][high:]}"
-            told[place] = _NO_TOKEN
+            shown[place] = _NO_TOKEN
         start = stop
-    return told, kept
+    return shown, kept
 
 
 def printable(text: str) -> str:
@@ -208,9 +208,9 @@ def split_address(address: str) -> tuple[str, dict[str, str]]:
 
 
 def guard_tracebacks() -> None:
-    """Let what Python itself writes (tracebacks, warnings, log records) tell no secrets; for programs that start."""
-    sys.excepthook = _told
-    warnings.formatwarning = _warned
+    """Remove secrets from what Python itself writes (tracebacks, warnings, log records); for programs that start."""
+    sys.excepthook = _write_traceback
+    warnings.formatwarning = _format_warning
     logging.setLogRecordFactory(_Record)
 
 
@@ -222,11 +222,11 @@ class _Record(logging.LogRecord):
 _plain_warning = warnings.formatwarning
 
 
-def _warned(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     return printable(_plain_warning(message, category, filename, lineno, line))
 
 
-def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _write_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     sys.stderr.write(printable("".join(traceback.format_exception(kind, error, trace))))

@@ -20,9 +20,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from viva.run.files import read_json, write_json
+from viva.run.files import note_written, read_json, write_json
 from viva.run.folder import RunFolder
-from viva.run.written import note_written
 
 __all__ = [
     "CONSOLE",
@@ -202,7 +201,7 @@ class _Trackio:
 
         self._run: Any = trackio.init(
             project=run.project,
-            # runs are told apart by their names alone, and folders of different runs may have one name
+            # Trackio knows runs by their names alone, and folders of different runs may have one name
             name=f"{run.name}-{run.run_id}",
             config=dict(run.config),
             resume="allow",
@@ -256,7 +255,7 @@ class _WeightsAndBiases:
                 f"trackers=wandb cannot start: {error} Log in with 'wandb login', or set WANDB_MODE=offline."
             ) from error
         finally:
-            # that of wandb prints tracebacks with the secrets in them; `close` tells it the exit code
+            # that of wandb prints tracebacks with the secrets in them; `close` hands on the exit code
             sys.excepthook = hook
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -1,1 +1,1 @@
-"""What a run costs, on paper: tokens per step, prefix reuse, FLOPs, memory, hours."""
+"""The cost of a run, on paper: tokens per step, prefix reuse, FLOPs, memory, hours."""

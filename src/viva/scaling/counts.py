@@ -1,17 +1,210 @@
-"""From the calls of a group to the tokens of a step."""
+"""The calls of a group, and the tokens and attention pairs of a step that they make.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Prompts are those of the package, built by its own functions: where an agent's words would stand, there is one character
+that stands for them (a marker), and the text between is counted as it is. So the counts follow the prompts when these
+change, and are exact for a tokenizer that encodes characters one by one.
 
-from viva.scaling.calls import Call, TrainedReply
-from viva.scaling.tree import Block, Cost, Path, rows_cost, tree_cost
+A sequence is a path of blocks; two sequences share what they have in common from their beginning, block by block. The
+shared computation is the tree (trie) of all paths. Pure counting: the engine's own trees go by single tokens, so they
+can only share more.
+"""
 
-__all__ = ["Counts", "Passes", "count_step"]
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "Block",
+    "Blocks",
+    "Call",
+    "Cost",
+    "Counter",
+    "Counts",
+    "Markers",
+    "Passes",
+    "Template",
+    "TrainedReply",
+    "count_step",
+    "message_blocks",
+    "rows_cost",
+    "tree_cost",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A piece of a sequence; equal keys behind equal beginnings are equal tokens."""
+
+    key: Hashable
+    tokens: float
+
+
+Blocks: TypeAlias = Sequence[Block]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The work of a forward pass over sequences."""
+
+    tokens: float = 0.0
+    pairs: float = 0.0
+    """Pairs of a query and a key that it attends to, itself included."""
+
+    def __add__(self, other: "Cost") -> "Cost":
+        """The cost of both."""
+        return Cost(tokens=self.tokens + other.tokens, pairs=self.pairs + other.pairs)
+
+    def times(self, count: float) -> "Cost":
+        """The cost of so many of it."""
+        return Cost(tokens=self.tokens * count, pairs=self.pairs * count)
+
+
+def _block_cost(start: float, tokens: float) -> Cost:
+    """The cost of a block that begins behind `start` tokens."""
+    return Cost(tokens=tokens, pairs=tokens * start + tokens * (tokens + 1) / 2)
+
+
+def rows_cost(paths: Iterable[Blocks]) -> Cost:
+    """Every sequence by itself."""
+    cost = Cost()
+    for path in paths:
+        cost += _block_cost(0.0, sum(block.tokens for block in path))
+    return cost
+
+
+@dataclass(slots=True)
+class _Node:
+    tokens: float
+    children: "dict[Hashable, _Node]" = field(default_factory=dict[Hashable, "_Node"])
+
+
+def tree_cost(paths: Iterable[Blocks]) -> Cost:
+    """Every common beginning once.
+
+    Raises:
+        ValueError: If one key stands for two lengths behind the same beginning.
+    """
+    root, cost = _Node(tokens=0.0), Cost()
+    for path in paths:
+        node, start = root, 0.0
+        for block in path:
+            child = node.children.get(block.key)
+            if child is None:
+                child = node.children[block.key] = _Node(tokens=block.tokens)
+                cost += _block_cost(start, block.tokens)
+            elif child.tokens != block.tokens:
+                raise ValueError(
+                    f"block {block.key!r} has {child.tokens} and {block.tokens} tokens behind the same beginning; "
+                    "equal keys must be equal tokens"
+                )
+            node, start = child, start + block.tokens
+    return cost
+
+
+Counter: TypeAlias = Callable[[str], float]
+"""Tokens of a text of the package's own."""
+
+_WORDS = re.compile(r"\S+\s*|\s+")
+_FIRST_MARKER = 0xF0000  # a plane of private characters: no prompt has them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """Tokens that the chat format adds."""
+
+    system: float = 5.0
+    """To a system message."""
+    user: float = 5.0
+    assistant: float = 5.0
+    """To a reply that is over."""
+    reply: float = 3.0
+    """Before the reply that is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedReply:
+    """The part of a call that is trained."""
+
+    context: tuple[Block, ...]
+    tokens: float
+    """Length of the reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request for a reply."""
+
+    prompt: tuple[Block, ...]
+    reply: float
+    """Tokens to be sampled, the end of the turn included."""
+    role: Literal["agent", "judge"] = "agent"
+    wave: int = 0
+    """Calls of one wave are in flight together; a wave begins when the one before is over."""
+    trained: TrainedReply | None = None
+    """``None``: nothing of it is trained."""
+    scored: tuple[TrainedReply, ...] = ()
+    """Passes without gradients before the update."""
+    solver: int | None = None
+    """The agent that gives a solution in this reply; ``None`` if none is given."""
+
+
+class Markers:
+    """Characters that stand for words of agents."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, Block] = {}
+
+    def new(self, key: Hashable, tokens: float) -> str:
+        """A character for words of so many tokens; equal keys are equal words."""
+        marker = chr(_FIRST_MARKER + len(self._blocks))
+        self._blocks[marker] = Block(key=key, tokens=tokens)
+        return marker
+
+    def blocks(self, text: str, count: Counter) -> list[Block]:
+        """A text as blocks: a block for each marker, and for each word between them with the space behind it."""
+        found: list[Block] = []
+        literal: list[str] = []
+
+        def flush() -> None:
+            for word in _WORDS.findall("".join(literal)):
+                found.append(Block(key=word, tokens=count(word)))
+            literal.clear()
+
+        for character in text:
+            if character in self._blocks:
+                flush()
+                found.append(self._blocks[character])
+            else:
+                literal.append(character)
+        flush()
+        return found
+
+    def tokens(self, text: str, count: Counter) -> float:
+        """Tokens of a text."""
+        return sum(block.tokens for block in self.blocks(text, count))
+
+
+def message_blocks(
+    messages: Iterable[tuple[str, str]],
+    markers: Markers,
+    count: Counter,
+    template: Template,
+    *,
+    prefill: str = "",
+) -> tuple[Block, ...]:
+    """A prompt in the chat format: role and text of every message, then the beginning of the reply."""
+    frames = {"system": template.system, "user": template.user, "assistant": template.assistant}
+    found: list[Block] = []
+    for role, text in messages:
+        found += [Block(key=("frame", role), tokens=frames[role]), *markers.blocks(text, count)]
+    found.append(Block(key=("frame", "reply"), tokens=template.reply))
+    return (*found, *markers.blocks(prefill, count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """What is computed of one kind of sequences, with and without prefix reuse."""
+    """The passes over one kind of sequences, with and without prefix reuse."""
 
     rows: Cost
     tree: Cost
@@ -30,7 +223,7 @@ class Counts:
 
     num_groups: int
     num_calls: int
-    """Of agents."""
+    """Calls of agents."""
     num_judge_calls: int
     sampled: float
     """By agents."""
@@ -84,7 +277,7 @@ def _sum(one: Passes, other: Passes) -> Passes:
     return Passes(rows=one.rows + other.rows, tree=one.tree + other.tree, targets=one.targets + other.targets)
 
 
-def _passes(paths: Sequence[Path], num_groups: int, targets: float = 0.0) -> Passes:
+def _passes(paths: Sequence[Blocks], num_groups: int, targets: float = 0.0) -> Passes:
     return Passes(
         rows=rows_cost(paths).times(num_groups),
         tree=tree_cost(paths).times(num_groups),

@@ -27,7 +27,7 @@ from viva.run.clients import TrainingClient, answers_together, settled
 from viva.run.folder import RunFolder
 from viva.run.interrupts import Interrupts
 from viva.run.journal import JournalMode
-from viva.run.stop_rule import StopRule
+from viva.run.log import StopRule
 from viva.training.ahead import GroupStream, RolloutsAhead
 from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
 from viva.training.console import Begin, RunConsole

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from viva import __version__
-from viva.run.files import write_atomic
+from viva.run.files import note_written, write_atomic
 from viva.run.secrets import printable
-from viva.run.written import note_written
 from viva.view.answers import (
     conversation_answer,
     curve_layout,

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "recipes")]
 
 _spec = importlib.util.spec_from_file_location("ledger", HERE.parents[1] / "reliability" / "conftest.py")
 _ledger = importlib.util.module_from_spec(_spec)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from viva.recipes.export import ExportOptions, export_run
 from viva.run.clients import settled
-from viva.run.folder import open_run_folder
+from viva.run.folder import prepare_run_folder
 from viva.training import update
 from viva.training.service import EngineConfig, make_service
 
@@ -26,7 +26,7 @@ async def test_a_run_on_a_server_is_exported_with_the_servers_logprobs(server, t
     peft = pytest.importorskip("peft")
     engine = EngineConfig(engine="remote", base_url=server.address)
     options = {"recipe": "x", "model_name": str(server.model), "engine": "remote", "base_url": server.address}
-    run = open_run_folder(tmp_path / "run", behavior="raise", config=options | {"lora_rank": 4})
+    run = prepare_run_folder(tmp_path / "run", behavior="raise", config=options | {"lora_rank": 4}).open()
     service = make_service(engine, state_dir=tmp_path)
     client = await settled(service.create_lora_training_client(str(server.model), rank=4, seed=0))
     for step in range(3):

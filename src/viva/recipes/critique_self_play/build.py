@@ -18,7 +18,7 @@ from viva.recipes.loop import judged_by, make_training, run_recipe
 from viva.recipes.plan import Plan, plan_run
 from viva.rewards.base import Grader
 from viva.rewards.review import ReviewRules, review_rules
-from viva.run.stop_rule import StopRule
+from viva.run.log import StopRule
 from viva.selfplay.critique import critique_group, critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.data import BuilderFactory, PromptItem

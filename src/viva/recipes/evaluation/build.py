@@ -55,7 +55,7 @@ _FOLDER = Path("runs/eval")
 class _Result:
     evaluation: Evaluation
     path: Path
-    """Of the result file."""
+    """Path of the result file."""
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Transcripts."""
 
@@ -174,7 +174,7 @@ async def _sample(plan: EvalPlan, target: Target, opened: OpenPolicy, console: E
             opened.client, talks, plan.talked_about, plan.check, console.begin
         )
         step = target.next_step or 0
-        # a second kind of conversation counts on: step and group tell conversations apart
+        # a second kind of conversation counts on: step and group name a conversation
         rows += [transcript_row(step, group, outcome) for group, outcome in enumerate(outcomes, len(rows))]
         if plan.options.equal_tokens:
             found = await match_tokens(opened.client, direct, found, asked, console.begin)
@@ -235,7 +235,7 @@ def _path(plan: EvalPlan, target: Target) -> Path:
     if target.folder is not None:
         return target.folder / "eval" / f"{target.checkpoint}-{_digest(*how)}.json"
     stem = "".join(letter if letter.isalnum() else "-" for letter in target.name).strip("-")
-    # a stem is shortened and simplified, so the digest tells targets apart
+    # a stem is shortened and simplified, so the digest names the target
     return _FOLDER / f"{stem[-60:]}-{_digest(*how, target.name, target.model)}.json"
 
 
@@ -312,7 +312,7 @@ def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
 
 
 def _differences_of(evaluation: Evaluation, against: Evaluation, resamples: int) -> dict[str, Difference]:
-    """What two evaluations of the same problems differ in, from paired draws."""
+    """Differences of two evaluations of the same problems, from paired draws."""
     return compare(
         figures_of(evaluation), figures_of(against), resamples=resamples, seed=_draws_seed(evaluation.options)
     )

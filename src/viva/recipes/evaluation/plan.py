@@ -1,4 +1,4 @@
-"""From options to a plan: all that can be wrong is told before a model is loaded."""
+"""From options to a plan: all mistakes are found before a model is loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ _BUILT_IN_PROBLEMS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
-    """What is asked, how often, and how it is graded; the same for all policies that are compared."""
+    """The questions, their number and their grading; the same for all policies that are compared."""
 
     options: EvalOptions
     kinds: tuple[str, ...]
@@ -62,7 +62,7 @@ class EvalPlan:
 
     @property
     def measured(self) -> str:
-        """How many problems, and where they are from."""
+        """The number of problems, and their origin."""
         return f"{counted(len(self.items), 'problem')} {self.source}"
 
     @property
@@ -95,7 +95,7 @@ class EvalPlan:
 
     @property
     def digest(self) -> str:
-        """Of the problems."""
+        """Digest of the problems."""
         return prompts_digest(self.items)
 
 

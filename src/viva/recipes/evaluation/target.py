@@ -1,4 +1,4 @@
-"""What ``RUN_OR_MODEL`` names: a run's checkpoint, a model, an adapter, or weights that lie with a remote engine."""
+"""The policy behind ``RUN_OR_MODEL``: a run's checkpoint, a model, an adapter, or weights on a remote engine."""
 
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -9,15 +9,15 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.rendering import load_renderer
 from viva.engine.checkpoint import MANIFEST
-from viva.eval.adapters import is_adapter, staged_adapter
 from viva.hub import split_revision
 from viva.judging.policy import SamplingClient
 from viva.model_files import check_base, model_digests
 from viva.recipes.common import located, resolve_model
+from viva.run.adapters import is_adapter, staged_adapter
 from viva.run.clients import ServiceClient, settled
 from viva.run.export import choose_checkpoint
 from viva.run.folder import RunFolder
-from viva.run.stop_rule import StopRule
+from viva.run.log import StopRule
 from viva.training.service import EngineConfig, context_window, make_service
 from viva.view.files import read_config
 
@@ -35,21 +35,21 @@ class Target:
     kind: str
     """``run``, ``model``, ``adapter`` or ``weights``."""
     model: str | None
-    """What the engine loads; ``None``: the weights say so themselves."""
+    """The model that the engine loads; ``None``: the weights say so themselves."""
     weights: str | None = None
     """Saved weights, as the engine takes them; ``None``: the model as it is."""
     checkpoint: str | None = None
-    """Of a run."""
+    """Name, of a run."""
     next_step: int | None = None
     """Steps that the checkpoint was trained for."""
     folder: Path | None = None
-    """Of a run."""
+    """The run's folder."""
     config: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of a run: its options."""
+    """The run's options."""
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the result file says of it."""
+        """Its entry in the result file."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -71,7 +71,7 @@ class OpenPolicy:
 
 
 def find_target(name: str, *, checkpoint: str | None = None, model_name: str | None = None) -> Target:
-    """What a name means: a run folder, else saved or exported weights, else a model.
+    """The target of a name: a run folder, else saved or exported weights, else a model.
 
     Args:
         name: From the command line.
