@@ -1,4 +1,4 @@
-"""What goes wrong between here and the Hugging Face hub, in words that say what to do."""
+"""Errors of the Hugging Face hub with their remedies, and names with a revision."""
 
 import logging
 import os
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 __all__ = ["hub_access", "hub_errors", "hub_problem", "pinned", "split_revision", "telling_wait"]
 
 TELL_AFTER_S = 5.0
-"""Seconds without a word, before what is waited for is told."""
+"""Seconds of waiting before a warning says what is waited for."""
 _ANSWER_S = 15.0
-"""How long the hub may take for its first answer."""
+"""Seconds that the hub may take for its first answer."""
 
 
 def pinned(name: str, revision: str | None) -> str:
@@ -20,7 +20,7 @@ def pinned(name: str, revision: str | None) -> str:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """What `pinned` put together; a local folder has no revision, whatever its name."""
+    """The name and revision that `pinned` joined; a local folder has no revision, whatever its name."""
     if os.path.isdir(name):
         return name, None
     repository, at, revision = name.partition("@")
@@ -43,10 +43,10 @@ def hub_errors(name: str, *, option: str) -> Generator[None, None, None]:
         with hub_access(name):
             yield
     except (OSError, ValueError) as error:
-        told = hub_problem(error, name=name, option=option)
-        if told is None:
+        message = hub_problem(error, name=name, option=option)
+        if message is None:
             raise
-        raise ValueError(told) from error
+        raise ValueError(message) from error
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def hub_problem(error: BaseException, *, name: str, option: str) -> str | None:
-    """What an error says about the hub, and what to do; ``None`` if it has to do with something else.
+    """A hub error in one sentence with its remedy; ``None`` if it has to do with something else.
 
     Args:
         error: Raised by ``transformers``, ``datasets`` or ``huggingface_hub``.

@@ -1,4 +1,4 @@
-"""What goes wrong when a model is read, in words that say what to do; nothing is filled in that a model lacks."""
+"""Errors of reading a model with their remedies; nothing is filled in that a model lacks."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -76,18 +76,18 @@ def check_layers(name: str, config: Any) -> None:
         )
 
 
-def check_loaded(name: str, told: Mapping[str, Any], tokenizer: Any) -> None:
+def check_loaded(name: str, report: Mapping[str, Any], tokenizer: Any) -> None:
     """Refuse a model that would be completed with random weights, and a tokenizer that reads nothing.
 
     Args:
         name: Path or hub name.
-        told: What ``from_pretrained`` reports of the weights.
+        report: From ``from_pretrained``, about the weights.
         tokenizer: The model's.
 
     Raises:
         ValueError: See above.
     """
-    missing = sorted(str(key) for key in told["missing_keys"])
+    missing = sorted(str(key) for key in report["missing_keys"])
     if missing:
         raise ValueError(
             f"the model {name!r} lacks {len(missing)} tensors that its config.json asks for: "
@@ -95,7 +95,7 @@ def check_loaded(name: str, told: Mapping[str, Any], tokenizer: Any) -> None:
         )
     shapes = sorted(
         f"{key} has the shape {list(found)} and should have {list(wanted)}"
-        for key, found, wanted in told["mismatched_keys"]
+        for key, found, wanted in report["mismatched_keys"]
     )
     if shapes:
         raise ValueError(
