@@ -147,8 +147,7 @@ async def repeat(options: dict[str, str], strategies: Sequence[str], repeats: in
     import chz
 
     from viva.recipes.common import open_run
-    from viva.recipes.math_efficiency.build import build_training, make_plan
-    from viva.recipes.math_efficiency.train_rl import Config
+    from viva.recipes.math_efficiency import Config, build_training, make_plan
 
     plan = make_plan(chz.entrypoint(Config, argv=[f"{name}={value}" for name, value in options.items()]))
     opened = await open_run(plan.options)

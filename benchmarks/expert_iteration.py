@@ -155,8 +155,7 @@ def run_once(arm: str, seed: int, folder: Path, settings: Mapping[str, str]) -> 
 
     from viva.eval.direct import DirectEvaluator
     from viva.recipes.common import open_run
-    from viva.recipes.math_efficiency.build import build_training, make_plan
-    from viva.recipes.math_efficiency.train_rl import Config
+    from viva.recipes.math_efficiency import Config, build_training, make_plan
     from viva.training.loop import train
 
     changes = {name: value for name, value in settings.items() if name not in ("tokens", "problems")}

@@ -5,7 +5,7 @@ viva train math_efficiency 'strategies=["iid", "examples/rationalise.py:rational
 
 from viva.eval.answers import extract_answer
 from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder
-from viva.recipes.math_efficiency.strategies import Task
+from viva.recipes.strategies import Task
 
 
 def rationalise(task: Task) -> PromptAugmentedGroupBuilder:

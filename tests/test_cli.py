@@ -5,38 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import viva
 import viva.cli
 import viva.recipes
-
-RECIPE = '''"""Teach a stone to sing.
-
-More about stones.
-"""
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(repr((sys.argv[2:], sys.modules["__main__"].__doc__.split(chr(10))[0])))
-'''
-
-
-@pytest.fixture
-def stone_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A recipe ``viva_stone`` beside the package's own."""
-    folder = tmp_path / "viva_stone"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    (folder / "train.py").write_text(RECIPE)
-    monkeypatch.setattr(viva.recipes, "__path__", [*viva.recipes.__path__, str(tmp_path)])
-    monkeypatch.setattr(sys, "argv", ["viva"])
-    yield "viva_stone"
-    sys.modules.pop("viva.recipes.viva_stone", None)
+from viva.recipes.programs import RECIPES
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,27 +40,38 @@ def test_an_unknown_command_names_the_one_that_was_meant(
     assert f"Did you mean {meant!r}?" in error
 
 
-def test_recipes_lists_names_and_first_lines_without_running_them(
-    stone_recipe: str, capsys: pytest.CaptureFixture[str]
+def test_recipes_lists_names_and_first_lines_without_running_them() -> None:
+    code = (
+        "import sys, viva.cli\n"
+        "viva.cli.main(['recipes'])\n"
+        "assert not [name for name in sys.modules if name.startswith('viva.recipes.critique')]\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "critique_self_play\n    Critique self-play (CoNL): propose, rank blindly" in told
+    assert "    viva train critique_self_play key=value ...\n" in told
+    assert [line for line in told.splitlines() if not line.startswith(" ")] == list(RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("typed", "recipe", "more"),
+    [
+        ("math_efficiency", "math_efficiency", []),
+        ("math-efficiency", "math_efficiency", []),
+        ("own.py:TALK", "protocol", ["protocol=own.py:TALK"]),
+    ],
+)
+def test_train_hands_a_recipe_its_options(
+    monkeypatch: pytest.MonkeyPatch, typed: str, recipe: str, more: list[str]
 ) -> None:
-    assert viva.cli.main(["recipes"]) == 0
-    out = capsys.readouterr().out
-    assert f"{stone_recipe}\n    Teach a stone to sing.\n    viva train {stone_recipe} key=value ...\n" in out
-    assert f"viva.recipes.{stone_recipe}.train" not in sys.modules
+    seen: list[Any] = []
+    monkeypatch.setattr("viva.recipes.programs.train_recipe", lambda *given: seen.append(given) or 7)
+    assert viva.cli.main(["train", typed, "a=1", "--help", "b=x y"]) == 7
+    assert seen == [(recipe, [*more, "a=1", "--help", "b=x y"])]
 
 
-@pytest.mark.parametrize("spelling", ["viva_stone", "viva-stone"])
-@pytest.mark.usefixtures("stone_recipe")
-def test_train_runs_the_recipe_as_main_with_its_own_arguments(tmp_path: Path, spelling: str) -> None:
-    out = tmp_path / "seen"
-    assert viva.cli.main(["train", spelling, str(out), "a=1", "--help", "b=x y"]) == 0
-    assert out.read_text() == repr((["a=1", "--help", "b=x y"], "Teach a stone to sing."))
-
-
-@pytest.mark.usefixtures("stone_recipe")
 def test_an_unknown_recipe_names_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
-    assert viva.cli.main(["train", "viva_stoen", "a=1"]) == 2
-    assert "Did you mean 'viva_stone'?" in capsys.readouterr().err
+    assert viva.cli.main(["train", "math_eficiency", "a=1"]) == 2
+    assert "Did you mean 'math_efficiency'?" in capsys.readouterr().err
 
 
 def test_report_prints_the_path_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import viva.cli
 import viva.cli_parser
 from viva.recipes.config import parse_options
-from viva.recipes.programs import recipe_summaries
+from viva.recipes.programs import RECIPES
 
 # `viva train` runs a module that other tests have loaded
 pytestmark = pytest.mark.filterwarnings("ignore:.* found in sys.modules:RuntimeWarning")
@@ -29,7 +29,6 @@ def leaves(parser, names=()):
 
 
 COMMANDS = dict(leaves(viva.cli_parser.parser()))
-RECIPES = list(recipe_summaries())
 
 
 def takes_options(names):

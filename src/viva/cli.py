@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from viva.cli_parser import parser
-from viva.recipes.programs import cookbook_module, cookbook_programs, recipe_summaries, training_module
 
 __all__ = ["main"]
 
@@ -80,14 +79,14 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    summaries = recipe_summaries()
-    recipe = str(options.recipe).replace("-", "_")
-    if recipe not in summaries:
-        return _mistake(_unknown("recipe", str(options.recipe), list(summaries)))
-    # the recipe sees what `python -m` would show it, so both ways are one
-    sys.argv = [f"viva train {recipe}", *options.options]
-    runpy.run_module(training_module(recipe)[0], run_name="__main__", alter_sys=True)
-    return 0
+    from viva.recipes.programs import RECIPES, train_recipe
+
+    recipe, arguments = str(options.recipe), list(options.options)
+    if ":" in recipe:  # an object of the user's code
+        return train_recipe("protocol", [f"protocol={recipe}", *arguments])
+    if recipe.replace("-", "_") not in RECIPES:
+        return _mistake(_unknown("recipe", recipe, list(RECIPES)))
+    return train_recipe(recipe.replace("-", "_"), arguments)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -226,13 +225,15 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _recipes(_options: argparse.Namespace) -> int:
+    from viva.recipes.programs import recipe_summaries
+
     for name, summary in recipe_summaries().items():
         _write(f"{name}\n    {summary}\n    viva train {name} key=value ...\n")
     return 0
 
 
 def _protocol(options: argparse.Namespace) -> int:
-    from viva.selfplay.check_report import check_protocol, find_protocol
+    from viva.selfplay.check import check_protocol, find_protocol
 
     try:
         protocol = find_protocol(options.target, options.agents)
@@ -250,6 +251,7 @@ def _cookbook(options: argparse.Namespace) -> int:
 
     prepare_threads()
     import viva.engine
+    from viva.recipes.programs import cookbook_module, cookbook_programs
 
     module = cookbook_module(options.program)
     if module is None:

@@ -46,10 +46,13 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     train = commands.add_parser(
         "train",
-        help="run a recipe: viva train RECIPE key=value ...",
-        description="Run a recipe. 'viva train RECIPE --help' lists its options.",
+        help="run a recipe, or a protocol of your own: viva train RECIPE key=value ...",
+        description="Run a recipe. 'viva train RECIPE --help' lists its options; config=FILE takes them from a file, "
+        "which may be a run's config.json. path.py:PROTOCOL trains a conversation of your own.",
     )
-    train.add_argument("recipe", metavar="RECIPE", help="a name that 'viva recipes' lists")
+    train.add_argument(
+        "recipe", metavar="RECIPE", help="a name that 'viva recipes' lists, or path.py:PROTOCOL"
+    )
     train.add_argument("options", metavar="key=value", nargs=argparse.REMAINDER, help="options of the recipe")
     _add_eval(commands.add_parser)
     report = commands.add_parser(

@@ -1,6 +1,5 @@
 """The recipes on SmolLM2-135M-Instruct: a step of each, a killed run resumed to the bit, weights out and in again."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -16,22 +15,26 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from viva.cli import main as viva_main
 from viva.engine import LocalServiceClient
+from viva.recipes.programs import train_recipe
 
 pytestmark = pytest.mark.slow
 
 RECIPES = {
-    "conversation_preference_rl": (
-        "viva.recipes.conversation_preference_rl.train",
-        {"num_agents": 2, "max_rounds": 1, "batch_size": 4, "max_tokens": 8, "max_steps": 1},
-    ),
-    "critique_self_play": (
-        "viva.recipes.critique_self_play.train",
-        {"num_agents": 2, "batch_size": 2, "max_tokens": 8, "max_steps": 1},
-    ),
-    "math_efficiency": (
-        "viva.recipes.math_efficiency.train_rl",
-        {"strategies": "iid", "group_size": 4, "batch_size": 8, "max_tokens": 10, "max_steps": 3},
-    ),
+    "conversation_preference_rl": {
+        "num_agents": 2,
+        "max_rounds": 1,
+        "batch_size": 4,
+        "max_tokens": 8,
+        "max_steps": 1,
+    },
+    "critique_self_play": {"num_agents": 2, "batch_size": 2, "max_tokens": 8, "max_steps": 1},
+    "math_efficiency": {
+        "strategies": "iid",
+        "group_size": 4,
+        "batch_size": 8,
+        "max_tokens": 10,
+        "max_steps": 3,
+    },
 }
 COMMON = {
     "lora_rank": 4,
@@ -63,12 +66,12 @@ def arguments(recipe: str, model: Path, log_path: Path) -> list[str]:
             )
             file.write(json.dumps({"query": question, "answer": answer}) + "\n")
     given = {"model_name": model, "train_prompts_path": problems, "log_path": log_path}
-    return [f"{name}={value}" for name, value in (given | COMMON | RECIPES[recipe][1]).items()]
+    return [f"{name}={value}" for name, value in (given | COMMON | RECIPES[recipe]).items()]
 
 
 def run(recipe: str, model: Path, log_path: Path) -> list[dict[str, Any]]:
     """Begin or resume a run; its metrics."""
-    assert importlib.import_module(RECIPES[recipe][0]).main(arguments(recipe, model, log_path)) == 0
+    assert train_recipe(recipe, arguments(recipe, model, log_path)) == 0
     return metrics(log_path)
 
 
@@ -111,7 +114,7 @@ def test_answers_are_paid_and_trained_on(whole: Path) -> None:
 
 def test_a_killed_run_resumes_to_the_bit(whole: Path, smollm2: Path, tmp_path: Path) -> None:
     log_path = tmp_path / "killed"
-    command = [sys.executable, "-m", RECIPES["math_efficiency"][0]]
+    command = [sys.executable, "-m", "viva.cli", "train", "math_efficiency"]
     process = subprocess.Popen(
         [*command, *arguments("math_efficiency", smollm2, log_path)],
         stdout=subprocess.DEVNULL,

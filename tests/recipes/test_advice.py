@@ -1,6 +1,7 @@
 """A judge that cannot be read: said once, with what it means and which option changes it."""
 
 import json
+from functools import partial
 
 import pytest
 from random_models import make_model
@@ -8,7 +9,9 @@ from random_models import make_model
 from viva.judging.comparison import Comparison, Outcome
 from viva.judging.tournament import NoValidComparisonsError, win_minus_loss
 from viva.recipes.advice import StepTime
-from viva.recipes.conversation_preference_rl.train import main
+from viva.recipes.programs import train_recipe
+
+main = partial(train_recipe, "conversation_preference_rl")
 
 
 def test_an_error_of_the_judge_brings_its_figures_along():

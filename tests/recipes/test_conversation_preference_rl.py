@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -14,8 +15,10 @@ from random_models import make_model
 from transformers import AutoModelForCausalLM
 
 from viva.engine import LocalTrainingClient
-from viva.recipes.conversation_preference_rl.train import main
+from viva.recipes.programs import train_recipe
 from viva.run import interrupts
+
+main = partial(train_recipe, "conversation_preference_rl")
 
 NUM_STEPS = 3
 OPTIONS = {

@@ -17,14 +17,12 @@ from tinker_cookbook.renderers.base import Message
 from viva.cli import main
 from viva.conversation.rendering import build_prompt
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.recipes.conversation_preference_rl import build as preference
-from viva.recipes.conversation_preference_rl.train import Config as PreferenceConfig
+from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.cost import CostOptions, Text, parse_cost, recipe_cost, uncounted_options
-from viva.recipes.critique_self_play import build as critique
-from viva.recipes.critique_self_play.train import Config as CritiqueConfig
-from viva.recipes.math_efficiency import build as math
-from viva.recipes.math_efficiency.strategies import STRATEGIES
-from viva.recipes.math_efficiency.train_rl import Config as MathConfig
+from viva.recipes.critique_self_play import Config as CritiqueConfig
+from viva.recipes.loop import run_config
+from viva.recipes.math_efficiency import Config as MathConfig
+from viva.recipes.strategies import STRATEGIES
 from viva.scaling.counts import Block, Template, tree_cost
 from viva.scaling.groups import Lengths
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
@@ -73,9 +71,7 @@ class Recorder(pages.Trainer):
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, float]]:
     """Runs one step with a scripted engine; its metrics, and under ``judge`` and ``trained`` what was counted."""
 
-    def run(
-        config: Any, module: Any, script: Callable[[str, int], Any], next_token: Any = None
-    ) -> dict[str, Any]:
+    def run(config: Any, script: Callable[[str, int], Any], next_token: Any = None) -> dict[str, Any]:
         sampler = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=next_token)
         Recorder.trained = []
         monkeypatch.setattr(pages, "Trainer", Recorder)
@@ -93,7 +89,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
             "max_steps": 1,
             "log_path": str(folder),
         }
-        assert asyncio.run(module.run(chz.replace(config, **options))) is None
+        assert asyncio.run(run_config(chz.replace(config, **options))) is None
         (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         judged = [prompt for prompt in sampler.prompts if prompt.endswith(VERDICT_PREFIX)]
         num_replies = len(sampler.prompts) - len(judged)
@@ -158,7 +154,7 @@ def test_conversation_preference_rl_is_counted_exactly(measured, order, pattern)
     config = PreferenceConfig(
         num_agents=4, max_rounds=3, batch_size=8, order=order, tournament_pattern=pattern
     )
-    found = measured(config, preference, talk, larger_wins)
+    found = measured(config, talk, larger_wins)
     agrees(found, config)
     agrees_on_training(found, config, groups=2)
 
@@ -183,7 +179,7 @@ def review(prompt: str, call: int) -> str:
 @pytest.mark.parametrize("votes", ["judge", "agents"])
 def test_critique_self_play_is_counted_exactly(measured, votes) -> None:
     config = CritiqueConfig(num_agents=3, batch_size=6, revision_votes=votes)
-    found = measured(config, critique, review, lambda prompt: {"A": 0.2, "B": 0.7, "T": 0.1})
+    found = measured(config, review, lambda prompt: {"A": 0.2, "B": 0.7, "T": 0.1})
     agrees(found, config)
     # rankings that cannot be read earn nothing, and nothing of them is trained
     assert found.get("optim/tokens", 0) <= recipe_cost(config, EXACT).counts.trained.rows.tokens
@@ -208,7 +204,7 @@ def test_math_efficiency_is_counted_exactly(measured, estimator, more) -> None:
         hf_answer_column=None,
         max_tokens=64,
     )
-    found = measured(config, math, solve)
+    found = measured(config, solve)
     counts = recipe_cost(config, EXACT).counts
     assert (found["replies"], found["rollout/sampled_tokens"]) == (counts.num_calls, counts.sampled)
     assert found["experts/scored_tokens"] == counts.scored.rows.tokens

@@ -17,8 +17,8 @@ from pages import blocks, codes, generic, page, script_the_engine, tables
 import viva.cli
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.config import parse_options
-from viva.recipes.critique_self_play.build import make_plan, run
-from viva.recipes.critique_self_play.train import Config
+from viva.recipes.critique_self_play import Config, make_plan
+from viva.recipes.loop import run_config
 from viva.rewards.review import PRESETS, ReviewRules
 from viva.run.log import WATCHED, WINDOW
 from viva.selfplay.critique import critique_protocol
@@ -27,7 +27,7 @@ from viva.view.rescore import RescoreOptions, rescore
 
 PAGE = page("critique_self_play.md")
 FIRST_PAGE = page("conversation_preference_rl.md")
-COMMAND = "python -m viva.recipes.critique_self_play.train "
+COMMAND = "viva train critique_self_play "
 
 
 def documented_options() -> dict[str, tuple[str, str]]:
@@ -166,7 +166,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         votes_on_own=True,
         log_path=str(tmp_path / "run"),
     )
-    assert asyncio.run(run(config)) is None
+    assert asyncio.run(run_config(config)) is None
     return tmp_path / "run"
 
 

@@ -1,6 +1,7 @@
 """Critique self-play as a recipe: options, and whole runs on a model it has never seen."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 from random_models import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from viva.recipes.critique_self_play.build import make_plan, rules_of
-from viva.recipes.critique_self_play.train import Config, main
+from viva.recipes.critique_self_play import Config, make_plan, rules_of
+from viva.recipes.programs import train_recipe
 from viva.rewards.review import PRESETS
+
+main = partial(train_recipe, "critique_self_play")
 
 NUM_STEPS = 2
 OPTIONS = {

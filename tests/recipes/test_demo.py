@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from viva.recipes import demo
 from viva.recipes.data import load_jsonl
 from viva.recipes.demo import FOLDERS, demo_options, main, main_with, problem_options
 from viva.recipes.real_demo import model_path, word_problems
@@ -19,15 +20,16 @@ from viva.recipes.real_demo import model_path, word_problems
         (["--help"], 0, ["a=1", "seed=0", "--help"]),
     ],
 )
-def test_what_the_command_line_says_wins_over_the_demonstrations_options(argv, seed, given):
+def test_what_the_command_line_says_wins_over_the_demonstrations_options(monkeypatch, argv, seed, given):
     seen = []
 
     def options_for_seed(asked):
         seen.append(asked)
         return {"a": "1", "seed": str(asked)}
 
-    assert main_with(lambda arguments: seen.append(arguments) or 5, options_for_seed, argv) == 5
-    assert seen == [seed, given]
+    monkeypatch.setattr(demo, "train_recipe", lambda recipe, arguments: seen.append((recipe, arguments)) or 5)
+    assert main_with("critique_self_play", options_for_seed, argv) == 5
+    assert seen == [seed, ("critique_self_play", given)]
 
 
 def test_problems_to_train_on_follow_the_seed_and_those_to_test_on_do_not(tmp_path):

@@ -18,13 +18,12 @@ from pages import ROOT, blocks, codes, generic, page, script_the_engine, tables
 import viva.engine
 from viva.engine import EngineLimits, LocalServiceClient
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.recipes.conversation_preference_rl.build import make_plan
-from viva.recipes.conversation_preference_rl.train import Config
+from viva.recipes.conversation_preference_rl import Config, make_plan
 from viva.testing import ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 
 PAGE = page("conversation_preference_rl.md")
 ENGINE_PAGE = page("engine.md")
-COMMAND = "python -m viva.recipes.conversation_preference_rl.train "
+COMMAND = "viva train conversation_preference_rl "
 
 
 # options

@@ -1,6 +1,7 @@
 """viva eval from the command line, on a model it has never seen: every kind of target, and what is written."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import viva.cli
 from viva.eval.records import read_evaluation
 from viva.recipes.config import RecipeConfig
-from viva.recipes.critique_self_play.train import main as train_critique
 from viva.recipes.evaluation.options import EvalOptions, recipe_options
+from viva.recipes.programs import train_recipe
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.view.files import iter_transcripts
+
+train_critique = partial(train_recipe, "critique_self_play")
 
 OPTIONS = {
     "num_agents": 3,

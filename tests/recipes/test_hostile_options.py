@@ -23,10 +23,9 @@ from viva.engine.model import load_base_model
 from viva.recipes.config import parse_options
 from viva.recipes.evaluation.options import EvalOptions
 from viva.recipes.export import ExportOptions
-from viva.recipes.math_efficiency.strategies import find_strategies
-from viva.recipes.programs import recipe_summaries, training_module
+from viva.recipes.programs import RECIPES, train_recipe
+from viva.recipes.strategies import find_strategies
 
-RECIPES = list(recipe_summaries())
 NUMBERS = [
     "0",
     "-1",
@@ -73,9 +72,8 @@ VALUES = st.sampled_from([*NUMBERS, *COLLECTIONS, *TEXTS]) | st.text(max_size=20
 
 def plan(recipe, argv):
     """What a run is planned from; ends as the program would."""
-    module = training_module(recipe)[0]
-    make_plan = importlib.import_module(f"viva.recipes.{recipe}.build").make_plan
-    return make_plan(parse_options(importlib.import_module(module).Config, argv))
+    module = importlib.import_module(f"viva.recipes.{recipe}")
+    return module.make_plan(parse_options(module.Config, argv, recipe))
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +100,12 @@ def folder(tmp_path_factory):
 )
 @given(data=st.data())
 def test_no_value_of_any_option_ends_planning_in_a_traceback(recipe, data, folder, capsys):
-    config_class = importlib.import_module(training_module(recipe)[0]).Config
+    config_class = importlib.import_module(f"viva.recipes.{recipe}").Config
     name = data.draw(st.sampled_from(sorted(chz.chz_fields(config_class))))
-    options = {"train_prompts_path": "p.jsonl", "log_path": "run", name: data.draw(VALUES)}
+    options = {"train_prompts_path": "p.jsonl", "log_path": "run"}
+    if recipe == "protocol":
+        options["protocol"] = "round_robin"
+    options[name] = data.draw(VALUES)
     mistake = None
     try:
         plan(recipe, [f"{key}={value}" for key, value in options.items()])
@@ -161,12 +162,16 @@ def test_a_strategy_that_makes_no_group_is_refused_before_the_first_step(folder,
         "def nothing(task):\n    return 3\n\n\ndef broken(task):\n    return 1 + task\n"
     )
     argv = ["train_prompts_path=p.jsonl", "batch_size=8", "max_steps=1", "trackers=[]", "device=cpu"]
-    main_of = importlib.import_module(training_module("math_efficiency")[0]).main
     for name, told in (
         ("nothing", "must return an EnvGroupBuilder for a Task; got int"),
         ("broken", "unsupported"),
     ):
-        assert main_of([*argv, f'strategies=["iid", "mine.py:{name}"]', f"log_path={name}"]) == 2
+        assert (
+            train_recipe(
+                "math_efficiency", [*argv, f'strategies=["iid", "mine.py:{name}"]', f"log_path={name}"]
+            )
+            == 2
+        )
         assert told in capsys.readouterr().err
 
 
@@ -194,10 +199,9 @@ def test_a_server_that_answers_something_else_is_told_in_words(body, folder, cap
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         where = [f"base_url=http://127.0.0.1:{server.server_port}", "model_name=Qwen/Qwen3-0.6B"]
-        train = importlib.import_module(training_module("critique_self_play")[0]).main
         statuses = [
             main(["doctor", *where]),
-            train([*where, "train_prompts_path=p.jsonl", "log_path=remote"]),
+            train_recipe("critique_self_play", [*where, "train_prompts_path=p.jsonl", "log_path=remote"]),
         ]
         server.shutdown()
     told = capfd.readouterr()
@@ -229,7 +233,16 @@ def test_a_model_whose_config_makes_no_sense_is_told_in_words(key, value, tmp_pa
 
 OF_PROGRAMS = {
     *("add_special_tokens", "clip_high_threshold", "clip_low_threshold", "force", "groups_per_batch"),
-    *("include_prompt_logprobs", "num_groups", "overwrite", "prompt_alt_tokens_k", "rank", "stop", "tinker"),
+    *(
+        "config",
+        "include_prompt_logprobs",
+        "num_groups",
+        "overwrite",
+        "prompt_alt_tokens_k",
+        "rank",
+        "stop",
+        "tinker",
+    ),
 }
 """Arguments of functions, of the SDK and of pip, which only programs meet."""
 
@@ -249,7 +262,7 @@ def named_in_messages(path):
 
 
 def test_every_option_that_an_error_or_advice_names_is_there():
-    configs = [importlib.import_module(training_module(recipe)[0]).Config for recipe in RECIPES]
+    configs = [importlib.import_module(f"viva.recipes.{recipe}").Config for recipe in RECIPES]
     known = {name for each in (*configs, EvalOptions, ExportOptions) for name in chz.chz_fields(each)}
     source = Path(viva.__file__).parent
     rooms = ("engine", "training", "run", "conversation", "judging", "experts", "selfplay", "recipes")

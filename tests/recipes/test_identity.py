@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +15,13 @@ import viva.cli
 from viva.integrity import SEAL, sealed
 from viva.model_files import model_digests
 from viva.recipes import common
-from viva.recipes.conversation_preference_rl.train import main
-from viva.recipes.math_efficiency.train_rl import main as math_main
+from viva.recipes.programs import train_recipe
 from viva.run.log import RunLog
 from viva.training.service import EngineConfig
+
+math_main = partial(train_recipe, "math_efficiency")
+
+main = partial(train_recipe, "conversation_preference_rl")
 
 OPTIONS = {
     "num_agents": 2,
@@ -291,7 +295,7 @@ def without(content, *names):
 
 
 STRATEGY = """
-from viva.recipes.math_efficiency.strategies import STRATEGIES
+from viva.recipes.strategies import STRATEGIES
 
 def mine(task):
     return STRATEGIES["iid"](task)

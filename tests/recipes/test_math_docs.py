@@ -10,13 +10,12 @@ from chz.blueprint import Blueprint
 from pages import blocks, codes, page, tables
 
 from viva.recipes.config import parse_options
-from viva.recipes.math_efficiency.build import make_plan
-from viva.recipes.math_efficiency.strategies import STRATEGIES
-from viva.recipes.math_efficiency.train_rl import Config
+from viva.recipes.math_efficiency import Config, make_plan
+from viva.recipes.strategies import STRATEGIES
 from viva.view.estimates import EstimateOptions
 
 PAGE = page("math_efficiency.md")
-COMMANDS = ("python -m viva.recipes.math_efficiency.train_rl ", "viva train math_efficiency ")
+COMMANDS = ("viva train math_efficiency ", "viva train math_efficiency ")
 
 
 def documented_options() -> dict[str, tuple[str, str]]:

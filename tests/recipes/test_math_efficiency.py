@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,14 @@ from random_models import make_model
 from viva.experts.strategy import strategy_of
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.recipes.math_efficiency.build import experts_of, make_plan
-from viva.recipes.math_efficiency.efficient_env import EfficientEnv, EfficientReward, Graded
-from viva.recipes.math_efficiency.strategies import STRATEGIES, Task, find_strategies
-from viva.recipes.math_efficiency.train_rl import Config, main
-from viva.recipes.programs import recipe_summaries
+from viva.recipes.math_efficiency import Config, experts_of, make_plan
+from viva.recipes.programs import recipe_summaries, train_recipe
+from viva.recipes.strategies import STRATEGIES, EfficientEnv, EfficientReward, Graded, Task, find_strategies
 from viva.testing import tiny_renderer
 from viva.training.data import PromptItem
 from viva.view.estimates import EstimateOptions, estimate_run
+
+main = partial(train_recipe, "math_efficiency")
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = f"{ROOT / 'examples' / 'rationalise.py'}:rationalise"

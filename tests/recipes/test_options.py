@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from viva.judging import comparison
 from viva.recipes.common import learning_rate, located, resolve_batch_size, resolve_model
-from viva.recipes.conversation_preference_rl.build import make_plan
-from viva.recipes.conversation_preference_rl.train import Config, main
+from viva.recipes.conversation_preference_rl import Config, make_plan
+from viva.recipes.programs import train_recipe
+
+main = partial(train_recipe, "conversation_preference_rl")
 
 SEED_OPTIONS = {
     "renderer_name": None,
@@ -221,7 +224,8 @@ def test_the_learning_rate_is_the_users_or_the_built_in_policys_own(tmp_path):
 
 def test_help_and_option_errors_do_not_load_torch():
     code = (
-        "import sys\nfrom viva.recipes.conversation_preference_rl import train\n"
+        "import importlib, sys\nfrom viva.recipes.programs import RECIPES\n"
+        "for name in RECIPES: importlib.import_module(f'viva.recipes.{name}')\n"
         "assert 'torch' not in sys.modules and 'datasets' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,8 +10,8 @@ import tinker
 
 from viva.recipes import loop
 from viva.recipes.common import exit_code
-from viva.recipes.conversation_preference_rl.build import make_plan as conversation_plan
-from viva.recipes.conversation_preference_rl.train import Config
+from viva.recipes.conversation_preference_rl import Config
+from viva.recipes.conversation_preference_rl import make_plan as conversation_plan
 from viva.recipes.loop import run_recipe
 from viva.recipes.plan import BatchUnit
 from viva.training.loop import AllGroupsFailedError

@@ -12,8 +12,7 @@ from random_models import make_model
 from viva.engine import LocalServiceClient
 from viva.hub import pinned, split_revision
 from viva.recipes.common import learning_rate, resolve_model
-from viva.recipes.critique_self_play.build import make_plan
-from viva.recipes.critique_self_play.train import Config
+from viva.recipes.critique_self_play import Config, make_plan
 from viva.recipes.data import HubSource, PromptSources, load_hub, load_prompts
 from viva.run.adapters import staged_adapter
 from viva.run.export import export_weights

@@ -3,7 +3,6 @@
 Everything bad is a good thing with one fault, named by its file or folder.
 """
 
-import importlib
 import json
 import random
 import shutil
@@ -33,13 +32,6 @@ GOOD_RUN = (
 """The run that the cases find in ``run``."""
 
 
-_RECIPES = {
-    "conversation_preference_rl": "train",
-    "critique_self_play": "train",
-    "math_efficiency": "train_rl",
-}
-
-
 def build_world(folder: Path) -> None:
     """Write everything into an empty folder, which must be the working folder."""
     (folder / "good.jsonl").write_text(GOOD)
@@ -67,11 +59,7 @@ def build_world(folder: Path) -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """The exit status of the ``viva`` command, in this process."""
-    modules = {name: f"viva.recipes.{name}.{module}" for name, module in _RECIPES.items()}
     try:
-        if arguments[0] == "train" and len(arguments) > 1 and arguments[1] in modules:
-            # as `viva train` does, but in the module that is loaded already
-            return importlib.import_module(modules[arguments[1]]).main(arguments[2:])
         return cli.main(arguments)
     except SystemExit as end:  # recipes and the readers of options leave so
         return end.code if isinstance(end.code, int) else 1

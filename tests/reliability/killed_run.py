@@ -23,15 +23,12 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-RECIPES = {
-    "conversation_preference_rl": "viva.recipes.conversation_preference_rl.train",
-    "critique_self_play": "viva.recipes.critique_self_play.train",
-    "math_efficiency": "viva.recipes.math_efficiency.train_rl",
-}
 FIRST_IMPORTS = (
-    "viva.recipes.conversation_preference_rl.build",
-    "viva.recipes.critique_self_play.build",
-    "viva.recipes.math_efficiency.build",
+    "viva.recipes.conversation_preference_rl",
+    "viva.recipes.critique_self_play",
+    "viva.recipes.math_efficiency",
+    "viva.recipes.loop",
+    "viva.recipes.strategies",
     "viva.view.report",
     "viva.run.export",
     "viva.engine",
@@ -196,7 +193,9 @@ def child(job, report) -> int:
         points = Points(folder, job.get("point"), getattr(signal, job.get("signal", "SIGKILL")))
         points.install()
     arguments = [f"{name}={value}" for name, value in job["options"].items()]
-    code = importlib.import_module(RECIPES[job["recipe"]]).main(arguments)
+    from viva.recipes.programs import train_recipe
+
+    code = train_recipe(job["recipe"], arguments)
     if points is not None:
         with os.fdopen(report, "w") as pipe:
             pipe.write(json.dumps(points.names))
@@ -246,7 +245,7 @@ def do(job):
 
 def serve() -> None:
     """Do jobs until there are no more."""
-    for name in (*FIRST_IMPORTS, *RECIPES.values()):
+    for name in FIRST_IMPORTS:
         importlib.import_module(name)
     import torch
 

@@ -25,9 +25,9 @@ from random_models import make_model
 
 from viva.recipes.common import exit_code
 from viva.recipes.config import parse_options
-from viva.recipes.conversation_preference_rl.build import run
-from viva.recipes.conversation_preference_rl.train import Config
+from viva.recipes.conversation_preference_rl import Config
 from viva.recipes.demo import demo_options
+from viva.recipes.loop import run_config
 from viva.run.clients import settled
 from viva.training import service
 
@@ -186,7 +186,7 @@ def main(folder: Path, seconds: float, period: float) -> int:
         config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
         hits = disk.num_hit
         try:
-            code = asyncio.run(exit_code(run(config)))
+            code = asyncio.run(exit_code(run_config(config)))
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

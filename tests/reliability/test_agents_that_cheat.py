@@ -17,7 +17,7 @@ from viva.eval.answers import extract_answer
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.recipes.math_efficiency.efficient_env import EfficientReward
+from viva.recipes.strategies import EfficientReward
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, injecting, tiny_renderer, turn_of
 from viva.training.rollouts import run_group

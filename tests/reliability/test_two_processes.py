@@ -9,20 +9,23 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from random_models import make_model
 
 from viva import cli
-from viva.recipes.conversation_preference_rl.train import main
 from viva.recipes.export import ExportOptions, export_run
+from viva.recipes.programs import train_recipe
 from viva.run.files import LOCK, FolderLock
 from viva.run.folder import prepare_run_folder
 from viva.view.report import write_report
 
+main = partial(train_recipe, "conversation_preference_rl")
 PATIENCE_S = 120
 TRAIN = (
-    "import sys; from viva.recipes.conversation_preference_rl.train import main; sys.exit(main(sys.argv[1:]))"
+    "import sys; from viva.recipes.programs import train_recipe; "
+    "sys.exit(train_recipe('conversation_preference_rl', sys.argv[1:]))"
 )
 HOLD = """
 import sys

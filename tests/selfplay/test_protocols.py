@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from viva.conversation.protocol import Protocol, Reading, Sight, View
 from viva.conversation.records import ReplyStatus, Solution
-from viva.selfplay.check import dry_runs
-from viva.selfplay.check_report import BUILT_IN, check_protocol, find_protocol
+from viva.selfplay.check import BUILT_IN, check_protocol, dry_runs, find_protocol
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.selfplay.user_code import load_target
@@ -120,7 +119,7 @@ def test_all_mistakes_of_a_declaration_are_told() -> None:
         ("debate", "unknown protocol 'debate'; allowed: critique, round_robin, module:ATTRIBUTE"),
         ("nowhere.at.all:X", "cannot import 'nowhere.at.all'"),
         ("nowhere.py:X", "there is no file 'nowhere.py'"),
-        (f"{DEBATE}:__doc__", "must be a viva.conversation.protocol.Protocol.*got str"),
+        (f"{DEBATE}:__doc__", "must be a viva.Protocol.*got str"),
         (f"{DEBATE}:GONE", "has no attribute .GONE"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -12,9 +13,11 @@ import pytest
 from random_models import make_model
 
 from viva import cli
-from viva.recipes.conversation_preference_rl.train import main
+from viva.recipes.programs import train_recipe
 from viva.run.files import LOCK, MARK, note_written, strangers, write_json
 from viva.run.folder import prepare_run_folder
+
+main = partial(train_recipe, "conversation_preference_rl")
 
 CONFIG = {"seed": 1}
 BEHAVIORS = ("ask", "delete", "resume", "raise")

@@ -1,8 +1,9 @@
 """The options that every recipe has; a recipe's own ``Config`` extends `RecipeConfig`."""
 
 import sys
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import chz
 from chz.blueprint import (
@@ -15,10 +16,10 @@ from chz.blueprint import (
 )
 
 from viva.recipes.data import HubSource, PromptSources
-from viva.recipes.mistakes import check_arguments, check_kinds, told_mistake
+from viva.recipes.mistakes import check_arguments, check_kinds, told_mistake, unknown_option
 from viva.run.secrets import guard_tracebacks
 
-__all__ = ["DEFAULT_DATAPOINTS", "RecipeConfig", "parse_options"]
+__all__ = ["DEFAULT_DATAPOINTS", "RecipeConfig", "fitting", "make_options", "parse_options", "read_options"]
 
 DEFAULT_DATAPOINTS = 131072
 """Trajectories of a run whose length is not given."""
@@ -34,6 +35,10 @@ class RecipeConfig:
     lora_rank: int = chz.field(default=32, doc="rank of the adapter; 0 trains all weights")
 
     num_agents: int = chz.field(default=3, doc="agents in each conversation")
+    grader: str = chz.field(
+        default="math",
+        doc="who is right, where answers are known: math, exact, choice, module:FUNCTION or path.py:FUNCTION",
+    )
     on_failure: Literal["void", "continue"] = chz.field(
         default="void", doc="when an agent fails: play the conversation again, or score the others"
     )
@@ -161,12 +166,16 @@ _MISTAKES = (
 )
 
 
-def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> ConfigT:
+def parse_options(
+    config_class: type[ConfigT], argv: Sequence[str] | None, recipe: str | None = None
+) -> ConfigT:
     """Options from a command line; from now on a traceback tells no secrets.
 
     Args:
         config_class: A class made with ``chz.chz``, such as a recipe's ``Config``.
-        argv: ``key=value`` each; ``None`` for the process's.
+        argv: ``key=value`` each; ``None`` for the process's. ``config=FILE`` stands for the options in a YAML or JSON
+            file, such as a run's own ``config.json``; what is given beside it wins.
+        recipe: The recipe's name, if a file must be of the same one.
 
     Raises:
         SystemExit: 0 after ``--help``, 2 after a mistake; what was wrong is on the error stream then.
@@ -175,7 +184,13 @@ def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> Co
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         check_arguments(arguments, config_class)
-        config = Blueprint(config_class).make_from_argv(arguments, allow_hyphens=True)
+        files = [argument for argument in arguments if argument.lstrip("-").startswith("config=")]
+        given = [argument for argument in arguments if argument not in files]
+        blueprint = Blueprint(config_class)
+        for file in files:
+            path = Path(file.partition("=")[2]).expanduser()
+            blueprint = blueprint.apply(read_options(path, config_class, recipe), layer_name=str(path))
+        config = blueprint.make_from_argv(given, allow_hyphens=True)
         check_kinds(config)
         return config
     except EntrypointHelpException as told:
@@ -184,3 +199,90 @@ def parse_options(config_class: type[ConfigT], argv: Sequence[str] | None) -> Co
     except _MISTAKES as error:
         sys.stderr.write(f"error: {told_mistake(error, config_class)}\n")
         raise SystemExit(2) from None
+
+
+def make_options(config_class: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
+    """Options from Python values.
+
+    Raises:
+        ValueError: If a name is unknown or a value of the wrong kind.
+    """
+    known = chz.chz_fields(config_class)
+    for name in values:
+        if name not in known:
+            raise ValueError(unknown_option(name, config_class))
+    try:
+        config = Blueprint(config_class).apply(fitting(values, config_class)).make()
+        check_kinds(config)
+    except _MISTAKES as error:
+        raise ValueError(told_mistake(error, config_class)) from error
+    return config
+
+
+def read_options(path: Path, config_class: type[Any], recipe: str | None) -> dict[str, Any]:
+    """Options in a YAML or JSON file.
+
+    Args:
+        path: The file. A run's ``config.json`` names its recipe; what it records beside the options is left out.
+        config_class: Whose options they are.
+        recipe: The recipe that is to be run.
+
+    Raises:
+        ValueError: If the file cannot be read, is of another recipe, or has an unknown name.
+    """
+    import yaml
+
+    try:
+        found: object = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"config={path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) for name in cast(dict[object, object], found)
+    ):
+        raise ValueError(f"config={path} must hold options, like 'max_steps: 20'; got {type(found).__name__}")
+    values = cast(dict[str, Any], found)
+    known = chz.chz_fields(config_class)
+    of = values.pop("recipe", None)
+    if of is None:
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ValueError(f"config={path}: {unknown_option(unknown[0], config_class)}")
+    elif recipe is not None and of != recipe:
+        raise ValueError(f"config={path} is of the recipe {of}; run that one, or give another file")
+    return fitting({name: value for name, value in values.items() if name in known}, config_class)
+
+
+def _loader() -> Any:
+    """YAML's safe loader, for which 2e-4 is a number, as it is in JSON."""
+    import re
+
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Loader
+
+
+def fitting(values: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any]:
+    """Values with the numbers that JSON and people write differently: 1 for 1.0, and "0" for 0 as a key."""
+    fields = chz.chz_fields(config_class)
+    return {
+        name: _fit(value, fields[name].final_type)
+        for name, value in values.items()
+        # a run keeps the text of this file beside its path
+        if name != "judge_prompt_path" or values.get("judge_prompt") is None or value is None
+    }
+
+
+def _fit(value: Any, kind: Any) -> Any:
+    kinds = get_args(kind) or (kind,)
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
+        return float(value)
+    for part in kinds:
+        if isinstance(value, Mapping) and get_origin(part) is dict and get_args(part)[0] is int:
+            pairs = cast(Mapping[Any, Any], value).items()
+            return {int(key) if str(key).isdecimal() else key: each for key, each in pairs}
+    return list(cast(Sequence[Any], value)) if isinstance(value, tuple) else value

@@ -12,7 +12,7 @@ import chz
 
 from viva.conversation.wording import counted
 from viva.recipes.common import resolve_batch_size
-from viva.recipes.config import parse_options
+from viva.recipes.config import RecipeConfig, parse_options
 from viva.recipes.plan import at_least
 from viva.scaling.counts import Call, Counter, Counts, Markers, Template, TrainedReply, count_step
 from viva.scaling.groups import (
@@ -27,9 +27,10 @@ from viva.scaling.groups import (
 from viva.scaling.hardware import Assumptions
 
 if TYPE_CHECKING:
-    from viva.recipes.conversation_preference_rl.train import Config as PreferenceConfig
-    from viva.recipes.critique_self_play.train import Config as CritiqueConfig
-    from viva.recipes.math_efficiency.train_rl import Config as MathConfig
+    from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
+    from viva.recipes.critique_self_play import Config as CritiqueConfig
+    from viva.recipes.math_efficiency import Config as MathConfig
+    from viva.recipes.protocol import Config as ProtocolConfig
 
 __all__ = ["CostOptions", "RecipeCost", "Text", "parse_cost", "recipe_cost", "uncounted_options"]
 
@@ -46,6 +47,7 @@ _COUNTED = frozenset(
             "order",
         ),
         *("judge_mode", "judge_prompt", "judge_prompt_path", "tournament_pattern"),
+        *("protocol", "reward"),
         *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own"),
         *(
             "strategies",
@@ -197,21 +199,21 @@ def recipe_cost(config: Any, text: Text) -> RecipeCost:
     Raises:
         ValueError: If the configuration could not be run, or has a strategy of the user's own.
     """
-    recipe = next((name for name in _RECIPES if type(config).__module__.split(".")[-2] == name), None)
+    recipe = next((name for name in _RECIPES if type(config).__module__.endswith(f".{name}")), None)
     if recipe is None:
         raise ValueError(
             f"the cost of {type(config).__module__} is not known; known are {', '.join(_RECIPES)}"
         )
-    return _RECIPES[recipe][1](config, text)
+    return _RECIPES[recipe](config, text)
 
 
 def _config_class(recipe: str) -> type[Any]:
-    return importlib.import_module(f"viva.recipes.{recipe}.{_RECIPES[recipe][0]}").Config
+    return importlib.import_module(f"viva.recipes.{recipe}").Config
 
 
 def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
     from viva.judging.comparison import VERDICT_PREFIX
-    from viva.recipes.conversation_preference_rl.build import judge_prompt
+    from viva.recipes.conversation_preference_rl import judge_prompt
     from viva.selfplay.round_robin import round_robin_protocol
 
     at_least(config, {"num_agents": 2, "max_rounds": 1})
@@ -220,15 +222,13 @@ def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
     matches = _tournament(config.num_agents, config.max_rounds, config.tournament_pattern)
     prefill = VERDICT_PREFIX if config.judge_mode == "logprob" else None
     calls += _judge(matches, judge_prompt(config), prefill, how, calls)
-    groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
     talk = f"{counted(config.num_agents, 'agent')} x {counted(config.max_rounds, 'round')} ({config.order})"
-    summary = f"{counted(groups, 'conversation')} of {talk}"
-    return _result(f"conversation_preference_rl: {summary}", calls, groups, config.lora_rank)
+    return _of_conversations("conversation_preference_rl", talk, config, calls)
 
 
 def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
     from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX
-    from viva.recipes.critique_self_play.build import rules_of
+    from viva.recipes.critique_self_play import rules_of
     from viva.selfplay.critique import critique_protocol
 
     is_joint = rules_of(config).fit == "joint"
@@ -241,16 +241,37 @@ def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
     calls = _conversation(protocol, config.num_agents, how)
     if is_joint and config.revision_votes == "judge":
         calls += _judge(_duels(config.num_agents), JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, how, calls)
+    talk = f"{counted(config.num_agents, 'agent')}, {config.preset} rewards"
+    return _of_conversations("critique_self_play", talk, config, calls)
+
+
+def _protocol_cost(config: ProtocolConfig, how: Text) -> RecipeCost:
+    from viva.judging.comparison import VERDICT_PREFIX
+    from viva.recipes.protocol import protocol_of, reward_of
+    from viva.rewards import Tournament
+
+    at_least(config, {"num_agents": 1})
+    protocol = protocol_of(config)
+    reward = reward_of(config, protocol)
+    calls = _conversation(protocol, config.num_agents, how)
+    if (judge := reward.judge) is not None:
+        matches = _duels(config.num_agents)
+        if isinstance(reward, Tournament):
+            matches = _tournament(config.num_agents, len(protocol.rounds), reward.pattern.value)
+        prefill = VERDICT_PREFIX if judge.mode == "logprob" else None
+        calls += _judge(matches, judge.system_prompt, prefill, how, calls)
+    talk = f"{counted(config.num_agents, 'agent')}, {protocol.name}, reward {reward.name}"
+    return _of_conversations("protocol", talk, config, calls)
+
+
+def _of_conversations(recipe: str, talk: str, config: RecipeConfig, calls: Sequence[Call]) -> RecipeCost:
     groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
-    summary = (
-        f"{counted(groups, 'conversation')} of {counted(config.num_agents, 'agent')}, {config.preset} rewards"
-    )
-    return _result(f"critique_self_play: {summary}", calls, groups, config.lora_rank)
+    return _result(f"{recipe}: {counted(groups, 'conversation')} of {talk}", calls, groups, config.lora_rank)
 
 
 def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
     from viva.experts.estimation import Need
-    from viva.recipes.math_efficiency.build import experts_of
+    from viva.recipes.math_efficiency import experts_of
     from viva.training.scoring import spread
 
     at_least(config, {"num_agents": 2, "max_rounds": 1, "group_size": 1})
@@ -297,7 +318,7 @@ def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
 
 def _strategy(name: str, config: MathConfig, how: Text) -> Strategy:
     from viva.experts.feedback import WRONG_FEEDBACK
-    from viva.recipes.math_efficiency.strategies import DEFAULT_HINT
+    from viva.recipes.strategies import DEFAULT_HINT
 
     calls = _talk(config, how) if name == "conversation" else []
     return Strategy(
@@ -392,9 +413,10 @@ def _result(
     )
 
 
-_RECIPES: dict[str, tuple[str, Callable[[Any, Text], RecipeCost]]] = {
-    "conversation_preference_rl": ("train", _preference_cost),
-    "critique_self_play": ("train", _critique_cost),
-    "math_efficiency": ("train_rl", _math_cost),
+_RECIPES: dict[str, Callable[[Any, Text], RecipeCost]] = {
+    "conversation_preference_rl": _preference_cost,
+    "critique_self_play": _critique_cost,
+    "math_efficiency": _math_cost,
+    "protocol": _protocol_cost,
 }
-"""Module of the recipe's ``Config``, and what counts it."""
+"""What counts a recipe."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from viva.recipes import real_demo
+from viva.recipes.programs import train_recipe
 from viva.tiny.tasks import CAREFUL, Split, problems
 
 __all__ = [
@@ -100,14 +101,12 @@ def demo_options(recipe: str, folder: Path, *, seed: int = 0) -> dict[str, str]:
 
 
 def main_with(
-    train_main: Callable[[Sequence[str]], int],
-    options_for_seed: Callable[[int], Mapping[str, str]],
-    arguments: Sequence[str],
+    recipe: str, options_for_seed: Callable[[int], Mapping[str, str]], arguments: Sequence[str]
 ) -> int:
     """Run a recipe with a demonstration's options, which the command line may change; the process's exit code.
 
     Args:
-        train_main: The recipe's ``main``.
+        recipe: Its name.
         options_for_seed: The demonstration's options.
         arguments: The command line.
     """
@@ -115,7 +114,7 @@ def main_with(
     seed = given.get("seed", "")
     options = options_for_seed(int(seed) if seed.isdecimal() else 0)  # the recipe refuses other seeds
     own = [f"{name}={value}" for name, value in options.items() if name not in given]
-    return train_main([*own, *arguments])
+    return train_recipe(recipe, [*own, *arguments])
 
 
 def _given(arguments: Sequence[str]) -> dict[str, str]:
@@ -139,7 +138,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _real_main(arguments: Sequence[str]) -> int:
     """The demonstration on a model that others trained, or, if it is not there, on the built-in policy."""
     from viva.recipes.common import complain, exit_code
-    from viva.recipes.math_efficiency.train_rl import main as train_main
 
     given = _given(arguments)
     model = given.get("model_name", str(real_demo.model_path()))
@@ -150,7 +148,9 @@ def _real_main(arguments: Sequence[str]) -> int:
         )
         return _built_in_main("critique_self_play", arguments)
     folder = real_demo.FOLDER
-    code = main_with(train_main, lambda seed: real_demo.real_options(folder, model, seed=seed), arguments)
+    code = main_with(
+        "math_efficiency", lambda seed: real_demo.real_options(folder, model, seed=seed), arguments
+    )
     if code or "--help" in arguments:
         return code
     return asyncio.run(exit_code(real_demo.show(Path(given.get("log_path", folder / "run")))))
@@ -158,14 +158,7 @@ def _real_main(arguments: Sequence[str]) -> int:
 
 def _built_in_main(recipe: str, arguments: Sequence[str]) -> int:
     """Run a recipe's demonstration on the built-in policy; the process's exit code."""
-    match recipe:
-        case "critique_self_play":
-            from viva.recipes.critique_self_play.train import main as train_main
-        case "conversation_preference_rl":
-            from viva.recipes.conversation_preference_rl.train import main as train_main
-        case _:
-            from viva.recipes.math_efficiency.train_rl import main as train_main
-    return main_with(train_main, lambda seed: demo_options(recipe, FOLDERS[recipe], seed=seed), arguments)
+    return main_with(recipe, lambda seed: demo_options(recipe, FOLDERS[recipe], seed=seed), arguments)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -39,7 +40,7 @@ from viva.training.remote import EngineError, explain, watched
 from viva.training.service import EngineConfig
 from viva.training.update import EXACT_GAP, UpdateConfig
 
-__all__ = ["judged_by", "make_training", "run_recipe"]
+__all__ = ["judged_by", "make_training", "run_config", "run_recipe"]
 
 _LOOKED_AT = 64
 """Prompts whose words are looked up."""
@@ -88,6 +89,12 @@ async def run_recipe(
             raise
         code = 0 if received is None else 128 + received
     return received
+
+
+async def run_config(config: RecipeConfig) -> Signals | None:
+    """`run_recipe` with a recipe's options."""
+    recipe = sys.modules[type(config).__module__]
+    return await run_recipe(lambda: recipe.make_plan(config), recipe.build_training)
 
 
 async def _run_recipe(
@@ -269,6 +276,8 @@ def _direct_evaluators(plan: Plan[ConfigT], opened: OpenRun) -> list[Evaluator]:
                 max_tokens=config.max_tokens,
                 temperature=temperature,
                 context_window=opened.context_window,
+                grader=plan.check.is_right,
+                vote=plan.check.vote,
             ),
         )
     ]

@@ -11,7 +11,7 @@ import chz
 
 from viva.run.secrets import printable
 
-__all__ = ["check_arguments", "check_home", "check_kinds", "told_mistake"]
+__all__ = ["check_arguments", "check_home", "check_kinds", "told_mistake", "unknown_option"]
 
 _UNKNOWN = re.compile(r"Extraneous argument '([^']*)'")
 _UNREADABLE = re.compile(r"Could not interpret argument (.*) provided for param '([^']*)'", re.DOTALL)
@@ -96,10 +96,7 @@ def told_mistake(error: BaseException, config_class: type[Any]) -> str:
     text = str(error).strip()
     fields = chz.chz_fields(config_class)
     if found := _UNKNOWN.match(text):
-        name = found.group(1)
-        close = get_close_matches(name, fields, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        told = f"unknown option {name!r}.{hint} --help lists all options"
+        told = unknown_option(found.group(1), config_class)
     elif (found := _UNREADABLE.match(text)) and found.group(2) in fields:
         value, name = found.groups()
         kind = fields[name].final_type
@@ -109,6 +106,13 @@ def told_mistake(error: BaseException, config_class: type[Any]) -> str:
     else:
         told = _short(text.partition("\n")[0])
     return printable(told)
+
+
+def unknown_option(name: str, config_class: type[Any]) -> str:
+    """One line about a name that is no option, with the nearest one."""
+    close = get_close_matches(name, chz.chz_fields(config_class), n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown option {name!r}.{hint} --help lists all options"
 
 
 def _short(value: str) -> str:

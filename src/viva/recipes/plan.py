@@ -9,10 +9,12 @@ from typing import Any, Generic, TypeVar
 import chz
 
 from viva.conversation.prompts import persona
+from viva.eval.answers import AnswerCheck, find_check
 from viva.hub import pinned, split_revision
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
+from viva.rewards.base import Grader
 from viva.run.trackers import choose_trackers
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
@@ -86,6 +88,13 @@ class Plan(Generic[ConfigT]):
     """One conversation in words, like ``3 agents x 5 rounds``."""
     unit: BatchUnit
     learning_rate: float
+    check: AnswerCheck
+    """Who is right, where answers are known."""
+
+    @property
+    def grader(self) -> Grader:
+        """Whether a reply gives an answer."""
+        return self.check.is_right
 
 
 def plan_run(
@@ -156,6 +165,7 @@ def plan_run(
         summary=summary,
         unit=unit,
         learning_rate=_learning_rate(config, engine),
+        check=find_check(config.grader),
     )
 
 

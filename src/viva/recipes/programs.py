@@ -1,37 +1,48 @@
-"""Recipes of Viva and programs of tinker-cookbook, found by name; none of their code runs here."""
+"""Recipes of Viva and programs of tinker-cookbook by name."""
 
 import ast
+import asyncio
 import importlib.util
-import pkgutil
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-__all__ = ["cookbook_module", "cookbook_programs", "recipe_summaries", "training_module"]
+from viva.recipes.config import parse_options
+from viva.threads import prepare_threads
 
-_TRAINING_MODULES = ("train", "train_rl")
-"""What the module of a recipe that runs it may be called."""
+__all__ = ["RECIPES", "cookbook_module", "cookbook_programs", "recipe_summaries", "train_recipe"]
+
+RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol")
+"""Names of the recipes. Each is a module of this room with ``Config``, ``make_plan`` and ``build_training``."""
 
 
 def recipe_summaries() -> dict[str, str]:
-    """First line of the training module of every recipe, by the recipe's name; runs no recipe's code."""
-    import viva.recipes
-
-    summaries: dict[str, str] = {}
-    for found in pkgutil.iter_modules(viva.recipes.__path__):
-        path = training_module(found.name)[1] if found.ispkg else None
-        if path is not None:
-            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-            summaries[found.name] = (docstring or "").partition("\n")[0]
-    return summaries
+    """First line of the module of every recipe, by the recipe's name; runs no recipe's code."""
+    folder = Path(__file__).parent
+    return {
+        name: (
+            ast.get_docstring(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))) or ""
+        ).partition("\n")[0]
+        for name in RECIPES
+    }
 
 
-def training_module(recipe: str) -> tuple[str, Path | None]:
-    """Name and file of the module that runs a recipe; no file if the package is no recipe."""
-    for name in _TRAINING_MODULES:
-        module = f"viva.recipes.{recipe}.{name}"
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin is not None:
-            return module, Path(spec.origin)
-    return "", None
+def train_recipe(recipe: str, argv: Sequence[str] | None) -> int:
+    """Run a recipe with command-line options.
+
+    Args:
+        recipe: One of `RECIPES`.
+        argv: Its options; ``None`` for the process's.
+
+    Returns:
+        The process's exit code, see `viva.recipes.common.exit_code`.
+    """
+    prepare_threads()
+    config = parse_options(import_module(f"viva.recipes.{recipe}").Config, argv, recipe)
+    from viva.recipes.common import exit_code
+    from viva.recipes.loop import run_config
+
+    return asyncio.run(exit_code(run_config(config)))
 
 
 def cookbook_module(program: str) -> str | None:

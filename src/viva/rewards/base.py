@@ -98,6 +98,14 @@ class Reward(ABC):
         """
         del protocol, num_agents
 
+    def check_played(self, conversation: Conversation) -> None:
+        """Refuse a protocol by how scripted agents play it; by default none.
+
+        Raises:
+            ValueError: With what to change.
+        """
+        del conversation
+
     def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
         """Fields of the transcript that are there even if nothing can be scored."""
         return {} if judge is None else {"judge": judge.described()}

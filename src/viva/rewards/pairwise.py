@@ -7,6 +7,7 @@ from typing import Any
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
+from viva.conversation.records import Conversation
 from viva.judging.comparison import Comparison
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 from viva.judging.tournament import (
@@ -46,6 +47,20 @@ class Tournament(Reward):
                 f"num_agents must be at least 2, or there is nobody to compare; got {num_agents}"
             )
 
+    def check_played(self, conversation: Conversation) -> None:
+        """Refuse a conversation without final solutions.
+
+        Raises:
+            ValueError: With the agents that give none.
+        """
+        failed = {failure.agent_id for failure in conversation.failures}
+        without = set(range(conversation.num_agents)) - failed - set(conversation.final_solutions)
+        if without:
+            raise ValueError(
+                f"a tournament compares final solutions, which agents {sorted(without)} do not give: let the reader of "
+                "one of their segments return a Solution"
+            )
+
     def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
         """The judge, and who replies when."""
         return {"order": protocol.rounds[0].order, **super().new_record(protocol, judge)}
@@ -57,12 +72,10 @@ class Tournament(Reward):
             NoValidComparisonsError: If the judge said nothing readable about an agent.
             ValueError: If an agent that finished gave no solution.
         """
+        self.check_played(played.conversation)
+        if played.judge is None:
+            raise ValueError("a tournament needs a judge; got none")
         solutions = played.conversation.final_solutions
-        if played.judge is None or set(solutions) != set(played.agents):
-            raise ValueError(
-                f"a tournament compares final solutions, which agents {sorted(set(played.agents) - set(solutions))} "
-                "did not give: let the last segment's reader return a Solution"
-            )
         comparisons = await played.judge.tournament(
             played.conversation.question, solutions, self.pattern, played.seed
         )

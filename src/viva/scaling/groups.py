@@ -60,16 +60,12 @@ def conversation_calls(
     """Every reply of every agent, in order of (round, agent, lane). Segments that earn something are trained.
 
     Args:
-        protocol: `viva.selfplay.round_robin` or `viva.selfplay.critique`, or one whose segments read what
-            theirs do.
+        protocol: Any; replies to segments of the user's own are as long as solutions.
         num_agents: Agents.
         lengths: Of problem and replies.
         count: Tokens of the package's texts.
         template: Of the chat format.
         markers: Of this group.
-
-    Raises:
-        ValueError: If a segment is not one of those protocols'.
     """
     question = markers.new("problem", lengths.prompt)
     turns: list[Turn] = []
@@ -148,7 +144,7 @@ def _reply_text(segment: str, view: View, lengths: Lengths, markers: Markers) ->
         )
     if segment in ("ranking", "verdict", "comparison"):
         return new(segment, lengths.ranking)
-    raise ValueError(f"nothing is known about replies to the segment {segment!r}")
+    return new("solution", lengths.solution)  # a segment of the user's own
 
 
 def judge_calls(

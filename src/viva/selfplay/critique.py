@@ -95,6 +95,7 @@ def critique_protocol(
         comparison = Segment(name="comparison", instruction=_compare, read=_read_comparison, stream=None)
         rounds.append(Round(name="compare", segments=(comparison,), sights=(both,)))
     protocol = Protocol(
+        reward="peer_review",
         name="critique_self_play",
         system_prompt=CRITIQUE_SYSTEM_PROMPT,
         rounds=tuple(rounds),

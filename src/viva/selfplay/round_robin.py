@@ -74,6 +74,7 @@ def round_robin_protocol(
     turn = Segment(name="turn", instruction=instruction, read=_read, stream="win_minus_loss")
     seen = Sight(segments=(turn.name,), whose="all", show=_show)
     protocol = Protocol(
+        reward="tournament",
         name="round_robin",
         system_prompt=CONVERSATION_SYSTEM_PROMPT,
         rounds=tuple(

@@ -4,12 +4,34 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["is_target", "load_target", "source_digest"]
+__all__ = ["is_target", "load_target", "remember", "source_digest"]
+
+_HERE = "python"
+_remembered: dict[str, Any] = {}
+"""Objects that this process has handed over itself, by name."""
+
+
+def remember(value: object) -> str:
+    """A target that stands for an object of this process, for options that name the user's code.
+
+    It is ``module:NAME`` where a module has the object under its own name, else ``python:NAME``, which only this
+    process can load.
+    """
+    if isinstance(value, str):
+        return value
+    named: Any = value
+    name = str(getattr(named, "__name__", None) or getattr(named, "name", None) or type(value).__name__)
+    module = sys.modules.get(str(getattr(named, "__module__", "")))
+    if module is not None and module.__name__ != "__main__" and getattr(module, name, None) is value:
+        return f"{module.__name__}:{name}"
+    _remembered[name] = value
+    return f"{_HERE}:{name}"
 
 
 def is_target(name: str) -> bool:
@@ -25,6 +47,13 @@ def load_target(target: str) -> Any:
         ValueError: If the file, the module or the attribute is not there. What the code itself raises passes through.
     """
     where, _, attribute = target.rpartition(":")
+    if where == _HERE:
+        if attribute not in _remembered:
+            raise ValueError(
+                f"{target!r} was an object of the process that trained; give the code again: in Python the object, on "
+                "the command line path.py:NAME"
+            )
+        return _remembered[attribute]
     module = _module(where)
     if not hasattr(module, attribute):
         close = difflib.get_close_matches(attribute, dir(module), n=1)
@@ -35,9 +64,18 @@ def load_target(target: str) -> Any:
 
 def source_digest(target: str) -> str | None:
     """SHA-256 of the Python file with the object of a target that was loaded; ``None`` where there is no such file."""
-    where = target.rpartition(":")[0]
+    where, _, attribute = target.rpartition(":")
+    if where == _HERE:
+        return _digest_here(_remembered[attribute])
     path = Path(where if where.endswith(".py") else str(importlib.import_module(where).__file__))
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
+
+
+def _digest_here(value: Any) -> str | None:
+    try:
+        return hashlib.sha256(inspect.getsource(value).encode()).hexdigest()
+    except (OSError, TypeError):  # typed into an interpreter, or no function or class
+        return None
 
 
 def _module(where: str) -> ModuleType:

@@ -19,9 +19,6 @@ RECIPES = {
     "critique_self_play": {"num_agents": 2, "batch_size": 4},
     "math_efficiency": {"strategies": "iid,prompt_augmentation", "group_size": 4, "batch_size": 8},
 }
-MODULES = {name: f"viva.recipes.{name}.train" for name in RECIPES} | {
-    "math_efficiency": "viva.recipes.math_efficiency.train_rl"
-}
 OPTIONS = {"max_tokens": 8, "lora_rank": 4, "learning_rate": 1e-3, "eval_every": 0, "save_every": 1}
 STEP_S = 1200
 
@@ -44,7 +41,9 @@ class Run:
         arguments = [f"{name}={value}" for name, value in options.items()]
         with (self.folder.parent / "client.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", MODULES[self.recipe], *arguments], stdout=log, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "viva.cli", "train", self.recipe, *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     def to_end(self, **options):

@@ -4,6 +4,7 @@ Evaluations of earlier are shown again, and compared, without sampling anything.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -30,12 +31,8 @@ from viva.eval.records import (
 )
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.recipes.common import say
-from viva.recipes.conversation_preference_rl import build as conversation_recipe
-from viva.recipes.conversation_preference_rl.train import Config as ConversationConfig
-from viva.recipes.critique_self_play import build as critique_recipe
-from viva.recipes.critique_self_play.train import Config as CritiqueConfig
 from viva.recipes.evaluation.options import EvalOptions
-from viva.recipes.evaluation.plan import EvalPlan, check_output, check_place, engine_of, make_plan
+from viva.recipes.evaluation.plan import EvalPlan, TalkConfig, check_output, check_place, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.rewards.base import Grader
 from viva.run.clients import ServiceClient, settled
@@ -195,25 +192,14 @@ def _direct(plan: EvalPlan, opened: OpenPolicy) -> DirectSampler:
     )
 
 
-async def _conversations(
-    plan: EvalPlan, config: ConversationConfig | CritiqueConfig, opened: OpenPolicy
-) -> Conversations:
+async def _conversations(plan: EvalPlan, config: TalkConfig, opened: OpenPolicy) -> Conversations:
     judge: SamplingClient | None = None
     if config.judge_policy == "initial":
         judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
+    recipe: Any = sys.modules[type(config).__module__]
 
     def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
-        if isinstance(config, ConversationConfig):
-            factory = conversation_recipe.conversation_factory(
-                config,
-                opened.renderer,
-                judged_by,
-                system_prompt=conversation_recipe.judge_prompt(config),
-                grader=grader,
-            )
-        else:
-            factory = critique_recipe.conversation_factory(config, opened.renderer, judged_by, grader=grader)
-        return factory(item, seed)
+        return recipe.conversation_factory(config, opened.renderer, judged_by, grader=grader)(item, seed)
 
     return Conversations(
         num_agents=config.num_agents,

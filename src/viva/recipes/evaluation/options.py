@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeVar
 
 import chz
 
-from viva.recipes.config import RecipeConfig
+from viva.recipes.config import RecipeConfig, fitting
 
 __all__ = ["KINDS", "EvalOptions", "check_options", "recipe_options", "stored_options"]
 
-KINDS = ("direct", "conversation", "critique")
+KINDS = ("direct", "conversation", "critique", "protocol")
 
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 
@@ -34,7 +34,8 @@ class EvalOptions:
         default=None, doc="of the other run; of the same one if against is left out"
     )
     kinds: list[str] | None = chz.field(
-        default=None, doc="of direct, conversation, critique; default: direct, and what the run trained"
+        default=None,
+        doc="of direct, conversation, critique, protocol; default: direct, and what the run trained",
     )
     num_samples: int = chz.field(default=1, doc="direct answers to each problem: n of pass@k and maj@k")
     equal_tokens: bool = chz.field(
@@ -134,11 +135,9 @@ def stored_options(config_class: type[ConfigT], stored: Mapping[str, Any]) -> Co
         config_class: The recipe's ``Config``.
         stored: The file's content; empty where the target is no run.
     """
-    known = {name: stored[name] for name in chz.chz_fields(config_class) if name in stored}
-    if isinstance(known.get("personas"), dict):
-        known["personas"] = {int(agent_id): text for agent_id, text in known["personas"].items()}
-    if known.get("judge_prompt") is not None and "judge_prompt_path" in known:
-        known["judge_prompt_path"] = None  # its text was stored
+    known = fitting(
+        {name: stored[name] for name in chz.chz_fields(config_class) if name in stored}, config_class
+    )
     defaults: dict[str, Any] = {"log_path": ""}
     if not stored:
         defaults["num_test_conversations"] = _DEFAULT_CONVERSATIONS

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import chz
 
@@ -11,33 +11,42 @@ from viva.conversation.prompts import persona
 from viva.conversation.wording import counted
 from viva.eval.answers import AnswerCheck, find_check
 from viva.recipes.config import RecipeConfig
-from viva.recipes.conversation_preference_rl.build import check_conversation, judge_prompt
-from viva.recipes.conversation_preference_rl.train import Config as ConversationConfig
-from viva.recipes.critique_self_play.build import needs_judge
-from viva.recipes.critique_self_play.train import Config as CritiqueConfig
+from viva.recipes.conversation_preference_rl import Config as ConversationConfig
+from viva.recipes.conversation_preference_rl import judge_options
+from viva.recipes.critique_self_play import Config as CritiqueConfig
+from viva.recipes.critique_self_play import needs_judge
 from viva.recipes.data import load_test_prompts
 from viva.recipes.evaluation.options import EvalOptions, check_options, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
-from viva.recipes.math_efficiency.train_rl import Config as MathConfig
+from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
+from viva.recipes.protocol import Config as ProtocolConfig
+from viva.recipes.protocol import protocol_of, reward_of
 from viva.run.files import place_problem
 from viva.selfplay.critique import critique_protocol
 from viva.tiny import model_path
 from viva.training.data import PromptItem, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
-__all__ = ["EvalPlan", "check_output", "check_place", "engine_of", "make_plan"]
+__all__ = ["EvalPlan", "TalkConfig", "check_output", "check_place", "engine_of", "make_plan"]
 
 _RECIPES: dict[str, type[RecipeConfig]] = {
     "conversation_preference_rl": ConversationConfig,
     "critique_self_play": CritiqueConfig,
     "math_efficiency": MathConfig,
+    "protocol": ProtocolConfig,
 }
-_CONVERSATIONS: dict[str, type[ConversationConfig] | type[CritiqueConfig]] = {
+TalkConfig: TypeAlias = ConversationConfig | CritiqueConfig | ProtocolConfig
+_CONVERSATIONS: dict[str, type[ConversationConfig] | type[CritiqueConfig] | type[ProtocolConfig]] = {
     "conversation": ConversationConfig,
     "critique": CritiqueConfig,
+    "protocol": ProtocolConfig,
 }
-_TRAINED = {"conversation_preference_rl": "conversation", "critique_self_play": "critique"}
+_TRAINED = {
+    "conversation_preference_rl": "conversation",
+    "critique_self_play": "critique",
+    "protocol": "protocol",
+}
 """Kind of conversation by recipe."""
 _BUILT_IN_PROBLEMS = 100
 
@@ -50,7 +59,7 @@ class EvalPlan:
     kinds: tuple[str, ...]
     shared: RecipeConfig
     """Options of direct answers, seeds and data."""
-    conversations: dict[str, ConversationConfig | CritiqueConfig]
+    conversations: dict[str, TalkConfig]
     """Options of every kind of conversation."""
     items: tuple[PromptItem, ...]
     """Problems with known answers."""
@@ -90,7 +99,7 @@ class EvalPlan:
             record[kind] = {name: getattr(config, name) for name in names if name not in _UNUSED}
             record[kind]["problems"] = len(self.talked_about)
             if isinstance(config, ConversationConfig):
-                record[kind]["judge_prompt"] = judge_prompt(config)
+                record[kind]["judge_prompt"] = judge_options(config).system_prompt
         return record
 
     @property
@@ -122,6 +131,10 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
     recipe = str(target.config.get("recipe"))
     shared = recipe_options(stored_options(_RECIPES.get(recipe, RecipeConfig), target.config), options)
     kinds = tuple(dict.fromkeys(options.kinds or _default_kinds(recipe, shared)))
+    if "protocol" in kinds and recipe != "protocol":
+        raise ValueError(
+            f"kinds=protocol needs a run that trained a protocol of its own; {target.name} is none"
+        )
     conversations = {
         kind: recipe_options(stored_options(_CONVERSATIONS[kind], target.config), options)
         for kind in kinds
@@ -182,13 +195,16 @@ def _default_kinds(recipe: str, shared: RecipeConfig) -> list[str]:
     return ["direct", _TRAINED[recipe]] if talks else ["direct"]
 
 
-def _check_conversation(config: ConversationConfig | CritiqueConfig) -> None:
+def _check_conversation(config: TalkConfig) -> None:
     at_least(config, {"num_agents": 2, "num_test_conversations": 1, "max_tokens": 1, "max_retries": 0})
     positive(config, "policy_timeout_s")
     not_negative(config, "temperature")
-    persona(0, config.personas)
+    if config.personas is not None:
+        persona(0, config.personas)
     if isinstance(config, ConversationConfig):
-        check_conversation(config)
+        judge_options(config)
+    elif isinstance(config, ProtocolConfig):
+        reward_of(config, protocol_of(config))
     else:
         critique_protocol(config.num_agents, personas=config.personas, comparisons=not needs_judge(config))
 

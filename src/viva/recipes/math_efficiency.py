@@ -1,41 +1,118 @@
-"""From the options of the recipe to a run: checks first, then data, then the engine."""
+"""Expert iteration on problems with known answers: several search strategies, trained into the bare question.
+
+    viva train math_efficiency model_name=<hub name or path> 'strategies=["iid", "prompt_augmentation"]' \\
+        train_prompts_path=problems.jsonl log_path=/tmp/run3
+
+Options are ``key=value``; ``--help`` lists them. Everything that can be wrong with them is reported before a model
+is loaded. The options that all recipes share mean the same as in conversation preference RL.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from signal import Signals
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from tinker_cookbook.rl.types import EnvGroupBuilder
+import chz
 
-from viva.experts.estimation import Need, check_mixture
-from viva.experts.estimators import Distill
-from viva.experts.strategy import IID, ExpertGroupBuilder
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
-from viva.recipes.common import OpenRun
-from viva.recipes.loop import make_training, run_recipe
-from viva.recipes.math_efficiency.efficient_env import EfficientReward
-from viva.recipes.math_efficiency.strategies import (
-    CONVERSATION,
-    DEFAULT_HINT,
-    StrategyFactory,
-    StrategyOptions,
-    Task,
-    conversation,
-    find_strategies,
-)
-from viva.recipes.plan import BatchUnit, Plan, at_least, plan_run
-from viva.selfplay.user_code import is_target, source_digest
-from viva.training.batch import ExpertConfig
-from viva.training.data import BuilderFactory, MixtureDataset, PromptItem
-from viva.training.loop import Training
+from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 
 if TYPE_CHECKING:
-    from viva.recipes.math_efficiency.train_rl import Config
+    from tinker_cookbook.rl.types import EnvGroupBuilder
 
-__all__ = ["build_training", "experts_of", "make_plan", "run"]
+    from viva.judging.judge import PolicySelfComparisonJudge
+    from viva.recipes.common import OpenRun
+    from viva.recipes.plan import BatchUnit, Plan
+    from viva.recipes.strategies import StrategyFactory, StrategyOptions, Task
+    from viva.training.batch import ExpertConfig
+    from viva.training.data import BuilderFactory, PromptItem
+    from viva.training.loop import Training
+
+__all__ = ["Config", "build_training", "experts_of", "make_plan"]
+
+
+@chz.chz
+class Config(RecipeConfig):
+    """Options of math efficiency."""
+
+    strategies: list[str] = chz.field(
+        default_factory=lambda: ["iid", "prompt_augmentation"],
+        doc="of iid, prompt_augmentation, feedback, conversation, best_of, module:FUNCTION, path.py:FUNCTION",
+    )
+    weights: dict[str, float] | None = chz.field(
+        default=None, doc="share of every strategy in the update; default: each sample counts once"
+    )
+    assignment: Literal["all", "split"] = chz.field(
+        default="all", doc="every strategy answers every problem, or each problem goes to one of them"
+    )
+    group_size: int = chz.field(
+        default=4, doc="samples per problem and strategy; a conversation has num_agents"
+    )
+    batch_size: int | None = chz.field(
+        default=None,
+        doc="samples per step; default: the largest multiple up to 128 of what one problem takes",
+    )
+    max_training_datapoints: int = chz.field(default=DEFAULT_DATAPOINTS, doc="samples of the whole run")
+
+    estimator: Literal[
+        "importance_sampling",
+        "token_tis",
+        "balance",
+        "none",
+        "positives",
+        "shaped",
+        "seq_tis",
+        "seq_is",
+        "distill",
+    ] = chz.field(default="shaped", doc="how samples of other contexts are weighed")
+    estimator_options: dict[str, float | str | bool] | None = chz.field(
+        default=None, doc="of the estimator, like {'gamma': 0.2}"
+    )
+    baseline: Literal["stratum", "prompt_union", "weighted", "none"] | None = chz.field(
+        default=None, doc="what a reward is compared with; default: the estimator's own"
+    )
+    min_effective_share: float = chz.field(
+        default=0.1, doc="lowest effective sample size and mean weight of a strategy, of 1; 0 lets all pass"
+    )
+    on_waste: Literal["warn", "stop"] = chz.field(default="warn", doc="what to do below that")
+    samples_every: int = chz.field(
+        default=10, doc="steps between batches that are kept for viva estimate; 0 keeps none"
+    )
+
+    length_weight: float = chz.field(
+        default=0.1, doc="share of the reward of a right answer that depends on its length, below 1"
+    )
+    token_budget: int | None = chz.field(
+        default=None, doc="length that the share refers to; default: max_tokens"
+    )
+    hint: str | None = chz.field(
+        default=None, doc="prompt_augmentation: what the sampler is told; a text of its own by default"
+    )
+    leak_phrases: list[str] | None = chz.field(
+        default=None,
+        doc="words of hint, feedback or conversation that should not turn up in answers; counted",
+    )
+    feedback: Literal["verifier", "generated"] = chz.field(
+        default="verifier", doc="feedback: right or wrong, or a critique by the policy itself"
+    )
+    train_behind: Literal["problem", "attempt"] = chz.field(
+        default="problem",
+        doc="feedback: train the second attempt behind the problem, or behind problem and first",
+    )
+    keep: Literal["best", "all"] = chz.field(
+        default="best", doc="best_of: imitate the best right answer of a group, or all right ones"
+    )
+    conversation: Literal["critique", "round_robin"] = chz.field(
+        default="critique", doc="conversation: which"
+    )
+    conversation_reward: Literal["verifier", "own"] = chz.field(
+        default="verifier", doc="conversation: by the known answer, or by what the agents say of one another"
+    )
+    max_rounds: int = chz.field(default=2, doc="conversation=round_robin: rounds")
+
+    hf_prompt_column: str = "question"
+    hf_answer_column: str | None = "answer"
+    log_path: str = "runs/math_efficiency"
 
 
 def experts_of(config: Config) -> ExpertConfig:
@@ -44,6 +121,8 @@ def experts_of(config: Config) -> ExpertConfig:
     Raises:
         ValueError: If estimator, its options and the baseline do not go together.
     """
+    from viva.training.batch import ExpertConfig
+
     return ExpertConfig(
         estimator=config.estimator,
         estimator_options=config.estimator_options or {},
@@ -59,6 +138,10 @@ def make_plan(config: Config) -> Plan[Config]:
     Raises:
         ValueError: For anything the user has to mend.
     """
+    from viva.recipes.plan import at_least, plan_run
+    from viva.recipes.strategies import EfficientReward, find_strategies
+    from viva.selfplay.user_code import is_target, source_digest
+
     at_least(
         config, {"group_size": 1, "max_rounds": 1, "samples_every": 0, "token_budget": 1, "max_tokens": 1}
     )
@@ -93,6 +176,9 @@ def make_plan(config: Config) -> Plan[Config]:
 
 def _unit(config: Config, strategies: Sequence[str]) -> BatchUnit:
     """The smallest batch in which every strategy has its part."""
+    from viva.recipes.plan import BatchUnit
+    from viva.recipes.strategies import CONVERSATION
+
     sizes = [config.num_agents if name == CONVERSATION else config.group_size for name in strategies]
     return BatchUnit(
         samples=sum(sizes),
@@ -103,6 +189,8 @@ def _unit(config: Config, strategies: Sequence[str]) -> BatchUnit:
 
 
 def _check_mixture(config: Config, strategies: Sequence[str]) -> None:
+    from viva.experts.estimation import check_mixture
+
     if config.weights is None:
         return
     if sorted(config.weights) != sorted(strategies):
@@ -113,6 +201,10 @@ def _check_mixture(config: Config, strategies: Sequence[str]) -> None:
 
 
 def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
+    from viva.experts.estimation import Need
+    from viva.experts.estimators import Distill
+    from viva.experts.strategy import IID
+
     experts = experts_of(config)
     experts.check_temperature(config.temperature)
     estimator = experts.make()
@@ -150,6 +242,8 @@ def _budget(config: Config) -> int:
 
 
 def _options(config: Config) -> StrategyOptions:
+    from viva.recipes.strategies import DEFAULT_HINT, StrategyOptions
+
     return StrategyOptions(
         hint=DEFAULT_HINT if config.hint is None else config.hint,
         leak_phrases=tuple(config.leak_phrases or ()),
@@ -173,6 +267,8 @@ def _try_once(name: str, factory: StrategyFactory, task: Task) -> None:
     Raises:
         ValueError: See above. What its code raises, but for a call that does not fit, passes through.
     """
+    from tinker_cookbook.rl.types import EnvGroupBuilder
+
     try:
         made = cast(object, factory(task))
     except TypeError as error:
@@ -185,13 +281,15 @@ def _try_once(name: str, factory: StrategyFactory, task: Task) -> None:
         )
 
 
-async def run(config: Config) -> Signals | None:
-    """Do the whole run, see `viva.recipes.loop.run_recipe`."""
-    return await run_recipe(lambda: make_plan(config), build_training)
-
-
 async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
     """The loop's parts for an open run."""
+    from viva.experts.strategy import ExpertGroupBuilder
+    from viva.judging.judge import PolicySelfComparisonJudge
+    from viva.judging.policy import PolicyRef
+    from viva.recipes.loop import make_training
+    from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
+    from viva.training.data import MixtureDataset
+
     config, policy = plan.config, PolicyRef(timeout_s=plan.config.policy_timeout_s)
     options = _options(config)
 
@@ -205,7 +303,10 @@ async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
             seed=seed,
             renderer=opened.renderer,
             reward=EfficientReward(
-                answer=item.answer or "", token_budget=_budget(config), length_weight=config.length_weight
+                answer=item.answer or "",
+                token_budget=_budget(config),
+                length_weight=config.length_weight,
+                grader=plan.grader,
             ),
             group_size=config.group_size,
             policy=policy,
