@@ -162,7 +162,7 @@ class MixtureDataset(RLDataset):
 
     order: PromptOrder
     factories: Mapping[str, BuilderFactory]
-    """Factories by strategy, in the order of their groups. Seeds depend on the name: one more leaves the others' alone."""
+    """Factories by strategy, in the order of their groups. Seeds depend on the name: one more changes no other."""
     assignment: Assignment = "all"
 
     def __post_init__(self) -> None:
