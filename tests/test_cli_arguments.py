@@ -99,7 +99,7 @@ def option_classes(monkeypatch, capsys):
     """What the options of every command are read into."""
     found = []
 
-    def caught(config_class, argv):
+    def caught(config_class, argv, recipe=None):
         if config_class.__module__ == "__main__":  # a recipe's, which runs as the main module does
             config_class = importlib.import_module(sys.modules["__main__"].__spec__.name).Config
         found.append(config_class)
@@ -107,6 +107,7 @@ def option_classes(monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr("viva.recipes.config.parse_options", caught)
+        patch.setattr("viva.recipes.programs.parse_options", caught)
         patch.setattr("viva.recipes.cost.parse_options", caught)
         for names in COMMANDS:
             if takes_options(names):

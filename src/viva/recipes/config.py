@@ -1,9 +1,11 @@
 """The options that every recipe has; a recipe's own ``Config`` extends `RecipeConfig`."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import chz
 from chz.blueprint import (
@@ -15,9 +17,11 @@ from chz.blueprint import (
     MissingBlueprintArg,
 )
 
-from viva.recipes.data import HubSource, PromptSources
 from viva.recipes.mistakes import check_arguments, check_kinds, told_mistake, unknown_option
 from viva.run.secrets import guard_tracebacks
+
+if TYPE_CHECKING:
+    from viva.recipes.data import HubSource, PromptSources
 
 __all__ = ["DEFAULT_DATAPOINTS", "RecipeConfig", "fitting", "make_options", "parse_options", "read_options"]
 
@@ -129,6 +133,8 @@ class RecipeConfig:
     @property
     def hub(self) -> HubSource | None:
         """The data set among the sources, if one is named."""
+        from viva.recipes.data import HubSource
+
         if self.hf_dataset_name is None:
             return None
         return HubSource(
@@ -145,6 +151,8 @@ class RecipeConfig:
     @property
     def sources(self) -> PromptSources:
         """Where the prompts come from."""
+        from viva.recipes.data import PromptSources
+
         return PromptSources(
             train_prompts=self.train_prompts,
             train_prompts_path=self.train_prompts_path,
