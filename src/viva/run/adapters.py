@@ -21,7 +21,7 @@ import tinker
 from viva.engine.checkpoint import read_tensors, write_checkpoint, write_tensors
 from viva.engine.lora import ALPHA, AdapterSettings
 from viva.hub import pinned, split_revision
-from viva.model_files import BASE_FILE
+from viva.model_files import BASE_FILE, check_base, model_digests
 from viva.run.clients import ServiceClient, settled
 from viva.run.secrets import without_secrets
 
@@ -162,9 +162,9 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
         base_model: Its model, if that is not where the adapter says.
 
     Raises:
-        ValueError: If it is of a form that the engine cannot merge, or its model is not known.
+        ValueError: If it is of a form that the engine cannot merge, or its model is not known or another one.
     """
-    config = _config(folder)
+    config = _object(folder / _CONFIG)
     for name, allowed in _PLAIN.items():
         if config.get(name) not in allowed:
             raise ValueError(
@@ -176,11 +176,14 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     rank: object = config.get("r")
     if not isinstance(rank, int) or rank < 1:
         raise ValueError(f"the adapter {folder} needs its rank as r in {_CONFIG}, 1 or more; got r={rank!r}")
-    settings = AdapterSettings(rank=rank, seed=0)
+    # an adapter of Viva has the digests of its base model with it
+    digests = _object(folder / BASE_FILE) if (folder / BASE_FILE).is_file() else {}
+    if digests:
+        check_base(f"the adapter {folder}", digests, model, model_digests(model), was=_named(config) or model)
     description = {
-        "base_model": str(model),
-        "base_digests": _base_digests(folder),
-        "adapter": settings.to_json(),
+        "base_model": model,
+        "base_digests": digests,
+        "adapter": AdapterSettings(rank=rank, seed=0).to_json(),
         "alpha": ALPHA,
         "num_steps": 0,
         "user_metadata": {},
@@ -191,7 +194,7 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
         write_tensors(
             to / _TENSORS, {name: each.float() for name, each in read_tensors(folder / _TENSORS).items()}
         )
-        (to / _CONFIG).write_text(json.dumps(_completed(config, str(model), to / _TENSORS), indent=2))
+        (to / _CONFIG).write_text(json.dumps(_completed(config, model, to / _TENSORS), indent=2))
 
     write_checkpoint(target, description, write, overwrite=False)
     return target
@@ -218,15 +221,6 @@ def _named(config: dict[str, Any]) -> str | None:
         if name
         else None
     )
-
-
-def _base_digests(folder: Path) -> dict[str, str]:
-    """Digests of the base model, which an adapter of Viva has with it."""
-    return _object(folder / BASE_FILE) if (folder / BASE_FILE).is_file() else {}
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    return _object(folder / _CONFIG)
 
 
 def _object(path: Path) -> dict[str, Any]:
