@@ -97,14 +97,19 @@ class Weights:
     clipped_T: npt.NDArray[np.bool_]
     """Tokens whose weight was cut."""
 
+    @classmethod
+    def constant(cls, sample: Sample, weight: float, *, is_clipped: bool = False) -> "Weights":
+        """The same weight for every token of a sample."""
+        return cls(weights_T=constant_weights(sample, weight), clipped_T=np.full(len(sample), is_clipped))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
     """Weights and anchors for a batch of samples. Subclasses state formula and source."""
 
     name: ClassVar[str]
-    needs: ClassVar[frozenset[Need]]
-    is_unbiased: ClassVar[bool]
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
+    is_unbiased: ClassVar[bool] = False
     """Whether the expected first update is the gradient of expected reward under x_train, whatever the context gap,
     with any constant as baseline. Later updates on the same batch add staleness, which the token-wise loss corrects
     token by token only."""
@@ -117,10 +122,21 @@ class Estimator:
 
     def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
         """Weights of every sample, in order; by default 1. The samples have what the estimator `needs`."""
-        return [
-            Weights(weights_T=constant_weights(sample, 1.0), clipped_T=np.zeros(len(sample), dtype=np.bool_))
-            for sample in samples_N
-        ]
+        return [Weights.constant(sample, 1.0) for sample in samples_N]
+
+    def _check_option(
+        self, name: str, value: float, *, least: float = -math.inf, above: bool = False
+    ) -> None:
+        """Refuse an option that is not finite or too small.
+
+        Raises:
+            ValueError: If it is below `least`, or with `above` not above it.
+        """
+        if math.isfinite(value) and (value > least if above else value >= least):
+            return
+        kind = "positive finite number" if above else "finite number"
+        bound = "" if above or least == -math.inf else f" of {least:g} or more"
+        raise ValueError(f"{self.name}: {name} must be a {kind}{bound}; got {value}")
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray] | None:
         """Advantages of an estimator whose baseline is ``NONE``, each of shape [T]; others return ``None``."""

@@ -39,16 +39,14 @@ __all__ = [
 class ImportanceSampling(Estimator):
     """Weight 1, anchor ``log q(y_t | x_sample)``: the loss makes it ``p_theta(y_t | x_train) / q(y_t | x_sample)``.
 
-    The plan of the system: weights that need no scoring pass (the loop makes one for the figures), one ratio for
-    staleness and context gap. The ratio is per token, so past
-    tokens count as they were sampled: exact only where the contexts are equal. Nothing is truncated. Do not
-    combine it with a clipping loss: clipping the whole ratio drops what should be unlearnt and keeps what should be
-    imitated (see docs/estimators.md).
+    Needs no scoring pass for its weights (the loop makes one for the figures): one ratio for staleness and context gap.
+    The ratio is per token, so past tokens count as they were sampled: exact only where the contexts are equal. Nothing
+    is truncated. Do not combine it with a clipping loss: clipping the whole ratio drops what should be unlearnt and
+    keeps what should be imitated (see docs/estimators.md).
     """
 
     name: ClassVar[str] = "importance_sampling"
     needs: ClassVar[frozenset[Need]] = frozenset()
-    is_unbiased: ClassVar[bool] = False
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION)
     anchors_at_sampling: ClassVar[bool] = True
 
@@ -68,14 +66,11 @@ class TokenTIS(Estimator):
     cap: float = 2.0
 
     name: ClassVar[str] = "token_tis"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
-    is_unbiased: ClassVar[bool] = False
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION, Baseline.WEIGHTED)
 
     def __post_init__(self) -> None:
         """Check the cap."""
-        if not (math.isfinite(self.cap) and self.cap >= 1):
-            raise ValueError(f"token_tis: cap must be a finite number of 1 or more; got {self.cap}")
+        self._check_option("cap", self.cap, least=1)
 
     def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
         """Truncated ratios of every sample."""
@@ -117,10 +112,7 @@ class Balance(Estimator):
         for sample in samples_N:
             log = self._log_weight(sample, contexts[sample.prompt], on_policy)
             weights_N.append(
-                Weights(
-                    weights_T=constant_weights(sample, float(capped_exp(log))),
-                    clipped_T=np.full(len(sample), log > MAX_LOG_WEIGHT),
-                )
+                Weights.constant(sample, float(capped_exp(log)), is_clipped=log > MAX_LOG_WEIGHT)
             )
         return weights_N
 
@@ -181,8 +173,6 @@ class NoCorrection(Estimator):
     """
 
     name: ClassVar[str] = "none"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
-    is_unbiased: ClassVar[bool] = False
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION)
 
 
@@ -202,14 +192,11 @@ class Positives(Estimator):
     threshold: float = 0.0
 
     name: ClassVar[str] = "positives"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
-    is_unbiased: ClassVar[bool] = False
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.NONE,)
 
     def __post_init__(self) -> None:
         """Check the threshold."""
-        if not math.isfinite(self.threshold):
-            raise ValueError(f"positives: threshold must be a finite number; got {self.threshold}")
+        self._check_option("threshold", self.threshold)
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray]:
         """One or zero."""
@@ -235,14 +222,11 @@ class Shaped(Estimator):
     gamma: float = 0.1
 
     name: ClassVar[str] = "shaped"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
-    is_unbiased: ClassVar[bool] = False
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION, Baseline.WEIGHTED)
 
     def __post_init__(self) -> None:
         """Check gamma."""
-        if not (math.isfinite(self.gamma) and self.gamma > 0):
-            raise ValueError(f"shaped: gamma must be a positive finite number; got {self.gamma}")
+        self._check_option("gamma", self.gamma, least=0, above=True)
 
     def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
         """Shaped ratios of every sample; ``sigmoid(l_t - log gamma)`` is the formula without overflow."""
@@ -273,24 +257,18 @@ class SequenceTIS(Estimator):
     cap: float = 5.0
 
     name: ClassVar[str] = "seq_tis"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
-    is_unbiased: ClassVar[bool] = False
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.WEIGHTED,)
 
     def __post_init__(self) -> None:
         """Check the cap."""
-        if not (math.isfinite(self.cap) and self.cap >= 1):
-            raise ValueError(f"seq_tis: cap must be a finite number of 1 or more; got {self.cap}")
+        self._check_option("cap", self.cap, least=1)
 
     def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
         """Truncated sequence ratios."""
         log_cap = math.log(self.cap)
         logs_N = [total_context_gap(sample) for sample in samples_N]
         return [
-            Weights(
-                weights_T=constant_weights(sample, math.exp(min(log, log_cap))),
-                clipped_T=np.full(len(sample), log > log_cap),
-            )
+            Weights.constant(sample, math.exp(min(log, log_cap)), is_clipped=log > log_cap)
             for sample, log in zip(samples_N, logs_N, strict=True)
         ]
 
@@ -312,7 +290,6 @@ class SequenceIS(Estimator):
     force: bool = False
 
     name: ClassVar[str] = "seq_is"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
     is_unbiased: ClassVar[bool] = True
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.WEIGHTED, Baseline.PROMPT_UNION, Baseline.STRATUM)
 
@@ -325,10 +302,7 @@ class SequenceIS(Estimator):
         """Sequence ratios."""
         logs_N = [total_context_gap(sample) for sample in samples_N]
         return [
-            Weights(
-                weights_T=constant_weights(sample, float(capped_exp(log))),
-                clipped_T=np.full(len(sample), log > MAX_LOG_WEIGHT),
-            )
+            Weights.constant(sample, float(capped_exp(log)), is_clipped=log > MAX_LOG_WEIGHT)
             for sample, log in zip(samples_N, logs_N, strict=True)
         ]
 
@@ -369,25 +343,17 @@ class Distill(Estimator):
 
     name: ClassVar[str] = "distill"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CONTEXT_LOGPROBS})
-    is_unbiased: ClassVar[bool] = False
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.NONE,)
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if not (math.isfinite(self.coefficient) and self.coefficient > 0):
-            raise ValueError(f"distill: coefficient must be a positive finite number; got {self.coefficient}")
+        self._check_option("coefficient", self.coefficient, least=0, above=True)
         if self.horizon not in ("token", "return"):
             raise ValueError(f"distill: horizon must be 'token' or 'return'; got {self.horizon!r}")
 
     def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
         """One for on-policy samples, zero for the others."""
-        return [
-            Weights(
-                weights_T=constant_weights(sample, float(sample.on_policy)),
-                clipped_T=np.zeros(len(sample), dtype=np.bool_),
-            )
-            for sample in samples_N
-        ]
+        return [Weights.constant(sample, float(sample.on_policy)) for sample in samples_N]
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray]:
         """Log-ratio of teacher and student, per token."""
