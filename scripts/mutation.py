@@ -137,8 +137,8 @@ AREAS = {
         tests=(
             "engine/test_checkpoint.py",
             "engine/test_checkpoint_on_disk.py",
-            "training/test_checkpoints.py",
-            "training/test_run_folder.py",
+            "run/test_checkpoints.py",
+            "run/test_run_folder.py",
         ),
     ),
 }
