@@ -161,7 +161,8 @@ def test_norms_and_their_gradients(
     output = FrozenNorm(weight, 1e-5)(hidden.transpose(0, 1)).transpose(0, 1)
     output.backward(slopes)
     assert_near(output, expected, error)
-    assert_near(hidden.grad, exact.grad, error)
+    # of a single number the gradient is a difference of nearly equal terms
+    assert_near(hidden.grad, exact.grad, 4 * error if size == 1 else error)
 
 
 class Both(nn.Module):
