@@ -116,8 +116,8 @@ AREAS = {
         tests=(
             "training/test_data_processing.py",
             "training/test_rl_data_processing.py",
-            "training/test_expert_samples.py",
-            "experts/test_stored_samples.py",
+            "training/test_samples.py",
+            "experts/test_samples.py",
         ),
     ),
     "coordinator": Area(

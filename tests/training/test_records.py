@@ -7,8 +7,8 @@ import pytest
 import tinker
 from bandit_engine import CountGroup
 from expert_making import Group, outcome, transition
+from test_batch import BARE, HINT, ContextEngine, config, hint, iid, logprobs_of
 from test_credit import STREAM, Credited
-from test_expert_batch import BARE, HINT, ContextEngine, config, hint, iid, logprobs_of
 from test_train import make_run
 from tinker_cookbook.rl.types import Trajectory
 
