@@ -5,18 +5,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from viva import rewards
+    from viva.api import Run, evaluate, load_run, train, train_async
     from viva.conversation.protocol import Protocol, Round, Segment, Sight, View
+    from viva.conversation.records import Conversation
 
-__all__ = ["Protocol", "Round", "Segment", "Sight", "View", "__version__", "rewards"]
+__all__ = [
+    "Conversation",
+    "Protocol",
+    "Round",
+    "Run",
+    "Segment",
+    "Sight",
+    "View",
+    "__version__",
+    "evaluate",
+    "load_run",
+    "rewards",
+    "train",
+    "train_async",
+]
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "Protocol": "viva.conversation.protocol",
-    "Round": "viva.conversation.protocol",
-    "Segment": "viva.conversation.protocol",
-    "Sight": "viva.conversation.protocol",
-    "View": "viva.conversation.protocol",
+    "viva.api": ("Run", "evaluate", "load_run", "train", "train_async"),
+    "viva.conversation.protocol": ("Protocol", "Round", "Segment", "Sight", "View"),
+    "viva.conversation.records": ("Conversation",),
 }
 
 
@@ -24,8 +38,9 @@ def __getattr__(name: str) -> Any:
     """The public names, imported when they are first asked for: ``import viva`` alone is quick."""
     if name == "rewards":
         return import_module("viva.rewards")
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(place), name)
     raise AttributeError(f"module 'viva' has no attribute {name!r}; public names: {', '.join(__all__)}")
 
 

@@ -79,13 +79,13 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from viva.recipes.programs import RECIPES, train_recipe
+    from viva.recipes.programs import RECIPES, train_recipe, unknown_recipe
 
     recipe, arguments = str(options.recipe), list(options.options)
     if ":" in recipe:  # an object of the user's code
         return train_recipe("protocol", [f"protocol={recipe}", *arguments])
     if recipe.replace("-", "_") not in RECIPES:
-        return _mistake(_unknown("recipe", recipe, list(RECIPES)))
+        return _mistake(unknown_recipe(recipe))
     return train_recipe(recipe.replace("-", "_"), arguments)
 
 

@@ -4,6 +4,7 @@ The same classes write a line of ``transcripts.jsonl`` and read it; what older f
 above `viva.conversation`, since replies can be rankings, and import nothing heavy, so that a page can list thousands.
 """
 
+import sys
 from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
@@ -161,6 +162,27 @@ class ConversationRecord(_Record):
             turns=tuple(Turn(**dict(turn)) for turn in self.turns),
             failures=self.failures,
         )
+
+    def __str__(self) -> str:
+        """The conversation as a person reads it."""
+        lines = [f"Problem: {self.question}"]
+        for turn in self.turns:
+            lines += ["", f"[round {turn.round_index + 1}, agent {turn.agent_id}, {turn.segment}]", turn.text]
+        for failure in self.failures:
+            lines += [
+                "",
+                f"agent {failure.agent_id} left in round {failure.round_index + 1}: {failure.reason}",
+            ]
+        rewards = ", ".join(f"agent {agent_id} {reward:+.3f}" for agent_id, reward in self.rewards.items())
+        lines += ["", f"rewards: {rewards or 'none'}"]
+        if self.answer is not None:
+            right = [str(agent_id) for agent_id, is_right in (self.correct or {}).items() if is_right]
+            lines.append(f"known answer: {self.answer}; right: {', '.join(right) or 'nobody'}")
+        return "\n".join(lines)
+
+    def show(self) -> None:
+        """Print the conversation."""
+        sys.stdout.write(f"{self}\n")
 
     def fields(self) -> dict[str, Any]:
         """What is known of it, by name: a reward adds to this before it is a record again."""

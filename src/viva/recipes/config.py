@@ -171,6 +171,7 @@ _MISTAKES = (
     InvalidBlueprintArg,
     MissingBlueprintArg,
     ValueError,  # not of the form key=value
+    TypeError,  # a Python value of another kind
 )
 
 

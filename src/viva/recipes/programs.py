@@ -4,13 +4,21 @@ import ast
 import asyncio
 import importlib.util
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
 from viva.recipes.config import parse_options
 from viva.threads import prepare_threads
 
-__all__ = ["RECIPES", "cookbook_module", "cookbook_programs", "recipe_summaries", "train_recipe"]
+__all__ = [
+    "RECIPES",
+    "cookbook_module",
+    "cookbook_programs",
+    "recipe_summaries",
+    "train_recipe",
+    "unknown_recipe",
+]
 
 RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol")
 """Names of the recipes. Each is a module of this room with ``Config``, ``make_plan`` and ``build_training``."""
@@ -25,6 +33,13 @@ def recipe_summaries() -> dict[str, str]:
         ).partition("\n")[0]
         for name in RECIPES
     }
+
+
+def unknown_recipe(name: str) -> str:
+    """One line about a name that is no recipe, with the nearest one."""
+    close = get_close_matches(name, RECIPES, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown recipe {name!r}; allowed: {', '.join(RECIPES)}, or a protocol as path.py:NAME.{hint}"
 
 
 def train_recipe(recipe: str, argv: Sequence[str] | None) -> int:

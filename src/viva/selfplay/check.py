@@ -7,6 +7,7 @@ nothing moves any more is seen to hang.
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any
@@ -180,7 +181,8 @@ def dry_runs(protocol: Protocol, num_agents: int) -> list[DryRun]:
 def _run(protocol: Protocol, num_agents: int, case: str, act: _Act) -> DryRun:
     play = _Play(protocol, num_agents, act)
     num_turns = len(protocol.rounds) * len(protocol.seats(num_agents))
-    asyncio.run(play.run(patience=100 + 40 * num_turns))
+    with ThreadPoolExecutor(1) as pool:  # the caller may have an event loop that runs, as in a notebook
+        pool.submit(asyncio.run, play.run(patience=100 + 40 * num_turns)).result()
     return DryRun(
         case=case,
         conversation=play.coordinator.conversation,

@@ -42,7 +42,7 @@ from viva.training.records import transcript_row
 from viva.training.remote import watched
 from viva.training.service import EngineConfig
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "evaluate_policy"]
 
 _FOLDER = Path("runs/eval")
 """Results of targets that are no runs."""
@@ -64,14 +64,24 @@ _Samples: TypeAlias = tuple[
 
 
 async def evaluate(name: str, options: EvalOptions) -> str:
+    """The tables of `evaluate_policy`, or of a comparison of two result files."""
+    if _is_result_file(name):
+        other = options.against
+        if other is None and options.against_checkpoint is not None:
+            other = name
+        return _compare_files(name, other, options)
+    return (await evaluate_policy(name, options))[0]
+
+
+async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
     """Evaluate what a name means, and compare it if that is asked for; write the files.
 
     Args:
-        name: A run folder, model, adapter, saved weights, or the file of an earlier evaluation.
+        name: A run folder, model, adapter or saved weights.
         options: See `EvalOptions`.
 
     Returns:
-        The tables, for the terminal.
+        The tables, for the terminal, and the evaluation.
 
     Raises:
         ValueError: For anything the user has to mend; nothing was sampled then.
@@ -80,8 +90,6 @@ async def evaluate(name: str, options: EvalOptions) -> str:
     other = options.against
     if other is None and options.against_checkpoint is not None:
         other = name
-    if _is_result_file(name):
-        return _compare_files(name, other, options)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
     plan = make_plan(target, options)
     stored = _read_stored(other) if other is not None and _is_result_file(other) else None
@@ -107,7 +115,7 @@ async def evaluate(name: str, options: EvalOptions) -> str:
         stored, other = second.evaluation, str(second.path)
     if stored is not None and other is not None:
         text += f"\n{_compare(first.evaluation, stored, plan, first.path, Path(other))}"
-    return text
+    return text, first.evaluation
 
 
 def _introduce(plan: EvalPlan) -> None:

@@ -1,0 +1,285 @@
+"""The public face: training, evaluation and finished runs from Python."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from viva.conversation.protocol import Protocol
+from viva.judging.records import ConversationRecord, Transcript
+from viva.recipes.config import make_options
+from viva.recipes.programs import RECIPES, unknown_recipe
+from viva.selfplay.user_code import is_target, remember
+from viva.threads import prepare_threads
+
+if TYPE_CHECKING:
+    import pandas
+
+    from viva.eval.records import Evaluation
+    from viva.rewards.base import Grader, Reward, RewardFunction
+
+__all__ = ["Conversations", "Run", "evaluate", "load_run", "train", "train_async"]
+
+Prompts = str | Path | Sequence[str] | Sequence[Mapping[str, Any]]
+"""A JSONL file, questions, or rows with ``query`` (or ``question``) and, where it is known, ``answer``."""
+
+
+class Conversations(Sequence[ConversationRecord]):
+    """Conversations of a run, in the order they were trained on; each is read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        self._path = path
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> ConversationRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ConversationRecord]: ...
+    def __getitem__(self, index: int | slice) -> ConversationRecord | list[ConversationRecord]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        row = Transcript.parse(f"{self._path}:{place + 1}", json.loads(self._lines[place]))
+        return row.record or ConversationRecord(question="")
+
+    def __iter__(self) -> Iterator[ConversationRecord]:
+        return (self[place] for place in range(len(self)))
+
+
+class Run:
+    """A run's folder.
+
+    Args:
+        path: The folder, the run's ``log_path``.
+
+    Raises:
+        ValueError: If it holds no run.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        if not (self.path / "config.json").is_file():
+            raise ValueError(f"{self.path} holds no run (there is no config.json); give a run's log_path")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's options, as ``config.json`` keeps them."""
+        return json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """Metrics by step, one row for each line of ``metrics.jsonl``; the last may be an evaluation alone."""
+        import pandas
+
+        from viva.run.folder import RunFolder
+
+        rows = RunFolder(self.path).log.metrics()
+        return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
+
+    @property
+    def conversations(self) -> Conversations:
+        """What was said, judged and paid, in the order it was trained on."""
+        return Conversations(self.path / "transcripts.jsonl")
+
+    def evaluate(
+        self, test: Prompts | None = None, *, against: str | Path | Run | None = None, **options: Any
+    ) -> Evaluation:
+        """See `evaluate`."""
+        return evaluate(self, test, against=against, **options)
+
+    def export(self, **options: Any) -> list[Path]:
+        """Write the trained adapter and the merged model, as ``viva export`` does.
+
+        Args:
+            **options: Those of ``viva export``: ``to``, ``checkpoint``, ``merge``, ``precision``, ...
+
+        Returns:
+            The folders written.
+
+        Raises:
+            ValueError: If an option is unknown, or there is nothing to export.
+        """
+        from viva.recipes.export import ExportOptions, export_run
+
+        return export_run(self.path, make_options(ExportOptions, options))
+
+    def report(self) -> Path:
+        """Write ``report.html`` anew; its path."""
+        from viva.view.report import write_report
+
+        return write_report(self.path)
+
+
+def load_run(path: str | Path) -> Run:
+    """The run in a folder.
+
+    Raises:
+        ValueError: If it holds none.
+    """
+    return Run(path)
+
+
+def train(
+    recipe: str | Protocol,
+    *,
+    model: str | Path = "tiny",
+    prompts: Prompts | None = None,
+    test: Prompts | None = None,
+    reward: str | Reward | RewardFunction | None = None,
+    grader: str | Grader | None = None,
+    steps: int | None = None,
+    **options: Any,
+) -> Run:
+    """Train a model by a recipe or by a protocol of your own. In a notebook: ``await viva.train_async(...)``.
+
+    Args:
+        recipe: A name that ``viva recipes`` lists, a `Protocol`, or ``path.py:PROTOCOL``.
+        model: ``tiny`` (the built-in policy), a model's folder, a GGUF file, or its name on the hub.
+        prompts: To train on. Rows given here are kept beside the run, in ``<log_path>.train.jsonl``.
+        test: To measure on while it trains.
+        reward: Of a protocol: a name, one of `viva.rewards`, or a function of the `Conversation`; by default the
+            protocol's own.
+        grader: Tells whether a reply (first) gives the known answer (second): ``math``, ``exact``, ``choice``,
+            ``path.py:FUNCTION`` or a function.
+        steps: Number of training steps.
+        **options: All others of the recipe, by name; ``viva train RECIPE --help`` lists them. Where the folder
+            ``log_path`` holds a run, ``behavior_if_exists`` must say what becomes of it: ``resume``, ``delete`` or
+            ``raise`` (the default here).
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ValueError: If anything is wrong with the options, before a model is loaded.
+        FailedRunError: If the run fails later; the message says how to go on.
+        KeyboardInterrupt: If it was interrupted; its state is saved.
+        RuntimeError: If an event loop runs already.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(
+            train_async(
+                recipe,
+                model=model,
+                prompts=prompts,
+                test=test,
+                reward=reward,
+                grader=grader,
+                steps=steps,
+                **options,
+            )
+        )
+    raise RuntimeError(
+        "an event loop runs already, as in a notebook: use 'await viva.train_async(...)' there"
+    )
+
+
+async def train_async(
+    recipe: str | Protocol,
+    *,
+    model: str | Path = "tiny",
+    prompts: Prompts | None = None,
+    test: Prompts | None = None,
+    reward: str | Reward | RewardFunction | None = None,
+    grader: str | Grader | None = None,
+    steps: int | None = None,
+    **options: Any,
+) -> Run:
+    """`train` where an event loop runs already, as in a notebook."""
+    prepare_threads()
+    given: dict[str, Any] = dict(options)
+    if isinstance(recipe, Protocol) or is_target(recipe):
+        recipe, given["protocol"] = "protocol", remember(recipe)
+    recipe = recipe.replace("-", "_")
+    if recipe not in RECIPES:
+        raise ValueError(unknown_recipe(recipe))
+    named = {"model_name": str(model), "max_steps": steps}
+    named |= {
+        name: remember(value) for name, value in (("reward", reward), ("grader", grader)) if value is not None
+    }
+    if twice := sorted(set(named) & set(given) - {name for name, value in named.items() if value is None}):
+        raise ValueError(f"{twice[0]} is given twice; leave one of them out")
+    given = {name: value for name, value in named.items() if value is not None} | given
+    if "strategies" in given:
+        given["strategies"] = [remember(each) for each in given["strategies"]]
+    config_class = import_module(f"viva.recipes.{recipe}").Config
+    given = {"behavior_if_exists": "raise"} | given
+    config = make_options(config_class, given)
+    given |= _prompt_options("train", prompts, config.log_path) | _prompt_options(
+        "test", test, config.log_path
+    )
+    config = make_options(config_class, given)
+    from viva.recipes.loop import run_config
+
+    received = await run_config(config)
+    if received is not None:
+        raise KeyboardInterrupt(f"stopped by {received.name}; behavior_if_exists='resume' goes on")
+    return Run(config.log_path)
+
+
+def evaluate(
+    policy: str | Path | Run,
+    test: Prompts | None = None,
+    *,
+    against: str | Path | Run | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Measure a policy on problems with known answers, as ``viva eval`` does, and print the tables.
+
+    Args:
+        policy: A run, a model, an adapter, or the file of an earlier evaluation.
+        test: Problems; by default the run's own test set.
+        against: What it is compared with: another of those, or ``base`` for the run's model before training.
+        **options: Those of ``viva eval``: ``num_samples``, ``kinds``, ``eval_temperature``, ...
+
+    Returns:
+        The figures of the policy; files beside it hold every answer, and the comparison.
+
+    Raises:
+        ValueError: If anything is wrong with the options; nothing was sampled then.
+    """
+    from viva.recipes.evaluation.build import evaluate_policy
+    from viva.recipes.evaluation.options import EvalOptions
+
+    prepare_threads()
+    given = dict(options)
+    name = str(policy.path if isinstance(policy, Run) else policy)
+    if against == "base":
+        given["against_checkpoint"] = "base"
+    elif against is not None:
+        given["against"] = str(against.path if isinstance(against, Run) else against)
+    place = name if isinstance(policy, Run) else "runs/eval/problems"
+    given |= _prompt_options("test", test, place)
+    if callable(given.get("grader")):
+        given["grader"] = remember(given["grader"])
+    work = evaluate_policy(name, make_options(EvalOptions, given))
+    with ThreadPoolExecutor(1) as pool:  # the caller may have an event loop that runs, as in a notebook
+        text, evaluation = pool.submit(asyncio.run, work).result()
+    sys.stdout.write(text)
+    return evaluation
+
+
+def _prompt_options(which: str, prompts: Prompts | None, log_path: str) -> dict[str, Any]:
+    """The options that say where prompts are; rows are written beside the run."""
+    if prompts is None:
+        return {}
+    if isinstance(prompts, (str, Path)):
+        return {f"{which}_prompts_path": str(prompts)}
+    rows = [{"query": prompt} if isinstance(prompt, str) else dict(prompt) for prompt in prompts]
+    path = Path(f"{log_path.rstrip('/')}.{which}.jsonl").expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
+    return {f"{which}_prompts_path": str(path)}

@@ -1,0 +1,199 @@
+"""The public face: a protocol of one's own is trained, looked at and measured from Python."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import viva
+from viva import Protocol, Round, Segment
+from viva.recipes.programs import train_recipe
+
+ROWS = [
+    {
+        "query": f"Tom has {n} apples and buys {n + 2} more. How many apples does Tom have?",
+        "answer": 2 * n + 2,
+    }
+    for n in range(2, 6)
+]
+QUICK: dict[str, Any] = {
+    "num_agents": 2,
+    "batch_size": 4,
+    "max_tokens": 24,
+    "lora_rank": 4,
+    "learning_rate": 1e-3,
+    "tokens_every": 1,
+    "num_test_conversations": 0,
+    "eval_every": 0,
+    "trackers": [],
+}
+
+
+def talk(**options: Any) -> Protocol:
+    rounds = [
+        Round("argue", "Make your point.", ["argue"], "sequential"),
+        Round("final", "Conclude.", ["argue"]),
+    ]
+    return Protocol(rounds=rounds, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> viva.Run:
+    path = tmp_path_factory.mktemp("api") / "run"
+    debate = talk(reward=viva.rewards.tournament(max_off_set_mass=1.0))
+    return viva.train(debate, prompts=ROWS, test=ROWS[:2], steps=2, log_path=str(path), **QUICK)
+
+
+def test_a_protocol_is_trained_from_python(finished: viva.Run) -> None:
+    assert list(finished.metrics.index) == [0, 1]
+    assert finished.metrics["optim/datums"].notna().all()
+    assert {"adapter", "report.html", "metrics.jsonl", "transcripts.jsonl"} <= {
+        path.name for path in finished.path.iterdir()
+    }
+    assert finished.config["recipe"] == "protocol"
+    assert len(finished.conversations) == 4
+    assert viva.load_run(finished.path).config == finished.config
+
+
+def test_conversations_are_read_by_the_class_that_wrote_them(finished: viva.Run, capsys: Any) -> None:
+    last = finished.conversations[-1]
+    assert [turn.segment for turn in last.turns] == ["argue", "argue", "final", "final"]
+    assert [each.question for each in finished.conversations][-1] == last.question
+    assert finished.conversations[1:3] == list(finished.conversations)[1:3]
+    last.show()
+    told = capsys.readouterr().out
+    assert last.question in told
+    assert "[round 2, agent 1, final]" in told
+    with pytest.raises(IndexError):
+        finished.conversations[4]
+
+
+def test_a_run_is_measured_against_its_base(finished: viva.Run, capsys: Any) -> None:
+    found = viva.evaluate(finished, ROWS[:2], against="base", kinds=["direct"], resamples=100)
+    assert 0.0 <= found.figures["direct/avg@1"].value <= 1.0
+    assert "differences are first less second" in capsys.readouterr().out
+
+
+def length_pays(conversation: viva.Conversation) -> dict[int, float]:
+    assert conversation.answer is not None
+    return {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions.items()}
+
+
+def points(conversation: viva.Conversation) -> dict[str, dict[int, float]]:
+    return {
+        "argue": {turn.agent_id: len(turn.text) for turn in conversation.turns if turn.segment == "argue"}
+    }
+
+
+async def test_a_users_function_pays_agents_in_a_running_loop(tmp_path: Path) -> None:
+    run = await viva.train_async(
+        talk(), reward=length_pays, prompts=ROWS, steps=1, log_path=str(tmp_path / "run"), **QUICK
+    )
+    for record in run.conversations:
+        finals = {turn.agent_id: turn.text for turn in record.turns if turn.segment == "final"}
+        assert record.rewards == {agent_id: len(text.strip()) for agent_id, text in finals.items()}
+
+
+def test_a_users_function_pays_the_tokens_of_segments(tmp_path: Path) -> None:
+    run = viva.train(talk(), reward=points, prompts=ROWS, steps=1, log_path=str(tmp_path / "run"), **QUICK)
+    rows = [json.loads(line) for line in (run.path / "tokens.jsonl").read_text(encoding="utf-8").splitlines()]
+    spans = [(turn["turn"], turn["spans"]) for row in rows for turn in row["turns"]]
+    assert {index for index, _ in spans} == {0, 1}  # argue, final
+    assert all(bool(found) == (index == 0) for index, found in spans)
+    assert any(any(turn["advantages"]) for row in rows for turn in row["turns"] if turn["turn"] == 0)
+    assert not any(any(turn["advantages"]) for row in rows for turn in row["turns"] if turn["turn"] == 1)
+
+
+def test_the_shell_trains_the_same_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    debate = Path(__file__).parents[1] / "examples" / "debate.py"
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), encoding="utf-8")
+    (tmp_path / "own.py").write_text(
+        "def pay(conversation):\n    return {0: 1.0, 1: 0.0}\n", encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = [f"{name}={value}" for name, value in QUICK.items()]
+    command = [f"protocol={debate}:DEBATE", "reward=own.py:pay", "max_steps=1", "train_prompts_path=p.jsonl"]
+    assert train_recipe("protocol", [*command, *options, "log_path=first"]) == 0
+    run = viva.load_run("first")
+    assert all(record.rewards == {0: 1.0, 1: 0.0} for record in run.conversations)
+    again = ["config=first/config.json", "log_path=second", "behavior_if_exists=raise"]
+    assert train_recipe("protocol", again) == 0
+    same = ["reward/mean", "optim/datums", "optim/tokens"]
+    assert viva.load_run("second").metrics[same].equals(run.metrics[same])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"learnin_rate": 1.0}, "unknown option 'learnin_rate'. Did you mean 'learning_rate'"),
+        ({"max_tokens": "many"}, "max_tokens must be a whole number; got a value of the kind str"),
+        ({"reward": "turnament"}, "unknown reward 'turnament'.*Did you mean 'tournament'"),
+        ({"reward": 3}, "a reward must be a name"),
+        ({"reward": lambda one, two: {}}, "must be a function of the conversation alone"),
+        ({"reward": "peer_review"}, "does not ask for critique"),
+        ({"grader": "own"}, "grader must be one of math, exact, choice"),
+        ({"prompts": None}, "Must provide either train_prompts"),
+        ({"model_name": "tiny"}, "model_name is given twice"),
+    ],
+)
+def test_mistakes_raise_before_anything_is_computed(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    given = {"prompts": ROWS, "reward": length_pays, "log_path": str(tmp_path / "run")} | options
+    with pytest.raises(ValueError, match=told):
+        viva.train(talk(), **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unknown recipe 'critique'.*Did you mean 'critique_self_play'"):
+        viva.train("critique", prompts=ROWS)
+
+
+def test_a_tournament_needs_solutions(tmp_path: Path) -> None:
+    from viva.conversation.critiques import read_critiques
+
+    only = Segment(name="only", instruction=lambda view: "Criticise.", read=read_critiques)
+    with pytest.raises(ValueError, match="let the reader of one of their segments return a Solution"):
+        viva.train(
+            Protocol(rounds=[Round("only", [only])], reward="tournament"),
+            prompts=ROWS,
+            log_path=str(tmp_path / "run"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("pay", "told"),
+    [
+        ({}, "must return rewards by agent id"),
+        ({0: 1.0}, "nothing for agents"),
+        ({0: 1.0, 1: 2.0, 2: 0.0}, "unknown agents"),
+        ({0: float("nan"), 1: 0.0}, "finite numbers"),
+        ({"fin": {0: 1.0}}, "segment 'fin', allowed: argue, final"),
+        ({"final": 3}, "got 3 for segment 'final'"),
+    ],
+)
+def test_a_reward_that_says_nothing_is_no_number(tmp_path: Path, pay: Any, told: str) -> None:
+    def broken(conversation: viva.Conversation) -> Any:
+        return pay
+
+    quick = QUICK | {"max_retries": 0}
+    with pytest.raises(RuntimeError, match=told):
+        viva.train(talk(), reward=broken, prompts=ROWS, steps=1, log_path=str(tmp_path / "run"), **quick)
+
+
+async def test_train_says_what_to_use_in_a_notebook() -> None:
+    with pytest.raises(RuntimeError, match=r"await viva.train_async"):
+        viva.train("critique_self_play", prompts=ROWS)
+
+
+def test_public_names_are_few_and_documented() -> None:
+    assert len(viva.__all__) <= 15
+    for name in viva.__all__:
+        assert name == "__version__" or inspect.getdoc(getattr(viva, name))
+    assert dir(viva) == sorted(viva.__all__)
+    with pytest.raises(AttributeError, match="public names"):
+        viva.Trainer  # noqa: B018
