@@ -1,7 +1,11 @@
 """The public face: a protocol of one's own is trained, looked at and measured from Python."""
 
+import ast
 import inspect
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import viva
 from viva import Protocol, Round, Segment
 from viva.recipes.programs import train_recipe
 
+ROOT = Path(__file__).parents[1]
 ROWS = [
     {
         "query": f"Tom has {n} apples and buys {n + 2} more. How many apples does Tom have?",
@@ -107,7 +112,7 @@ def test_a_users_function_pays_the_tokens_of_segments(tmp_path: Path) -> None:
 
 
 def test_the_shell_trains_the_same_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    debate = Path(__file__).parents[1] / "examples" / "debate.py"
+    debate = ROOT / "examples" / "debate.py"
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), encoding="utf-8")
     (tmp_path / "own.py").write_text(
@@ -197,3 +202,39 @@ def test_public_names_are_few_and_documented() -> None:
     assert dir(viva) == sorted(viva.__all__)
     with pytest.raises(AttributeError, match="public names"):
         viva.Trainer  # noqa: B018
+
+
+def cells() -> list[str]:
+    notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+async def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for source in cells():
+        code = compile(source, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        made = eval(code, names)  # a coroutine where the cell awaits
+        if inspect.iscoroutine(made):
+            await made
+    assert len(names["run"].metrics) >= 3
+    assert (tmp_path / "runs" / "quickstart" / "adapter").is_dir()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/environments.md"])
+def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    source = re.findall(r"```python\n(import viva\n.*?)```", text, re.DOTALL)[0]
+    source = source.replace("steps=20", "steps=1, batch_size=6").replace(
+        "num_agents=3", "num_agents=3, max_tokens=24"
+    )
+    names: dict[str, Any] = {}
+    exec(source, names)
+    assert len(names["run"].conversations) >= 2
+
+
+def test_the_reference_says_what_the_docstrings_say() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "reference.py"), "--check"], check=False)
+    assert done.returncode == 0, "run python scripts/reference.py"
