@@ -204,6 +204,71 @@ def test_public_names_are_few_and_documented() -> None:
         viva.Trainer  # noqa: B018
 
 
+def test_an_environment_of_the_cookbook_is_trained_by_name(tmp_path: Path) -> None:
+    quick = {name: QUICK[name] for name in ("max_tokens", "lora_rank", "learning_rate", "trackers")}
+    run = viva.train(
+        "environment",
+        environment="guess_number",
+        group_size=2,
+        batch_size=4,
+        steps=2,
+        log_path=str(tmp_path / "run"),
+        **quick,
+    )
+    assert list(run.metrics["rollout/groups"]) == [2, 2]
+    assert (run.path / "adapter").is_dir()
+    assert (run.path / "tokens.jsonl").is_file()
+    assert run.conversations[0].turns == ()  # the environment keeps no record
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"environment": "chess"}, "unknown environment 'chess'; allowed: arithmetic, gsm8k"),
+        ({"environment": "nowhere.py:x"}, "there is no file 'nowhere.py'"),
+        (
+            {"environment_options": {"levl": 1}},
+            "environment_options names 'levl', which arithmetic does not take",
+        ),
+        ({"steps": None, "max_steps": None}, "max_steps must say how long the run is"),
+    ],
+)
+def test_mistakes_about_an_environment_are_told_first(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        viva.train(
+            "environment", **({"environment": "arithmetic", "log_path": str(tmp_path / "run")} | options)
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_verifier_of_ones_own_is_the_reward_of_math_efficiency(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def is_right(text: str, answer: str) -> bool:
+        asked.append(answer)
+        return len(text) % 2 == 0
+
+    quick = {
+        name: QUICK[name] for name in ("max_tokens", "lora_rank", "learning_rate", "trackers", "eval_every")
+    }
+    run = viva.train(
+        "math_efficiency",
+        strategies=["iid"],
+        grader=is_right,
+        prompts=[{"question": row["query"], "answer": row["answer"]} for row in ROWS],
+        group_size=2,
+        batch_size=4,
+        steps=1,
+        log_path=str(tmp_path / "run"),
+        **quick,
+    )
+    assert set(asked) <= {str(row["answer"]) for row in ROWS}
+    assert asked
+    assert run.config["grader"] == "python:is_right"
+
+
 def cells() -> list[str]:
     notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text(encoding="utf-8"))
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]

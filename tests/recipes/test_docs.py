@@ -19,6 +19,7 @@ import viva.engine
 from viva.engine import EngineLimits, LocalServiceClient
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.conversation_preference_rl import Config, make_plan
+from viva.recipes.loop import run_config
 from viva.testing import ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 
 PAGE = page("conversation_preference_rl.md")
@@ -147,7 +148,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path,
         judge_prompt="Prefer the odd one.",
         log_path=str(tmp_path / "run"),
     )
-    assert asyncio.run(names["run"](config)) == 0
+    assert asyncio.run(run_config(config)) is None
     return tmp_path / "run", sampler
 
 

@@ -189,7 +189,7 @@ def test_another_kind_of_conversation_than_the_trained_one(run, capsys):
     [
         ({"checkpoint": "best"}, "no best checkpoint"),
         ({"checkpoint": "77"}, "unknown checkpoint '000077'"),
-        ({"kinds": '["critic"]'}, "kinds must be of direct, conversation, critique; got 'critic'"),
+        ({"kinds": '["critic"]'}, "kinds must be of direct, conversation, critique, protocol; got 'critic'"),
         ({"grader": "maths"}, "grader must be one of math, exact, choice"),
         ({"grader": "choice"}, "grader=choice needs known answers that begin with a letter"),
         ({"num_samples": 0}, "num_samples must be 1 or more; got 0"),

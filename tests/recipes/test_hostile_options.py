@@ -103,8 +103,9 @@ def test_no_value_of_any_option_ends_planning_in_a_traceback(recipe, data, folde
     config_class = importlib.import_module(f"viva.recipes.{recipe}").Config
     name = data.draw(st.sampled_from(sorted(chz.chz_fields(config_class))))
     options = {"train_prompts_path": "p.jsonl", "log_path": "run"}
-    if recipe == "protocol":
-        options["protocol"] = "round_robin"
+    options |= {"protocol": {"protocol": "round_robin"}, "environment": {"environment": "arithmetic"}}.get(
+        recipe, {}
+    )
     options[name] = data.draw(VALUES)
     mistake = None
     try:
@@ -237,6 +238,7 @@ OF_PROGRAMS = {
         "config",
         "include_prompt_logprobs",
         "num_groups",
+        "r",
         "overwrite",
         "prompt_alt_tokens_k",
         "rank",

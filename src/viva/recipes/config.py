@@ -242,7 +242,7 @@ def read_options(path: Path, config_class: type[Any], recipe: str | None) -> dic
     import yaml
 
     try:
-        found: object = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
+        found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"config={path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict) or not all(
@@ -261,20 +261,6 @@ def read_options(path: Path, config_class: type[Any], recipe: str | None) -> dic
     return fitting({name: value for name, value in values.items() if name in known}, config_class)
 
 
-def _loader() -> Any:
-    """YAML's safe loader, for which 2e-4 is a number, as it is in JSON."""
-    import re
-
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    return Loader
-
-
 def fitting(values: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any]:
     """Values with the numbers that JSON and people write differently: 1 for 1.0, and "0" for 0 as a key."""
     fields = chz.chz_fields(config_class)
@@ -288,6 +274,11 @@ def fitting(values: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any
 
 def _fit(value: Any, kind: Any) -> Any:
     kinds = get_args(kind) or (kind,)
+    if isinstance(value, str) and float in kinds and str not in kinds:
+        try:
+            return float(value)  # 2e-4 is text to YAML
+        except ValueError:
+            return value
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
         return float(value)
     for part in kinds:

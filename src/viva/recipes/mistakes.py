@@ -15,7 +15,6 @@ __all__ = ["check_arguments", "check_home", "check_kinds", "told_mistake", "unkn
 
 _UNKNOWN = re.compile(r"Extraneous argument '([^']*)'")
 _UNREADABLE = re.compile(r"Could not interpret argument (.*) provided for param '([^']*)'", re.DOTALL)
-_MISTYPED = re.compile(r"Expected '(\w+)' to be .*, got (.*)", re.DOTALL)
 _MISSING = re.compile(r"Missing required arguments? for parameters?\(s\): (.*)")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _SAMPLES = {int: "8", float: "0.5", str: '"a"'}
@@ -102,9 +101,9 @@ def told_mistake(error: BaseException, config_class: type[Any]) -> str:
         value, name = found.groups()
         kind = fields[name].final_type
         told = f"{name} must be {_allowed(kind)}; got {_short(value)}{_near(value, kind)}"
-    elif (found := _MISTYPED.match(text)) and found.group(1) in fields:
-        name, kind = found.group(1), fields[found.group(1)].final_type
-        told = f"{name} must be {_allowed(kind)}; got a value of the kind {found.group(2)}"
+    elif text.startswith("Expected '") and (name := text.split("'")[1]) in fields:
+        kind = fields[name].final_type
+        told = f"{name} must be {_allowed(kind)}; got a value of the kind {text.rpartition(', got ')[2]}"
     elif found := _MISSING.match(text):
         told = f"the option {found.group(1)} is needed; --help lists all options"
     else:

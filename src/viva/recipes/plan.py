@@ -1,7 +1,7 @@
 """From a recipe's options to a checked plan of its run: all that can be wrong is told before a model is loaded."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,7 +15,7 @@ from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, r
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.rewards.base import Grader
-from viva.run.trackers import choose_trackers
+from viva.run.trackers import TrackerChoice, choose_trackers
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
@@ -104,6 +104,7 @@ def plan_run(
     summary: str,
     record: Mapping[str, Any] | None = None,
     unit: BatchUnit | None = None,
+    items: tuple[Sequence[PromptItem], list[PromptItem]] | None = None,
 ) -> Plan[ConfigT]:
     """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
 
@@ -113,18 +114,16 @@ def plan_run(
         summary: One conversation in words, for the user.
         record: What ``config.json`` holds beside, or instead of, the options as they were given.
         unit: The smallest batch; by default one conversation of ``num_agents``.
+        items: Prompts to train and to test on; by default those that the options name.
 
     Raises:
         ValueError: For anything the user has to mend.
     """
     _check(config)
-    trackers = choose_trackers(
-        config.trackers, wandb_project=config.wandb_project, wandb_name=config.wandb_name
-    )
     unit = unit or BatchUnit(samples=config.num_agents)
     at_least(config, {"max_training_datapoints": unit.samples})
     batch_size = resolve_batch_size(config.batch_size, unit.samples, unit.name)
-    train_items, test_items = load_prompts(config.sources)
+    train_items, test_items = items or load_prompts(config.sources)
     groups_per_batch = batch_size // unit.samples * unit.prompts
     order = PromptOrder(
         items=train_items,
@@ -153,7 +152,7 @@ def plan_run(
         },
         free_options=_FREE_OPTIONS - ({"save_every"} if config.max_staleness else set()),
         num_steps=len(order),
-        trackers=trackers,
+        trackers=_trackers(config),
         load_checkpoint_path=config.load_checkpoint_path,
         ttl_seconds=config.ttl_seconds if engine.server else None,
     )
@@ -167,6 +166,11 @@ def plan_run(
         learning_rate=_learning_rate(config, engine),
         check=find_check(config.grader),
     )
+
+
+def _trackers(config: RecipeConfig) -> tuple[TrackerChoice, ...]:
+    project, name = config.wandb_project, config.wandb_name
+    return choose_trackers(config.trackers, wandb_project=project, wandb_name=name)
 
 
 def _num_groups(config: RecipeConfig, unit: BatchUnit, groups_per_batch: int, num_prompts: int) -> int:

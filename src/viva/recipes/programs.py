@@ -20,7 +20,7 @@ __all__ = [
     "unknown_recipe",
 ]
 
-RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol")
+RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol", "environment")
 """Names of the recipes. Each is a module of this room with ``Config``, ``make_plan`` and ``build_training``."""
 
 

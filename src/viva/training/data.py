@@ -16,6 +16,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 __all__ = [
     "Assignment",
     "BuilderFactory",
+    "FirstSteps",
     "MixtureDataset",
     "PromptDataset",
     "PromptItem",
@@ -150,6 +151,22 @@ class PromptDataset(RLDataset):
 Assignment = Literal["all", "split"]
 """``all``: every strategy answers every prompt, which shared baselines and ``balance`` need. ``split``: each prompt
 goes to one strategy, in turns over the whole run, so that a batch holds equal parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstSteps(RLDataset):
+    """The first batches of a data set."""
+
+    dataset: RLDataset
+    num_steps: int
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch `index`."""
+        return self.dataset.get_batch(index)
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return self.num_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

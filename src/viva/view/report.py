@@ -35,7 +35,7 @@ _MAX_JUDGED = 30
 _MAX_TOKENS = 1500
 """Of one turn; a long reply loses what comes after."""
 
-_IMPORT = re.compile(r'^import (\{[^}]+\}) from "\./(\w+)\.js";\n', re.MULTILINE)
+_IMPORT = re.compile(r'^import (\{[^{}]++\}) from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 

@@ -1,0 +1,193 @@
+"""An environment of tinker-cookbook, or one written for it, by name.
+
+    viva train environment environment=arithmetic group_size=8 batch_size=32 model_name=<hub name or path>
+    viva train environment environment=path.py:DATASET 'environment_options={"level": 3}' max_steps=50
+
+Options are ``key=value``; ``--help`` lists them. What is named is a data set builder, a data set class or a function
+that returns one; it is called with those of the run's values that it takes (renderer, sizes, seed, steps) and with
+``environment_options``. The options that all recipes share mean the same as in conversation preference RL.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from viva.recipes.config import RecipeConfig
+
+if TYPE_CHECKING:
+    from tinker_cookbook.rl.types import RLDataset
+
+    from viva.recipes.common import OpenRun
+    from viva.recipes.plan import Plan
+    from viva.training.loop import Training
+
+__all__ = ["NAMED", "Config", "build_training", "make_plan"]
+
+_COOKBOOK = "tinker_cookbook.recipes"
+NAMED = {
+    "arithmetic": f"{_COOKBOOK}.math_rl.arithmetic_env:ArithmeticDataset",
+    "gsm8k": f"{_COOKBOOK}.math_rl.math_env:Gsm8kDatasetBuilder",
+    "guess_number": f"{_COOKBOOK}.multiplayer_rl.guess_number.env:GuessNumberDatasetBuilder",
+    "math": f"{_COOKBOOK}.math_rl.math_env:MathDatasetBuilder",
+    "text_arena": f"{_COOKBOOK}.multiplayer_rl.text_arena.env:TwoPlayerTextArenaDatasetBuilder",
+    "twenty_questions": f"{_COOKBOOK}.multiplayer_rl.twenty_questions.env:TwentyQuestionsDatasetBuilder",
+}
+"""The cookbook's environments that have a short name; any other goes by ``module:CLASS``."""
+
+_OURS = "viva"
+"""What the run's own renderer and tokenizer are called for the cookbook."""
+
+
+@chz.chz
+class Config(RecipeConfig):
+    """Options of an environment."""
+
+    environment: str = chz.field(
+        doc="arithmetic, gsm8k, guess_number, math, text_arena, twenty_questions, module:CLASS or path.py:FUNCTION"
+    )
+    environment_options: dict[str, float | str | bool] | None = chz.field(
+        default=None, doc="arguments of the environment, by name"
+    )
+    group_size: int = chz.field(default=4, doc="trajectories that are compared with one another")
+    batch_size: int | None = chz.field(
+        default=None, doc="trajectories per step; default: the largest multiple of group_size up to 128"
+    )
+    max_steps: int | None = chz.field(default=20, doc="steps of the run")
+    num_test_conversations: int = chz.field(default=0, doc="without effect here")
+
+    log_path: str = "runs/environment"
+
+
+def make_plan(config: Config) -> Plan[Config]:
+    """Check all options; neither a model nor the environment's data are loaded.
+
+    Raises:
+        ValueError: For anything the user has to mend.
+    """
+    from viva.recipes.plan import BatchUnit, at_least, plan_run
+    from viva.selfplay.user_code import is_target, source_digest
+    from viva.training.data import PromptItem
+
+    at_least(config, {"group_size": 1})
+    if config.max_steps is None:
+        raise ValueError("max_steps must say how long the run is; got none")
+    arguments = _arguments(_made_by(config), {}, config)
+    del arguments
+    return plan_run(
+        config,
+        recipe="environment",
+        summary=f"{config.environment}, groups of {config.group_size}",
+        unit=BatchUnit(samples=config.group_size, name="group_size", groups="groups"),
+        record={"user_code": {config.environment: source_digest(config.environment)}}
+        if is_target(config.environment)
+        else None,
+        items=([PromptItem(question=config.environment)], []),
+    )
+
+
+def _made_by(config: Config) -> Any:
+    """What makes the data set.
+
+    Raises:
+        ValueError: If there is no such thing.
+    """
+    from viva.selfplay.user_code import is_target, load_target
+
+    target = NAMED.get(config.environment, config.environment)
+    if not is_target(target):
+        raise ValueError(
+            f"unknown environment {config.environment!r}; allowed: {', '.join(NAMED)}, module:CLASS or path.py:FUNCTION"
+        )
+    try:
+        made_by = load_target(target)
+    except ImportError as error:
+        raise ValueError(
+            f"environment={config.environment} needs a package that is not there: {error}. docs/environments.md lists "
+            "which extra of tinker-cookbook brings it"
+        ) from error
+    if not callable(made_by):
+        raise ValueError(
+            f"environment={config.environment} must be a class or a function; got {type(made_by).__name__}"
+        )
+    return made_by
+
+
+def _arguments(made_by: Any, known: dict[str, Any], config: Config) -> dict[str, Any]:
+    """The arguments it takes, of the run's values and the user's.
+
+    Raises:
+        ValueError: If the user's name one that it does not take.
+    """
+    takes = inspect.signature(made_by).parameters
+    own = dict(config.environment_options or {})
+    anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
+    unknown = [] if anything else sorted(set(own) - set(takes))
+    if unknown:
+        raise ValueError(
+            f"environment_options names {unknown[0]!r}, which {config.environment} does not take; it takes "
+            f"{', '.join(takes)}"
+        )
+    return {name: value for name, value in known.items() if name in takes} | own
+
+
+async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
+    """The loop's parts for an open run."""
+    from viva.recipes.loop import make_training
+
+    return make_training(plan, opened, None, dataset=await _dataset(plan, opened))
+
+
+async def _dataset(plan: Plan[Config], opened: OpenRun) -> RLDataset:
+    """The environment's data set.
+
+    Raises:
+        ValueError: If it has fewer batches than the run has steps.
+    """
+    from tinker_cookbook.renderers import register_renderer
+    from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
+    from tinker_cookbook.tokenizer_utils import register_tokenizer
+
+    from viva.engine import LocalServiceClient, install
+    from viva.training.data import FirstSteps
+
+    config, num_steps, groups = plan.config, len(plan.order), plan.order.groups_per_batch
+    # by these names the cookbook finds the renderer in which text can never become a control token
+    register_renderer(_OURS, lambda tokenizer, processor=None: opened.renderer)
+    register_tokenizer(_OURS, lambda: opened.renderer.tokenizer)
+    known = {
+        "renderer": opened.renderer,
+        "tokenizer": opened.renderer.tokenizer,
+        **dict.fromkeys(("renderer_name", "model_name_for_tokenizer", "model_name"), _OURS),
+        **dict.fromkeys(("batch_size", "groups_per_batch"), groups),
+        **dict.fromkeys(("group_size", "train_group_size"), config.group_size),
+        **dict.fromkeys(("n_batches", "num_batches", "num_steps"), num_steps),
+        "seed": config.seed,
+        "base_url": config.base_url,
+    }
+    made_by = _made_by(config)
+    try:
+        made = made_by(**_arguments(made_by, known, config))
+        if isinstance(made, RLDatasetBuilder):
+            with ExitStack() as stack:
+                if isinstance(opened.service, LocalServiceClient):
+                    # builders that ask for Tinker's client get this engine
+                    stack.enter_context(install(opened.service))
+                made = (await made())[0]
+    except TypeError as error:
+        raise ValueError(
+            f"environment={config.environment} cannot be made: {error}; see environment_options"
+        ) from error
+    if not isinstance(made, RLDataset):
+        raise ValueError(
+            f"environment={config.environment} must make an RLDataset of tinker-cookbook; got {type(made).__name__}"
+        )
+    if len(made) < num_steps:
+        raise ValueError(
+            f"environment={config.environment} has {len(made)} batches of {groups} groups, and max_steps is "
+            f"{num_steps}; give max_steps={len(made)}, or a smaller batch_size"
+        )
+    return FirstSteps(dataset=made, num_steps=num_steps)
