@@ -15,10 +15,10 @@ sys.path.append(str(FOLDER))
 import render  # noqa: E402
 from model import make_tokenizer, save_model  # noqa: E402
 from rows import ROWS, Ratio, Row, Side  # noqa: E402
-from run import PAGE, PYTHONS, RESULTS, parse  # noqa: E402
 from work import SHAPES, SIZES, prompts, words  # noqa: E402
 from workers import SideFailedError, Worker, rotated, take_turns  # noqa: E402
 
+from run import PAGE, PYTHONS, RESULTS, parse  # noqa: E402
 from viva.conversation.prompts import CONVERSATION_SYSTEM_PROMPT  # noqa: E402
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT  # noqa: E402
 
