@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from viva.conversation.prompts import conversation_messages, turn_prompt
 from viva.conversation.rendering import build_prompt
-from viva.conversation.reply import parse_reply
+from viva.conversation.replies import parse_reply
 from viva.testing import (
     CHAT_TOKENS,
     HANG,

@@ -64,7 +64,7 @@ def _run(argv: Sequence[str] | None) -> int:
             "'--' stands for nothing here; leave it out, and write a path that begins with - as ./-NAME"
         )
     if any("~" in argument for argument in arguments):
-        from viva.recipes.mistakes import check_home
+        from viva.recipes.config import check_home
 
         try:
             for argument in arguments:

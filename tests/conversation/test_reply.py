@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.conversation.records import AgentResponse, ReplyStatus
-from viva.conversation.reply import parse_reply, tagged_fields
+from viva.conversation.replies import parse_reply, tagged_fields
 
 FIELDS = ("reflection", "evaluation", "solution")
 OK, REPAIRED, UNSTRUCTURED = ReplyStatus.OK, ReplyStatus.REPAIRED, ReplyStatus.UNSTRUCTURED

@@ -2,7 +2,7 @@
 
 import pytest
 
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
-from viva.judging.ballot_health import ballot_health
 from viva.judging.ballots import Item, Preference, Tie, Vote
+from viva.judging.consensus import ballot_health
 
 CYCLE: list[Vote] = [Preference(0, 1), Preference(1, 2), Preference(2, 0)]
 CHAIN: list[Vote] = [Preference(0, 1), Preference(1, 2), Preference(0, 2)]

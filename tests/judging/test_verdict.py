@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.judging.comparison import LABELS, Outcome
-from viva.judging.verdict import parse_verdict
+from viva.judging.judge import parse_verdict
 
 prose = st.text(alphabet=st.characters(exclude_characters="{}<>`", exclude_categories=["Cs"]), max_size=60)
 labels = st.sampled_from(LABELS)

@@ -8,7 +8,7 @@ from random_models import make_model
 
 from viva.judging.comparison import Comparison, Outcome
 from viva.judging.tournament import NoValidComparisonsError, win_minus_loss
-from viva.recipes.advice import StepTime
+from viva.recipes.loop import StepTime
 from viva.recipes.programs import train_recipe
 
 main = partial(train_recipe, "conversation_preference_rl")

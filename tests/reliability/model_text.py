@@ -6,20 +6,19 @@ from collections.abc import Iterator
 from chat_formats import renderer_of
 
 from viva.conversation.critiques import read_critiques, read_revision
-from viva.conversation.json_objects import FoundObject, ObjectScanner
 from viva.conversation.prompts import quote
 from viva.conversation.protocol import Reading, View, read_solution
 from viva.conversation.records import AgentResponse, Critique, CritiqueReply, Revision, Solution
 from viva.conversation.rendering import read_reply
-from viva.conversation.reply import ParsedReply, parse_reply
+from viva.conversation.replies import FoundObject, ObjectScanner, ParsedReply, parse_reply
 from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct, marked_answer
 from viva.eval.expressions import same_expression
 from viva.experts.conversation_expert import ends_behind, solution_tokens
 from viva.experts.prompt_augmentation import leak
 from viva.judging.ballots import Ballot, Preference, Tie, pair_of
 from viva.judging.comparison import Outcome
+from viva.judging.judge import parse_verdict
 from viva.judging.ranking import parse_ranking, ranking_status
-from viva.judging.verdict import parse_verdict
 from viva.view.report import embedded_json
 
 VIEW = View(agent_id=1, num_agents=4, round_index=1, aliases=(2, 0, 3, 1), persona="")

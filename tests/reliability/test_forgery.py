@@ -17,10 +17,10 @@ from viva.conversation.guard import MARKER
 from viva.conversation.prompts import conversation_messages, quote, turn_prompt
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt
-from viva.conversation.reply import parse_reply
+from viva.conversation.replies import parse_reply
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, Outcome, judge_messages
+from viva.judging.judge import parse_verdict
 from viva.judging.ranking import parse_ranking
-from viva.judging.verdict import parse_verdict
 
 SEED = 12
 RECIPE = "6 text is never control"

@@ -27,15 +27,14 @@ from model_text import (
 from regex_dangers import dangers
 
 from viva.conversation.critiques import read_critiques, read_revision
-from viva.conversation.json_objects import ObjectScanner
 from viva.conversation.prompts import quote
 from viva.conversation.protocol import read_solution
-from viva.conversation.reply import parse_reply
+from viva.conversation.replies import ObjectScanner, parse_reply
 from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct
 from viva.eval.expressions import same_expression
 from viva.experts.conversation_expert import solution_tokens
+from viva.judging.judge import parse_verdict
 from viva.judging.ranking import parse_ranking
-from viva.judging.verdict import parse_verdict
 
 SEED = 7
 SRC = Path(__file__).parents[2] / "src"
@@ -207,17 +206,17 @@ def test_what_simplification_cannot_finish_is_cut_off(text):
 
 REVIEWED = {
     (
-        "viva.conversation.json_objects",
+        "viva.conversation.replies",
         "_OPENING",
     ): "each quotation mark right behind a brace ends the string that an "
     "earlier beginning opened, so no two beginnings run through the same text; the floods above try it",
-    ("viva.recipes.mistakes", "_UNREADABLE"): "reads one line that the options' parser wrote, not a model's",
+    ("viva.recipes.config", "_UNREADABLE"): "reads one line that the options' parser wrote, not a model's",
 }
 """Patterns that the check is too careful for, and why they are linear or never see a model's text."""
 MADE_IN_FUNCTIONS = {
     ("viva.conversation.guard", "f'[{letters}]'"): "one character of a set",
     (
-        "viva.conversation.reply",
+        "viva.conversation.replies",
         "f\"<(/?)({'|'.join(names)})>\"",
     ): "a choice of fixed names, without repetition",
     (

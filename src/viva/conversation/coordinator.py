@@ -5,13 +5,15 @@ Legend: ``_A`` agents, ``_L`` lanes (parallel generations of a round), ``_R`` ro
 
 import asyncio
 import random
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 from viva.conversation.line_tokens import LineTokens
 from viva.conversation.prompts import persona
 from viva.conversation.protocol import Protocol, View, draw_aliases
 from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, Turn
 
-__all__ = ["MultiAgentCoordinator", "OutOfTurnError"]
+__all__ = ["MultiAgentCoordinator", "OutOfTurnError", "gather_or_cancel"]
 
 
 class OutOfTurnError(RuntimeError):
@@ -262,3 +264,20 @@ class MultiAgentCoordinator:
         else:
             why = "it has not been given a turn; call wait_for_turn first"
         return f"agent {agent_id} may not reply: {why}"
+
+
+_T = TypeVar("_T")
+
+
+async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Results in the order of the calls.
+
+    If one raises, or the caller is cancelled, the others are cancelled and waited for: nothing is left running.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -22,6 +22,7 @@ __all__ = [
     "CONVERSATION_HEADING",
     "CONVERSATION_SYSTEM_PROMPT",
     "conversation_messages",
+    "counted",
     "direct_messages",
     "introduction",
     "persona",
@@ -152,3 +153,14 @@ def conversation_messages(prompt: str) -> list[Message]:
 def direct_messages(question: str) -> list[Message]:
     """The messages that ask the bare question, without any conversation."""
     return [{"role": "user", "content": question}]
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun, which stands in the plural for everything but 1.
+
+    Args:
+        number: The count.
+        noun: In the singular.
+        plural: Where it is not the noun with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

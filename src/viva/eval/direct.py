@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from tinker_cookbook.renderers.base import Renderer
 
+from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt, read_reply
-from viva.conversation.together import together
 from viva.eval.answers import answer_key, is_correct
 from viva.eval.records import WRONG, Answer, Asked, Played
 from viva.judging.policy import SamplingClient
@@ -114,7 +114,7 @@ class DirectEvaluator:
         del step  # seeds are the same at every step
         progress = self.begin("test questions", len(self.items), "questions")
         return direct_metrics(
-            await together(
+            await gather_or_cancel(
                 self.direct.answer(sampler, index, item, progress=progress)
                 for index, item in enumerate(self.items)
             )
@@ -160,7 +160,7 @@ async def ask_all(
 ) -> tuple[tuple[Asked, ...], dict[str, float]]:
     """Ask every question a number of times; answers, and the metrics of the first one to each."""
     progress = begin("direct", len(items) * num_samples, "answers")
-    asked = await together(
+    asked = await gather_or_cancel(
         _ask(sampler, direct, index, item, range(num_samples), progress) for index, item in enumerate(items)
     )
     found = tuple(
@@ -195,7 +195,7 @@ async def match_tokens(
         progress.on_group(answers)
         return replace(each, direct=tuple(answers))
 
-    return tuple(await together(match(index, each) for index, each in enumerate(played)))
+    return tuple(await gather_or_cancel(match(index, each) for index, each in enumerate(played)))
 
 
 async def _ask(
@@ -206,7 +206,7 @@ async def _ask(
     numbers: range,
     progress: StepProgress | None = None,
 ) -> list[Answer]:
-    return await together(direct.answer(sampler, index, item, number, progress) for number in numbers)
+    return await gather_or_cancel(direct.answer(sampler, index, item, number, progress) for number in numbers)
 
 
 async def _answers_within(

@@ -4,6 +4,10 @@ Two modes. ``logprob``: the judge's reply is made to begin with `VERDICT_PREFIX`
 the labels at the next position are read in one forward pass, without generation; their soft score beats the
 mode of the distribution as a signal (Wang, Zhang and Choi, 2025, arXiv 2503.03064). ``verdict``: the judge
 writes its reply, and the JSON verdict in it is read.
+
+Of a written reply, only what is marked as the verdict counts: the ``preference`` field of a JSON object, a
+``<preference>`` tag, or a reply that is nothing but the label. Prose is never searched for letters: "A is worse; B is
+better" names no winner here.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -19,9 +24,10 @@ from typing import Any, Literal
 import tinker
 from tinker_cookbook.renderers.base import Renderer
 
+from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.line_tokens import remembering
 from viva.conversation.rendering import build_prompt, read_reply
-from viva.conversation.together import together
+from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
 from viva.judging.comparison import (
     JUDGE_SYSTEM_PROMPT,
     LABELS,
@@ -33,9 +39,8 @@ from viva.judging.comparison import (
 )
 from viva.judging.policy import PolicyRef, SamplingClient, accepts, sample
 from viva.judging.tournament import TournamentPattern, pairs
-from viva.judging.verdict import parse_verdict
 
-__all__ = ["JudgeError", "JudgeMode", "JudgeOptions", "PolicySelfComparisonJudge"]
+__all__ = ["JudgeError", "JudgeMode", "JudgeOptions", "PolicySelfComparisonJudge", "parse_verdict"]
 
 JudgeMode = Literal["logprob", "verdict"]
 
@@ -214,7 +219,7 @@ class PolicySelfComparisonJudge:
         if pattern is TournamentPattern.ALL_PAIRS_ONE_WAY:
             orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
         with remembering({}):
-            return await together(
+            return await gather_or_cancel(
                 self.compare(question, solutions, first, second, rng.getrandbits(31))
                 for first, second in orders
             )
@@ -263,7 +268,7 @@ class PolicySelfComparisonJudge:
             response = await sample(client, prompt.append_int(label), params, include_prompt_logprobs=True)
             return response.prompt_logprobs[-1] if response.prompt_logprobs else None
 
-        logprobs = await together(ask(label) for label in self._label_tokens)
+        logprobs = await gather_or_cancel(ask(label) for label in self._label_tokens)
         row = [
             (label, logprob)
             for label, logprob in zip(self._label_tokens, logprobs, strict=True)
@@ -322,3 +327,43 @@ def _label_tokens(renderer: Renderer) -> tuple[int, ...]:
             f"{', '.join(LABELS)} beginning with {tokens}. Use judge mode 'verdict'."
         )
     return tuple(tokens)
+
+
+_FIELDS = ("reasoning", "preference")
+_TAG = re.compile(r"<preference>([^<]*+)</preference>", re.I | re.A)
+_OUTCOMES = {
+    label: outcome
+    for outcome in (Outcome.A, Outcome.B, Outcome.TIE)
+    for label in (outcome.lower(), f"solution {outcome}".lower())
+}
+
+
+def parse_verdict(text: str) -> Outcome:
+    """Read a judge's reply, whatever it is; linear in its length.
+
+    Args:
+        text: The decoded reply without end-of-turn token and thinking.
+
+    Returns:
+        ``Outcome.INVALID`` if no verdict is marked, the marked one is no label, or two of them disagree.
+    """
+    scanner = ObjectScanner(text, _FIELDS, "preference")
+    labels = [found.fields["preference"] for found in _objects(scanner)]
+    if not labels:
+        labels = _TAG.findall(text) or [text.strip().strip("\"'`*.")]
+    outcomes = {_OUTCOMES.get(label.strip().lower(), Outcome.INVALID) for label in labels}
+    return outcomes.pop() if len(outcomes) == 1 else Outcome.INVALID
+
+
+def _objects(scanner: ObjectScanner) -> list[FoundObject]:
+    """Objects that may hold the verdict: the reply itself, else those in fences, else those in the text."""
+    if (whole := whole_object(scanner)) is not None:
+        return [whole]
+    if fenced := list(fenced_objects(scanner)):
+        return fenced
+    found: list[FoundObject] = []
+    place = 0
+    while (one := scanner.first(place)) is not None:
+        found.append(one)
+        place = one.end
+    return found

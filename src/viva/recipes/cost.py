@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, parse_options
 from viva.recipes.plan import at_least

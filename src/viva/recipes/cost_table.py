@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted
 from viva.recipes.cost import CostOptions, RecipeCost
 from viva.scaling.counts import Passes
 from viva.scaling.hardware import PRESETS, ModelShape, cache_bytes, read_shape, step_flops, step_time

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted
 from viva.recipes.config import RecipeConfig
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from signal import Signals
@@ -10,12 +10,11 @@ from typing import Any, Literal, TypeVar, cast
 import tinker
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted
 from viva.doctor.examination import check_engine
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.judging.policy import PolicyRef
-from viva.recipes.advice import StepTime
 from viva.recipes.common import (
     REFUSED,
     FailedRunError,
@@ -40,7 +39,7 @@ from viva.training.remote import EngineError, explain, watched
 from viva.training.service import EngineConfig
 from viva.training.update import EXACT_GAP, UpdateConfig
 
-__all__ = ["judged_by", "make_training", "run_config", "run_recipe"]
+__all__ = ["StepTime", "judged_by", "make_training", "run_config", "run_recipe"]
 
 _LOOKED_AT = 64
 """Prompts whose words are looked up."""
@@ -341,3 +340,33 @@ def _introduce(plan: Plan[ConfigT], training: Training) -> None:
             f"{order.num_passes:,.0f} passes over {counted(len(order.items), 'prompt')} in {len(order):,} steps, "
             f"{len(order) / 60:,.0f} hours if a step takes a minute. num_epochs=... or max_steps=... makes it shorter"
         )
+
+
+_WORTH_TELLING_S = 60.0
+
+
+class StepTime:
+    """Watches a run's metrics and tells after the first measured step how long the others will take.
+
+    Args:
+        num_steps: Of the whole run.
+    """
+
+    def __init__(self, *, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._has_spoken = False
+
+    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look at one step's metrics."""
+        left = self._num_steps - step - 1
+        if self._has_spoken or "time/rollouts" not in metrics or left < 1:
+            return
+        self._has_spoken = True
+        seconds = metrics["time/step"] - metrics.get("time/evaluation", 0.0)
+        hours = seconds * left / 3600
+        told = f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:,.1f} minutes"
+        if seconds * left >= _WORTH_TELLING_S:
+            others = counted(left, "other step")
+            say(
+                f"step {step + 1} took {seconds:.1f} s without evaluation; at that rate {others} will take {told}"
+            )

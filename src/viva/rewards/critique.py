@@ -18,9 +18,9 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import Renderer
 
+from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Turn
-from viva.conversation.together import together
 from viva.judging.ballots import Ballots, Item
 from viva.judging.comparison import Comparison, same_words
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
@@ -140,7 +140,7 @@ class PeerReview(Reward):
             return {}
         before, after = conversation.solutions("proposal"), conversation.final_solutions
         changed = [agent_id for agent_id in after if not same_words(before[agent_id], after[agent_id])]
-        tournaments = await together(
+        tournaments = await gather_or_cancel(
             judge.tournament(
                 conversation.question,
                 {0: before[agent_id], 1: after[agent_id]},

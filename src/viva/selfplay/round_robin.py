@@ -17,7 +17,7 @@ from viva.conversation.prompts import (
 )
 from viva.conversation.protocol import Order, Protocol, Reading, Round, Segment, Sight, View
 from viva.conversation.records import Turn
-from viva.conversation.reply import parse_reply
+from viva.conversation.replies import parse_reply
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer

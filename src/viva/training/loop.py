@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted
 from viva.experts.strategy import is_strategy
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.judging.tournament import NoValidComparisonsError

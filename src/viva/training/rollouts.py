@@ -30,7 +30,7 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, TrajectoryGroup
 
-from viva.conversation.together import together
+from viva.conversation.coordinator import gather_or_cancel
 from viva.judging.policy import SamplingClient, sample
 from viva.training.data import derive_seed
 
@@ -357,7 +357,9 @@ class _Attempt:
         ]
         seats = enumerate(zip(envs, completers, strict=True))
         try:
-            results_G = await together(_run_seat(seat, env, completer) for seat, (env, completer) in seats)
+            results_G = await gather_or_cancel(
+                _run_seat(seat, env, completer) for seat, (env, completer) in seats
+            )
         except* _AbortFailedError as errors:
             results_G = None
             self._record_failed_aborts(errors, completers)
@@ -493,4 +495,4 @@ async def run_groups(
             on_group(index, outcome)
         return outcome
 
-    return await together(run(index, builder) for index, builder in enumerate(builders_P))
+    return await gather_or_cancel(run(index, builder) for index, builder in enumerate(builders_P))

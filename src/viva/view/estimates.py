@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import chz
 
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted
 from viva.experts.diagnostics import (
     Diagnostics,
     Recommendation,

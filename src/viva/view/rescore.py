@@ -15,8 +15,8 @@ from typing import Any, Literal
 import chz
 from pydantic import TypeAdapter, ValidationError
 
+from viva.conversation.prompts import counted
 from viva.conversation.records import Conversation
-from viva.conversation.wording import counted
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import Comparison, Outcome, same_words
 from viva.judging.records import ConversationRecord

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted
 from viva.eval.conversations import Conversations, play_all
 from viva.eval.direct import DirectSampler, ask_all, match_tokens
 from viva.eval.estimates import compare, summarise

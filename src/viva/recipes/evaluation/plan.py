@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 
 import chz
 
-from viva.conversation.prompts import persona
-from viva.conversation.wording import counted
+from viva.conversation.prompts import counted, persona
 from viva.eval.answers import AnswerCheck, find_check
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as ConversationConfig
