@@ -112,7 +112,7 @@ async def test_such_an_engine_has_no_journal_while_it_trains_at_the_same_time(tm
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("gather_or_cancel", [False, True])
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone"])
 async def test_a_damaged_journal_costs_calls_and_changes_nothing(tmp_path, together, place, damage):
