@@ -164,7 +164,7 @@ async def repeat(options: dict[str, str], strategies: Sequence[str], repeats: in
 
 
 def show(rows: Sequence[Sequence[Measured]], strategies: Sequence[str]) -> str:
-    names = [*strategies, "sum of the parts", "gather_or_cancel"]
+    names = [*strategies, "sum of the parts", "together"]
 
     def cells(values_of) -> list[str]:
         """Medians of a figure of every part, of their sum, and of the whole."""

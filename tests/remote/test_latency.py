@@ -144,7 +144,7 @@ async def one_step(folder, order):
 @pytest.mark.parametrize(
     ("order", "chain"),
     [("sequential", NUM_TURNS), ("simultaneous", NUM_ROUNDS)],
-    ids=["in turn", "gather_or_cancel"],
+    ids=["in turn", "together"],
 )
 def test_a_step_takes_as_long_as_its_longest_chain(tmp_path, monkeypatch, order, chain):
     line = Line()
