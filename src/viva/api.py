@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from viva.eval.records import Evaluation
     from viva.rewards.base import Grader, Reward, RewardFunction
 
-__all__ = ["Conversations", "Run", "evaluate", "load_run", "train", "train_async"]
-
 Prompts = str | Path | Sequence[str] | Sequence[Mapping[str, Any]]
 """A JSONL file, questions, or rows with ``query`` (or ``question``) and, where it is known, ``answer``."""
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from viva.cli_parser import parser
 
-__all__ = ["main"]
-
 Command = Callable[[argparse.Namespace], int]
 
 _NOBODY_READS = 141

@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 
 from viva import __version__
 
-__all__ = ["parser"]
-
 
 class _Parser(argparse.ArgumentParser):
     """Refuses what it does not know, with the nearest known name, and takes no abbreviation."""

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
-__all__ = ["hub_access", "hub_errors", "hub_problem", "pinned", "split_revision", "telling_wait"]
-
 TELL_AFTER_S = 5.0
 """Seconds of waiting before a warning says what is waited for."""
 _ANSWER_S = 15.0

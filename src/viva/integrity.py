@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SEAL", "MismatchError", "check_name", "is_inside", "sealed", "unsealed"]
-
 SEAL = "sha256"
 """The key of the digest."""
 

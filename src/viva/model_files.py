@@ -11,8 +11,6 @@ from typing import Any, cast
 from viva.hub import split_revision
 from viva.integrity import MismatchError
 
-__all__ = ["BASE_FILE", "LOADING", "check_base", "check_model_folder", "model_digests", "spell_rotary_twice"]
-
 LOADING: dict[str, Any] = {
     "trust_remote_code": False,
     "use_safetensors": True,

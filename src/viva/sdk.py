@@ -13,16 +13,6 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 import numpy as np
 import tinker
 
-__all__ = [
-    "async_twin",
-    "awaited_twin",
-    "check_carried",
-    "make_response",
-    "make_sequence",
-    "make_topk",
-    "refuses_the_rest",
-]
-
 try:
     from tinker.types.topk_logprobs import TopkLogprobs
 except ImportError:  # older versions

@@ -27,8 +27,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["SPINS", "Waiting", "prepare_threads", "usable_cores"]
-
 _KERNELS = "256"
 """Kernels that each of the two caches keeps. A step of decoding needs one for every shape of a weight, some dozen."""
 _FROM_HEAP, _KEPT = 1_000_000_000, 2_000_000_000

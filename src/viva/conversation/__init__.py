@@ -1,3 +1,1 @@
 """Who speaks when, who sees what, and how a reply is read."""
-
-__all__: list[str] = []

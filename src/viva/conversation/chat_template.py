@@ -17,8 +17,6 @@ from tinker_cookbook.renderers.base import (
 
 from viva.conversation.guard import GuardedTokenizer
 
-__all__ = ["CHAT_TEMPLATE", "ChatTemplateRenderer"]
-
 CHAT_TEMPLATE = "chat_template"
 """Its name as a renderer."""
 

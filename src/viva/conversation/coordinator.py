@@ -13,8 +13,6 @@ from viva.conversation.prompts import persona
 from viva.conversation.protocol import Protocol, View, draw_aliases
 from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, Turn
 
-__all__ = ["MultiAgentCoordinator", "OutOfTurnError", "gather_or_cancel"]
-
 
 class OutOfTurnError(RuntimeError):
     """A reply came from an agent that had not been given a turn, or not any more."""

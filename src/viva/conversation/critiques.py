@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from viva.conversation.protocol import Reading, View
 from viva.conversation.records import Critique, CritiqueReply, ReplyStatus, Revision
 
-__all__ = ["read_critiques", "read_revision"]
-
 _START = r"[ \t]*+(?:(?:[-+•>]|\*(?=\s)|\d{1,2}[.)])[ \t]*+)?+(?:\#{1,6}[ \t]*+)?+[*_]{0,3}+"
 """Bullet or number, heading and emphasis that a line may begin with."""
 _HEADER = re.compile(

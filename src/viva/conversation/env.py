@@ -19,8 +19,6 @@ from viva.conversation.protocol import View
 from viva.conversation.records import ReplyStatus
 from viva.conversation.rendering import build_prompt, read_reply
 
-__all__ = ["MultiAgentConversationEnv"]
-
 
 class MultiAgentConversationEnv(Env):
     """What one agent of a conversation sees and does in one lane; all seats of a conversation share a coordinator.

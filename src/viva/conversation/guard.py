@@ -14,8 +14,6 @@ from typing import Any, cast
 
 from viva.conversation.line_tokens import LineEncoder
 
-__all__ = ["MARKER", "GuardedTokenizer"]
-
 MARKER = "\ufdd0"
 """A code point that Unicode reserves for internal use: it never stands in text that is meant for
 interchange."""

@@ -15,8 +15,6 @@ from functools import lru_cache
 from string import punctuation
 from typing import Any
 
-__all__ = ["LineEncoder", "LineTokens", "remembering"]
-
 LineTokens = dict[tuple["LineEncoder", str, bool], tuple[int, ...]]
 """Tokens by who encoded them, by line, and by whether special tokens in it are split up."""
 

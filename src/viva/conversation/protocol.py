@@ -22,19 +22,6 @@ from viva.conversation.records import CritiqueReply, Reply, ReplyStatus, Solutio
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message
 
-__all__ = [
-    "Order",
-    "Protocol",
-    "Reading",
-    "Round",
-    "Segment",
-    "Sight",
-    "View",
-    "draw_aliases",
-    "read_solution",
-    "show_turns",
-]
-
 Order = Literal["sequential", "simultaneous"]
 """``sequential``: agents 0, 1, 2, ... reply one after another and see everything said before.
 ``simultaneous``: all reply to the rounds before; nobody sees a reply of the same round."""

@@ -10,19 +10,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = [
-    "AgentResponse",
-    "Conversation",
-    "Critique",
-    "CritiqueReply",
-    "Failure",
-    "Reply",
-    "ReplyStatus",
-    "Revision",
-    "Solution",
-    "Turn",
-]
-
 
 class Reply(BaseModel):
     """Base of everything an agent's reply is read into."""

@@ -28,8 +28,6 @@ from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 from viva.conversation.chat_template import CHAT_TEMPLATE, ChatTemplateRenderer
 from viva.conversation.guard import MARKER, GuardedTokenizer
 
-__all__ = ["build_prompt", "load_renderer", "read_reply", "shield_messages"]
-
 _FAMILIES = (
     (("<|im_start|>", "<|im_end|>"), "qwen3_instruct"),
     (("<|start_header_id|>", "<|eot_id|>"), "llama3"),

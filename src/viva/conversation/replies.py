@@ -18,17 +18,6 @@ from typing import Literal
 
 from viva.conversation.records import AgentResponse, ReplyStatus
 
-__all__ = [
-    "FoundObject",
-    "ObjectScanner",
-    "ParsedReply",
-    "Strategy",
-    "fenced_objects",
-    "parse_reply",
-    "tagged_fields",
-    "whole_object",
-]
-
 _MOST_READINGS = 1000
 """A text in which this many objects were begun and came to nothing is not searched further."""
 

@@ -14,18 +14,6 @@ import tinker
 from viva.judging.policy import SamplingClient, sample
 from viva.run.clients import ServiceClient, TrainingClient, settled
 
-__all__ = [
-    "Answer",
-    "Array",
-    "Bench",
-    "Finding",
-    "Probe",
-    "WrongAnswerError",
-    "logprobs_of",
-    "policy_datum",
-    "total_loss",
-]
-
 Answer: TypeAlias = Literal["yes", "no", "wrong"]
 """``no``: the engine refuses or fails. ``wrong``: it answers, but not with what the API promises."""
 

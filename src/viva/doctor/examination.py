@@ -12,8 +12,6 @@ from viva.doctor.training import FORMULAS, TRAINING, direction_probe, value_prob
 from viva.run.clients import ServiceClient, TrainingClient
 from viva.run.secrets import without_secrets
 
-__all__ = ["FEATURES", "PROBES", "Feature", "barred", "check_engine", "examine", "put"]
-
 PROBES: tuple[Probe, ...] = (
     *(value_probe(loss_fn) for loss_fn in FORMULAS),
     *TRAINING[:-2],

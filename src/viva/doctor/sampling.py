@@ -13,8 +13,6 @@ from viva.doctor.bench import Array, Bench, Probe, WrongAnswerError, policy_datu
 from viva.doctor.training import calibrate, quietest
 from viva.judging.policy import accepts, sample
 
-__all__ = ["SAMPLING"]
-
 _TOP_K = 5
 _NUM_SAMPLES = 4
 _UNREADABLE = "\ufffd"

@@ -20,18 +20,6 @@ import tinker
 from viva.doctor.bench import Array, Bench, Probe, WrongAnswerError, logprobs_of, policy_datum, total_loss
 from viva.run.clients import settled
 
-__all__ = [
-    "FORMULAS",
-    "TRAINING",
-    "Formula",
-    "calibrate",
-    "check_move",
-    "direction_probe",
-    "moved",
-    "quietest",
-    "value_probe",
-]
-
 _GROWTH = 4.0
 _LARGEST_RATE = 0.2
 _SMALLEST_MOVE = 1e-3

@@ -10,8 +10,6 @@ import torch
 from tinker import AdamParams
 from torch import nn
 
-__all__ = ["AdamW", "check_adam"]
-
 _SMALLEST_EPS = torch.finfo(torch.float32).tiny
 """Anything less is 0 in float32, and a gradient of 0 would be divided by it."""
 

@@ -18,14 +18,6 @@ from transformers.cache_utils import Cache
 from viva.engine.kernels import attend_many, attend_one, can_compile, use_threads
 from viva.engine.step import Part, RaggedStep, SharedPrefix, average, two_part_attention
 
-__all__ = [
-    "RAGGED_ATTENTION",
-    "RaggedCache",
-    "UnsupportedAttentionError",
-    "attend",
-    "register_ragged_attention",
-]
-
 RAGGED_ATTENTION = "viva_ragged"
 
 _ROUND_LENGTH = 64

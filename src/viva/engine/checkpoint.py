@@ -24,17 +24,6 @@ from viva.engine.lora import AdapterSettings
 from viva.integrity import SEAL, is_inside, sealed, unsealed
 from viva.model_files import check_base, model_digests
 
-__all__ = [
-    "MANIFEST",
-    "State",
-    "check_base_of",
-    "read_checkpoint",
-    "read_state",
-    "read_tensors",
-    "write_checkpoint",
-    "write_tensors",
-]
-
 MANIFEST = "checkpoint.json"
 _FORMAT = 2
 _UNSEALED = 1

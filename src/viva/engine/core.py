@@ -20,8 +20,6 @@ from viva.engine.replay import GraphRecorder, Recorder, check_replays
 from viva.engine.scheduler import EngineLimits, OperationQueue, Pump
 from viva.integrity import is_inside
 
-__all__ = ["Core"]
-
 _CLIENT_FOLDER = re.compile(r"client-([0-9]{6,12})")
 
 

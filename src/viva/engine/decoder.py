@@ -19,8 +19,6 @@ from viva.engine.scheduler import EngineLimits
 from viva.engine.sequences import Prompt, RunningSequence, SequenceTable, prefix_length
 from viva.sdk import make_response
 
-__all__ = ["Decoder"]
-
 _MOST_PADDING = 128
 """Padded tokens in a prefill batch. More of them cost as much as reading the weights once more for another batch."""
 

@@ -20,8 +20,6 @@ from typing import Any, cast
 
 from viva.engine.loading import load_errors
 
-__all__ = ["PRE_TOKENIZERS", "cache_folder", "gguf_folder", "is_gguf"]
-
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {

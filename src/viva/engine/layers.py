@@ -39,20 +39,6 @@ from viva.engine.linear import is_packable, join_linears
 from viva.engine.model import decoder_layers
 from viva.engine.trees import TreeStep
 
-__all__ = [
-    "LAYER_KINDS",
-    "FrozenNorm",
-    "FusedDecoder",
-    "FusedLayer",
-    "GatedMLP",
-    "LastLayer",
-    "confine_last_layer",
-    "fuse_layers",
-    "is_stock",
-    "replace_parts",
-    "uses_silu",
-]
-
 LAYER_KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of ``transformers`` that consist of the same steps."""
 _DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["JointPart", "PackedLinear", "can_pack", "is_packable", "join_linears", "pack_linears", "product"]
-
 _LEAST_ROWS = 4
 """Fewer rows are filled up to this: the product of four is faster than that of one."""
 _FINE_ROWS = 64

@@ -4,8 +4,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["check_layers", "check_loaded", "load_errors"]
-
 _ADVICE = "Fetch it anew, or save it anew with save_pretrained."
 _LONGEST = 300
 _SHOWN = 3

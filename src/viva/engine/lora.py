@@ -25,18 +25,6 @@ from viva.engine.linear import product
 from viva.engine.model import BaseModel, structure_copy
 from viva.hub import split_revision
 
-__all__ = [
-    "ALPHA",
-    "AdaptedLinear",
-    "AdapterSettings",
-    "adapter_tensors",
-    "add_adapter",
-    "check_adapter",
-    "merge_adapter",
-    "target_modules",
-    "write_adapter_config",
-]
-
 ALPHA = 32
 
 _CONFIG_FILE = "adapter_config.json"

@@ -34,17 +34,6 @@ from viva.engine.model import head_logits
 if TYPE_CHECKING:
     from viva.engine.packing import Batch, Example
 
-__all__ = [
-    "LOSSES",
-    "TEMPERATURE",
-    "Loss",
-    "Targets",
-    "find_loss",
-    "gather_targets",
-    "rows_at_once",
-    "target_logprobs",
-]
-
 TEMPERATURE = "temperature"
 """Key of ``cross_entropy``'s config, beyond the API: ``p`` is the logprob at this temperature."""
 

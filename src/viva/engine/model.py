@@ -24,20 +24,6 @@ from viva.engine.trees import TREE_ATTENTION, TreeStep, pack_tree, register_tree
 from viva.hub import hub_errors, split_revision
 from viva.model_files import LOADING, check_model_folder, model_digests
 
-__all__ = [
-    "BaseModel",
-    "attention_by",
-    "cast_weights",
-    "decode_precision",
-    "decoder_layers",
-    "deviation",
-    "head_logits",
-    "load_base_model",
-    "resolve_device",
-    "resolve_precision",
-    "structure_copy",
-]
-
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fast": torch.float32}
 """Types of the base weights."""
 

@@ -20,8 +20,6 @@ from viva.engine.losses import Loss
 from viva.engine.model import decoder_layers
 from viva.engine.trees import PackedTree, pack_tree, shared_lengths
 
-__all__ = ["Batch", "CostModel", "Example", "make_examples", "micro_batches", "plan_batches"]
-
 _MASK = "mask"
 """Loss input of any loss that may be left out: not 0 where a target's logprob and loss are wanted."""
 

@@ -42,16 +42,6 @@ from viva.engine.scheduler import EngineLimits
 from viva.engine.trees import TREE_ATTENTION, TreeStep
 from viva.model_files import spell_rotary_twice
 
-__all__ = [
-    "LossResult",
-    "ModuleBuilder",
-    "Policy",
-    "activation_bytes",
-    "free_bytes",
-    "recomputed",
-    "stored_builder",
-]
-
 _ADAPTER_FILE = "adapter_model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _WEIGHTS_FILE = "model.safetensors"

@@ -19,8 +19,6 @@ from viva.engine.attention import RaggedCache
 from viva.engine.model import BaseModel, deviation
 from viva.engine.step import RaggedStep, SharedPrefix, attended_groups
 
-__all__ = ["DecodeSteps", "GraphRecorder", "Recorder", "check_replays"]
-
 _log = logging.getLogger(__name__)
 
 _REPEATS = 3

@@ -17,20 +17,6 @@ from viva.engine.sampling import SamplingRule
 from viva.engine.scheduler import LocalFuture
 from viva.sdk import make_topk
 
-__all__ = [
-    "BLOCK",
-    "PromptScoring",
-    "SampleRequest",
-    "StopRule",
-    "block_digests",
-    "make_request",
-    "make_scoring",
-    "make_stop_rule",
-    "not_finite",
-    "score_prompt",
-    "token_array",
-]
-
 BLOCK = 16
 """Tokens per block; prefixes are shared in multiples of it."""
 _MARGIN = 4

@@ -18,8 +18,6 @@ import torch
 from viva.engine.kernels import can_compile
 from viva.engine.kernels import draw as draw_compiled
 
-__all__ = ["Draws", "SamplingRule", "UniformStream", "draw_tokens", "truncation_mask"]
-
 _BLOCK = 64
 _SPAN = 128
 """Tokens whose weights are added up before a number is looked for."""

@@ -15,8 +15,6 @@ from viva.engine.requests import PromptScoring, SampleRequest, make_request, mak
 from viva.engine.scheduler import LocalFuture
 from viva.sdk import async_twin, awaited_twin, check_carried, refuses_the_rest
 
-__all__ = ["LocalSamplingClient", "open_sampling_client"]
-
 
 @refuses_the_rest(tinker.SamplingClient)
 class LocalSamplingClient:

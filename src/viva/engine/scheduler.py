@@ -19,8 +19,6 @@ from tinker.lib.public_interfaces.api_future import APIFuture
 
 from viva.threads import Waiting
 
-__all__ = ["EngineLimits", "LocalFuture", "Operation", "OperationQueue", "Pump", "Worker"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:

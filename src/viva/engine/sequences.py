@@ -24,16 +24,6 @@ from viva.engine.sampling import UniformStream
 from viva.engine.step import SharedPrefix
 from viva.sdk import make_sequence
 
-__all__ = [
-    "LEAST_GAIN",
-    "PrefixCache",
-    "PrefixNode",
-    "Prompt",
-    "RunningSequence",
-    "SequenceTable",
-    "prefix_length",
-]
-
 
 @dataclass(kw_only=True, eq=False)
 class PrefixNode:

@@ -21,8 +21,6 @@ from viva.engine.scheduler import EngineLimits, LocalFuture, Operation
 from viva.engine.training_client import LocalTrainingClient
 from viva.sdk import async_twin, awaited_twin, refuses_the_rest
 
-__all__ = ["LocalRestClient", "LocalServiceClient", "Switch", "install"]
-
 
 @refuses_the_rest(RestClient)
 class LocalRestClient:

@@ -17,16 +17,6 @@ import torch
 
 from viva.engine.kernels import as_array
 
-__all__ = [
-    "Part",
-    "RaggedStep",
-    "SharedPrefix",
-    "attended_groups",
-    "average",
-    "make_parts",
-    "two_part_attention",
-]
-
 _MOST_ENTRIES = 2**20
 """Scores per head that are held at once."""
 _HIDDEN = -1e30

@@ -23,8 +23,6 @@ from viva.engine.scheduler import LocalFuture, Operation
 from viva.integrity import check_name
 from viva.sdk import async_twin, awaited_twin, refuses_the_rest
 
-__all__ = ["CustomLoss", "LocalTrainingClient"]
-
 CustomLoss = Callable[[list[tinker.Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 """``(data, logprobs)`` to ``(loss, metrics)``; the loss is a scalar with a graph to the logprobs."""
 

@@ -26,16 +26,6 @@ from torch.autograd.function import once_differentiable
 from viva.engine.attention import UnsupportedAttentionError
 from viva.engine.kernels import TreePlan, attend_tree, can_compile
 
-__all__ = [
-    "TREE_ATTENTION",
-    "Cell",
-    "PackedTree",
-    "TreeStep",
-    "pack_tree",
-    "register_tree_attention",
-    "shared_lengths",
-]
-
 _PIECE = 64
 """Most tokens of one sequence in a cell before cells are joined."""
 _MAX_ENTRIES = 2**20

@@ -27,16 +27,6 @@ import numpy as np
 from viva.eval.expressions import same_expression
 from viva.selfplay.user_code import is_target, load_target
 
-__all__ = [
-    "CHECKS",
-    "AnswerCheck",
-    "answer_key",
-    "extract_answer",
-    "find_check",
-    "is_correct",
-    "marked_answer",
-]
-
 _BOXED = "\\boxed{"
 _MARKERS = ("answer is", "####", "answer:")
 _DIGITS = frozenset("0123456789")

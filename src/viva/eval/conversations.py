@@ -25,15 +25,6 @@ from viva.training.data import PromptItem, derive_seed
 from viva.training.metrics import rollout_metrics
 from viva.training.rollouts import GroupOutcome, Policy, run_groups
 
-__all__ = [
-    "BuilderMaker",
-    "ConversationEvaluator",
-    "Conversations",
-    "MeteredClient",
-    "group_seed",
-    "play_all",
-]
-
 BuilderMaker = Callable[[PromptItem, int, PolicyRef, Grader], EnvGroupBuilder]
 """One conversation on a problem, from its seed, who judges, and how solutions are graded for the metrics."""
 

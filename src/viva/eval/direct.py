@@ -23,8 +23,6 @@ from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed
 from viva.training.rollouts import PromptTooLongError, SeededCompleter
 
-__all__ = ["DirectEvaluator", "DirectSampler", "ask_all", "direct_metrics", "match_tokens"]
-
 _MOST_DIRECT_ANSWERS = 1024
 """Per problem, at equal tokens: a bound for replies of a token or two."""
 

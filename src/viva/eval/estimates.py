@@ -20,8 +20,6 @@ import numpy.typing as npt
 
 from viva.eval.records import Difference, Figure
 
-__all__ = ["Terms", "Vote", "compare", "ladder", "majority_at_k", "pass_at_k", "plurality", "summarise"]
-
 Vote: TypeAlias = tuple[str | None, bool]
 """The content of an answer, and whether it is right. ``None`` casts no vote, but counts in n and k all the same."""
 

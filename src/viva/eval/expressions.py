@@ -24,8 +24,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["MAX_LENGTH", "same_expression"]
-
 MAX_LENGTH = 200
 """Characters; longer answers are compared as text only."""
 

@@ -10,8 +10,6 @@ from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, p
 from viva.eval.records import AgentAnswers, Answer, Asked, Difference, Evaluation, Figure, Played
 from viva.rewards.review_metrics import rank_correlation, reward_truth_gap
 
-__all__ = ["comparison_text", "conversation_figures", "direct_figures", "evaluation_text", "figures_of"]
-
 _Term = tuple[float, float]
 _NOTHING: _Term = (0.0, 0.0)
 

@@ -15,23 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from viva.run.files import note_written, write_atomic
 from viva.run.secrets import redacted
 
-__all__ = [
-    "COMPARISON_FORMAT",
-    "FORMAT",
-    "WRONG",
-    "AgentAnswers",
-    "Answer",
-    "Asked",
-    "Difference",
-    "Evaluation",
-    "Figure",
-    "Played",
-    "read_evaluation",
-    "write_comparison",
-    "write_evaluation",
-    "write_transcripts",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:

@@ -44,8 +44,6 @@ from viva.rewards.spans import token_ranges
 from viva.rewards.streams import credit_of
 from viva.selfplay.group import coordinator_of
 
-__all__ = ["ConversationExpertGroupBuilder", "ends_behind", "solution_tokens"]
-
 _CLOSING = re.compile(r'"\s*\}\s*(```\s*)?')
 """The end of an object behind the value of its last key."""
 

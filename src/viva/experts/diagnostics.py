@@ -16,18 +16,6 @@ from viva.experts.estimation import Baseline, Estimate
 from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
 from viva.experts.samples import FloatArray, Sample, context_gap
 
-__all__ = [
-    "QUANTILES",
-    "Diagnostics",
-    "Recommendation",
-    "StrategyDiagnostics",
-    "check_diagnostics",
-    "clustered_stderr",
-    "diagnose",
-    "effective_sample_size",
-    "recommend",
-]
-
 QUANTILES = (0.05, 0.5, 0.95)
 
 LIVING_SHARE = 0.1

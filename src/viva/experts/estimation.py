@@ -35,23 +35,6 @@ import numpy.typing as npt
 from viva.experts.samples import FloatArray, Sample
 from viva.rewards.streams import group_advantages
 
-__all__ = [
-    "MAX_LOG_WEIGHT",
-    "Baseline",
-    "Estimate",
-    "Estimator",
-    "Need",
-    "Weights",
-    "capped_exp",
-    "centred_rewards",
-    "check_mixture",
-    "choose_baseline",
-    "constant_weights",
-    "estimate",
-    "mixture_factors",
-    "strategy_counts",
-]
-
 MAX_LOG_WEIGHT = 60.0
 """Weights end at ``exp(60)``: products with an advantage stay finite in the engine's float32."""
 

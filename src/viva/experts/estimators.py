@@ -19,21 +19,6 @@ from viva.experts.estimation import (
 )
 from viva.experts.samples import FloatArray, Sample, context_gap, total_context_gap
 
-__all__ = [
-    "DEFAULT_ESTIMATOR",
-    "ESTIMATORS",
-    "Balance",
-    "Distill",
-    "ImportanceSampling",
-    "NoCorrection",
-    "Positives",
-    "SequenceIS",
-    "SequenceTIS",
-    "Shaped",
-    "TokenTIS",
-    "make_estimator",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImportanceSampling(Estimator):

@@ -39,16 +39,6 @@ from viva.experts.prompt_augmentation import leak
 from viva.experts.strategy import Completion
 from viva.judging.policy import PolicyRef, sample
 
-__all__ = [
-    "RIGHT_FEEDBACK",
-    "WRONG_FEEDBACK",
-    "Feedback",
-    "FeedbackEnv",
-    "FeedbackGroupBuilder",
-    "GeneratedFeedback",
-    "VerifierFeedback",
-]
-
 RIGHT_FEEDBACK = "Your answer is right."
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
 

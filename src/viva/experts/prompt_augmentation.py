@@ -14,8 +14,6 @@ from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, 
 
 from viva.conversation.rendering import build_prompt, read_reply
 
-__all__ = ["PromptAugmentedEnv", "PromptAugmentedGroupBuilder", "leak"]
-
 
 def leak(text: str, phrases: Sequence[str]) -> dict[str, float]:
     """Metric ``leak``: 1 if one of the phrases occurs in the text, whatever the case; nothing without phrases."""

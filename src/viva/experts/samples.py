@@ -19,8 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["FloatArray", "Sample", "context_gap", "sample_record", "stored_sample", "total_context_gap"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 

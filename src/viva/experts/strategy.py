@@ -30,28 +30,6 @@ from tinker_cookbook.rl.types import (
 
 from viva.rewards.streams import GroupCredit, credit_of
 
-__all__ = [
-    "IID",
-    "BestOfGroupBuilder",
-    "Choosing",
-    "Completion",
-    "ContextTransform",
-    "ExpertGroupBuilder",
-    "Named",
-    "PartlyPaid",
-    "Recording",
-    "StrategyInfo",
-    "Swapping",
-    "Weighted",
-    "all_turns",
-    "completions_of",
-    "iid",
-    "is_strategy",
-    "record_of",
-    "strategy_of",
-    "unpaid_seats_of",
-]
-
 ContextTransform: TypeAlias = Callable[[Observation, int], Observation]
 """From a turn's sampling context and index to its training context."""
 

@@ -1,3 +1,1 @@
 """Comparisons become scores."""
-
-__all__: list[str] = []

@@ -15,19 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = [
-    "Ballot",
-    "Ballots",
-    "Item",
-    "Preference",
-    "Tie",
-    "Vote",
-    "count_votes",
-    "map_vote",
-    "pair_of",
-    "pooled",
-]
-
 Item: TypeAlias = int | tuple[str, int]
 """What is voted on: the solution of an agent (its id), or one of its solutions, as ``("revised", 0)``."""
 

@@ -24,14 +24,6 @@ from numpy.typing import NDArray
 
 from viva.judging.ballots import Item, Preference, Tie, Vote
 
-__all__ = [
-    "BradleyTerryError",
-    "BradleyTerryFit",
-    "Duel",
-    "Gain",
-    "fit_bradley_terry",
-]
-
 _MAX_STEPS = 200
 _TOLERANCE = 1e-8
 """Largest last step of a strength. Newton's steps shrink quadratically, so what is left after it is far less."""

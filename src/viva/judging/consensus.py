@@ -21,8 +21,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from viva.judging.ballots import Ballots, Item, Preference, Tie, Vote, pair_of, pooled
 
-__all__ = ["agreement", "ballot_health", "majority"]
-
 _Pair = frozenset[Item]
 _PointsByPair = Mapping[_Pair, Mapping[Item, float]]
 

@@ -40,8 +40,6 @@ from viva.judging.comparison import (
 from viva.judging.policy import PolicyRef, SamplingClient, accepts, sample
 from viva.judging.tournament import TournamentPattern, pairs
 
-__all__ = ["JudgeError", "JudgeMode", "JudgeOptions", "PolicySelfComparisonJudge", "parse_verdict"]
-
 JudgeMode = Literal["logprob", "verdict"]
 
 _TOP_K = 20

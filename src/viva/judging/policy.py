@@ -9,8 +9,6 @@ from typing import Any, Protocol, cast
 
 import tinker
 
-__all__ = ["PolicyRef", "SamplingClient", "accepts", "response_of", "sample"]
-
 
 class SamplingClient(Protocol):
     """The one method of tinker's ``SamplingClient`` that judging needs, with whatever future it returns."""

@@ -24,8 +24,6 @@ from typing import NamedTuple
 from viva.conversation.records import Reply, ReplyStatus
 from viva.judging.ballots import Ballot, Item, Preference, Tie, Vote, count_votes
 
-__all__ = ["RankingReply", "parse_ranking", "ranking_status"]
-
 _OPERATORS = frozenset("<=>")
 _TITLES = frozenset({"solution", "agent", "answer", "proposal"})
 _LABELS = frozenset({"ranking", "rankings", "order", "preference", "preferences", "verdict"})

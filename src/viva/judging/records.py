@@ -23,15 +23,6 @@ from viva.conversation.records import (
 from viva.judging.ballots import Vote
 from viva.judging.ranking import RankingReply
 
-__all__ = [
-    "ComparisonRecord",
-    "ConversationRecord",
-    "JudgeRecord",
-    "ScoresRecord",
-    "Transcript",
-    "TurnRecord",
-]
-
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
 

@@ -12,17 +12,6 @@ from tinker_cookbook.rl.preference_envs import TournamentPattern
 
 from viva.judging.comparison import Comparison, Outcome
 
-__all__ = [
-    "NoValidComparisonsError",
-    "TournamentPattern",
-    "judge_accuracy",
-    "judge_health",
-    "matchup_count",
-    "pairs",
-    "win_minus_loss",
-    "win_rate",
-]
-
 
 class NoValidComparisonsError(RuntimeError):
     """An agent has no valid matchup, so it has no reward.

@@ -28,24 +28,6 @@ if TYPE_CHECKING:
     from viva.training.loop import Training
     from viva.training.service import EngineConfig
 
-__all__ = [
-    "DEFAULT_BATCH_SIZE",
-    "REFUSED",
-    "FailedRunError",
-    "OpenRun",
-    "RefusedRunError",
-    "RunOptions",
-    "complain",
-    "exit_code",
-    "finish_run",
-    "learning_rate",
-    "located",
-    "open_run",
-    "resolve_batch_size",
-    "resolve_model",
-    "say",
-]
-
 DEFAULT_BATCH_SIZE = 128
 
 REFUSED = 2

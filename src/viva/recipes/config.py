@@ -26,20 +26,6 @@ from viva.run.secrets import guard_tracebacks, printable
 if TYPE_CHECKING:
     from viva.recipes.data import HubSource, PromptSources
 
-__all__ = [
-    "DEFAULT_DATAPOINTS",
-    "RecipeConfig",
-    "check_arguments",
-    "check_home",
-    "check_kinds",
-    "fitting",
-    "make_options",
-    "parse_options",
-    "read_options",
-    "told_mistake",
-    "unknown_option",
-]
-
 DEFAULT_DATAPOINTS = 131072
 """Trajectories of a run whose length is not given."""
 

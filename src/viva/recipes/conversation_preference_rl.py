@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from viva.training.data import BuilderFactory, PromptItem
     from viva.training.loop import Training
 
-__all__ = ["Config", "build_training", "conversation_factory", "judge_options", "judge_prompt", "make_plan"]
-
 
 @chz.chz
 class Config(RecipeConfig):

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from viva.recipes.math_efficiency import Config as MathConfig
     from viva.recipes.protocol import Config as ProtocolConfig
 
-__all__ = ["CostOptions", "RecipeCost", "Text", "parse_cost", "recipe_cost", "uncounted_options"]
-
 _COUNTED = frozenset(
     {
         *(

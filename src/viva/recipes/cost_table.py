@@ -11,8 +11,6 @@ from viva.scaling.hardware import PRESETS, ModelShape, cache_bytes, read_shape, 
 from viva.tiny import model_path
 from viva.training.learning_rate import cached_config
 
-__all__ = ["cost_text"]
-
 
 def cost_text(cost: RecipeCost, options: CostOptions) -> str:
     """Tokens of a step, then FLOPs, memory and hours of every model.

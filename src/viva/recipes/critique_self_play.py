@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from viva.training.data import BuilderFactory, PromptItem
     from viva.training.loop import Training
 
-__all__ = ["Config", "build_training", "conversation_factory", "make_plan", "needs_judge", "rules_of"]
-
 
 @chz.chz
 class Config(RecipeConfig):

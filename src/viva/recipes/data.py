@@ -21,21 +21,6 @@ from typing import Any, cast, overload
 from viva.hub import hub_access, hub_problem, pinned
 from viva.training.data import PromptItem, PromptsChangedError
 
-__all__ = [
-    "NO_SOURCE_MESSAGE",
-    "HubSource",
-    "LazyPrompts",
-    "PromptSources",
-    "file_lines",
-    "indexed_lines",
-    "item_digest",
-    "load_hub",
-    "load_jsonl",
-    "load_prompts",
-    "load_test_prompts",
-    "unchanged",
-]
-
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

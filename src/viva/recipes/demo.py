@@ -22,15 +22,6 @@ from viva.recipes import real_demo
 from viva.recipes.programs import train_recipe
 from viva.tiny.tasks import CAREFUL, Split, problems
 
-__all__ = [
-    "FOLDERS",
-    "demo_options",
-    "main",
-    "main_with",
-    "problem_options",
-    "write_problems",
-]
-
 _NUM_TRAIN, _NUM_TEST = 2000, 500
 FOLDERS = {
     "critique_self_play": Path("runs/critique_demo"),

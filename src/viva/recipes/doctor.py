@@ -15,8 +15,6 @@ from viva.run.clients import settled
 from viva.training.remote import watched
 from viva.training.service import EngineConfig, choose_engine, make_service
 
-__all__ = ["DoctorOptions", "examine_engine"]
-
 _WIDTH = max(len(each.name) for each in (*PROBES, *FEATURES))
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
 
-__all__ = ["NAMED", "Config", "build_training", "make_plan"]
-
 _COOKBOOK = "tinker_cookbook.recipes"
 NAMED = {
     "arithmetic": f"{_COOKBOOK}.math_rl.arithmetic_env:ArithmeticDataset",

@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 import chz
 
-__all__ = ["ExportOptions", "export_run"]
-
 _STAGING = ".export~"
 
 

@@ -39,8 +39,6 @@ from viva.training.remote import EngineError, explain, watched
 from viva.training.service import EngineConfig
 from viva.training.update import EXACT_GAP, UpdateConfig
 
-__all__ = ["StepTime", "judged_by", "make_training", "run_config", "run_recipe"]
-
 _LOOKED_AT = 64
 """Prompts whose words are looked up."""
 

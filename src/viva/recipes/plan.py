@@ -19,8 +19,6 @@ from viva.run.trackers import TrackerChoice, choose_trackers
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
-__all__ = ["BatchUnit", "Plan", "at_least", "not_negative", "plan_run", "positive"]
-
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 
 _FREE_OPTIONS = frozenset(

@@ -11,15 +11,6 @@ from pathlib import Path
 from viva.recipes.config import parse_options
 from viva.threads import prepare_threads
 
-__all__ = [
-    "RECIPES",
-    "cookbook_module",
-    "cookbook_programs",
-    "recipe_summaries",
-    "train_recipe",
-    "unknown_recipe",
-]
-
 RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol", "environment")
 """Names of the recipes. Each is a module of this room with ``Config``, ``make_plan`` and ``build_training``."""
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from viva.engine.gguf import cache_folder
 
-__all__ = ["FOLDER", "model_path", "real_options", "show", "word_problems"]
-
 FOLDER = Path("runs/smollm2_demo")
 _NUM_TRAIN, _NUM_TEST = 206, 100
 _VOTES, _NUM_VOTED = 8, 50

@@ -56,21 +56,6 @@ from viva.selfplay.round_robin import round_robin_group
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.data import PromptItem
 
-__all__ = [
-    "CONVERSATION",
-    "DEFAULT_HINT",
-    "DEFAULT_LENGTH_WEIGHT",
-    "STRATEGIES",
-    "EfficientEnv",
-    "EfficientReward",
-    "Graded",
-    "StrategyFactory",
-    "StrategyOptions",
-    "Task",
-    "conversation",
-    "find_strategies",
-]
-
 CONVERSATION = "conversation"
 """Name of the strategy whose group is one conversation, of ``num_agents`` samples."""
 

@@ -15,23 +15,6 @@ from viva.conversation.records import Conversation, ReplyStatus, Turn
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 from viva.rewards.streams import GroupCredit, SpanCredit
 
-__all__ = [
-    "FunctionReward",
-    "Grader",
-    "Pay",
-    "Played",
-    "Reward",
-    "RewardFunction",
-    "Scored",
-    "agent_pay",
-    "by_agent",
-    "correctness",
-    "graded",
-    "segment_credit",
-    "spoken",
-    "turns_of_seats",
-]
-
 Grader = Callable[[str, str], bool]
 """Whether a solution (first) gives the answer (second)."""
 

@@ -41,8 +41,6 @@ from viva.rewards.review_metrics import review_metrics
 from viva.rewards.spans import token_ranges
 from viva.rewards.streams import GroupCredit, SpanCredit
 
-__all__ = ["PeerReview", "peer_review", "review_votes"]
-
 Judged = dict[int, list[Comparison]]
 """By agent: its initial solution (item 0) against its revised one (item 1), in both orders."""
 

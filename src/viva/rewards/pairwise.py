@@ -20,8 +20,6 @@ from viva.judging.tournament import (
 )
 from viva.rewards.base import Played, Reward, Scored, agent_pay, by_agent, correctness, spoken
 
-__all__ = ["Tournament", "tournament"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tournament(Reward):

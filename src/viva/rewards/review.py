@@ -37,21 +37,6 @@ from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison
 from viva.judging.consensus import agreement
 
-__all__ = [
-    "PRESETS",
-    "STREAMS",
-    "ReviewRules",
-    "ReviewScores",
-    "ReviewVotes",
-    "Score",
-    "SolutionGain",
-    "duel_of",
-    "initial",
-    "review_rules",
-    "revised",
-    "score_review",
-]
-
 STREAMS: Mapping[str, float] = {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
 """The reward streams and their weights in the paper (arXiv 2601.21464)."""
 

@@ -20,8 +20,6 @@ from viva.judging.ranking import RankingReply
 from viva.judging.tournament import judge_health
 from viva.rewards.review import ReviewScores, ReviewVotes
 
-__all__ = ["ballot_accuracy", "flips", "rank_correlation", "review_metrics", "reward_truth_gap"]
-
 
 def review_metrics(
     conversation: Conversation,

@@ -19,8 +19,6 @@ from typing import Any, Protocol, cast
 
 from tinker_cookbook.renderers.base import Renderer
 
-__all__ = ["Decoder", "token_ranges", "token_texts"]
-
 _UNFINISHED = "\ufffd"
 _LONGEST_CHARACTER = 4
 """Bytes of the longest UTF-8 character: after as many tokens, a piece that still looks unfinished is just invalid."""

@@ -31,8 +31,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Crediting", "GroupCredit", "SpanCredit", "credit_of", "group_advantages", "stream_advantages"]
-
 
 def group_advantages(rewards_P_G: Sequence[Sequence[float]]) -> list[list[float]]:
     """Reward minus the mean reward of the group, for every member of every group.

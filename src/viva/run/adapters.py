@@ -25,8 +25,6 @@ from viva.model_files import BASE_FILE, check_base, model_digests
 from viva.run.clients import ServiceClient, settled
 from viva.run.secrets import without_secrets
 
-__all__ = ["fetch_adapter", "is_adapter", "staged_adapter"]
-
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _LIFETIME_S = 3600
 """Lifetime of weights saved for the download, where the server keeps to it."""

@@ -30,8 +30,6 @@ from viva.integrity import MismatchError, check_name, is_inside, sealed, unseale
 from viva.run.clients import TrainingClient
 from viva.run.files import naming, write_atomic
 
-__all__ = ["Checkpoint", "Checkpoints", "environment"]
-
 _INDEX = "checkpoints.jsonl"
 _BLOCK = 1 << 20
 _BEGUN = json.dumps(sealed({"begun": True, "next_step": 0, "log_sizes": {}}))

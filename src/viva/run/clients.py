@@ -10,17 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import tinker
 
-__all__ = [
-    "ExtendedTrainingClient",
-    "JoinedSamplingClient",
-    "ServiceClient",
-    "TrainingClient",
-    "answers_together",
-    "settled",
-    "takes_mask",
-    "takes_temperature",
-]
-
 
 class TrainingClient(Protocol):
     """The weights being trained and their optimiser."""

@@ -13,8 +13,6 @@ from viva.run.files import written_beside
 from viva.run.folder import RunFolder
 from viva.run.log import StopRule
 
-__all__ = ["choose_checkpoint", "ended_with", "export_weights", "merge_adapter_into_model"]
-
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _MODEL_FILE = "model.safetensors"
 

@@ -24,27 +24,6 @@ from filelock import FileLock, Timeout
 from viva.integrity import sealed, unsealed
 from viva.run.secrets import without_secrets
 
-__all__ = [
-    "LOCK",
-    "MARK",
-    "FolderLock",
-    "delete_written",
-    "is_marked",
-    "mark",
-    "naming",
-    "note_written",
-    "place_problem",
-    "read_json",
-    "read_json_lines",
-    "replace_folder",
-    "strangers",
-    "sweep",
-    "sync_folder",
-    "write_atomic",
-    "write_json",
-    "written_beside",
-]
-
 LOCK = ".viva.lock"
 """File by which a process holds a folder; while it does, the file names the process."""
 

@@ -36,13 +36,6 @@ from viva.run.journal import Journal
 from viva.run.log import RunLog
 from viva.run.secrets import redacted
 
-__all__ = [
-    "BehaviorIfExists",
-    "PreparedFolder",
-    "RunFolder",
-    "prepare_run_folder",
-]
-
 BehaviorIfExists: TypeAlias = Literal["ask", "delete", "resume", "raise"]
 
 OpenedT = TypeVar("OpenedT")

@@ -17,8 +17,6 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-__all__ = ["GRACE_S", "LIMIT_S", "Interrupts"]
-
 GRACE_S = 1.0
 """Seconds that a protected part may go on."""
 LIMIT_S = 3.5

@@ -46,17 +46,6 @@ from viva.run.clients import answers_together
 from viva.run.files import naming, write_atomic
 from viva.sdk import make_topk
 
-__all__ = [
-    "Journal",
-    "JournalMode",
-    "JournaledClient",
-    "call_key",
-    "decode_answer",
-    "encode_answer",
-    "make_line",
-    "read_line",
-]
-
 JournalMode: TypeAlias = Literal["turns", "steps", "off"]
 
 _OPENING = b'{"check": "'

@@ -19,8 +19,6 @@ from typing import Any
 from viva.run.files import naming, read_json_lines
 from viva.run.secrets import redacted
 
-__all__ = ["WATCHED", "WINDOW", "RunLog", "StopRule"]
-
 _FILES = ("metrics.jsonl", "transcripts.jsonl", "samples.jsonl", "tokens.jsonl")
 
 

@@ -14,16 +14,6 @@ from types import TracebackType
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-__all__ = [
-    "KEY_VARIABLE",
-    "guard_tracebacks",
-    "hidden_tokens",
-    "printable",
-    "redacted",
-    "split_address",
-    "without_secrets",
-]
-
 KEY_VARIABLE = "TINKER_API_KEY"
 """Where the key of hosted Tinker is."""
 

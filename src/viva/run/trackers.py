@@ -23,16 +23,6 @@ import httpx
 from viva.run.files import note_written, read_json, write_json
 from viva.run.folder import RunFolder
 
-__all__ = [
-    "CONSOLE",
-    "MEMORY",
-    "PACKAGES",
-    "OpenTracker",
-    "TrackerChoice",
-    "choose_trackers",
-    "open_trackers",
-]
-
 CONSOLE = "console"
 """The line per step on the terminal."""
 PACKAGES = {"tensorboard": "tensorboard", "trackio": "trackio", "wandb": "wandb"}

@@ -14,23 +14,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "Block",
-    "Blocks",
-    "Call",
-    "Cost",
-    "Counter",
-    "Counts",
-    "Markers",
-    "Passes",
-    "Template",
-    "TrainedReply",
-    "count_step",
-    "message_blocks",
-    "rows_cost",
-    "tree_cost",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:

@@ -13,17 +13,6 @@ from viva.conversation.protocol import Protocol, View, draw_aliases
 from viva.conversation.records import Solution, Turn
 from viva.scaling.counts import Block, Call, Counter, Markers, Template, TrainedReply, message_blocks
 
-__all__ = [
-    "STRATEGIES",
-    "Lengths",
-    "Scoring",
-    "Strategy",
-    "conversation_calls",
-    "judge_calls",
-    "problem_calls",
-    "solution_key",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:

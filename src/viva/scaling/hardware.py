@@ -18,17 +18,6 @@ from typing import Any, cast
 
 from viva.scaling.counts import Blocks, Call, Cost, Counts, rows_cost, tree_cost
 
-__all__ = [
-    "PRESETS",
-    "Assumptions",
-    "ModelShape",
-    "StepTime",
-    "cache_bytes",
-    "read_shape",
-    "step_flops",
-    "step_time",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:

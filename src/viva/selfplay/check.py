@@ -19,16 +19,6 @@ from viva.selfplay.critique import critique_protocol
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.selfplay.user_code import is_target, load_target
 
-__all__ = [
-    "BUILT_IN",
-    "DryRun",
-    "Seen",
-    "check_protocol",
-    "dry_runs",
-    "find_protocol",
-    "scripted_reply",
-]
-
 _QUESTION = "What is 2 + 2?"
 _MALFORMED = '{"solution": "4", ]] <solution> Critique of : > Ranking: A >> \x00'
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from viva.rewards.review import ReviewRules
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
-__all__ = ["compared_items", "critique_group", "critique_protocol"]
-
 _STAGES = {"proposal": "initial", "revision": "revised"}
 """Segments that give a solution, and what it is called on a joint ballot."""
 

@@ -18,13 +18,6 @@ from viva.judging.records import ConversationRecord
 from viva.rewards.base import Grader, Played, Reward
 from viva.rewards.streams import GroupCredit
 
-__all__ = [
-    "ConversationVoidError",
-    "MultiAgentConversationEnvGroupBuilder",
-    "check_finished",
-    "coordinator_of",
-]
-
 
 @dataclass(kw_only=True)
 class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):

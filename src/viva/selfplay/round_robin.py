@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from viva.judging.tournament import TournamentPattern
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
-__all__ = ["round_robin_group", "round_robin_protocol"]
-
 
 def _read(text: str, view: View) -> Reading:
     parsed = parse_reply(text)

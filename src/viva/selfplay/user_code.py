@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["is_target", "load_target", "remember", "source_digest"]
-
 _HERE = "python"
 _remembered: dict[str, Any] = {}
 """Objects that this process has handed over itself, by name."""

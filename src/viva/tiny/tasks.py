@@ -11,22 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "CAREFUL",
-    "STYLED",
-    "Operator",
-    "Problem",
-    "Split",
-    "Step",
-    "answer_of",
-    "problems",
-    "sample_problem",
-    "sample_step",
-    "worked_solution",
-    "working_of",
-    "wrong_solution",
-]
-
 Split = Literal["train", "test"]
 Operator = Literal["+", "-", "x"]
 

@@ -1,3 +1,1 @@
 """Rollouts, datums, updates, the training loop and its metrics."""
-
-__all__: list[str] = []

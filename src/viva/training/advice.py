@@ -13,8 +13,6 @@ from typing import TypeAlias
 from viva.judging.tournament import NoValidComparisonsError
 from viva.training.rollouts import PromptTooLongError
 
-__all__ = ["SPELLED_OUT", "WINDOW", "Cause", "causes", "is_void", "spelled_out", "told_causes"]
-
 Metrics: TypeAlias = Mapping[str, float]
 
 WINDOW = 3

@@ -25,8 +25,6 @@ from viva.training.batch import plain_batch
 from viva.training.rollouts import GroupOutcome
 from viva.training.update import UpdateConfig, send
 
-__all__ = ["GroupStream", "Played", "RolloutsAhead"]
-
 T = TypeVar("T")
 
 

@@ -45,8 +45,6 @@ from viva.training.samples import (
 from viva.training.scoring import Scores, name_contexts, sampled_data, score, spread
 from viva.training.update import SamplerCheck, check_sampler
 
-__all__ = ["Batch", "EstimatorStoppedError", "ExpertConfig", "make_batch", "mixture_of", "plain_batch"]
-
 
 class EstimatorStoppedError(RuntimeError):
     """The estimator refuses a batch, or wastes it and the settings say to stop then. The message says what to do."""

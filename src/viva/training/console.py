@@ -16,18 +16,6 @@ from viva.conversation.prompts import counted
 from viva.run.secrets import printable
 from viva.training.advice import WINDOW, Cause, causes
 
-__all__ = [
-    "BARS_PER_SECOND",
-    "Begin",
-    "EvaluationConsole",
-    "RunConsole",
-    "StepProgress",
-    "duration",
-    "progress_row",
-    "sparkline",
-    "unseen",
-]
-
 
 class StepProgress:
     """Conversations and tokens of one step so far; or questions, and what else an evaluation consists of.

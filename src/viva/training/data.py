@@ -13,19 +13,6 @@ from typing import Literal
 
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
-__all__ = [
-    "Assignment",
-    "BuilderFactory",
-    "FirstSteps",
-    "MixtureDataset",
-    "PromptDataset",
-    "PromptItem",
-    "PromptOrder",
-    "PromptsChangedError",
-    "derive_seed",
-    "prompts_digest",
-]
-
 _BITS = 31  # fits the signed 32-bit field that samplers take
 
 

@@ -26,16 +26,6 @@ from tinker_cookbook.supervised.common import create_rightshifted_model_input_an
 
 from viva.experts.strategy import ContextTransform
 
-__all__ = [
-    "Advantage",
-    "DatumSource",
-    "Element",
-    "assemble_training_data",
-    "model_input",
-    "observation_elements",
-    "trajectory_to_data",
-]
-
 Advantage: TypeAlias = float | Sequence[float | Sequence[float]]
 """One number for the trajectory, or one entry per transition: a number, or one number per action token.
 

@@ -13,8 +13,6 @@ from typing import Any, cast
 
 from viva.hub import hub_access, hub_problem, split_revision
 
-__all__ = ["LARGEST_RATE", "cached_config", "default_learning_rate", "read_model_config"]
-
 LARGEST_RATE = 1e-3
 """Upper bound of the rule for local models; policy gradients of small models are unstable above it."""
 

@@ -37,18 +37,6 @@ from viva.training.records import TokenTexts, chosen_groups, token_rows, transcr
 from viva.training.rollouts import GroupOutcome, Policy, run_groups
 from viva.training.update import UpdateConfig, update_policy
 
-__all__ = [
-    "AllGroupsFailedError",
-    "Evaluator",
-    "LoopConfig",
-    "MetricSink",
-    "Reporting",
-    "Training",
-    "crossed",
-    "frozen_gc",
-    "train",
-]
-
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Gets every step's metrics, besides the run's own files."""
 

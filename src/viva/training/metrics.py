@@ -19,15 +19,6 @@ from viva.rewards.streams import GroupCredit
 from viva.training.rollouts import GroupOutcome, Place
 from viva.training.samples import TrainedSample
 
-__all__ = [
-    "advantage_metrics",
-    "credit_metrics",
-    "logprob_metrics",
-    "rollout_metrics",
-    "strategy_metrics",
-    "summary",
-]
-
 
 def summary(name: str, values: Sequence[float]) -> dict[str, float]:
     """``name/mean``, ``/std`` (population), ``/max`` and ``/min``; nothing for no values."""

@@ -36,8 +36,6 @@ from viva.training.rollouts import GroupOutcome
 from viva.training.samples import Context, TrainedSample, TrainedTurn, action_values
 from viva.training.update import UpdateResult
 
-__all__ = ["TokenTexts", "chosen_groups", "token_rows", "transcript_row"]
-
 TokenTexts = Callable[[Sequence[int]], list[str]]
 """Text of every token, see `viva.rewards.spans.token_texts`."""
 

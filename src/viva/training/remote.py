@@ -25,18 +25,6 @@ from viva.hub import telling_wait
 from viva.run.clients import ServiceClient
 from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
 
-__all__ = [
-    "EngineError",
-    "EngineLostError",
-    "check_address",
-    "check_version",
-    "explain",
-    "keep_keys_at_home",
-    "saved_model",
-    "state_deleter",
-    "watched",
-]
-
 _HEALTH = "/api/v1/healthz"
 _ANSWER_S = 10.0
 _DELETION_S = 30.0

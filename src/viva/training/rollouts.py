@@ -34,21 +34,6 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.judging.policy import SamplingClient, sample
 from viva.training.data import derive_seed
 
-__all__ = [
-    "FAILED",
-    "Abortable",
-    "GroupOutcome",
-    "Place",
-    "Policy",
-    "PromptTooLongError",
-    "RolloutFailure",
-    "SeatPolicy",
-    "SeededCompleter",
-    "UnusableReplyError",
-    "run_group",
-    "run_groups",
-]
-
 
 class PromptTooLongError(ValueError):
     """A prompt leaves no room for a reply."""

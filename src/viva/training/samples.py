@@ -31,17 +31,6 @@ from viva.rewards.streams import GroupCredit, credit_of, group_advantages, strea
 from viva.training.data_processing import Element, assemble_training_data, observation_elements
 from viva.training.rollouts import GroupOutcome
 
-__all__ = [
-    "Context",
-    "TrainedSample",
-    "TrainedTurn",
-    "action_values",
-    "batch_samples",
-    "centred_rewards_of",
-    "context_key",
-    "with_values",
-]
-
 Context: TypeAlias = tuple[Element, ...]
 
 

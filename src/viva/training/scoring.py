@@ -24,8 +24,6 @@ from viva.training.data_processing import model_input, trajectory_to_data
 from viva.training.samples import TrainedSample, context_key
 from viva.training.update import for_engine
 
-__all__ = ["Scores", "name_contexts", "sampled_data", "score", "spread"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:

@@ -18,15 +18,6 @@ from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
 from viva.training.learning_rate import cached_config, read_model_config
 from viva.training.remote import check_address, check_version, keep_keys_at_home
 
-__all__ = [
-    "EngineChoice",
-    "EngineConfig",
-    "awaitable_service",
-    "choose_engine",
-    "context_window",
-    "make_service",
-]
-
 EngineChoice: TypeAlias = Literal["local", "remote"]
 
 _NO_KEY = "tml-none"

@@ -22,20 +22,6 @@ from viva.run.clients import TrainingClient, takes_mask, takes_temperature
 from viva.training.metrics import logprob_metrics
 from viva.training.remote import EngineError
 
-__all__ = [
-    "EXACT_GAP",
-    "RepeatedStepError",
-    "SamplerCheck",
-    "SamplerGapError",
-    "UpdateConfig",
-    "UpdateResult",
-    "check_applied_once",
-    "check_sampler",
-    "for_engine",
-    "send",
-    "update_policy",
-]
-
 EXACT_GAP = 1e-4
 """Nats by which sampler and trainer may differ on a token if both compute in float32 with the same weights.
 

@@ -14,26 +14,6 @@ from viva.view.judgement import NO_ORDERS
 from viva.view.run_index import RunIndex
 from viva.view.tokens import token_payload
 
-__all__ = [
-    "MAX_POINTS",
-    "JudgeTotals",
-    "NotFoundError",
-    "chart_places",
-    "conversation_answer",
-    "curve_layout",
-    "curve_points",
-    "group_titles",
-    "judge_answer",
-    "judge_by_step",
-    "judge_totals",
-    "list_answer",
-    "rows_of",
-    "run_answer",
-    "telling",
-    "text_answer",
-    "thin",
-]
-
 
 class NotFoundError(LookupError):
     """There is no such run or conversation."""

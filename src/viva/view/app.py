@@ -40,8 +40,6 @@ from viva.view.files import names_of, read_evaluations
 from viva.view.run_index import Reading, RunIndex
 from viva.view.summary import summary_answer
 
-__all__ = ["CONTENT_POLICY", "STATIC_TYPES", "Guard", "cookie_name", "make_app"]
-
 STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 """Kinds of files that are served, by the ends of their names."""
 

@@ -12,15 +12,6 @@ from viva.judging.records import ConversationRecord, Transcript, TurnRecord
 from viva.run.secrets import printable, without_secrets
 from viva.view.judgement import PairVerdict, RankingJudgement, judge_conversation
 
-__all__ = [
-    "MAX_TEXT_CHARS",
-    "Sighting",
-    "clip",
-    "conversation_payload",
-    "sightings",
-    "text_at",
-]
-
 MAX_TEXT_CHARS = 6000
 """Longer texts lose their middle; the page says how much."""
 

@@ -10,19 +10,6 @@ from viva.judging.records import ConversationRecord, Transcript
 from viva.run.secrets import printable
 from viva.view.judgement import NO_ORDERS, judge_conversation, orders_of
 
-__all__ = [
-    "MAX_PAGE_SIZE",
-    "Choice",
-    "Entry",
-    "Query",
-    "choose",
-    "entry_of",
-    "facets",
-    "page_of",
-    "parse_query",
-    "select",
-]
-
 _QUESTION_CHARS = 110
 
 

@@ -28,15 +28,6 @@ from viva.experts.samples import Sample, stored_sample
 from viva.view.files import iter_rows, read_config
 from viva.view.log_check import check_log
 
-__all__ = [
-    "SAMPLES_FILE",
-    "EstimateOptions",
-    "Estimation",
-    "EstimatorFigures",
-    "estimate_run",
-    "estimation_text",
-]
-
 SAMPLES_FILE = "samples.jsonl"
 
 _PLACE = ("step", "group", "seat")

@@ -17,26 +17,6 @@ from viva.judging.records import Transcript
 from viva.run.secrets import printable
 from viva.view.log_check import check_log
 
-__all__ = [
-    "CONFIG_FILE",
-    "METRICS_FILE",
-    "TOKENS_FILE",
-    "TRANSCRIPTS_FILE",
-    "GrowingFile",
-    "SourceKind",
-    "iter_rows",
-    "iter_transcripts",
-    "kind_of",
-    "names_of",
-    "numbers",
-    "options_of",
-    "parse_line",
-    "read_config",
-    "read_evaluations",
-    "runs_text",
-    "transcripts_path",
-]
-
 METRICS_FILE = "metrics.jsonl"
 TRANSCRIPTS_FILE = "transcripts.jsonl"
 TOKENS_FILE = "tokens.jsonl"

@@ -12,22 +12,6 @@ from viva.judging.ballots import Ballots, Item, Preference, Vote, pooled
 from viva.judging.consensus import majority
 from viva.judging.records import ConversationRecord
 
-__all__ = [
-    "NO_ORDERS",
-    "Agreement",
-    "Judgement",
-    "PairVerdict",
-    "RankingJudgement",
-    "agreement_of_comparisons",
-    "agreement_of_votes",
-    "cycles_of_ballots",
-    "judge_conversation",
-    "judge_pairs",
-    "orders_of",
-    "pair_cycles",
-    "preferences_of",
-]
-
 NO_ORDERS = (0,) * 9
 """`orders_of` no pair."""
 

@@ -15,8 +15,6 @@ from viva.conversation.prompts import counted
 from viva.integrity import is_inside, unsealed
 from viva.run.files import naming
 
-__all__ = ["INDEX_FILE", "LogCheck", "check_log"]
-
 INDEX_FILE = "checkpoints.jsonl"
 _CONFIG = "config.json"
 _BLOCK = 1 << 18

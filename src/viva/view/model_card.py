@@ -17,8 +17,6 @@ from viva.view.log_check import INDEX_FILE
 from viva.view.run_index import RunIndex
 from viva.view.summary import ACCURACY
 
-__all__ = ["Measurement", "ModelCard", "measurements", "model_card"]
-
 _RESULTS = {
     ACCURACY: "right answers, asked directly",
     "test/direct_finish_rate": "finished answers, asked directly",

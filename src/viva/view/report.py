@@ -27,8 +27,6 @@ from viva.view.files import names_of, read_evaluations
 from viva.view.run_index import RunIndex, read_run
 from viva.view.summary import summary_answer
 
-__all__ = ["embedded_json", "write_report"]
-
 _MAX_JUDGED = 30
 """Conversations with flips or cycles that are listed."""
 

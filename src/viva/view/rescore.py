@@ -25,16 +25,6 @@ from viva.rewards.review import ReviewRules, ReviewScores, ReviewVotes, review_r
 from viva.rewards.review_metrics import ballot_accuracy, reward_truth_gap
 from viva.view.files import iter_transcripts
 
-__all__ = [
-    "RescoreOptions",
-    "Rescoring",
-    "StreamChange",
-    "WithinCorrelation",
-    "rescore",
-    "rescore_text",
-    "stored_comparisons",
-]
-
 _Rewards = Mapping[int, float | None]
 """By agent."""
 

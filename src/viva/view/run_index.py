@@ -27,8 +27,6 @@ from viva.view.files import (
 )
 from viva.view.log_check import LogCheck
 
-__all__ = ["Z95", "Reading", "RunIndex", "read_run"]
-
 Z95 = 1.959963984540054
 """Half-width of a 95 % interval in standard errors (normal approximation)."""
 

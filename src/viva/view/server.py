@@ -10,8 +10,6 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["kept_token", "listen", "serve"]
-
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{32}")
 _NEEDED = ("starlette", "uvicorn")
 

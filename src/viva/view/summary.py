@@ -10,8 +10,6 @@ from viva.conversation.prompts import counted
 from viva.run.secrets import printable
 from viva.view.run_index import RunIndex, read_run
 
-__all__ = ["ACCURACY", "Gain", "accuracy_gain", "headline_text", "summary_answer"]
-
 ACCURACY = "test/direct_accuracy"
 """The metric of the headline."""
 

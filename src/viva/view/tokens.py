@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from viva.judging.records import ConversationRecord
 from viva.run.secrets import printable
 
-__all__ = ["TokensRecord", "token_payload"]
-
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 _Column: TypeAlias = tuple[_Number | None, ...] | None
 

@@ -28,8 +28,6 @@ from viva.engine.kernels.compiler import (
     widen,
 )
 
-__all__ = ["attend_many", "attend_one"]
-
 _EVERYTHING = 2**62
 
 

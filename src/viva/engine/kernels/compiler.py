@@ -27,24 +27,6 @@ from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
-__all__ = [
-    "TILE_COLUMNS",
-    "TILE_ROWS",
-    "Kernel",
-    "add_rest",
-    "add_tile",
-    "as_array",
-    "as_rows",
-    "can_compile",
-    "exp",
-    "fetch",
-    "inner",
-    "narrow",
-    "num_threads",
-    "use_threads",
-    "widen",
-]
-
 _ENABLED = os.environ.get("VIVA_KERNELS") != "off"
 """The one switch: without kernels the engine computes by torch's operations."""
 _LINE = 64

@@ -12,8 +12,6 @@ import torch
 
 from viva.engine.kernels.compiler import Kernel, as_array, exp, inner
 
-__all__ = ["draw"]
-
 
 def draw(
     logits: torch.Tensor, divisors: torch.Tensor, greedy: Sequence[int], uniforms: Sequence[float]

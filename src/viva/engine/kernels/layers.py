@@ -14,8 +14,6 @@ import torch
 
 from viva.engine.kernels.compiler import Kernel, as_array, as_rows, exp, inner, narrow, use_threads, widen
 
-__all__ = ["Norm", "gate", "gate_back", "gate_pair", "normalise", "normalise_back", "place"]
-
 
 class Norm:
     """A root mean square norm over the last dimension, of a copy that only computes."""

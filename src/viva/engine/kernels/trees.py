@@ -35,8 +35,6 @@ from viva.engine.kernels.compiler import (
 if TYPE_CHECKING:
     from viva.engine.trees import Cell
 
-__all__ = ["TreePlan", "attend_tree"]
-
 _BLOCK_ROWS = 96
 """Queries of a block: a whole number of tiles."""
 _LANES = 16

@@ -42,8 +42,6 @@ from viva.training.records import transcript_row
 from viva.training.remote import watched
 from viva.training.service import EngineConfig
 
-__all__ = ["evaluate", "evaluate_policy"]
-
 _FOLDER = Path("runs/eval")
 """Results of targets that are no runs."""
 

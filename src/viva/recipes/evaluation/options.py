@@ -11,8 +11,6 @@ import chz
 
 from viva.recipes.config import RecipeConfig, fitting
 
-__all__ = ["KINDS", "EvalOptions", "check_options", "recipe_options", "stored_options"]
-
 KINDS = ("direct", "conversation", "critique", "protocol")
 
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)

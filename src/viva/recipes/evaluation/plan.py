@@ -27,8 +27,6 @@ from viva.tiny import model_path
 from viva.training.data import PromptItem, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
-__all__ = ["EvalPlan", "TalkConfig", "check_output", "check_place", "engine_of", "make_plan"]
-
 _RECIPES: dict[str, type[RecipeConfig]] = {
     "conversation_preference_rl": ConversationConfig,
     "critique_self_play": CritiqueConfig,

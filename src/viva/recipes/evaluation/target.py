@@ -21,8 +21,6 @@ from viva.run.log import StopRule
 from viva.training.service import EngineConfig, context_window, make_service
 from viva.view.files import read_config
 
-__all__ = ["OpenPolicy", "Target", "find_target", "open_policy"]
-
 _BASE = "base"
 
 
