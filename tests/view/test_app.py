@@ -173,25 +173,25 @@ async def test_what_a_turn_saw_and_what_was_hidden_from_it_is_told(make_run: Mak
     async with client(make_run()) as made:
         await read_all(made)
         turns = (await ask(made, "/api/conversation?step=0&group=0"))["record"]["turns"]
-        assert (turns[0]["seen"], turns[0]["hidden"]) == ([], [])
-        ranking = next(each for each in turns if each["segment"] == "ranking" and each["agent"] == 0)
-        assert [each["turn"] for each in ranking["seen"]] == [0, 1, 2]
-        revision = turns[-1]
-        assert [(each["turn"], each["part"]) for each in revision["seen"]] == [
+        assert turns[0]["sightings"] == []
+        ranking = next(each for each in turns if each["segment"] == "ranking" and each["agent_id"] == 0)
+        assert [each["turn"] for each in ranking["sightings"] if each["is_seen"]] == [0, 1, 2]
+        told = turns[-1]["sightings"]
+        assert [(each["turn"], each["part"]) for each in told if each["is_seen"]] == [
             (2, "solution"),
             (6, "critique of agent 2"),
         ]
-        assert {each["turn"] for each in revision["hidden"]} == {0, 1, 3, 4, 5, 7, 8}
+        assert {each["turn"] for each in told if not each["is_seen"]} == {0, 1, 3, 4, 5, 7, 8}
 
 
 async def test_verdicts_flips_cycles_and_agreement_are_worked_out(make_run: MakeRun) -> None:
     async with client(make_run()) as made:
         await read_all(made)
         record = (await ask(made, "/api/conversation?step=0&group=1"))["record"]
-        assert [pair["items"] for pair in record["pairs"] if pair["flipped"]] == [[0, 1]]
-        assert record["agreement"] == {"right": 2, "of": 4}
-        (ranking,) = record["rankings"]
-        assert ranking["cycles"] == [["agent 0", "agent 1", "agent 2"]]
+        assert [pair["items"] for pair in record["pairs"] if pair["is_flipped"]] == [[0, 1]]
+        judge, ranking = record["verdicts"]
+        assert judge["agreement"] == {"num_right": 2, "num_pairs": 4}
+        assert (ranking["segment"], ranking["cycles"]) == ("ranking", [[0, 1, 2]])
         judge = await ask(made, "/api/judge?step_to=1")
         assert (judge["totals"]["conversations"], judge["totals"]["flips"], judge["totals"]["pairs"]) == (
             8,
@@ -221,7 +221,7 @@ async def test_a_text_of_a_megabyte_is_cut_and_whole_on_request(make_run: MakeRu
         await read_all(made)
         answer = await made.get("/api/conversation?step=0&group=0")
         assert len(answer.content) < 50_000
-        said = answer.json()["record"]["turns"][0]["said"]
+        said = answer.json()["record"]["turns"][0]["text"]
         assert said["left_out"] > 990_000
         whole = await ask(made, f"/api/text?step=0&group=0&ref={said['ref']}")
         assert whole["text"] == long
@@ -242,7 +242,7 @@ async def test_hostile_text_arrives_as_text_with_its_control_characters_shown(ma
     async with client(folder) as made:
         await read_all(made)
         answer = await ask(made, "/api/conversation?step=0&group=0")
-        question = answer["record"]["question"]["head"]
+        question = answer["record"]["question"]
         assert "<script>" in question
         assert "\u202e" not in json.dumps(answer, ensure_ascii=False)
         assert "\x1b" not in question
@@ -318,7 +318,7 @@ async def test_results_of_viva_eval_are_sources_of_their_own(tmp_path: Path, mak
         assert runs[1]["model"] == "some/model"
         assert runs[1]["config"]["seed"] == "1"
         assert (await ask(made, "/api/conversations?run=2"))["total"] == 3
-        assert (await ask(made, "/api/conversation?run=2&step=0&group=1"))["record"]["agents"]
+        assert (await ask(made, "/api/conversation?run=2&step=0&group=1"))["record"]["agent_ids"]
         shown = await ask(made, "/api/evaluations")
         assert [[each["name"] for each in run["results"]] for run in shown] == [
             [], ["tiny-a"], ["tiny-b"], ["tiny-c"], ["tiny-a", "tiny-b", "tiny-c"],

@@ -3,8 +3,13 @@
 import pytest
 
 from viva.judging.records import ConversationRecord, Transcript
-from viva.view.conversation import MAX_TEXT_CHARS, conversation_payload, sightings, text_at
-from viva.view.tokens import token_payload
+from viva.view.conversation import (
+    MAX_TEXT_CHARS,
+    conversation_payload,
+    sightings,
+    text_at,
+    token_payload,
+)
 
 
 def conversation(**changes):
@@ -50,30 +55,27 @@ def shown(line):
 
 def test_what_a_review_said_and_was_worth_is_all_there(critique_transcript):
     record = shown(critique_transcript(0, 0))
-    said = [(turn["segment"], turn["agent"], turn["lane"]) for turn in record["turns"]]
+    said = [(turn["segment"], turn["agent_id"], turn["lane"]) for turn in record["turns"]]
     assert said[3:5] == [("ranking", 0, 0), ("critique", 0, 1)]
-    assert record["turns"][3]["votes"] == [{"above": "agent 2", "below": "agent 1", "tie": False}]
-    assert record["turns"][5]["votes"] == [{"above": "agent 0", "below": "agent 2", "tie": True}]
-    assert record["turns"][4]["critiques"][0]["text"]["head"] == "The sum of agent 1 is off by one."
-    assert record["turns"][8]["dropped"] == {"own": 1}
-    first = record["agents"][0]
-    assert (first["right_before"], first["right"], first["reward"]) == (False, True, 1.57)
-    assert (first["before"], first["before_error"], first["after"], first["after_error"]) == (
-        0.3125,
-        0.21,
-        0.828125,
-        0.18,
+    assert record["turns"][3]["response"]["preferences"] == [{"winner": 2, "loser": 1}]
+    assert record["turns"][5]["response"]["preferences"] == [{"first": 0, "second": 2}]
+    assert record["turns"][4]["response"]["critiques"][0]["text"] == "The sum of agent 1 is off by one."
+    assert record["turns"][8]["response"]["dropped"] == {"own": 1}
+    assert (record["correct_initial"]["0"], record["correct"]["0"], record["rewards"]["0"]) == (
+        False,
+        True,
+        1.57,
     )
-    assert first["streams"] == {"r_sol": 0.57, "r_meta": 1.0, "r_diag": 0.0, "total": 1.57}
-    assert record["rules"]["fit"] == "joint"
-    assert [ranking["segment"] for ranking in record["rankings"]] == ["ranking", "verdict"]
-    assert record["rankings"][1]["votes"][0] == {
-        "voter": 0,
-        "above": "agent 2",
-        "below": "agent 1",
-        "tie": False,
+    assert {name: values["0"] for name, values in record["scores"].items()} == {
+        "initial": 0.3125,
+        "initial_error": 0.21,
+        "final": 0.828125,
+        "final_error": 0.18,
     }
-    assert [(pair["agent"], pair["flipped"]) for pair in record["pairs"]] == [(0, False), (1, True)]
+    assert record["streams"]["0"] == {"r_sol": 0.57, "r_meta": 1.0, "r_diag": 0.0, "total": 1.57}
+    assert record["rules"]["fit"] == "joint"
+    assert [each["segment"] for each in record["verdicts"]] == [None, "ranking", "verdict"]
+    assert [(pair["agent_id"], pair["is_flipped"]) for pair in record["pairs"]] == [(0, False), (1, True)]
 
 
 def test_votes_on_initial_and_revised_solutions_name_both(critique_transcript):
@@ -81,15 +83,16 @@ def test_votes_on_initial_and_revised_solutions_name_both(critique_transcript):
     vote = {"winner": ["revised", 0], "loser": ["initial", 1]}
     last = line["record"]["turns"][-1]
     line["record"]["turns"].append({**last, "segment": "comparison", "response": {"preferences": [vote]}})
-    ranking = shown(line)["rankings"][2]
-    assert ranking["items"] == ["initial 1", "revised 0"]
-    assert ranking["votes"] == [{"voter": 2, "above": "revised 0", "below": "initial 1", "tie": False}]
+    record = shown(line)
+    assert record["turns"][-1]["response"]["preferences"] == [vote]
+    # agent 0's revised solution is right, agent 1's initial one is wrong
+    assert record["verdicts"][3]["agreement"] == {"num_right": 1, "num_pairs": 1}
 
 
 def test_a_long_text_loses_its_middle_and_is_found_again_by_its_reference(transcript, turn):
     long = "a" * 500_000 + "MIDDLE" + "z" * 500_000
     line = transcript(0, 0, turns=[turn(0, 0, long)])
-    text = shown(line)["turns"][0]["parts"][-1]["text"]
+    text = shown(line)["turns"][0]["response"]["solution"]
     assert len(text["head"]) + text["left_out"] + len(text["tail"]) == len(long)
     assert len(text["head"]) + len(text["tail"]) < MAX_TEXT_CHARS
     assert text_at(line, text["ref"]) == long
@@ -111,7 +114,7 @@ def tokens_row(**changes):
 
 def test_every_token_has_its_numbers():
     (turn,) = token_payload(tokens_row(), None)["turns"]
-    assert (turn["title"], turn["weights"], list(turn["anchor"])) == (
+    assert (turn["title"], list(turn["weights"]), list(turn["anchor"])) == (
         "seat 0, turn 1",
         [1.0] * 3,
         [-0.5, -0.25, -1.0],

@@ -103,10 +103,7 @@ def test_what_means_nothing_is_refused(values: dict[str, str]) -> None:
 
 
 def test_facets_count() -> None:
-    entries = [
-        replace(PLAIN, step=step, strategy=name, num_pairs=2, num_flips=step)
-        for step, name in ((0, "a"), (1, "b"), (2, "a"))
-    ]
+    entries = [replace(PLAIN, step=step, strategy=name) for step, name in ((0, "a"), (1, "b"), (2, "a"))]
     counted = [{"name": "a", "count": 2}, {"name": "b", "count": 1}]
     assert facets(entries) == {"strategies": counted, "steps": [0, 2]}
     assert facets([]) == {"strategies": [], "steps": None}

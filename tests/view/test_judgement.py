@@ -1,24 +1,28 @@
 """Pairs, flips, cycles and agreement of verdicts."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from view_runs import transcript
 
-from viva.judging.ballots import Preference
 from viva.judging.records import Transcript
-from viva.view.answers import judge_by_step, judge_totals, telling
-from viva.view.entries import entry_of
+from viva.view.answers import judge_answer
+from viva.view.entries import Query, entry_of
 from viva.view.judgement import (
-    agreement_of_comparisons,
-    agreement_of_votes,
-    cycles_of_ballots,
+    agreement,
+    cycles,
     judge_pairs,
+    known_answers,
     orders_of,
     pair_cycles,
+    preferred,
+    sum_counts,
 )
+from viva.view.run_index import read_run
 
 SAID = st.lists(
     st.tuples(
@@ -34,7 +38,7 @@ SAID = st.lists(
 @given(SAID)
 def test_every_comparison_is_in_one_pair_and_a_flip_needs_both_orders(said: list) -> None:
     pairs = judge_pairs(said)
-    assert sum(len(pair.winners) for pair in pairs) == len(said)
+    assert sum(len(winners) for pair in pairs for winners in pair.winners) == len(said)
     assert len({(pair.agent_id, pair.items) for pair in pairs}) == len(pairs)
     assert all(pair.in_both_orders for pair in pairs if pair.is_flipped)
     assert all(pair.winner in (None, *pair.items) for pair in pairs)
@@ -44,8 +48,8 @@ def test_every_comparison_is_in_one_pair_and_a_flip_needs_both_orders(said: list
 def test_the_matrix_of_both_orders_counts_every_pair_that_has_them_once(said: list) -> None:
     pairs = judge_pairs(said)
     counts = orders_of(pairs)
-    assert sum(counts) == sum(len(set(pair.orders)) == 2 for pair in pairs)
-    once = [pair for pair in pairs if len(pair.orders) == len(set(pair.orders))]
+    assert sum(counts) == sum(all(pair.winners) for pair in pairs)
+    once = [pair for pair in pairs if max(map(len, pair.winners)) == 1]
     flips = orders_of(once)
     assert flips[0] + flips[4] == sum(pair.is_flipped for pair in once)
 
@@ -83,8 +87,8 @@ def test_an_order_has_no_cycle(order: list[int]) -> None:
         for one, other in permutations(order, 2)
     ]
     assert pair_cycles(judge_pairs(said)) == []
-    votes = [Preference(one, other) for place, one in enumerate(order) for other in order[place + 1 :]]
-    assert cycles_of_ballots({0: votes}) == []
+    winners = {frozenset(pair): min(pair, key=order.index) for pair in permutations(order, 2)}
+    assert cycles(winners) == []
 
 
 @pytest.mark.parametrize("cycle", list(permutations(range(3))))
@@ -93,39 +97,41 @@ def test_a_cycle_is_named_in_its_own_direction(cycle: tuple[int, int, int]) -> N
     (found,) = pair_cycles(judge_pairs([(None, a, b, "A"), (None, b, c, "A"), (None, c, a, "A")]))
     start = found.index(a)
     assert (*found[start:], *found[:start]) == cycle
-    assert len(cycles_of_ballots({7: [Preference(a, b), Preference(b, c), Preference(c, a)]})) == 1
+    assert len(cycles({frozenset((a, b)): a, frozenset((b, c)): b, frozenset((c, a)): c})) == 1
 
 
 def test_agreement_counts_preferences_between_a_right_and_a_wrong_one_only() -> None:
     votes = [(0, 1), (1, 0), (0, 2), (2, 9)]
-    found = agreement_of_votes(votes, {0: True, 1: False, 2: True})
+    found = agreement(votes, {0: True, 1: False, 2: True})
     assert (found.num_right, found.num_pairs) == (1, 2)
     said = [(None, 0, 1, "A"), (1, 0, 1, "B"), (2, 0, 1, "A"), (None, 0, 1, "Tie"), (5, 0, 1, "A")]
-    found = agreement_of_comparisons(said, {1: False, 2: False}, {0: True, 1: True, 2: True})
+    found = agreement(preferred(said), known_answers({1: False, 2: False}, {0: True, 1: True, 2: True}))
     assert (found.num_right, found.num_pairs) == (1, 2)
 
 
-PLAIN = entry_of(
-    0, Transcript.model_validate({"step": 0, "group": 0, "record": {"question": "How many pens?"}})
-)
-
-
-def test_totals_are_sums_also_by_step() -> None:
+def test_totals_are_sums() -> None:
     said = [(0, 1, "A"), (1, 0, "A"), (0, 2, "B"), (2, 0, "A")]
     comparisons = [{"first": a, "second": b, "outcome": outcome} for a, b, outcome in said]
     record = {"question": "?", "comparisons": comparisons, "correct": {"0": False, "2": True}}
-    judged = [
-        entry_of(0, Transcript.model_validate({"step": step, "group": 0, "record": record}))
-        for step in (3, 1, 3)
-    ]
-    totals = judge_totals([PLAIN, *judged])
+    plain, judged = (
+        entry_of(0, Transcript.model_validate({"step": 0, "group": 0, "record": found})).judged
+        for found in ({"question": "?"}, record)
+    )
+    totals = sum_counts([plain, judged, judged, judged])
     assert (totals.conversations, totals.pairs, totals.flips, totals.cycles) == (4, 6, 3, 0)
     assert (totals.agreeing, totals.decidable) == (6, 6)
     assert totals.orders == (3, 0, 0, 3, 0, 0, 0, 0, 0)
-    assert {step: sums.flips for step, sums in judge_by_step([PLAIN, *judged]).items()} == {0: 0, 1: 1, 3: 2}
-    assert judge_totals([]).orders == (0,) * 9
+    assert sum_counts([]).orders == (0,) * 9
 
 
-def test_conversations_with_flips_or_cycles_are_worth_a_look() -> None:
-    flips, cycles = replace(PLAIN, num_flips=1), replace(PLAIN, num_cycles=1)
-    assert telling([PLAIN, flips, cycles]) == [flips, cycles]
+def test_the_judge_is_summed_up_by_step_and_conversations_with_flips_or_cycles_are_listed(
+    make_run: Callable[..., Path],
+) -> None:
+    said = [{"first": first, "second": 1 - first, "outcome": "A"} for first in (0, 1)]
+    rows = [
+        transcript(step, group, comparisons=comparisons, turns=[])
+        for step, group, comparisons in ((3, 0, said), (1, 0, []), (3, 1, said), (1, 1, said[:1]))
+    ]
+    answer = judge_answer(read_run(make_run(transcripts=rows)), Query(), 0, 9)
+    assert {step["step"]: step["flips"] for step in answer["steps"]} == {1: 0, 3: 2}
+    assert [(row["step"], row["group"]) for row in answer["rows"]] == [(3, 0), (3, 1)]

@@ -250,7 +250,7 @@ def test_a_sample_of_conversations_stands_in_the_order_in_which_it_is_worth_read
     assert [each["previous"] for each in shown(found)] == [None, *places[:-1]]
     assert [each["next"] for each in shown(found)] == [*places[1:], None]
     (failed,) = [each for each in shown(found) if each["void"]]
-    assert failed["record"]["failures"][0]["reason"]["head"] == "TimeoutError: no reply within 60 s"
+    assert failed["record"]["failures"][0]["reason"] == "TimeoutError: no reply within 60 s"
 
 
 def test_transcripts_without_a_record_are_counted_and_not_shown(make_finished_run: MakeRun) -> None:

@@ -22,7 +22,7 @@ from viva.rewards.review import review_rules
 from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import Policy, run_group
-from viva.view.rescore import RescoreOptions, Rescoring, WithinCorrelation, rescore, rescore_text
+from viva.view.rescore import RescoreOptions, Rescoring, rescore, rescore_text, within_correlation
 
 RENDERER = tiny_renderer()
 NUM_CONVERSATIONS = 6
@@ -282,17 +282,15 @@ GROUPS = st.lists(st.lists(st.tuples(VALUES, VALUES), max_size=5), max_size=6)
 def test_the_correlation_is_that_of_values_less_the_mean_of_their_conversation(
     groups: list[list[tuple[float, float]]],
 ) -> None:
-    correlation = WithinCorrelation()
-    for pairs in groups:
-        correlation.add(pairs)
+    correlation, count = within_correlation(groups)
     usable = [np.array(pairs) for pairs in groups if len(pairs) > 1]
     centred = np.concatenate([group - group.mean(0) for group in usable]) if usable else np.zeros((0, 2))
-    assert correlation.count == len(centred)
+    assert count == len(centred)
     if len(centred) == 0 or (np.abs(centred) < 1e-9).all(axis=0).any():
-        assert correlation.value is None
+        assert correlation is None
     else:
         expected = (centred[:, 0] @ centred[:, 1]) / np.sqrt(np.square(centred).sum(axis=0).prod())
-        assert correlation.value == pytest.approx(expected, abs=1e-9)
+        assert correlation == pytest.approx(expected, abs=1e-9)
 
 
 @settings(deadline=None)
@@ -300,9 +298,9 @@ def test_the_correlation_is_that_of_values_less_the_mean_of_their_conversation(
 def test_easier_problems_add_nothing_to_a_correlation(
     groups: list[list[tuple[float, float]]], ease: list[float]
 ) -> None:
-    plain, shifted = WithinCorrelation(), WithinCorrelation()
-    for pairs, more in zip(groups, ease, strict=False):
-        plain.add(pairs)
-        shifted.add([(x + more, y + more) for x, y in pairs])
-    assert (plain.value is None) == (shifted.value is None)
-    assert plain.value is None or shifted.value == pytest.approx(plain.value, abs=1e-9)
+    plain, _ = within_correlation(groups)
+    shifted, _ = within_correlation(
+        [(x + more, y + more) for x, y in pairs] for pairs, more in zip(groups, ease, strict=False)
+    )
+    assert (plain is None) == (shifted is None)
+    assert plain is None or shifted == pytest.approx(plain, abs=1e-9)

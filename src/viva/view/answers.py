@@ -3,16 +3,15 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from viva.judging.records import Transcript
 from viva.run.secrets import printable
-from viva.view.conversation import conversation_payload, text_at
+from viva.view.conversation import conversation_payload, text_at, token_payload
 from viva.view.entries import Entry, Query, facets, page_of, select
-from viva.view.judgement import NO_ORDERS
+from viva.view.judgement import JudgeCounts, sum_counts
 from viva.view.run_index import RunIndex
-from viva.view.tokens import token_payload
 
 
 class NotFoundError(LookupError):
@@ -98,60 +97,18 @@ def _line(run: RunIndex, step: int, group: int) -> dict[str, Any]:
 def judge_answer(run: RunIndex, query: Query, page: int, size: int) -> dict[str, Any]:
     """Figures about the judge over all conversations that match, by step, and where to look."""
     found = select(run.entries.values(), query)
-    worth_a_look = telling(found)
+    telling = [entry for entry in found if entry.judged.flips or entry.judged.cycles]
+    by_step: dict[int, list[JudgeCounts]] = {}
+    for entry in sorted(found, key=lambda entry: entry.step):
+        by_step.setdefault(entry.step, []).append(entry.judged)
     return {
-        "totals": asdict(judge_totals(found)),
-        "steps": [{"step": step, **asdict(sums)} for step, sums in judge_by_step(found).items()],
-        "total": len(worth_a_look),
+        "totals": asdict(sum_counts(entry.judged for entry in found)),
+        "steps": [{"step": step, **asdict(sum_counts(counts))} for step, counts in by_step.items()],
+        "total": len(telling),
         "page": page,
         "size": size,
-        "rows": rows_of(run, page_of(worth_a_look, page, size)),
+        "rows": rows_of(run, page_of(telling, page, size)),
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeTotals:
-    """Sums over conversations."""
-
-    conversations: int
-    pairs: int
-    """Judged in both orders, with a winner in each."""
-    flips: int
-    """Of these, how many have two winners."""
-    cycles: int
-    agreeing: int
-    """Preferences between a right and a wrong solution that went to the right one."""
-    decidable: int
-    """Such preferences."""
-    orders: tuple[int, ...]
-    """Pairs by their verdicts in both orders, see `viva.view.judgement.orders_of`."""
-
-
-def judge_totals(entries: Iterable[Entry]) -> JudgeTotals:
-    """Sums over some conversations."""
-    known = list(entries)
-    return JudgeTotals(
-        conversations=len(known),
-        pairs=sum(entry.num_pairs for entry in known),
-        flips=sum(entry.num_flips for entry in known),
-        cycles=sum(entry.num_cycles for entry in known),
-        agreeing=sum(entry.num_agreeing for entry in known),
-        decidable=sum(entry.num_decidable for entry in known),
-        orders=tuple(map(sum, zip(NO_ORDERS, *(entry.orders for entry in known), strict=True))),
-    )
-
-
-def judge_by_step(entries: Iterable[Entry]) -> dict[int, JudgeTotals]:
-    """Sums by step, in order."""
-    by_step: dict[int, list[Entry]] = {}
-    for entry in entries:
-        by_step.setdefault(entry.step, []).append(entry)
-    return {step: judge_totals(own) for step, own in sorted(by_step.items())}
-
-
-def telling(entries: Iterable[Entry]) -> Sequence[Entry]:
-    """Conversations with flips or cycles, in the order in which they are given."""
-    return [entry for entry in entries if entry.num_flips or entry.num_cycles]
 
 
 MAX_POINTS = 1500

@@ -1,16 +1,21 @@
-"""A conversation as the page gets it: safe text, nothing too long, and what has to be worked out."""
+"""A conversation as the page gets it: its record with safe texts, nothing too long, and what has to be worked out.
 
+Tokens that were kept are joined with the turns that they are the replies of.
+"""
+
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from viva.conversation.prompts import quote
-from viva.conversation.records import AgentResponse, CritiqueReply, Reply, Revision, Solution
-from viva.judging.ballots import Item, Preference, Vote
+from viva.conversation.records import CritiqueReply, Solution
 from viva.judging.ranking import RankingReply
 from viva.judging.records import ConversationRecord, Transcript, TurnRecord
 from viva.run.secrets import printable, without_secrets
-from viva.view.judgement import PairVerdict, RankingJudgement, judge_conversation
+from viva.view.judgement import judge_conversation
 
 MAX_TEXT_CHARS = 6000
 """Longer texts lose their middle; the page says how much."""
@@ -20,21 +25,53 @@ _KEPT_TAIL = 1000
 
 _MAX_REF_PARTS = 8
 
+_PAIR = ("agent_id", "items", "is_flipped", "in_both_orders")
+
 
 def conversation_payload(transcript: Transcript) -> dict[str, Any]:
     """Everything about one conversation, ready for JSON.
 
-    Texts are ``{"head", "left_out", "tail", "ref"}``: `text_at` gives the whole text of a reference.
+    Texts that are too long are ``{"head", "left_out", "tail", "ref"}``: `text_at` gives the whole text of a reference.
     """
-    record = transcript.record
     return {
         "step": transcript.step,
         "group": transcript.group,
         "void": transcript.void,
         "void_reason": None if transcript.void_reason is None else printable(transcript.void_reason),
         "tags": [printable(tag) for tag in transcript.tags],
-        "record": None if record is None else _record(record),
+        "record": None if transcript.record is None else _record(transcript.record),
     }
+
+
+def _record(record: ConversationRecord) -> dict[str, Any]:
+    """The record by its own names, and of every turn what it saw."""
+    pairs, verdicts = judge_conversation(record)
+    shown = _shown(record, "record")
+    for place, turn in enumerate(shown["turns"]):
+        turn["sightings"] = [asdict(each) for each in sightings(record, place)]
+    return shown | {
+        "agent_ids": record.agent_ids,
+        "rules": {printable(name): printable(str(value)) for name, value in sorted(record.rules.items())},
+        "pairs": [{name: getattr(pair, name) for name in _PAIR} for pair in pairs],
+        "verdicts": _shown(verdicts, ""),
+    }
+
+
+def _shown(value: Any, ref: str) -> Any:
+    """A value ready for JSON, with texts that can be shown and the names of declared fields."""
+    if isinstance(value, str):
+        head, left_out, tail = clip(value)
+        shown = {"head": printable(head), "left_out": left_out, "tail": printable(tail), "ref": ref}
+        return shown if left_out else shown["head"]
+    if isinstance(value, list | tuple):
+        return [_shown(item, f"{ref}.{place}") for place, item in enumerate(value)]
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    elif is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {printable(str(name)): _shown(item, f"{ref}.{name}") for name, item in value.items()}
+    return value
 
 
 def text_at(row: Mapping[str, Any], ref: str) -> str:
@@ -68,156 +105,6 @@ def clip(text: str) -> tuple[str, int, str]:
     return text[:_KEPT_HEAD], len(text) - _KEPT_HEAD - _KEPT_TAIL, text[-_KEPT_TAIL:]
 
 
-def _text(text: str, ref: str) -> dict[str, Any]:
-    head, left_out, tail = clip(text)
-    return {"head": printable(head), "left_out": left_out, "tail": printable(tail), "ref": ref}
-
-
-def _record(record: ConversationRecord) -> dict[str, Any]:
-    judged = judge_conversation(record)
-    return {
-        "question": _text(record.question, "record.question"),
-        "answer": None if record.answer is None else _text(record.answer, "record.answer"),
-        "protocol": printable(record.protocol),
-        "system": _text(record.system_prompt, "record.system_prompt"),
-        "judge": None
-        if record.judge is None
-        else {
-            "system": _text(record.judge.system_prompt, "record.judge.system_prompt"),
-            "prefill": printable(record.judge.prefill),
-        },
-        "agents": [_agent(record, agent) for agent in record.agent_ids],
-        "turns": [_turn(record, place) for place in range(len(record.turns))],
-        "failures": [
-            {
-                "agent": failure.agent_id,
-                "round": failure.round_index,
-                "reason": _text(failure.reason, f"record.failures.{place}.reason"),
-            }
-            for place, failure in enumerate(record.failures)
-        ],
-        "rules": {printable(name): printable(str(value)) for name, value in sorted(record.rules.items())},
-        "comparisons": [_comparison(record, place) for place in range(len(record.comparisons))],
-        "pairs": [_pair(pair) for pair in judged.pairs],
-        "cycles": [list(cycle) for cycle in judged.cycles],
-        "agreement": {"right": judged.agreement.num_right, "of": judged.agreement.num_pairs},
-        "rankings": [_ranking(segment, ranking) for segment, ranking in judged.rankings.items()],
-    }
-
-
-def _agent(record: ConversationRecord, agent: int) -> dict[str, Any]:
-    scores = record.scores
-    return {
-        "id": agent,
-        "reward": record.rewards.get(agent),
-        "right_before": (record.correct_initial or {}).get(agent),
-        "right": (record.correct or {}).get(agent),
-        "before": scores.initial.get(agent),
-        "before_error": scores.initial_error.get(agent),
-        "after": scores.final.get(agent),
-        "after_error": scores.final_error.get(agent),
-        "streams": {printable(name): value for name, value in record.streams.get(agent, {}).items()},
-    }
-
-
-def _turn(record: ConversationRecord, place: int) -> dict[str, Any]:
-    turn = record.turns[place]
-    at = f"record.turns.{place}"
-    response = turn.response
-    earlier = sightings(record, place)
-    return {
-        "agent": turn.agent_id,
-        "round": turn.round_index,
-        "segment": printable(turn.segment),
-        "lane": turn.lane,
-        "status": printable(turn.status),
-        "saw": _text(turn.prompt, f"{at}.prompt"),
-        "said": _text(turn.text, f"{at}.text"),
-        "parts": _parts(turn, at),
-        "votes": [_vote(vote) for vote in response.preferences]
-        if isinstance(response, RankingReply)
-        else None,
-        "critiques": None
-        if not isinstance(response, CritiqueReply)
-        else [
-            {"target": critique.target, "text": _text(critique.text, f"{at}.response.critiques.{index}.text")}
-            for index, critique in enumerate(response.critiques)
-        ],
-        "dropped": _dropped(response),
-        "seen": [{"turn": sighting.turn, "part": sighting.part} for sighting in earlier if sighting.is_seen],
-        "hidden": [
-            {"turn": sighting.turn, "part": sighting.part} for sighting in earlier if not sighting.is_seen
-        ],
-    }
-
-
-def _dropped(response: Reply) -> dict[str, int]:
-    if not isinstance(response, RankingReply | CritiqueReply):
-        return {}
-    return {printable(cause): count for cause, count in response.dropped.items()}
-
-
-def _parts(turn: TurnRecord, at: str) -> list[dict[str, Any]]:
-    """The parts that a reply was read into, for replies that are solutions."""
-    response = turn.response
-    named: list[tuple[str, str]] = []
-    if isinstance(response, AgentResponse):
-        named += [("reflection", response.reflection), ("evaluation", response.evaluation)]
-    if isinstance(response, Revision):
-        named.append(("decision", response.decision))
-    if isinstance(response, Solution):
-        named.append(("solution", response.solution))
-    return [
-        {"name": name, "text": _text(text, f"{at}.response.{name}")} for name, text in named if text.strip()
-    ]
-
-
-def _vote(vote: Vote) -> dict[str, Any]:
-    if isinstance(vote, Preference):
-        return {"above": _item(vote.winner), "below": _item(vote.loser), "tie": False}
-    return {"above": _item(vote.first), "below": _item(vote.second), "tie": True}
-
-
-def _item(item: Item) -> str:
-    return f"agent {item}" if isinstance(item, int) else printable(f"{item[0]} {item[1]}")
-
-
-def _comparison(record: ConversationRecord, place: int) -> dict[str, Any]:
-    item = record.comparisons[place]
-    return {
-        "agent": item.agent_id,
-        "first": item.first,
-        "second": item.second,
-        "outcome": printable(item.outcome),
-        "score": item.score,
-        "probabilities": item.probabilities,
-        "text": _text(item.text, f"record.comparisons.{place}.text"),
-        "prompt": _text(item.prompt, f"record.comparisons.{place}.prompt"),
-    }
-
-
-def _pair(pair: PairVerdict) -> dict[str, Any]:
-    return {
-        "agent": pair.agent_id,
-        "items": pair.items,
-        "winner": pair.winner,
-        "flipped": pair.is_flipped,
-        "both_orders": pair.in_both_orders,
-    }
-
-
-def _ranking(segment: str, ranking: RankingJudgement) -> dict[str, Any]:
-    """One kind of ranking: items, who put what above what, cycles, and agreement with known answers."""
-    shown = [{"voter": voter, **_vote(vote)} for voter, votes in ranking.ballots.items() for vote in votes]
-    return {
-        "segment": printable(segment),
-        "items": sorted({side for vote in shown for side in (vote["above"], vote["below"])}),
-        "votes": shown,
-        "cycles": [[_item(item) for item in cycle] for cycle in ranking.cycles],
-        "agreement": {"right": ranking.agreement.num_right, "of": ranking.agreement.num_pairs},
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
     """One earlier thing that was said, from the place of a later turn."""
@@ -230,32 +117,22 @@ class Sighting:
 
 
 def sightings(record: ConversationRecord, place: int) -> list[Sighting]:
-    """Everything said before a turn, in order, and whether the turn's prompt shows it.
+    """Everything said before a turn, by its place in the record, and whether the turn's prompt shows it.
 
     Two agents that said the same are seen together: the words are there.
-
-    Args:
-        record: The conversation.
-        place: Of the turn in the record's turns.
     """
     own = record.turns[place]
+    # older records of conversations in which agents reply one after another do not tell
+    is_sequential = record.order == "sequential" or (
+        not record.order and record.protocol in ("", "round_robin")
+    )
     return [
         Sighting(turn=index, part=part, is_seen=bool(text.strip()) and quote(text) in own.prompt)
         for index, turn in enumerate(record.turns)
-        if _is_before(turn, own, is_sequential=_is_sequential(record))
+        if turn.round_index < own.round_index
+        or (is_sequential and turn.round_index == own.round_index and turn.agent_id < own.agent_id)
         for part, text in _said(turn)
     ]
-
-
-def _is_sequential(record: ConversationRecord) -> bool:
-    """Whether agents reply one after another; older records of conversations that did so do not tell."""
-    return record.order == "sequential" or (not record.order and record.protocol in ("", "round_robin"))
-
-
-def _is_before(turn: TurnRecord, own: TurnRecord, *, is_sequential: bool) -> bool:
-    if turn.round_index != own.round_index:
-        return turn.round_index < own.round_index
-    return is_sequential and turn.agent_id < own.agent_id
 
 
 def _said(turn: TurnRecord) -> Iterator[tuple[str, str]]:
@@ -269,3 +146,126 @@ def _said(turn: TurnRecord) -> Iterator[tuple[str, str]]:
         yield "ranking", turn.text
     else:
         yield "solution", response.solution if isinstance(response, Solution) else turn.text
+
+
+_Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+_Column: TypeAlias = tuple[_Number | None, ...] | None
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Span(_Record):
+    """Tokens of a turn that earned one reward."""
+
+    start: int
+    stop: int
+    stream: str
+    reward: _Number | None = None
+
+
+class _TokenTurn(_Record):
+    """Kept tokens of one turn, with one value for each in every list; see `viva.training.records`."""
+
+    seat: Annotated[int, Field(ge=0)]
+    turn: Annotated[int, Field(ge=0)]
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...] | None = None
+    sampling: _Column = None
+    training: _Column = None
+    anchor: _Column = None
+    weights: _Column = None
+    mask: tuple[int | None, ...] | None = None
+    advantages: _Column = None
+    spans: tuple[_Span, ...] = ()
+    sampled_in: str | None = None
+    trained_in: str | None = None
+
+
+class _TokensRecord(_Record):
+    """One line of ``tokens.jsonl``."""
+
+    strategy: str | None = None
+    turns: tuple[_TokenTurn, ...] = ()
+
+
+def token_payload(row: Mapping[str, Any], record: ConversationRecord | None) -> dict[str, Any]:
+    """Tokens of one conversation, ready for JSON.
+
+    Args:
+        row: A line of ``tokens.jsonl``, see `viva.training.records`.
+        record: The conversation they belong to, if one was recorded.
+
+    Raises:
+        ValueError: If a value is of another kind, or the line does not hold one value per token.
+    """
+    try:
+        tokens = _TokensRecord.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(
+            f"not the tokens of a conversation: {field}: {first['msg']}; the file is damaged"
+        ) from error
+    turns = [_token_turn(turn, record) for turn in tokens.turns]
+    if record is not None:  # as they are read: what an agent said in two lanes of a round stands together
+        turns.sort(key=lambda turn: _reading_order(turn["place"], record))
+    streams = sorted({span["stream"] for turn in turns for span in turn["spans"]})
+    return {"strategy": printable(tokens.strategy or ""), "streams": streams, "turns": turns}
+
+
+def _reading_order(place: int | None, record: ConversationRecord) -> tuple[float, ...]:
+    if place is None:
+        return (math.inf,)
+    turn = record.turns[place]
+    return (turn.agent_id, turn.round_index, turn.lane)
+
+
+def _token_turn(turn: _TokenTurn, record: ConversationRecord | None) -> dict[str, Any]:
+    nothing = (None,) * len(turn.ids)
+    sampling, training = turn.sampling or nothing, turn.training or nothing
+    columns: dict[str, tuple[Any, ...]] = {
+        "ids": turn.ids,
+        "pieces": tuple(printable(piece) for piece in turn.pieces or [f"[{token}]" for token in turn.ids]),
+        "sampling": sampling,
+        "training": training,
+        "anchor": sampling if turn.anchor is None else turn.anchor or nothing,
+        "weights": (1.0,) * len(turn.ids) if turn.weights is None else turn.weights or nothing,
+        "mask": turn.mask or nothing,
+        "advantages": turn.advantages or nothing,
+    }
+    if any(len(values) != len(turn.ids) for values in columns.values()):
+        raise ValueError(
+            "a turn of tokens.jsonl needs one value per token in every list; the file is damaged"
+        )
+    contexts = {"sampled_in": turn.sampled_in, "trained_in": turn.trained_in}
+    return {
+        **_who(turn.seat, turn.turn, record),
+        **columns,
+        "ratios": [
+            None if new is None or old is None else math.exp(min(new - old, 50.0))
+            for new, old in zip(training, columns["anchor"], strict=True)
+        ],
+        "spans": [span.model_dump() | {"stream": printable(span.stream)} for span in turn.spans],
+        **{name: None if text is None else printable(text) for name, text in contexts.items()},
+    }
+
+
+def _who(seat: int, turn: int, record: ConversationRecord | None) -> dict[str, Any]:
+    """Which turn of the record it is: seats go agent by agent and lane by lane, turns in order of their rounds."""
+    if record is None:
+        return {"seat": seat, "turn": turn, "place": None, "title": f"seat {seat}, turn {turn + 1}"}
+    num_lanes = max((each.lane for each in record.turns), default=0) + 1
+    agent, lane = divmod(seat, num_lanes)
+    places = [
+        place
+        for place, each in sorted(enumerate(record.turns), key=lambda pair: pair[1].round_index)
+        if (each.agent_id, each.lane) == (agent, lane)
+    ]
+    place = places[turn] if turn < len(places) else None
+    title = f"agent {agent}, turn {turn + 1}"
+    if place is not None:
+        own = record.turns[place]
+        title = f"agent {agent}, round {own.round_index + 1}: {printable(own.segment)}"
+    return {"seat": seat, "turn": turn, "place": place, "title": title}

@@ -3,12 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from viva.judging.records import ConversationRecord, Transcript
+from viva.judging.records import Transcript
 from viva.run.secrets import printable
-from viva.view.judgement import NO_ORDERS, judge_conversation, orders_of
+from viva.view.judgement import NO_VERDICTS, JudgeCounts, count_verdicts
 
 _QUESTION_CHARS = 110
 
@@ -38,17 +38,7 @@ class Entry:
     reward_min: float | None
     reward_mean: float | None
     reward_max: float | None
-    num_pairs: int = 0
-    """Pairs judged in both orders with a winner in each."""
-    num_flips: int = 0
-    """Of these, how many have two winners."""
-    num_cycles: int = 0
-    num_agreeing: int = 0
-    """Preferences between a right and a wrong solution that went to the right one."""
-    num_decidable: int = 0
-    """Such preferences."""
-    orders: tuple[int, ...] = NO_ORDERS
-    """Pairs judged in both orders, by what was said in one of them and in the other; see `orders_of`."""
+    judged: JudgeCounts = NO_VERDICTS
 
     @property
     def share_correct(self) -> float | None:
@@ -71,7 +61,7 @@ def entry_of(offset: int, transcript: Transcript) -> Entry:
     rewards = [value for value in transcript.rewards or () if value is not None]
     if record is not None:
         rewards = list(record.rewards.values())
-    before, after = _answers(record)
+    before, after = ({}, {}) if record is None else (record.correct_initial or {}, record.correct or {})
     return Entry(
         step=transcript.step,
         group=transcript.group,
@@ -88,28 +78,8 @@ def entry_of(offset: int, transcript: Transcript) -> Entry:
         reward_min=min(rewards, default=None),
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         reward_max=max(rewards, default=None),
-        **({} if record is None else _judged(record)),
+        judged=NO_VERDICTS if record is None else count_verdicts(record),
     )
-
-
-def _answers(record: ConversationRecord | None) -> tuple[dict[int, bool], dict[int, bool]]:
-    """Whose solutions were right before revision, and at the end."""
-    return ({}, {}) if record is None else (record.correct_initial or {}, record.correct or {})
-
-
-def _judged(record: ConversationRecord) -> dict[str, Any]:
-    judged = judge_conversation(record)
-    both = [pair for pair in judged.pairs if pair.in_both_orders]
-    agreements = [judged.agreement, *(ranking.agreement for ranking in judged.rankings.values())]
-    orders = orders_of(judged.pairs)
-    return {
-        "num_pairs": len(both),
-        "num_flips": sum(pair.is_flipped for pair in both),
-        "num_cycles": len(judged.cycles) + sum(len(ranking.cycles) for ranking in judged.rankings.values()),
-        "num_agreeing": sum(agreement.num_right for agreement in agreements),
-        "num_decidable": sum(agreement.num_pairs for agreement in agreements),
-        "orders": orders if any(orders) else NO_ORDERS,  # one value for all that have none
-    }
 
 
 MAX_PAGE_SIZE = 200
@@ -127,9 +97,9 @@ _STATES: dict[str, Callable[[Entry], bool]] = {
     "sound": lambda entry: not entry.is_void and not entry.num_failures,
     "failed": lambda entry: entry.num_failures > 0,
     "void": lambda entry: entry.is_void,
-    "flips": lambda entry: entry.num_flips > 0,
-    "cycles": lambda entry: entry.num_cycles > 0,
-    "disagrees": lambda entry: entry.num_agreeing < entry.num_decidable,
+    "flips": lambda entry: entry.judged.flips > 0,
+    "cycles": lambda entry: entry.judged.cycles > 0,
+    "disagrees": lambda entry: entry.judged.agreeing < entry.judged.decidable,
 }
 
 _ORDERS: dict[str, Callable[[Entry], float]] = {
@@ -172,37 +142,33 @@ class Query:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value[:60]!r}")
 
 
+_NUMBERS: dict[str, Callable[[str], float]] = {
+    "step_from": int,
+    "step_to": int,
+    "reward_from": float,
+    "reward_to": float,
+}
+
+
 def parse_query(given: Mapping[str, str]) -> Query:
     """The query of a request; parameters of other things are left alone, empty ones left out.
 
     Raises:
         ValueError: If a value is no number, or a word that means nothing.
     """
-    values = {name: value for name, value in given.items() if value != ""}
-    return Query(
-        step_from=_number(values, "step_from", int),
-        step_to=_number(values, "step_to", int),
-        strategy=values.get("strategy"),
-        reward_from=_number(values, "reward_from", float),
-        reward_to=_number(values, "reward_to", float),
-        answers=values.get("answers", ""),
-        state=values.get("state", ""),
-        text=values.get("text", ""),
-        order=values.get("order", "step"),
-    )
-
-
-def _number(values: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> Any:
-    if name not in values:
-        return None
-    try:
-        number = kind(values[name])
-        is_finite = math.isfinite(number)
-    except (ValueError, OverflowError):
-        number, is_finite = None, False
-    if not is_finite:
-        raise ValueError(f"{name} must be a number; got {values[name][:60]!r}")
-    return number
+    values: dict[str, Any] = {
+        field.name: given[field.name] for field in fields(Query) if given.get(field.name, "") != ""
+    }
+    for name in values.keys() & _NUMBERS.keys():
+        text = values[name]
+        try:
+            values[name] = _NUMBERS[name](text)
+            is_finite = math.isfinite(values[name])
+        except (ValueError, OverflowError):
+            is_finite = False
+        if not is_finite:
+            raise ValueError(f"{name} must be a number; got {text[:60]!r}")
+    return Query(**values)
 
 
 def select(entries: Iterable[Entry], query: Query) -> list[Entry]:
@@ -270,51 +236,41 @@ def choose(
     """
     recorded = [entry for entry in entries if entry.has_record]
     sound = [entry for entry in recorded if not entry.is_void]
-    choices: list[Choice] = []
-
-    def add(entry: Entry, reason: str) -> None:
-        if all(choice.entry is not entry for choice in choices):
-            choices.append(Choice(entry=entry, reason=reason))
-
+    found: list[tuple[Entry, str]] = []
     if sound:
-        last_step = max(entry.step for entry in sound)
-        add(sound[0], "the first conversation of the run")
-        add(
-            next(entry for entry in sound if entry.step == last_step),
-            "the first conversation of the last step",
-        )
-        graded = [entry for entry in sound if entry.share_correct is not None]
-        if graded:
-            add(
-                _highest(graded, lambda entry: entry.share_correct or 0.0), "the most agents right at the end"
-            )
-            add(
-                _highest(graded, lambda entry: -(entry.share_correct or 0.0)),
-                "the fewest agents right at the end",
-            )
-            mended, spoiled = (
-                _highest(graded, lambda entry, sign=sign: sign * entry.num_mended) for sign in (1, -1)
-            )
-            if mended.num_mended > 0:
-                add(mended, "revision mended the most solutions")
-            if spoiled.num_mended < 0:
-                add(spoiled, "revision spoiled the most solutions")
-        else:
-            add(_highest(sound, lambda entry: entry.reward_spread), "the judge decided most clearly")
-            add(_highest(sound, lambda entry: -entry.reward_spread), "the judge saw the least difference")
+        last = next(entry for entry in sound if entry.step == max(each.step for each in sound))
+        found += [
+            (sound[0], "the first conversation of the run"),
+            (last, "the first conversation of the last step"),
+            *_extremes(sound),
+        ]
     kept = [entry for entry in sound if (entry.step, entry.group) in with_tokens]
-    if kept:
-        add(kept[-1], "the last conversation whose tokens were kept")
     failed = [entry for entry in recorded if entry.is_void or entry.num_failures]
-    if failed:
-        last = failed[-1]
-        add(
-            last,
-            "a conversation in which an agent failed"
-            if last.num_failures
-            else "a conversation that was void",
-        )
-    return choices
+    found += [(entry, "the last conversation whose tokens were kept") for entry in kept[-1:]]
+    for entry in failed[-1:]:
+        what = "in which an agent failed" if entry.num_failures else "that was void"
+        found.append((entry, f"a conversation {what}"))
+    reasons: dict[int, Choice] = {}
+    for entry, reason in found:
+        reasons.setdefault(id(entry), Choice(entry=entry, reason=reason))
+    return list(reasons.values())
+
+
+def _extremes(sound: Sequence[Entry]) -> list[tuple[Entry, str]]:
+    graded = [entry for entry in sound if entry.share_correct is not None]
+    if not graded:
+        return [
+            (_highest(sound, lambda entry: entry.reward_spread), "the judge decided most clearly"),
+            (_highest(sound, lambda entry: -entry.reward_spread), "the judge saw the least difference"),
+        ]
+    mended = _highest(graded, lambda entry: entry.num_mended)
+    spoiled = _highest(graded, lambda entry: -entry.num_mended)
+    return [
+        (_highest(graded, lambda entry: entry.share_correct or 0.0), "the most agents right at the end"),
+        (_highest(graded, lambda entry: -(entry.share_correct or 0.0)), "the fewest agents right at the end"),
+        *([(mended, "revision mended the most solutions")] if mended.num_mended > 0 else []),
+        *([(spoiled, "revision spoiled the most solutions")] if spoiled.num_mended < 0 else []),
+    ]
 
 
 def _highest(entries: Sequence[Entry], value: Callable[[Entry], float]) -> Entry:

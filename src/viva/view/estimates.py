@@ -9,23 +9,16 @@ figures of all batches are set side by side.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import chz
 
 from viva.conversation.prompts import counted
-from viva.experts.diagnostics import (
-    Diagnostics,
-    Recommendation,
-    StrategyDiagnostics,
-    check_diagnostics,
-    diagnose,
-    recommend,
-)
-from viva.experts.estimation import Baseline, Estimate, Estimator, choose_baseline, estimate
+from viva.experts.diagnostics import Diagnostics, Recommendation, check_diagnostics, diagnose, recommend
+from viva.experts.estimation import Baseline, Estimator, choose_baseline, estimate
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator
 from viva.experts.samples import Sample, stored_sample
-from viva.view.files import iter_rows, read_config
+from viva.view.files import iter_rows, read_config, text_table
 from viva.view.log_check import check_log
 
 SAMPLES_FILE = "samples.jsonl"
@@ -74,16 +67,6 @@ class Estimation:
     """Whether the last stored sample was cut while it was written, and is left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Settings:
-    """The run's own."""
-
-    estimator: str | None
-    options: Mapping[str, Any]
-    baseline: str | None
-    mixture: Mapping[str, float] | None
-
-
 def estimate_run(run_dir: str | Path, options: EstimateOptions) -> Estimation:
     """Estimate a run's stored batches by every estimator.
 
@@ -97,16 +80,24 @@ def estimate_run(run_dir: str | Path, options: EstimateOptions) -> Estimation:
     names = _chosen(options)
     torn: list[str] = []
     batches = _batches(Path(run_dir), options, torn)
-    settings = _settings(Path(run_dir))
+    config = read_config(Path(run_dir))
     samples_N = [sample for batch in batches.values() for sample in batch]
     recommendation = recommend(samples_N)
     figures: list[EstimatorFigures] = []
     refused: dict[str, str] = {}
     for name in names:
         try:
-            estimator = _estimator(name, settings, samples_N)
-            baseline = _baseline(estimator, settings)
-            estimates_N = _estimates(list(batches.values()), estimator, baseline, settings)
+            estimator = _estimator(name, config, samples_N)
+            own = config.get("baseline")  # the run's baseline and mixture, where they go with the estimator
+            baseline = choose_baseline(
+                estimator, own if own in [str(each) for each in estimator.baselines] else None
+            )
+            mixture = None if estimator.combines_strategies else config.get("weights")
+            estimates_N = [
+                each
+                for batch in batches.values()
+                for each in estimate(batch, estimator, baseline=baseline, mixture=mixture)
+            ]
         except ValueError as error:
             refused[name] = str(error)
             continue
@@ -126,7 +117,7 @@ def estimate_run(run_dir: str | Path, options: EstimateOptions) -> Estimation:
     return Estimation(
         steps=tuple(batches),
         num_samples=len(samples_N),
-        used=settings.estimator,
+        used=config.get("estimator"),
         estimators=tuple(figures),
         refused=refused,
         recommendation=recommendation,
@@ -170,20 +161,10 @@ def _batches(run_dir: Path, options: EstimateOptions, torn: list[str]) -> dict[i
     return {step: batches[step] for step in kept}
 
 
-def _settings(run_dir: Path) -> _Settings:
-    config = read_config(run_dir)
-    return _Settings(
-        estimator=config.get("estimator"),
-        options=cast(Mapping[str, Any], config.get("estimator_options") or {}),
-        baseline=config.get("baseline"),
-        mixture=config.get("weights"),
-    )
-
-
-def _estimator(name: str, settings: _Settings, samples_N: Sequence[Sample]) -> Estimator:
+def _estimator(name: str, config: Mapping[str, Any], samples_N: Sequence[Sample]) -> Estimator:
     """With the run's options if it is the run's; nothing is trained here, so ``seq_is`` may show what it refuses."""
-    if name == settings.estimator and settings.options:
-        return make_estimator(name, **settings.options)
+    if name == config.get("estimator") and config.get("estimator_options"):
+        return make_estimator(name, **config["estimator_options"])
     if name == SequenceIS.name:
         return SequenceIS(force=True)
     if name == Distill.name:
@@ -198,22 +179,6 @@ def _teacher(samples_N: Sequence[Sample]) -> str:
     if not common:
         raise ValueError("distill needs on-policy samples that were all scored under one other context")
     return common[0]
-
-
-def _baseline(estimator: Estimator, settings: _Settings) -> Baseline:
-    allowed = [str(each) for each in estimator.baselines]
-    return choose_baseline(estimator, settings.baseline if settings.baseline in allowed else None)
-
-
-def _estimates(
-    batches: Sequence[Sequence[Sample]], estimator: Estimator, baseline: Baseline, settings: _Settings
-) -> list[Estimate]:
-    mixture = None if estimator.combines_strategies else settings.mixture
-    return [
-        each
-        for samples_N in batches
-        for each in estimate(samples_N, estimator, baseline=baseline, mixture=mixture)
-    ]
 
 
 def estimation_text(result: Estimation) -> str:
@@ -242,18 +207,12 @@ def _sample_lines(result: Estimation) -> list[str]:
         return []
     rows = [("strategy", "samples", "reward", "finished", "gap/token", "gap in all", "self-check")]
     for strategy, figures in result.estimators[0].diagnostics.strategies.items():
-        rows.append(
-            (
-                strategy,
-                str(figures.num_samples),
-                _number(figures.reward_mean) + _half_width(figures.reward_mean_stderr, ".3f"),
-                _number(figures.finish_rate),
-                _number(figures.token_gap_mean, "+.4f"),
-                _number(figures.total_gap_mean, "+.2f") + _half_width(figures.total_gap_mean_stderr, ".2f"),
-                _number(figures.self_check, ".1e"),
-            )
-        )
-    return [*_table(rows), "±: 95 % interval over problems, whose samples are alike"]
+        reward = _number(figures.reward_mean) + _half_width(figures.reward_mean_stderr, ".3f")
+        finished, gap = _number(figures.finish_rate), _number(figures.token_gap_mean, "+.4f")
+        total = _number(figures.total_gap_mean, "+.2f") + _half_width(figures.total_gap_mean_stderr, ".2f")
+        check = _number(figures.self_check, ".1e")
+        rows.append((strategy, str(figures.num_samples), reward, finished, gap, total, check))
+    return [*text_table(rows, is_text=True), "±: 95 % interval over problems, whose samples are alike"]
 
 
 def _half_width(stderr: float | None, form: str) -> str:
@@ -262,23 +221,22 @@ def _half_width(stderr: float | None, form: str) -> str:
 
 
 def _estimator_lines(result: Estimation) -> list[str]:
-    rows = [("estimator", "baseline", "strategy", "weight", "ESS", "heaviest", "clipped", "silent")]
+    rows: list[tuple[str, ...]] = [
+        ("estimator", "baseline", "strategy", "weight", "ESS", "heaviest", "clipped", "silent")
+    ]
     for each in result.estimators:
         name = each.name + (" (unbiased)" if each.is_unbiased else "")
         for strategy, figures in each.diagnostics.strategies.items():
-            rows.append((name, str(each.baseline), strategy, *_weight_cells(figures)))
+            weights = (
+                figures.weight_mean,
+                figures.effective_sample_size,
+                figures.largest_weight_share,
+                figures.clipped_share,
+                figures.zero_advantage_share,
+            )
+            rows.append((name, str(each.baseline), strategy, *map(_number, weights)))
             name = ""
-    return [*_table(rows), *_LEGEND] if len(rows) > 1 else []
-
-
-def _weight_cells(figures: StrategyDiagnostics) -> tuple[str, str, str, str, str]:
-    return (
-        _number(figures.weight_mean),
-        _number(figures.effective_sample_size),
-        _number(figures.largest_weight_share),
-        _number(figures.clipped_share),
-        _number(figures.zero_advantage_share),
-    )
+    return [*text_table(rows, is_text=True), *_LEGEND] if len(rows) > 1 else []
 
 
 _LEGEND = (
@@ -289,10 +247,3 @@ _LEGEND = (
 
 def _number(value: float | None, form: str = ".3f") -> str:
     return "-" if value is None else format(value, form)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]

@@ -349,3 +349,15 @@ def _numbers(figure: Mapping[str, Any]) -> dict[str, float | None]:
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return value if is_number else None
+
+
+def text_table(rows: Sequence[tuple[str, ...]], *, is_text: bool = False) -> list[str]:
+    """Lines of a table for the terminal; all columns but the first stand to the right, unless they are text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place and not is_text else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,66 +1,64 @@
-"""What the verdicts of one conversation amount to: pairs in both orders, flips, cycles, agreement with known answers.
+"""Verdicts of a conversation: pairs in both orders, flips, cycles, agreement with known answers; and sums of them.
 
-Plain values in, plain values out, so that an index can look at thousands of stored conversations without reading their
-texts.
+An index looks at thousands of stored conversations through these functions, which read no texts.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 
-from viva.judging.ballots import Ballots, Item, Preference, Vote, pooled
+from viva.judging.ballots import Item, Preference, pooled
 from viva.judging.consensus import majority
 from viva.judging.records import ConversationRecord
 
-NO_ORDERS = (0,) * 9
-"""`orders_of` no pair."""
+_STAGES = {0: "initial", 1: "revised"}
+
+Said = Iterable[tuple[int | None, int, int, str]]
+"""(agent or ``None``, shown first, shown second, outcome) of comparisons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairVerdict:
-    """All that a judge said about one unordered pair."""
+    """Comparisons of one unordered pair."""
 
     agent_id: int | None
     """Whose two solutions were compared, 0 the initial and 1 the revised one; ``None``: items are agents."""
     items: tuple[int, int]
     """The lower one first."""
-    winners: tuple[int | None, ...]
-    """Of every comparison, in the order of the file; ``None`` for a tie or a reply that could not be read."""
-    orders: tuple[int, ...]
-    """What was shown first in each of them."""
+    winners: tuple[tuple[int | None, ...], tuple[int | None, ...]]
+    """When the lower item was shown first, and when the higher one was; ``None`` for a tie or an unreadable reply."""
 
     @property
     def is_flipped(self) -> bool:
         """Whether the winner changes with the order in which the two were shown."""
-        by_order = {first: set[int]() for first in self.items}
-        for first, winner in zip(self.orders, self.winners, strict=True):
-            if winner is not None and first in by_order:
-                by_order[first].add(winner)
-        one, other = by_order.values()
+        one, other = self._decided()
         return bool(one and other and one != other)
 
     @property
     def in_both_orders(self) -> bool:
         """Whether both orders have a verdict that names a winner."""
-        decided = {f for f, winner in zip(self.orders, self.winners, strict=True) if winner is not None}
-        return len(decided) == 2
+        return all(self._decided())
 
     @property
     def winner(self) -> int | None:
         """Who won more often; ``None`` if nobody."""
-        return self._leader(self.winners)
+        return self._leader([*self.winners[0], *self.winners[1]])
 
-    def label(self, first: int) -> int | None:
-        """What was said when an item was shown first: 0 it wins, 1 the other one, 2 neither; ``None`` if nothing."""
-        said = [winner for shown, winner in zip(self.orders, self.winners, strict=True) if shown == first]
-        if not said:
-            return None
-        leader = self._leader(said)
-        return 2 if leader is None else int(leader != first)
+    @property
+    def labels(self) -> tuple[int | None, int | None]:
+        """Verdict in each order: 0 what was shown first wins, 1 the other one, 2 neither; ``None``: not asked."""
+        one, other = (
+            (None if not said else 2 if (leader := self._leader(said)) is None else int(leader != first))
+            for first, said in zip(self.items, self.winners, strict=True)
+        )
+        return one, other
+
+    def _decided(self) -> list[set[int]]:
+        return [{winner for winner in said if winner is not None} for said in self.winners]
 
     def _leader(self, winners: Sequence[int | None]) -> int | None:
-        wins = [sum(winner == item for winner in winners) for item in self.items]
-        return None if wins[0] == wins[1] else self.items[wins[1] > wins[0]]
+        low, high = (winners.count(item) for item in self.items)
+        return None if low == high else self.items[high > low]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,80 +70,99 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankingJudgement:
-    """The votes of one segment."""
+class Verdicts:
+    """Cycles and agreement of comparisons, or of the votes of one segment."""
 
-    ballots: Mapping[int, Sequence[Vote]]
+    segment: str | None
+    """``None``: the judge's comparisons."""
     cycles: Sequence[tuple[Item, ...]]
     agreement: Agreement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """The judge's comparisons and the agents' rankings of one conversation."""
+class JudgeCounts:
+    """Counts of verdicts in some conversations, or in one."""
 
-    pairs: Sequence[PairVerdict]
-    cycles: Sequence[tuple[Item, ...]]
-    agreement: Agreement
-    rankings: Mapping[str, RankingJudgement]
-    """By segment."""
+    conversations: int = 1
+    pairs: int = 0
+    """Judged in both orders, with a winner in each."""
+    flips: int = 0
+    """Of these, how many have two winners."""
+    cycles: int = 0
+    agreeing: int = 0
+    """Preferences between a right and a wrong solution that went to the right one."""
+    decidable: int = 0
+    """Such preferences."""
+    orders: tuple[int, ...] = (0,) * 9
+    """Pairs by their verdicts in both orders, see `orders_of`."""
 
 
-def judge_conversation(record: ConversationRecord) -> Judgement:
-    """All that the verdicts of a conversation amount to.
+NO_VERDICTS = JudgeCounts()
+
+
+def judge_conversation(record: ConversationRecord) -> tuple[list[PairVerdict], list[Verdicts]]:
+    """The pairs that the judge compared, and the verdicts: first the judge's, then those of every segment with votes.
 
     Raises:
         ValueError: If a voter voted twice on a pair.
     """
     before, after = record.correct_initial or {}, record.correct or {}
-    said = record.said()
-    pairs = judge_pairs(said)
-    return Judgement(
-        pairs=pairs,
-        cycles=pair_cycles(pairs),
-        agreement=agreement_of_comparisons(said, before, after),
-        rankings={
-            segment: RankingJudgement(
-                ballots=ballots,
-                cycles=cycles_of_ballots(ballots),
-                agreement=agreement_of_votes(
-                    preferences_of([vote for votes in ballots.values() for vote in votes]),
-                    _known_answers(before, after, segment),
-                ),
-            )
-            for segment, ballots in record.ballots().items()
-        },
+    pairs = judge_pairs(record.said())
+    known = known_answers(before, after)
+    verdicts = [
+        Verdicts(
+            segment=None, cycles=pair_cycles(pairs), agreement=agreement(preferred(record.said()), known)
+        )
+    ]
+    for segment, ballots in record.ballots().items():
+        votes = pooled(ballots)
+        preferences = [(vote.winner, vote.loser) for vote in votes if isinstance(vote, Preference)]
+        winners = {pair: vote.winner for pair, vote in majority(votes).items()}
+        about: Mapping[Item, bool] = {**before} if segment == "ranking" else known
+        verdicts.append(
+            Verdicts(segment=segment, cycles=cycles(winners), agreement=agreement(preferences, about))
+        )
+    return pairs, verdicts
+
+
+def count_verdicts(record: ConversationRecord) -> JudgeCounts:
+    """The counts of one conversation.
+
+    Raises:
+        ValueError: If a voter voted twice on a pair.
+    """
+    pairs, verdicts = judge_conversation(record)
+    counts = JudgeCounts(
+        pairs=sum(pair.in_both_orders for pair in pairs),
+        flips=sum(pair.is_flipped for pair in pairs),
+        cycles=sum(len(each.cycles) for each in verdicts),
+        agreeing=sum(each.agreement.num_right for each in verdicts),
+        decidable=sum(each.agreement.num_pairs for each in verdicts),
+        orders=orders_of(pairs),
+    )
+    return NO_VERDICTS if counts == NO_VERDICTS else counts  # one value for all that have none
+
+
+def sum_counts(counts: Iterable[JudgeCounts]) -> JudgeCounts:
+    """Sums over some conversations."""
+    known = list(counts)
+    names = [field.name for field in fields(JudgeCounts) if field.name != "orders"]
+    return JudgeCounts(
+        **{name: sum(getattr(each, name) for each in known) for name in names},
+        orders=tuple(map(sum, zip(NO_VERDICTS.orders, *(each.orders for each in known), strict=True))),
     )
 
 
-def _known_answers(before: Mapping[int, bool], after: Mapping[int, bool], segment: str) -> dict[Item, bool]:
-    """Which of the items that a segment's votes are about are right, where that is known."""
-    if segment == "comparison":
-        stages = {"initial": before, "revised": after}
-        return {(stage, agent): right for stage, known in stages.items() for agent, right in known.items()}
-    about = before if segment == "ranking" else after
-    return {**about}
-
-
-def judge_pairs(comparisons: Iterable[tuple[int | None, int, int, str]]) -> list[PairVerdict]:
-    """Verdicts by pair, in order of (whose, items).
-
-    Args:
-        comparisons: (agent or ``None``, shown first, shown second, outcome) of each.
-    """
-    found: dict[tuple[int | None, int, int], list[tuple[int, int | None]]] = {}
-    for agent_id, first, second, outcome in comparisons:
-        winner = {"A": first, "B": second}.get(outcome)
-        key = (agent_id, min(first, second), max(first, second))
-        found.setdefault(key, []).append((first, winner))
+def judge_pairs(said: Said) -> list[PairVerdict]:
+    """Verdicts by pair, in order of (whose, items)."""
+    found: dict[tuple[int | None, int, int], tuple[list[int | None], list[int | None]]] = {}
+    for agent_id, first, second, outcome in said:
+        low, high = sorted((first, second))
+        winners = found.setdefault((agent_id, low, high), ([], []))
+        winners[first != low].append({"A": first, "B": second}.get(outcome))
     return [
-        PairVerdict(
-            agent_id=agent_id,
-            items=(low, high),
-            winners=tuple(winner for _, winner in said),
-            orders=tuple(first for first, _ in said),
-        )
-        for (agent_id, low, high), said in sorted(
+        PairVerdict(agent_id=agent_id, items=(low, high), winners=(tuple(one), tuple(other)))
+        for (agent_id, low, high), (one, other) in sorted(
             found.items(), key=lambda pair: (-1 if pair[0][0] is None else pair[0][0], *pair[0][1:])
         )
     ]
@@ -160,7 +177,7 @@ def orders_of(pairs: Iterable[PairVerdict]) -> tuple[int, ...]:
     """
     counts = [0] * 9
     for pair in pairs:
-        one, other = (pair.label(item) for item in pair.items)
+        one, other = pair.labels
         if one is not None and other is not None:
             counts[3 * one + other] += 1
     return tuple(counts)
@@ -168,74 +185,45 @@ def orders_of(pairs: Iterable[PairVerdict]) -> tuple[int, ...]:
 
 def pair_cycles(pairs: Iterable[PairVerdict]) -> list[tuple[Item, ...]]:
     """Triples of agents in which the judge prefers a to b, b to c and c to a."""
-    return _cycles(
-        {
-            frozenset[Item](pair.items): winner
-            for pair in pairs
-            if pair.agent_id is None and (winner := pair.winner) is not None
-        }
-    )
+    agents = [pair for pair in pairs if pair.agent_id is None]
+    return cycles({frozenset[Item](pair.items): pair.winner for pair in agents if pair.winner is not None})
 
 
-def cycles_of_ballots(ballots: Ballots) -> list[tuple[Item, ...]]:
-    """Triples of items in which the majority prefers a to b, b to c and c to a.
-
-    Raises:
-        ValueError: If a voter voted twice on a pair.
-    """
-    return _cycles({pair: vote.winner for pair, vote in majority(pooled(ballots)).items()})
-
-
-def _cycles(winners: Mapping[frozenset[Item], Item]) -> list[tuple[Item, ...]]:
+def cycles(winners: Mapping[frozenset[Item], Item]) -> list[tuple[Item, ...]]:
+    """Triples of items in which a wins against b, b against c and c against a, from the winner of every pair."""
     items = sorted({item for pair in winners for item in pair}, key=str)
-    cycles: list[tuple[Item, ...]] = []
+    found: list[tuple[Item, ...]] = []
     for a, b, c in itertools.combinations(items, 3):
         beats = [winners.get(frozenset(pair)) for pair in ((a, b), (b, c), (c, a))]
         if beats == [a, b, c]:
-            cycles.append((a, b, c))
+            found.append((a, b, c))
         elif beats == [b, c, a]:
-            cycles.append((a, c, b))
-    return cycles
+            found.append((a, c, b))
+    return found
 
 
-def agreement_of_votes(votes: Iterable[tuple[Item, Item]], is_right: Mapping[Item, bool]) -> Agreement:
-    """Agreement of preferences with known answers.
-
-    Args:
-        votes: (winner, loser) of each.
-        is_right: Of the items whose answer is known.
-    """
-    told = [
+def agreement(preferences: Iterable[tuple[Item, Item]], is_right: Mapping[Item, bool]) -> Agreement:
+    """Agreement of preferences, as (winner, loser), with the answers that are known."""
+    hits = [
         is_right[winner]
-        for winner, loser in votes
+        for winner, loser in preferences
         if winner in is_right and loser in is_right and is_right[winner] != is_right[loser]
     ]
-    return Agreement(num_right=sum(told), num_pairs=len(told))
+    return Agreement(num_right=sum(hits), num_pairs=len(hits))
 
 
-def agreement_of_comparisons(
-    said: Iterable[tuple[int | None, int, int, str]], before: Mapping[int, bool], after: Mapping[int, bool]
-) -> Agreement:
-    """Agreement of a judge's comparisons with known answers.
-
-    Args:
-        said: As `judge_pairs` takes them.
-        before: Which agents' solutions were right before revision.
-        after: And at the end.
-    """
-    num_right = num_pairs = 0
-    for agent, first, second, outcome in said:
-        if outcome not in ("A", "B"):
-            continue
-        known: dict[Item, bool] = {**after}
-        if agent is not None:
-            known = {0: before[agent], 1: after[agent]} if agent in before and agent in after else {}
-        pair = (first, second) if outcome == "A" else (second, first)
-        found = agreement_of_votes([pair], known)
-        num_right, num_pairs = num_right + found.num_right, num_pairs + found.num_pairs
-    return Agreement(num_right=num_right, num_pairs=num_pairs)
+def preferred(said: Said) -> Iterator[tuple[Item, Item]]:
+    """(winner, loser) of every comparison that has a winner: agents, or initial and revised solution of one agent."""
+    for agent, *pair, outcome in said:
+        one, other = (item if agent is None else (_STAGES.get(item, ""), agent) for item in pair)
+        if outcome in ("A", "B"):
+            yield (one, other) if outcome == "A" else (other, one)
 
 
-def preferences_of(votes: Sequence[object]) -> list[tuple[Item, Item]]:
-    """The preferences among votes, as (winner, loser)."""
-    return [(vote.winner, vote.loser) for vote in votes if isinstance(vote, Preference)]
+def known_answers(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[Item, bool]:
+    """Which items are right: initial and revised solutions, and agents by their last one."""
+    stages = zip(_STAGES.values(), (before, after), strict=True)
+    staged: dict[Item, bool] = {
+        (stage, agent): right for stage, known in stages for agent, right in known.items()
+    }
+    return {**after, **staged}

@@ -7,12 +7,13 @@ with the rewards that were paid. One conversation is in memory at a time.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import chz
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from viva.conversation.prompts import counted
@@ -21,9 +22,9 @@ from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import Comparison, Outcome, same_words
 from viva.judging.records import ConversationRecord
 from viva.rewards.critique import review_votes
-from viva.rewards.review import ReviewRules, ReviewScores, ReviewVotes, review_rules, score_review
+from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review
 from viva.rewards.review_metrics import ballot_accuracy, reward_truth_gap
-from viva.view.files import iter_transcripts
+from viva.view.files import iter_transcripts, text_table
 
 _Rewards = Mapping[int, float | None]
 """By agent."""
@@ -104,17 +105,16 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
     """
     _changed(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
     totals = _Totals()
-    num_void = num_other = 0
     torn: list[str] = []
     for where, transcript in iter_transcripts(run_dir, torn):
         record = transcript.record
         if record is None or record.protocol != "critique_self_play":
-            num_other += 1
+            totals.num_other += 1
         elif transcript.void or not record.streams:
-            num_void += 1
+            totals.num_void += 1
         else:
             try:
-                _add(totals, record, options)
+                totals.add(record, _rules(record, options))
             except (ValueError, BradleyTerryError) as error:
                 raise ValueError(f"{where}: {error}") from error
             except (LookupError, TypeError) as error:
@@ -122,29 +122,20 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
                     f"{where}: no such conversation can have been held ({type(error).__name__}: {error}); the file is "
                     "damaged or was changed. Put it back from a copy, or take this line out"
                 ) from error
-    if not totals.count:
+    if not totals.num_conversations:
         raise ValueError(
-            f"{str(run_dir)!r} has no conversation to score again: {num_void} were void, and {num_other} not "
-            "critique self-play. Give the folder of a run of critique_self_play."
+            f"{str(run_dir)!r} has no conversation to score again: {totals.num_void} were void, and "
+            f"{totals.num_other} not critique self-play. Give the folder of a run of critique_self_play."
         )
     return Rescoring(
-        num_conversations=totals.count,
-        num_void=num_void,
-        num_other=num_other,
-        streams=tuple(change.result(name) for name, change in totals.streams.items()),
+        num_conversations=totals.num_conversations,
+        num_void=totals.num_void,
+        num_other=totals.num_other,
+        streams=tuple(_change(name, rewards) for name, rewards in totals.rewards.items()),
         gaps={name: (_mean(old), _mean(new)) for name, (old, new) in totals.gaps.items()},
         num_gaps=len(totals.gaps["total"][0]),
         is_torn=bool(torn),
     )
-
-
-def _add(totals: "_Totals", record: ConversationRecord, options: RescoreOptions) -> None:
-    rules = _rules(record, options)
-    conversation, judged = record.conversation(), stored_comparisons(record)
-    if rules.fit == "joint":
-        _require_links(conversation, judged)
-    votes = review_votes(conversation, judged)
-    totals.add(record, votes, score_review(votes, rules))
 
 
 def _rules(record: ConversationRecord, options: RescoreOptions) -> ReviewRules:
@@ -180,106 +171,80 @@ def _require_links(conversation: Conversation, judged: Mapping[int, Sequence[Com
         )
 
 
-class WithinCorrelation:
-    """Pearson's correlation of two values, each less its mean over the conversation.
-
-    This is what training sees of a reward, for its baseline is such a mean. That some problems are easier, and all
-    values of their conversations higher, adds nothing to it.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        """Pairs of values in conversations with at least two of them; a lone pair says nothing."""
-        self._xx = 0.0
-        self._xy = 0.0
-        self._yy = 0.0
-
-    def add(self, pairs: Sequence[tuple[float, float]]) -> None:
-        """Count the pairs of one conversation."""
-        if len(pairs) < 2:
-            return
-        self.count += len(pairs)
-        xs, ys = (_centred([pair[side] for pair in pairs]) for side in (0, 1))
-        self._xx += math.fsum(x * x for x in xs)
-        self._xy += math.fsum(x * y for x, y in zip(xs, ys, strict=True))
-        self._yy += math.fsum(y * y for y in ys)
-
-    @property
-    def value(self) -> float | None:
-        """In [-1, 1]; ``None`` if one of the two never varies within a conversation."""
-        if self._xx == 0.0 or self._yy == 0.0:
-            return None
-        return max(-1.0, min(1.0, self._xy / math.sqrt(self._xx * self._yy)))
-
-
-def _centred(values: list[float]) -> list[float]:
-    """Exact zeros where all values are equal."""
-    if len(set(values)) == 1:
-        return [0.0] * len(values)
-    mean = math.fsum(values) / len(values)
-    return [value - mean for value in values]
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One reward over all conversations so far: old, new."""
-
-    values: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    agreement: WithinCorrelation = field(default_factory=WithinCorrelation)
-    truth: tuple[WithinCorrelation, WithinCorrelation] = field(
-        default_factory=lambda: (WithinCorrelation(), WithinCorrelation())
-    )
-
-    def add(self, old: _Rewards, new: _Rewards, truth: _Rewards) -> None:
-        for rewards, values, correlation in zip((old, new), self.values, self.truth, strict=True):
-            values += [value for value in rewards.values() if value is not None]
-            correlation.add(_common(rewards, truth))
-        self.agreement.add(_common(old, new))
-
-    def result(self, stream: str) -> StreamChange:
-        old, new = self.values
-        return StreamChange(
-            stream=stream,
-            means=(_mean(old), _mean(new)),
-            deviations=(statistics.pstdev(old) if old else None, statistics.pstdev(new) if new else None),
-            agreement=self.agreement.value,
-            truth=(self.truth[0].value, self.truth[1].value),
-            num_graded=(self.truth[0].count, self.truth[1].count),
-        )
-
-
 @dataclass(slots=True)
 class _Totals:
     """All conversations so far."""
 
-    count: int = 0
-    streams: dict[str, _Stream] = field(default_factory=lambda: {name: _Stream() for name in _STREAMS})
+    num_conversations: int = 0
+    num_void: int = 0
+    num_other: int = 0
+    rewards: dict[str, list[tuple[_Rewards, _Rewards, _Rewards]]] = field(
+        default_factory=lambda: {name: [] for name in _STREAMS}
+    )
+    """Old, new and truth of every conversation, by stream."""
     gaps: dict[str, tuple[list[float], list[float]]] = field(
         default_factory=lambda: {name: ([], []) for name in ("r_sol", "total")}
     )
 
-    def add(self, record: ConversationRecord, votes: ReviewVotes, scores: ReviewScores) -> None:
-        self.count += 1
+    def add(self, record: ConversationRecord, rules: ReviewRules) -> None:
+        """Score a conversation again."""
+        conversation, judged = record.conversation(), stored_comparisons(record)
+        if rules.fit == "joint":
+            _require_links(conversation, judged)
+        votes = review_votes(conversation, judged)
+        scores = score_review(votes, rules)
+        self.num_conversations += 1
         truth = _truth(record, votes)
-        new: dict[str, _Rewards] = {
-            "r_sol": scores.r_sol,
-            "r_meta": scores.r_meta,
-            "r_diag": scores.r_diag,
-            "total": scores.totals,
-        }
-        for name, stream in self.streams.items():
-            old = {agent: rewards.get(name) for agent, rewards in record.streams.items()}
-            stream.add(old, new[name], truth.get(name, {}))
+        new = (scores.r_sol, scores.r_meta, scores.r_diag, scores.totals)
+        for (name, rewards), found in zip(self.rewards.items(), new, strict=True):
+            old = {agent: streams.get(name) for agent, streams in record.streams.items()}
+            rewards.append((old, found, truth.get(name, {})))
         if record.correct:
-            paid = {
-                "r_sol": (record.scores.final, scores.r_sol),
-                "total": (record.rewards, scores.totals),
-            }
+            paid = {"r_sol": (record.scores.final, scores.r_sol), "total": (record.rewards, scores.totals)}
             for name, gaps in self.gaps.items():
                 for rewards, found in zip(paid[name], gaps, strict=True):
                     gap = reward_truth_gap(rewards, record.correct)
                     if gap is not None:
                         found.append(gap)
+
+
+def _change(stream: str, rewards: Sequence[tuple[_Rewards, _Rewards, _Rewards]]) -> StreamChange:
+    old, new = (
+        [value for each in rewards for value in each[side].values() if value is not None] for side in (0, 1)
+    )
+    agreement, _ = within_correlation(_common(old, new) for old, new, _ in rewards)
+    truth_old, num_old = within_correlation(_common(old, truth) for old, _, truth in rewards)
+    truth_new, num_new = within_correlation(_common(new, truth) for _, new, truth in rewards)
+    return StreamChange(
+        stream=stream,
+        means=(_mean(old), _mean(new)),
+        deviations=(statistics.pstdev(old) if old else None, statistics.pstdev(new) if new else None),
+        agreement=agreement,
+        truth=(truth_old, truth_new),
+        num_graded=(num_old, num_new),
+    )
+
+
+def within_correlation(groups: Iterable[Sequence[tuple[float, float]]]) -> tuple[float | None, int]:
+    """Pearson's correlation of pairs of values, each less its mean over the conversation, and the number of pairs.
+
+    This is what training sees of a reward, for its baseline is such a mean. That some problems are easier, and all
+    values of their conversations higher, adds nothing to it.
+
+    Args:
+        groups: Pairs by conversation; a lone pair says nothing, and is not counted.
+
+    Returns:
+        The correlation, in [-1, 1], or ``None`` if one of the two never varies within a conversation.
+    """
+    centred = [np.zeros((0, 2))]
+    for own in (np.array(pairs) for pairs in groups if len(pairs) > 1):
+        centred.append(
+            np.where(np.ptp(own, axis=0) == 0, 0.0, own - own.mean(axis=0))
+        )  # equal values: exact zeros
+    x_N, y_N = np.concatenate(centred).T
+    scale = math.sqrt(x_N @ x_N) * math.sqrt(y_N @ y_N)
+    return (max(-1.0, min(1.0, float(x_N @ y_N) / scale)) if scale else None), len(x_N)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -324,13 +289,6 @@ def rescore_text(result: Rescoring) -> str:
         for change in result.streams
     ]
     table = [heads, ("reward", "old", "new", "old", "new", "new", "old", "new"), *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in table
-    ]
     gaps = ""
     if result.num_gaps:
         shown = ", ".join(
@@ -343,7 +301,7 @@ def rescore_text(result: Rescoring) -> str:
     return (
         f"{torn}{counted(result.num_conversations, 'conversation')} ({result.num_void} void and "
         f"{result.num_other} of another kind left out)\n\n"
-        f"{chr(10).join(line.rstrip() for line in lines)}\n{gaps}\n{_LEGEND}"
+        f"{chr(10).join(text_table(table))}\n{gaps}\n{_LEGEND}"
         f"Rewards with a truth: {graded}.\n"
     )
 

@@ -3,7 +3,7 @@
 import { ask, go, link } from "./api.js";
 import { add, h } from "./dom.js";
 import { filtersOf } from "./list.js";
-import { arrows, rankings, scores, streams } from "./review.js";
+import { agentsOf, arrows, rankings, scores, streams } from "./review.js";
 import { text } from "./text.js";
 import { Tokens } from "./tokens.js";
 import { grid } from "./turns.js";
@@ -19,6 +19,7 @@ class Conversation {
   async build() {
     const answer = await ask("conversation", { ...this.filters, ...this.where });
     this.answer = answer;
+    if (answer.record) answer.record.agents = agentsOf(answer.record);
     this.root.dataset.title = `step ${answer.step}, conversation ${answer.group}`;
     this.tokens = answer.tokens ? new Tokens(answer.tokens, answer.record) : null;
     add(this.root, [this.top(answer), answer.record ? this.body(answer.record) : h("p", { class: "muted" }, "No record of what was said was kept."),
@@ -26,7 +27,7 @@ class Conversation {
   }
 
   at(place) {
-    return link(["conversation", String(place[0]), String(place[1])], this.filters);
+    return link(["conversation", ...place], this.filters);
   }
 
   top(answer) {

@@ -1,9 +1,9 @@
 // The judge over many conversations: flips, cycles and agreement with known answers, by step, and where to look.
 
-import { ask, isReport, remember } from "./api.js";
+import { ask, isReport } from "./api.js";
 import { chart } from "./chart.js";
 import { h, replace, share, table } from "./dom.js";
-import { answersText, filterBar, filtersOf, questionOf, renewStrategies } from "./list.js";
+import { answersText, Filtered, questionOf, renewStrategies } from "./list.js";
 
 function rate(steps, part, whole, name) {
   const counted = steps.filter((step) => step[whole]);
@@ -20,23 +20,11 @@ function orders(counts) {
     "Pairs by their verdicts in both orders");
 }
 
-class Judge {
-  constructor(root, { parameters, runs }) {
-    Object.assign(this, { root, runs, page: Number(parameters.page) || 0, loading: 0 });
-    this.filters = filtersOf(parameters);
-  }
-
-  parameters() {
-    return { ...this.filters, page: this.page || "" };
-  }
-
+class Judge extends Filtered {
   async build() {
     if (!this.runs.length) this.runs = (await ask("runs")).runs;
-    this.root.dataset.title = "judge";
     const [listed, answer] = await this.ask();
-    this.body = h("div", {});
-    this.bar = filterBar(this.filters, listed.facets, this.runs, (name, value) => this.changed(name, value));
-    replace(this.root, h("h2", { class: "quiet" }, "Judge"), this.bar, this.body);
+    this.frame("Judge", h("div", {}), listed.facets);
     this.fill(answer);
   }
 
@@ -44,35 +32,11 @@ class Judge {
     return Promise.all([ask("conversations", { run: this.filters.run, size: 1 }), ask("judge", this.parameters())]);
   }
 
-  async changed(name, value) {
-    if (value) this.filters[name] = value; else delete this.filters[name];
-    this.page = 0;
-    await this.load();
-  }
-
-  async load() {
-    remember(["judge"], this.parameters());
-    const loading = ++this.loading;
-    try {
-      const answer = await ask("judge", this.parameters());
-      if (loading === this.loading) this.fill(answer);
-    } catch (error) {
-      replace(this.body, h("p", { class: "failure", role: "alert" }, error.message));
-    }
-  }
-
-  turn(by) {
-    if (this.page + by < 0 || this.page + by >= this.pages) return;
-    this.page += by;
-    this.load();
-  }
-
   fill(answer) {
     const { totals, steps } = answer;
     const card = (title, id, value) => h("div", { class: "card" }, h("p", { class: "name" }, title), h("p", { class: "value", id }, value));
     const figure = (title, line) => h("figure", { "data-chart": title }, h("figcaption", {}, title), chart(title, [line]));
-    const pages = this.pages = Math.max(1, Math.ceil(answer.total / answer.size));
-    const by = (step, label) => h("button", { type: "button", disabled: answer.page + step < 0 || answer.page + step >= pages, onclick: () => this.turn(step) }, label);
+    const pager = this.pager(answer);
     replace(this.body, h("div", { class: "cards" }, card("conversations", "judge-conversations", totals.conversations),
       card("verdicts that flip with the order", "judge-flips", share(totals.flips, totals.pairs)), card("cycles", "judge-cycles", totals.cycles),
       card("preferences that agree with known answers", "judge-agreement", share(totals.agreeing, totals.decidable))),
@@ -80,10 +44,9 @@ class Judge {
     h("div", { class: "charts" }, figure("share of flips", rate(steps, "flips", "pairs", "flips")),
       figure("agreement with known answers", rate(steps, "agreeing", "decidable", "agreement"))),
     h("h3", {}, "Conversations with flips or cycles"),
-    h("p", { class: "pages" }, isReport ? `${answer.total}${pages > 1 ? `; the first ${answer.size} of them` : ""}`
-      : [`${answer.total} · page ${answer.page + 1} of ${pages} `, by(-1, "Previous page"), by(1, "Next page")]),
+    h("p", { class: "pages" }, answer.total, isReport ? this.pages > 1 && `; the first ${answer.size} of them` : pager),
     answer.rows.length ? table("list", ["step", "group", "question", "right", "flips", "cycles", "agreeing"], answer.rows.map((row) => [
-      row.step, row.group, questionOf(row, this.filters), answersText(row), `${row.num_flips}/${row.num_pairs}`, row.num_cycles, `${row.num_agreeing}/${row.num_decidable}`]), "Conversations with flips or cycles")
+      row.step, row.group, questionOf(row, this.filters), answersText(row), `${row.judged.flips}/${row.judged.pairs}`, row.judged.cycles, `${row.judged.agreeing}/${row.judged.decidable}`]), "Conversations with flips or cycles")
       : h("p", { class: "muted" }, "None."));
   }
 
@@ -91,21 +54,14 @@ class Judge {
     this.runs = runs;
     const loading = this.loading;
     const [listed, answer] = await this.ask();
-    if (loading !== this.loading) return; // a later question is under way
+    if (loading !== this.loading) return;
     renewStrategies(this.bar, listed.facets, this.filters.strategy);
     if (!this.body.contains(document.activeElement)) this.fill(answer);
-  }
-
-  key(event) {
-    if (isReport) return false;
-    if (event.key === "[" || event.key === "]") return this.turn(event.key === "[" ? -1 : 1), true;
-    if (event.key === "/") return this.bar.elements.text.focus(), true;
-    return false;
   }
 }
 
 export async function judgeView(root, context) {
-  const view = new Judge(root, context);
+  const view = new Judge("judge", root, context);
   await view.build();
   return view;
 }

@@ -9,7 +9,7 @@ const STATES = [["", "any state"], ["sound", "sound"], ["failed", "an agent fail
   ["cycles", "rankings cycle"], ["disagrees", "judge is wrong"]];
 const ORDERS = [["step", "first steps first"], ["-step", "last steps first"], ["reward", "lowest reward first"], ["-reward", "highest reward first"],
   ["-spread", "widest rewards first"]];
-export const FILTERS = ["run", "step_from", "step_to", "strategy", "reward_from", "reward_to", "answers", "state", "text", "order"];
+const FILTERS = ["run", "step_from", "step_to", "strategy", "reward_from", "reward_to", "answers", "state", "text", "order"];
 
 export function filtersOf(parameters) {
   return Object.fromEntries(FILTERS.filter((name) => parameters[name]).map((name) => [name, parameters[name]]));
@@ -21,9 +21,9 @@ export function answersText(row) {
 
 const counted = (count, noun) => (count ? `${count} ${noun}${count > 1 ? "s" : ""}` : "");
 
-export function stateText(row) {
+function stateText(row) {
   return [row.is_void ? "void" : "", row.num_failures ? `${row.num_failures} failed` : "", row.num_mended > 0 ? `${row.num_mended} mended` : "",
-    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", counted(row.num_flips, "flip"), counted(row.num_cycles, "cycle"),
+    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", counted(row.judged.flips, "flip"), counted(row.judged.cycles, "cycle"),
     row.has_tokens ? "tokens" : ""].filter(Boolean).join(", ");
 }
 
@@ -70,29 +70,25 @@ export function filterBar(parameters, facets, runs, changed) {
 // The question of a row: a link to the conversation, where there is one to see.
 export function questionOf(row, filters) {
   const text = row.question || "(no question recorded)";
-  const where = { run: filters.run, step: String(row.step), group: String(row.group) };
+  const where = { run: filters.run, step: row.step, group: row.group };
   return has("conversation", where) ? h("a", { href: link(["conversation", where.step, where.group], filters) }, text) : text;
 }
 
-class List {
-  constructor(root, { parameters, runs }) {
-    Object.assign(this, { root, runs, chosen: 0, loading: 0 });
-    this.filters = filtersOf(parameters);
-    this.page = Number(parameters.page) || 0;
+// What matches the filters, a page at a time; both are in the address.
+export class Filtered {
+  constructor(name, root, { parameters, runs }) {
+    Object.assign(this, { name, root, runs, filters: filtersOf(parameters), page: Number(parameters.page) || 0, loading: 0 });
   }
 
   parameters() {
     return { ...this.filters, page: this.page || "" };
   }
 
-  async build() {
-    if (!this.runs.length) this.runs = (await ask("runs")).runs;
-    this.root.dataset.title = "conversations";
-    this.answer = await ask("conversations", this.parameters());
-    this.body = h("div", { class: "rows" });
-    this.bar = filterBar(this.filters, this.answer.facets, this.runs, (name, value) => this.changed(name, value));
-    replace(this.root, h("h2", { class: "quiet" }, "Conversations"), this.bar, this.body);
-    this.fill();
+  frame(title, body, facets) {
+    this.root.dataset.title = this.name;
+    this.body = body;
+    this.bar = filterBar(this.filters, facets, this.runs, (name, value) => this.changed(name, value));
+    replace(this.root, h("h2", { class: "quiet" }, title), this.bar, this.body);
   }
 
   async changed(name, value) {
@@ -102,30 +98,52 @@ class List {
   }
 
   async load() {
-    remember(["conversations"], this.parameters());
+    remember([this.name], this.parameters());
     const loading = ++this.loading;
     try {
-      const answer = await ask("conversations", this.parameters());
-      if (loading !== this.loading) return; // a later question is under way
-      this.answer = answer;
-      this.chosen = 0;
-      this.fill();
+      const answer = await ask(this.name, this.parameters());
+      if (loading === this.loading) this.fill(answer); // else a later question is under way
     } catch (error) {
       replace(this.body, h("p", { class: "failure", role: "alert" }, error.message));
     }
   }
 
-  fill() {
-    const { rows, total, page, size } = this.answer;
-    const pages = Math.max(1, Math.ceil(total / size));
-    const turn = (by, label) => h("button", { type: "button", disabled: page + by < 0 || page + by >= pages, onclick: () => this.turn(by) }, label);
+  pager({ total, page, size }) {
+    const pages = this.pages = Math.max(1, Math.ceil(total / size));
+    const by = (step, label) => h("button", { type: "button", disabled: page + step < 0 || page + step >= pages, onclick: () => this.turn(step) }, label);
+    return [` · page ${page + 1} of ${pages} `, by(-1, "Previous page"), by(1, "Next page")];
+  }
+
+  turn(by) {
+    if (isReport || this.page + by < 0 || this.page + by >= this.pages) return;
+    this.page += by;
+    this.load();
+  }
+
+  key(event) {
+    if (event.key === "[" || event.key === "]") return this.turn(event.key === "[" ? -1 : 1), true;
+    if (event.key === "/" && !isReport) return this.bar.elements.text.focus(), true;
+    return false;
+  }
+}
+
+class List extends Filtered {
+  chosen = 0;
+
+  async build() {
+    if (!this.runs.length) this.runs = (await ask("runs")).runs;
+    const answer = await ask("conversations", this.parameters());
+    this.frame("Conversations", h("div", { class: "rows" }), answer.facets);
+    this.fill(answer);
+  }
+
+  fill(answer, chosen = 0) {
     const list = table("list", ["step", "group", "question", "strategy", "right", "reward", "lowest", "highest", "remarks", ...(isReport ? ["shown for"] : [])],
-      rows.map((row) => [row.step, row.group, questionOf(row, this.filters), row.strategy, answersText(row), number(row.reward_mean),
+      answer.rows.map((row) => [row.step, row.group, questionOf(row, this.filters), row.strategy, answersText(row), number(row.reward_mean),
         number(row.reward_min), number(row.reward_max), stateText(row), ...(isReport ? [row.reason] : [])]), "Conversations");
-    const pager = [` conversations · page ${page + 1} of ${pages} `, turn(-1, "Previous page"), turn(1, "Next page")];
-    replace(this.body, h("p", { class: "pages" }, h("b", { id: "total" }, total),
-      isReport ? ` of ${counted(this.answer.all, "conversation")}: a sample; viva view shows all of them.` : pager), rows.length ? list : h("p", { class: "muted" }, "No conversation matches."));
-    this.choose(this.chosen, false);
+    replace(this.body, h("p", { class: "pages" }, h("b", { id: "total" }, answer.total),
+      isReport ? ` of ${counted(answer.all, "conversation")}: a sample; viva view shows all of them.` : [" conversations", this.pager(answer)]), answer.rows.length ? list : h("p", { class: "muted" }, "No conversation matches."));
+    this.choose(chosen, false);
   }
 
   choose(index, isFocused = true) {
@@ -136,13 +154,6 @@ class List {
     if (isFocused) links[this.chosen].focus();
   }
 
-  turn(by) {
-    const pages = Math.ceil(this.answer.total / this.answer.size);
-    if (this.page + by < 0 || this.page + by >= pages) return;
-    this.page += by;
-    this.load();
-  }
-
   async refresh(runs) {
     this.runs = runs;
     const chosen = this.chosen;
@@ -150,10 +161,9 @@ class List {
     const loading = this.loading;
     const answer = await ask("conversations", this.parameters());
     if (loading !== this.loading) return;
-    this.answer = answer;
     renewStrategies(this.bar, answer.facets, this.filters.strategy);
-    this.fill();
-    this.choose(chosen, isFocused);
+    this.fill(answer, chosen);
+    if (isFocused) this.choose(chosen);
   }
 
   key(event) {
@@ -161,15 +171,13 @@ class List {
     const isIn = this.body.contains(document.activeElement) && document.activeElement.tagName === "A";
     if (event.key === "j") return this.choose(isIn ? this.chosen + 1 : this.chosen), true;
     if (event.key === "k") return this.choose(this.chosen - 1), true;
-    if (event.key === "[" || event.key === "]") return this.turn(event.key === "[" ? -1 : 1), true;
-    if (event.key === "/" && !isReport) return this.bar.elements.text.focus(), true;
     if (event.key === "Enter" && !isIn && document.activeElement === document.body && links[this.chosen]) return links[this.chosen].click(), true;
-    return false;
+    return super.key(event);
   }
 }
 
 export async function listView(root, context) {
-  const view = new List(root, context);
+  const view = new List("conversations", root, context);
   await view.build();
   return view;
 }

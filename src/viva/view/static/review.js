@@ -6,16 +6,26 @@ const WIDTH = 460;
 const LEFT = 80;
 const ROW = 34;
 
+const isKnown = (value) => value !== null && value !== undefined;
+
+// What the record has of each agent.
+export function agentsOf(record) {
+  const values = { reward: record.rewards, right_before: record.correct_initial, right: record.correct, before: record.scores.initial,
+    before_error: record.scores.initial_error, after: record.scores.final, after_error: record.scores.final_error };
+  return record.agent_ids.map((id) => ({ id, streams: record.streams[id] || {},
+    ...Object.fromEntries(Object.entries(values).map(([name, found]) => [name, (found || {})[id] ?? null])) }));
+}
+
 function bar(value, error, y, name) {
   const x = (score) => LEFT + Math.min(1, Math.max(0, score)) * (WIDTH - LEFT - 20);
   return [
-    error === null || error === undefined ? null : svg("line", { class: `whisker ${name}`, x1: x(value - error), x2: x(value + error), y1: y, y2: y }),
+    error === null ? null : svg("line", { class: `whisker ${name}`, x1: x(value - error), x2: x(value + error), y1: y, y2: y }),
     svg("circle", { class: `score ${name}`, cx: x(value), cy: y, r: 4.5 }),
   ];
 }
 
 export function scores(record) {
-  const scored = record.agents.filter((agent) => agent.after !== undefined && agent.after !== null);
+  const scored = record.agents.filter((agent) => agent.after !== null);
   if (!scored.length) return null;
   const height = 26 + ROW * scored.length;
   const x = (score) => LEFT + score * (WIDTH - LEFT - 20);
@@ -27,31 +37,29 @@ export function scores(record) {
       scored.map((agent, index) => {
         const y = 16 + ROW * index;
         return [svg("text", { class: "tick", x: LEFT - 10, y: y + 8, "text-anchor": "end" }, `agent ${agent.id}`),
-          agent.before === null || agent.before === undefined ? null : bar(agent.before, agent.before_error, y, "before"),
+          agent.before === null ? null : bar(agent.before, agent.before_error, y, "before"),
           bar(agent.after, agent.after_error, y + 10, "after")];
       })),
     h("p", { class: "muted" }, h("i", { class: "dot before" }), " before ", h("i", { class: "dot after" }), " after"));
 }
 
-const isKnown = (value) => value !== null && value !== undefined;
-
 export function streams(record) {
   const names = [...new Set(record.agents.flatMap((agent) => Object.keys(agent.streams)))];
-  const isScored = record.agents.some((agent) => agent.after !== null && agent.after !== undefined);
+  const isScored = record.agents.some((agent) => agent.after !== null);
   if (!names.length && !isScored && record.agents.every((agent) => agent.reward === null)) return null;
-  const withError = (value, error) => (value === null || value === undefined ? "–" : `${value.toFixed(3)}${error === null || error === undefined ? "" : ` ± ${error.toFixed(3)}`}`);
+  const withError = (value, error) => (value === null ? "–" : `${value.toFixed(3)}${error === null ? "" : ` ± ${error.toFixed(3)}`}`);
   return table("streams", ["agent", ...(isScored ? ["V before", "V after", "change"] : []), "right", ...names, "reward"],
     record.agents.map((agent) => [`agent ${agent.id}`,
       ...(isScored ? [withError(agent.before, agent.before_error), withError(agent.after, agent.after_error),
-        isKnown(agent.before) && isKnown(agent.after) ? signed(agent.after - agent.before, 3) : "–"] : []),
+        agent.before !== null && agent.after !== null ? signed(agent.after - agent.before, 3) : "–"] : []),
       h("span", {}, mark(agent.right_before), agent.right_before === null ? null : " → ", mark(agent.right)),
-      ...names.map((name) => (agent.streams[name] === null || agent.streams[name] === undefined ? "–" : agent.streams[name].toFixed(3))),
+      ...names.map((name) => (isKnown(agent.streams[name]) ? agent.streams[name].toFixed(3) : "–")),
       agent.reward === null ? "–" : signed(agent.reward, 3)]), "Rewards");
 }
 
 // Agents side by side, an arc for every critique from its author to its target.
 export function arrows(record) {
-  const said = record.turns.flatMap((turn) => (turn.critiques || []).map((critique) => ({ from: turn.agent, to: critique.target, round: turn.round })));
+  const said = record.turns.flatMap((turn) => (turn.response.critiques || []).map((critique) => ({ from: turn.agent_id, to: critique.target, round: turn.round_index })));
   if (!said.length) return null;
   const ids = record.agents.map((agent) => agent.id);
   const x = (id) => 50 + ids.indexOf(id) * 90;
@@ -81,25 +89,36 @@ export function reveal(id) {
   setTimeout(() => node.classList.remove("flash"), 1500);
 }
 
-function matrix(ranking) {
-  const cell = (above, below) => {
-    if (above === below) return h("td", { class: "none" });
-    const wins = ranking.votes.filter((vote) => !vote.tie && vote.above === above && vote.below === below).map((vote) => vote.voter);
-    const ties = ranking.votes.filter((vote) => vote.tie && [vote.above, vote.below].includes(above) && [vote.above, vote.below].includes(below)).map((vote) => `=${vote.voter}`);
-    return h("td", { class: `n${Math.min(4, wins.length)}` }, [...wins, ...ties].join(" "));
-  };
-  return table("matrix", ["", ...ranking.items], ranking.items.map((above) => [above, ...ranking.items.map((below) => cell(above, below))]), ranking.segment);
+const itemName = (item) => (Array.isArray(item) ? item.join(" ") : `agent ${item}`);
+
+// What a vote puts above what, or beside it.
+export function sidesOf({ winner, loser, first, second }) {
+  return { above: itemName(winner ?? first), below: itemName(loser ?? second), tie: winner === undefined };
 }
 
-export function cyclesText(cycles, name = (item) => item) {
-  return cycles.length ? cycles.map((cycle) => [...cycle, cycle[0]].map(name).join(" > ")).join("; ") : "none";
+function matrix(segment, votes) {
+  const items = [...new Set(votes.flatMap((vote) => [vote.above, vote.below]))].sort();
+  const cell = (above, below) => {
+    if (above === below) return h("td", { class: "none" });
+    const wins = votes.filter((vote) => !vote.tie && vote.above === above && vote.below === below).map((vote) => vote.voter);
+    const ties = votes.filter((vote) => vote.tie && [vote.above, vote.below].includes(above) && [vote.above, vote.below].includes(below)).map((vote) => `=${vote.voter}`);
+    return h("td", { class: `n${Math.min(4, wins.length)}` }, [...wins, ...ties].join(" "));
+  };
+  return table("matrix", ["", ...items], items.map((above) => [above, ...items.map((below) => cell(above, below))]), segment);
+}
+
+export function cyclesText(cycles) {
+  return cycles.length ? cycles.map((cycle) => [...cycle, cycle[0]].map(itemName).join(" > ")).join("; ") : "none";
 }
 
 export function rankings(record) {
-  if (!record.rankings.length) return null;
+  const ranked = record.verdicts.slice(1); // those behind the judge's own
+  if (!ranked.length) return null;
+  const votes = (segment) => record.turns.filter((turn) => turn.segment === segment)
+    .flatMap((turn) => (turn.response.preferences || []).map((vote) => ({ voter: turn.agent_id, ...sidesOf(vote) })));
   return h("section", { class: "rankings" }, h("h2", {}, "Who ranks whom where"),
     h("p", { class: "muted" }, "In each cell, the agents that rank the row above the column; = those that call it a tie."),
-    h("div", { class: "matrices" }, record.rankings.map((ranking) => h("div", { "data-segment": ranking.segment }, matrix(ranking),
-      h("p", {}, "Cycles: ", h("b", { class: "cycles" }, cyclesText(ranking.cycles))),
-      h("p", {}, "Agrees with the known answers: ", h("b", { class: "agreement" }, share(ranking.agreement.right, ranking.agreement.of)))))));
+    h("div", { class: "matrices" }, ranked.map(({ segment, cycles, agreement }) => h("div", { "data-segment": segment }, matrix(segment, votes(segment)),
+      h("p", {}, "Cycles: ", h("b", { class: "cycles" }, cyclesText(cycles))),
+      h("p", {}, "Agrees with the known answers: ", h("b", { class: "agreement" }, share(agreement.num_right, agreement.num_pairs)))))));
 }

@@ -3,9 +3,12 @@
 import { ask, isReport, Refused } from "./api.js";
 import { h } from "./dom.js";
 
+// A short text stands whole, a long one as {head, left_out, tail, ref}.
+export const headOf = (value) => value.head ?? value;
+
 // where: {run, step, group} of the conversation that the text belongs to.
 export function text(value, where, className) {
-  const block = h("pre", { class: className, tabindex: value.left_out ? "0" : null }, value.head);
+  const block = h("pre", { class: className, tabindex: value.left_out ? "0" : null }, headOf(value));
   if (!value.left_out) return block;
   const count = `${value.left_out.toLocaleString("en")} characters left out`;
   if (isReport) {
