@@ -26,7 +26,7 @@ from viva.recipes.export import ExportOptions, export_run
 from viva.run.files import write_json
 from viva.run.folder import prepare_run_folder
 from viva.tiny import model_path
-from viva.view.model_card import measurements
+from viva.view.model_card import ModelCard, measurements, model_card
 from viva.view.run_index import read_run
 
 TOKENS = [1, 5, 9, 2, 7, 7, 3, 250, 12]
@@ -355,15 +355,16 @@ def test_with_a_stop_rule_damaged_metrics_choose_no_checkpoint(trained, tmp_path
 
 
 def test_the_results_are_those_of_the_checkpoint_not_later_ones(trained) -> None:
-    accuracy = measurements(read_run(trained[0]), 3)[0]
-    assert (accuracy.step, accuracy.after) == (2, pytest.approx(0.2))
+    accuracy = measurements(read_run(trained[0]), 3)["test/direct_accuracy"]
+    assert (accuracy.last_step, accuracy.after) == (2, pytest.approx(0.2))
 
 
 def test_what_was_first_measured_after_steps_is_not_told_as_before_the_training(tmp_path) -> None:
     rows = [{"step": step, "test/direct_accuracy": 0.1 * step} for step in (2, 4)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (accuracy,) = measurements(read_run(tmp_path), 4)
-    assert (accuracy.before, accuracy.after) == (None, pytest.approx(0.4))
+    run = read_run(tmp_path)
+    text = model_card(ModelCard(run=run, num_steps=4, kind="model", base_model="tiny", precision="float32"))
+    assert "| right answers, asked directly |  | 0.400 | 4 |" in text
 
 
 def test_every_option_is_documented_with_its_default() -> None:

@@ -84,7 +84,7 @@ def test_metrics_are_columns_with_bands_and_conversations_entries_with_places(ma
         "critique_self_play",
     )
     assert (run.entries[0, 0].num_mended, run.entries[0, 2].strategy) == (1, "feedback")
-    assert (entry.num_pairs, entry.num_flips, entry.num_cycles) == (3, 1, 1)
+    assert (entry.judged.pairs, entry.judged.flips, entry.judged.cycles) == (3, 1, 1)
     assert run.transcript(3, 1)["record"]["question"] == "How many pens are in box 3-1?"  # type: ignore[index]
     assert run.transcript(99, 0) is None
     assert (run.has_tokens(2, 0), run.has_tokens(2, 1), run.tokens(2, 1)) == (True, False, None)
@@ -93,8 +93,9 @@ def test_metrics_are_columns_with_bands_and_conversations_entries_with_places(ma
 def test_the_judges_agreement_with_known_answers_counts_comparisons_and_rankings(make_run: MakeRun) -> None:
     run = RunIndex(make_run())
     run.refresh(60)
+    judged = run.entries[0, 1].judged
     # judge: of 1 and 2 (wrong, right) both orders name 1; of 0 and 2 both name 2; rankings: 1 > 2 is wrong, 2 > 0 right
-    assert (run.entries[0, 1].num_agreeing, run.entries[0, 1].num_decidable) == (3, 6)
+    assert (judged.agreeing, judged.decidable) == (3, 6)
 
 
 def test_what_is_appended_while_it_runs_is_found_and_nothing_is_read_twice(make_run: MakeRun) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from viva.view.run_index import read_run
-from viva.view.summary import Gain, accuracy_gain, headline_text, summary_answer
+from viva.view.summary import Gain, gain_of, headline_text, summary_answer
 
 MakeRun = Callable[..., Path]
 ACCURACY = "test/direct_accuracy"
@@ -31,7 +31,7 @@ def test_accuracy_stands_before_and_after_with_intervals(make_finished_run: Make
         "gain": ("+12.0 points", "95 % interval +2.2 to +21.8"),
     }
     assert summary_answer(read_run(folder))["questions"] == 268
-    gain = accuracy_gain(read_run(folder))
+    gain = gain_of(read_run(folder), ACCURACY)
     assert gain is not None
     assert (gain.difference, gain.half_width) == pytest.approx((0.12, 1.959964 * 0.05))
 
@@ -82,7 +82,7 @@ def test_accuracy_without_a_standard_error_has_no_interval(
     rows = [{"step": step, ACCURACY: 0.5, **error} for step in (0, 1)]
     folder = make_finished_run(metrics=rows)
     assert {below for _, below in cards(folder, "accuracy").values()} == {""}
-    assert accuracy_gain(read_run(folder)) == Gain(
+    assert gain_of(read_run(folder), ACCURACY) == Gain(
         first_step=0, last_step=1, before=0.5, after=0.5, before_half_width=None, after_half_width=None
     )
 

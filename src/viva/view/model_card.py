@@ -5,7 +5,7 @@ The header's values are written as JSON, which is YAML, so no text of a user's c
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from viva.run.secrets import without_secrets
 from viva.view.files import METRICS_FILE
 from viva.view.log_check import INDEX_FILE
 from viva.view.run_index import RunIndex
-from viva.view.summary import ACCURACY
+from viva.view.summary import ACCURACY, Gain, gain_of
 
 _RESULTS = {
     ACCURACY: "right answers, asked directly",
@@ -38,21 +38,6 @@ _PATHS = ("log_path", "train_prompts_path", "test_prompts_path", "judge_prompt_p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One figure before the training and of the exported weights."""
-
-    metric: str
-    label: str
-    before: float | None
-    after: float
-    before_half_width: float | None
-    """Of the 95 % interval, where the run recorded a standard error."""
-    after_half_width: float | None
-    step: int
-    """Training steps that the weights had seen when ``after`` was measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """What a card says."""
 
@@ -65,32 +50,12 @@ class ModelCard:
     precision: str
 
 
-def measurements(run: RunIndex, num_steps: int) -> list[Measurement]:
-    """The figures of the last evaluation that is not later than the exported weights; none of damaged metrics."""
-    found: list[Measurement] = []
+def measurements(run: RunIndex, num_steps: int) -> dict[str, Gain]:
+    """By metric, the change up to the last evaluation that is not later than the weights; none of damaged metrics."""
     if _damage(run) is not None:
-        return found
-    for metric, label in _RESULTS.items():
-        points = [(step, value) for step, value in run.points(metric) if step <= num_steps]
-        if not points:
-            continue
-        widths = run.half_widths(metric)
-        (first, before), (last, after) = points[0], points[-1]
-        # a run that was resumed with evaluation switched on has none of its beginning
-        is_before = first == 0 < last
-        found.append(
-            Measurement(
-                metric=metric,
-                label=label,
-                before=before if is_before else None,
-                after=after,
-                # an error of 0 says only that the approximation does not hold there
-                before_half_width=(widths.get(first) or None) if is_before else None,
-                after_half_width=widths.get(last) or None,
-                step=last,
-            )
-        )
-    return found
+        return {}
+    found = {metric: gain_of(run, metric, num_steps=num_steps) for metric in _RESULTS}
+    return {metric: gain for metric, gain in found.items() if gain is not None}
 
 
 def _damage(run: RunIndex) -> str | None:
@@ -113,7 +78,7 @@ def model_card(card: ModelCard) -> str:
     return without_secrets("\n\n".join(parts) + "\n")
 
 
-def _header(card: ModelCard, found: Sequence[Measurement]) -> str:
+def _header(card: ModelCard, found: Mapping[str, Gain]) -> str:
     config = card.run.config
     recipe = str(config.get("recipe", "unknown"))
     fields: dict[str, Any] = {}
@@ -125,14 +90,13 @@ def _header(card: ModelCard, found: Sequence[Measurement]) -> str:
     data_set = config.get("hf_dataset_name")
     if isinstance(data_set, str) and _is_hub_name(data_set):
         fields["datasets"] = [data_set]
-    accuracy = next((each for each in found if each.metric == ACCURACY), None)
-    if accuracy is not None:
-        fields["model-index"] = [_index(card, accuracy)]
+    if ACCURACY in found:
+        fields["model-index"] = [_index(card, found[ACCURACY])]
     lines = [f"{name}: {json.dumps(value, ensure_ascii=True)}" for name, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
 
 
-def _index(card: ModelCard, accuracy: Measurement) -> dict[str, Any]:
+def _index(card: ModelCard, accuracy: Gain) -> dict[str, Any]:
     config = card.run.config
     name = str(config.get("hf_dataset_name") or "")
     tested = str(config.get("test_prompts_path") or name)
@@ -140,7 +104,7 @@ def _index(card: ModelCard, accuracy: Measurement) -> dict[str, Any]:
         "type": name if _is_hub_name(name) and tested == name else "prompts",
         "name": _shown("hf_dataset_name", tested) or "test prompts of the run",
     }
-    metric = {"type": "accuracy", "name": accuracy.label, "value": accuracy.after}
+    metric = {"type": "accuracy", "name": _RESULTS[ACCURACY], "value": accuracy.after}
     return {
         "name": card.run.folder.resolve().name,
         "results": [{"task": {"type": "text-generation"}, "dataset": data_set, "metrics": [metric]}],
@@ -205,25 +169,26 @@ def _usage(card: ModelCard) -> str:
     )
 
 
-def _table(card: ModelCard, found: Sequence[Measurement]) -> str:
+def _table(card: ModelCard, found: Mapping[str, Gain]) -> str:
     damage = _damage(card.run)
     if damage is not None:
         return f"No figures: {_one_line(damage)}"
     if not found:
         return "Nothing was measured on test prompts."
     rows = ["| on the run's test prompts | before | after | steps |", "|---|---|---|---|"]
-    for each in found:
-        before = "" if each.before is None else _number(each.before, each.before_half_width)
-        rows.append(
-            f"| {each.label} | {before} | {_number(each.after, each.after_half_width)} | {each.step} |"
-        )
+    for metric, gain in found.items():
+        # a run that was resumed with evaluation switched on has none of its beginning
+        is_before = gain.first_step == 0 < gain.last_step
+        before = _number(gain.before, gain.before_half_width) if is_before else ""
+        after = _number(gain.after, gain.after_half_width)
+        rows.append(f"| {_RESULTS[metric]} | {before} | {after} | {gain.last_step} |")
     notes = [
         "± is the 95 % interval, from the standard error over the prompts; without it, none was recorded."
     ]
     questions = dict(card.run.points("test/direct_questions"))
     if questions:
         notes.append(f"Direct answers: {max(questions.values()):.0f} prompts.")
-    if any(each.step < card.num_steps for each in found):
+    if any(gain.last_step < card.num_steps for gain in found.values()):
         notes.append("Figures of fewer steps than the weights have were measured earlier in the run.")
     return "\n".join(rows) + "\n\n" + " ".join(notes)
 

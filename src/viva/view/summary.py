@@ -40,7 +40,7 @@ _HEALTH = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Held-out accuracy at the first and last evaluation, as shares of 1, with 95 % intervals."""
+    """A metric at its first and last measurement, with 95 % intervals where a standard error was recorded."""
 
     first_step: int
     last_step: int
@@ -65,28 +65,28 @@ class Gain:
         return math.hypot(self.before_half_width, self.after_half_width)
 
 
-def accuracy_gain(run: RunIndex) -> Gain | None:
-    """The headline's numbers; ``None`` if the run never measured held-out accuracy."""
-    points = run.points(ACCURACY)
+def gain_of(run: RunIndex, metric: str, *, num_steps: float = math.inf) -> Gain | None:
+    """The change of a metric within so many steps; ``None`` if it was not measured."""
+    points = [(step, value) for step, value in run.points(metric) if step <= num_steps]
     if not points:
         return None
-    widths = run.half_widths(ACCURACY)
-    # an error of 0 (all right or all wrong) says only that the approximation does not hold there
-    half_widths = [widths.get(step) or None for step, _ in (points[0], points[-1])]
+    (first, before), (last, after) = points[0], points[-1]
+    widths = run.half_widths(metric)
     return Gain(
-        first_step=points[0][0],
-        last_step=points[-1][0],
-        before=points[0][1],
-        after=points[-1][1],
-        before_half_width=half_widths[0],
-        after_half_width=half_widths[1],
+        first_step=first,
+        last_step=last,
+        before=before,
+        after=after,
+        # an error of 0 (all right or all wrong) says only that the approximation does not hold there
+        before_half_width=widths.get(first) or None,
+        after_half_width=widths.get(last) or None,
     )
 
 
 def headline_text(run_dir: str | Path) -> str | None:
     """The headline of a run in a line or two; ``None`` if it never measured held-out accuracy."""
     run = read_run(run_dir)
-    gain = accuracy_gain(run)
+    gain = gain_of(run, ACCURACY)
     if gain is None or gain.first_step == gain.last_step:
         return None
     before, after = (
@@ -102,15 +102,15 @@ def headline_text(run_dir: str | Path) -> str | None:
 def _conversation_text(run: RunIndex) -> str:
     """The same of whole conversations, where they were measured: a further line."""
     parts: list[str] = []
-    accuracy, correlation = run.points(_CONVERSATION), run.points(_CORRELATION)
-    if len(accuracy) > 1:
+    accuracy, correlation = gain_of(run, _CONVERSATION), gain_of(run, _CORRELATION)
+    if accuracy is not None and accuracy.first_step < accuracy.last_step:
         parts.append(
-            f"right at the end {100 * accuracy[0][1]:.1f} % before, {100 * accuracy[-1][1]:.1f} % after"
+            f"right at the end {100 * accuracy.before:.1f} % before, {100 * accuracy.after:.1f} % after"
         )
-    if len(correlation) > 1:
+    if correlation is not None and correlation.first_step < correlation.last_step:
         parts.append(
-            f"rank correlation of scores with being right {correlation[0][1]:+.2f} before, "
-            f"{correlation[-1][1]:+.2f} after"
+            f"rank correlation of scores with being right {correlation.before:+.2f} before, "
+            f"{correlation.after:+.2f} after"
         )
     return f"\nheld-out conversations: {'; '.join(parts)}" if parts else ""
 
@@ -123,7 +123,7 @@ def summary_answer(run: RunIndex) -> dict[str, Any]:
         asked), ``accuracy`` and ``health`` (cards of title, value and what stands below), ``void`` (count and reason
         of void conversations) and ``torn`` (files whose last line is).
     """
-    gain = accuracy_gain(run)
+    gain = gain_of(run, ACCURACY)
     questions = run.points(_QUESTIONS)
     return {
         "causes": _causes(run),
@@ -158,48 +158,33 @@ def _card(title: str, value: str, below: str = "") -> dict[str, str]:
 
 
 def _accuracy_cards(gain: Gain) -> list[dict[str, str]]:
-    measured = [(gain.first_step, gain.before, gain.before_half_width, "before")]
+    measured = [("before", gain.first_step, gain.before, gain.before_half_width)]
     if gain.last_step != gain.first_step:
-        measured.append((gain.last_step, gain.after, gain.after_half_width, "after"))
-    cards = [
-        _card(
-            f"{name} (step {step})",
-            _percent(value),
-            _interval(max(0.0, value - half), min(1.0, value + half)) if half else "",
-        )
-        for step, value, half, name in measured
-    ]
+        measured.append(("after", gain.last_step, gain.after, gain.after_half_width))
+    cards: list[dict[str, str]] = []
+    for name, step, value, half in measured:
+        low, high = max(0.0, value - (half or 0.0)), min(1.0, value + (half or 0.0))
+        below = f"95 % interval {100 * low:.1f} to {100 * high:.1f} %" if half else ""
+        cards.append(_card(f"{name} (step {step})", f"{100 * value:.1f} %", below))
     if gain.last_step != gain.first_step:
-        half = gain.half_width
-        below = ""
-        if half is not None:
-            low, high = gain.difference - half, gain.difference + half
-            below = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+        low, high = (100 * (gain.difference + sign * (gain.half_width or 0.0)) for sign in (-1, 1))
+        below = "" if gain.half_width is None else f"95 % interval {low:+.1f} to {high:+.1f}"
         cards.append(_card("gain", f"{100 * gain.difference:+.1f} points", below))
     return cards
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _interval(low: float, high: float) -> str:
-    return f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"
 
 
 def _health_cards(run: RunIndex) -> list[dict[str, str]]:
     """Last value of the shares that tell whether a run was healthy, with the first one."""
     cards: list[dict[str, str]] = []
     for key, title in _HEALTH.items():
-        points = run.points(key)
-        if points:
-            below = f"at first {100 * points[0][1]:.4g} %"
-            cards.append(_card(f"{title} (step {points[-1][0]})", _percent(points[-1][1]), below))
-    correlation = run.points(_CORRELATION) or run.points("rank_correlation")
-    if correlation:
-        (_, first), (step, last) = correlation[0], correlation[-1]
-        title = f"rank correlation of scores with being right (step {step})"
-        cards.append(_card(title, f"{last:+.2f}", f"at first {first:+.2f}"))
+        gain = gain_of(run, key)
+        if gain is not None:
+            below = f"at first {100 * gain.before:.4g} %"
+            cards.append(_card(f"{title} (step {gain.last_step})", f"{100 * gain.after:.1f} %", below))
+    gain = gain_of(run, _CORRELATION) or gain_of(run, "rank_correlation")
+    if gain is not None:
+        title = f"rank correlation of scores with being right (step {gain.last_step})"
+        cards.append(_card(title, f"{gain.after:+.2f}", f"at first {gain.before:+.2f}"))
     return cards
 
 

@@ -74,7 +74,7 @@ export function questionOf(row, filters) {
   return has("conversation", where) ? h("a", { href: link(["conversation", where.step, where.group], filters) }, text) : text;
 }
 
-// What matches the filters, a page at a time; both are in the address.
+// Rows that match the filters, by pages.
 export class Filtered {
   constructor(name, root, { parameters, runs }) {
     Object.assign(this, { name, root, runs, filters: filtersOf(parameters), page: Number(parameters.page) || 0, loading: 0 });
@@ -102,7 +102,7 @@ export class Filtered {
     const loading = ++this.loading;
     try {
       const answer = await ask(this.name, this.parameters());
-      if (loading === this.loading) this.fill(answer); // else a later question is under way
+      if (loading === this.loading) this.fill(answer); // not a later question's
     } catch (error) {
       replace(this.body, h("p", { class: "failure", role: "alert" }, error.message));
     }
