@@ -10,6 +10,7 @@ from viva.judging.records import Transcript
 from viva.run.secrets import printable
 from viva.view.conversation import conversation_payload, text_at, token_payload
 from viva.view.entries import Entry, Query, facets, page_of, select
+from viva.view.files import read_evaluations
 from viva.view.judgement import JudgeCounts, sum_counts
 from viva.view.run_index import RunIndex
 
@@ -109,6 +110,13 @@ def judge_answer(run: RunIndex, query: Query, page: int, size: int) -> dict[str,
         "size": size,
         "rows": rows_of(run, page_of(telling, page, size)),
     }
+
+
+def evaluations_answer(runs: Sequence[RunIndex], names: Sequence[str]) -> list[dict[str, Any]]:
+    """What ``viva eval`` wrote into the runs' folders, and the results that were given themselves."""
+    return [
+        {"name": name, "results": read_evaluations(run.folder)} for run, name in zip(runs, names, strict=True)
+    ]
 
 
 MAX_POINTS = 1500

@@ -10,6 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from pathlib import Path
@@ -30,13 +31,14 @@ from viva.view.answers import (
     conversation_answer,
     curve_layout,
     curve_points,
+    evaluations_answer,
     judge_answer,
     list_answer,
     run_answer,
     text_answer,
 )
 from viva.view.entries import MAX_PAGE_SIZE, parse_query
-from viva.view.files import names_of, read_evaluations
+from viva.view.files import names_of
 from viva.view.run_index import Reading, RunIndex
 from viva.view.summary import summary_answer
 
@@ -87,7 +89,7 @@ def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:
     routes = [
         Route("/", _page),
         Route("/static/{name}", _static),
-        *(Route(f"/api/{name}", _answering(handler)) for name, handler in _Api(runs).handlers().items()),
+        *_Api(runs).routes(),
     ]
     return Guard(Starlette(routes=routes), token=token)
 
@@ -108,13 +110,16 @@ def _file(name: str) -> Response:
     return Response(known[name].read_bytes(), media_type=STATIC_TYPES[Path(name).suffix])
 
 
-def _answering(handler: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """A handler whose mistakes become answers that say what was wrong."""
+def _answering(
+    handler: Callable[[Request], Any], lock: AbstractContextManager[Any]
+) -> Callable[[Request], Response]:
+    """A handler that runs under a lock, and whose mistakes become answers that say what was wrong."""
 
     def endpoint(request: Request) -> Response:
         try:
-            status, value = 200, handler(request)
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            with lock:
+                value = handler(request)
+            status, text = 200, json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except NotFoundError as error:
             status, text = 404, json.dumps({"error": str(error)})
         except OSError as error:  # a file of the run that is gone, or may not be read any more
@@ -136,29 +141,25 @@ class _Api:
         self._lock = threading.Lock()
         self._reading = Reading(runs, self._lock)
 
-    def handlers(self) -> dict[str, Callable[[Request], Any]]:
-        """By the last part of their addresses."""
+    def routes(self) -> list[Route]:
+        """What can be asked, by the last part of its address."""
         locked: dict[str, Callable[[Request], Any]] = {
             "curves": lambda _: curve_layout({key for run in self._runs for key in run.metrics}),
             "series": self._series,
             "conversations": self._conversations,
             "text": self._text,
             "judge": self._judge,
-            "evaluations": self._evaluations,
+            "evaluations": lambda _: evaluations_answer(self._runs, self._names),
         }
-        return {
-            "runs": self._all_runs,  # these wait, and take the lock when they have waited
+        waiting: dict[str, Callable[[Request], Any]] = {  # these take the lock when they have waited
+            "runs": self._all_runs,
             "conversation": self._conversation,
             "summary": self._summary,
-            **{name: self._locked(handler) for name, handler in locked.items()},
         }
-
-    def _locked(self, handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        def answer(request: Request) -> Any:
-            with self._lock:
-                return handler(request)
-
-        return answer
+        return [
+            *(Route(f"/api/{name}", _answering(handler, self._lock)) for name, handler in locked.items()),
+            *(Route(f"/api/{name}", _answering(handler, nullcontext())) for name, handler in waiting.items()),
+        ]
 
     def _all_runs(self, _: Request) -> Any:
         """All runs, after a look at what is new in their files."""
@@ -200,13 +201,6 @@ class _Api:
         return judge_answer(
             self._run(request), parse_query(request.query_params), _whole(request, "page", 0), _PAGE_SIZE
         )
-
-    def _evaluations(self, _: Request) -> Any:
-        """What ``viva eval`` wrote into the runs' folders, and the results that were given themselves."""
-        return [
-            {"name": name, "results": read_evaluations(run.folder)}
-            for run, name in zip(self._runs, self._names, strict=True)
-        ]
 
     def _run(self, request: Request) -> RunIndex:
         index = _whole(request, "run", 0)

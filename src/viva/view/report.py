@@ -17,13 +17,14 @@ from viva.view.answers import (
     conversation_answer,
     curve_layout,
     curve_points,
+    evaluations_answer,
     judge_answer,
     rows_of,
     run_answer,
 )
 from viva.view.conversation import clip
 from viva.view.entries import Query, choose, facets
-from viva.view.files import names_of, read_evaluations
+from viva.view.files import names_of
 from viva.view.run_index import RunIndex, read_run
 from viva.view.summary import summary_answer
 
@@ -73,10 +74,7 @@ def _answers(runs: Sequence[RunIndex], names: Sequence[str]) -> dict[str, Any]:
         "curves": curve_layout(keys),
         "series": [curve_points(run, keys) for run in runs],
         "summary": [summary_answer(run) for run in runs],
-        "evaluations": [
-            {"name": name, "results": read_evaluations(run.folder)}
-            for run, name in zip(runs, names, strict=True)
-        ],
+        "evaluations": evaluations_answer(runs, names),
     }
     shown: list[dict[str, Any]] = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
