@@ -4,7 +4,7 @@
 #   make demo    trains SmolLM2-135M-Instruct (fetched once, 93 MB); prints held-out accuracy before and after
 #   make demo-tiny    critique self-play on the built-in policy, without any download
 #   make demo-conversation    the same with conversation preference RL
-#   make test    all tests
+#   make test    all tests, in two processes
 #   make test-oldest    the tests that touch the SDK, with the oldest one
 #   make test-reliability    every recipe of docs/reliability.md in full, an hour of soak among them; some hours
 #   make test-mutation    how many small faults in the code the tests notice; some hours
@@ -40,7 +40,7 @@ demo-conversation: setup
 # Without the real models, tests on them are skipped and say so.
 test: setup
 	-$(PY) scripts/fetch_models.py
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist worksteal
 
 models: setup
 	$(PY) scripts/fetch_models.py

@@ -1,5 +1,8 @@
 """Wrong options are told before a model is loaded, with what is allowed."""
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -12,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.judging import comparison
+from viva.recipes import loop
 from viva.recipes.common import learning_rate, located, resolve_batch_size, resolve_model
 from viva.recipes.conversation_preference_rl import Config, make_plan
 from viva.recipes.programs import train_recipe
@@ -280,3 +284,13 @@ def test_passes_are_a_number_that_makes_sense(value):
 def test_two_lengths_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="both say how long the run is; leave one of them out"):
         make_plan(config(train_prompts=["a", "b"], num_epochs=2, max_training_datapoints=24))
+
+
+def test_ctrl_c_before_the_first_step_is_told_in_one_line(monkeypatch, capsys):
+    async def interrupted(config):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(loop, "run_config", interrupted)
+    assert main(["model_name=tiny"]) == 130
+    assert capsys.readouterr().err == "interrupted; the run can be resumed\n"

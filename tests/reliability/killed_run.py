@@ -216,6 +216,9 @@ def do(job):
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             code = child(job, input_)
+        except KeyboardInterrupt:  # ends as the interpreter itself would
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         except BaseException:
             traceback.print_exc()
             raise

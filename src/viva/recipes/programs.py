@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import importlib.util
+import signal
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -45,10 +46,14 @@ def train_recipe(recipe: str, argv: Sequence[str] | None) -> int:
     """
     prepare_threads()
     config = parse_options(import_module(f"viva.recipes.{recipe}").Config, argv, recipe)
-    from viva.recipes.common import exit_code
+    from viva.recipes.common import complain, exit_code
     from viva.recipes.loop import run_config
 
-    return asyncio.run(exit_code(run_config(config)))
+    try:
+        return asyncio.run(exit_code(run_config(config)))
+    except KeyboardInterrupt:  # before or after the steps, where `Interrupts` does not listen
+        complain("interrupted; the run can be resumed")
+        return 128 + signal.SIGINT
 
 
 def cookbook_module(program: str) -> str | None:

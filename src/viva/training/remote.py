@@ -66,6 +66,7 @@ class _HealthRedirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         if _origin(newurl) != _origin(req.full_url):
+            fp.close()
             raise ValueError(_sent_on(newurl))
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
