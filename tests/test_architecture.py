@@ -4,6 +4,7 @@ A guard takes a source folder (the one that holds ``viva/``) and returns one lin
 """
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -92,6 +93,7 @@ class Module:
         return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
 
 
+@functools.cache
 def modules(src: Path) -> dict[str, Module]:
     found: dict[str, Module] = {}
     for path in sorted((src / "viva").rglob("*.py")):

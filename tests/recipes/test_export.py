@@ -247,18 +247,47 @@ def test_an_adapter_in_bfloat16_from_a_server_is_exported(trained, tmp_path, mon
     assert plain(rounded).dtype is torch.bfloat16
 
 
-KILLED_EXPORT = """
-import os, signal, sys, viva.run.export
+EXPORTS_THAT_ARE_KILLED = """
+import importlib, json, os, signal, sys
+import torch, transformers.models.llama.modeling_llama, transformers.models.qwen3.modeling_qwen3
+import viva.run.export
 from viva.recipes.export import ExportOptions, export_run
-calls, real = [], getattr(sys.modules[sys.argv[3]], sys.argv[4])
-def killed(*args, **options):
-    calls.append(args)
-    if len(calls) == int(sys.argv[5]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*args, **options)
-setattr(sys.modules[sys.argv[3]], sys.argv[4], killed)
-export_run(sys.argv[1], ExportOptions(to=sys.argv[2], checkpoint="last", overwrite=True))
+torch.set_num_threads(1)
+def killed_at_call(number, real):
+    calls = []
+    def killed(*args, **options):
+        calls.append(args)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **options)
+    return killed
+for line in sys.stdin:
+    run, to, module, name, number = json.loads(line)
+    child = os.fork()
+    if not child:
+        try:
+            owner = importlib.import_module(module)
+            setattr(owner, name, killed_at_call(number, getattr(owner, name)))
+            export_run(run, ExportOptions(to=to, checkpoint="last", overwrite=True))
+        finally:
+            os._exit(1)
+    sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\\n")
+    sys.stdout.flush()
 """
+
+
+@pytest.fixture(scope="module")
+def killed_export():
+    """Exports a run in a process that is killed at a call of a function; the process's exit code."""
+    command = [sys.executable, "-c", EXPORTS_THAT_ARE_KILLED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+
+        def export(run: Path, to: Path, module: str, name: str, number: int) -> int:
+            server.stdin.write(json.dumps([str(run), str(to), module, name, number]) + "\n")
+            server.stdin.flush()
+            return int(server.stdout.readline())
+
+        yield export
 
 
 @pytest.mark.slow
@@ -266,20 +295,21 @@ export_run(sys.argv[1], ExportOptions(to=sys.argv[2], checkpoint="last", overwri
 @pytest.mark.parametrize(
     "when",
     [
-        ("viva.run.export", "spell_rotary_twice", "1"),
-        ("shutil", "copyfile", "1"),
-        ("shutil", "copyfile", "2"),
+        ("viva.run.export", "spell_rotary_twice", 1),
+        ("shutil", "copyfile", 1),
+        ("shutil", "copyfile", 2),
     ],
 )
-def test_an_export_that_is_killed_leaves_the_old_one_or_none(trained, tmp_path, is_there, when) -> None:
+def test_an_export_that_is_killed_leaves_the_old_one_or_none(
+    trained, killed_export, tmp_path, is_there, when
+) -> None:
     run, _ = trained
     to = tmp_path / "out"
     before: list[float] = []
     if is_there:
         _, merged = export_run(run, ExportOptions(to=str(to), checkpoint="000003"))
         before = logprobs_of(plain(merged))
-    command = [sys.executable, "-c", KILLED_EXPORT, str(run), str(to), *when]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert killed_export(run, to, *when) == -signal.SIGKILL
     shown = {path.name for path in to.iterdir() if not path.name.startswith(".")}
     assert shown == ({"adapter", "model"} if is_there else set())
     if is_there:
@@ -324,12 +354,15 @@ def test_the_cards_snippet_for_the_built_in_policy_runs(tmp_path) -> None:
     write_json(
         run / "config.json", {**{k: v for k, v in config.items() if k != "sha256"}, "model_name": "tiny"}
     )
+    programs = []
     for folder in export_run(run, ExportOptions(to=str(tmp_path / "out"))):
         card = (folder / "README.md").read_text()
         (snippet,) = re.findall(r"## Use\n\n```python\n(.*?)```", card, re.S)
-        code = f"{snippet}\nassert model.num_parameters() > 1000\n"
-        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        programs.append((str(folder), f"{snippet}\nassert model.num_parameters() > 1000\n"))
+    assert len(programs) == 2
+    code = f"import os\nfor folder, code in {programs!r}:\n    os.chdir(folder)\n    exec(code, {{}})\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_card_of_damaged_metrics_gives_no_figures(trained, tmp_path) -> None:

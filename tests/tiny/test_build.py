@@ -266,6 +266,7 @@ def test_the_build_makes_a_loadable_model_and_refuses_to_overwrite_it(tmp_path: 
         "mixture_steps=1",
         "comparison_steps=1",
         "judgement_steps=1",
+        "order_steps=1",
     ]
     options += ["tokens_per_step=1024"]
     main([*options, "hidden_size=64", "num_layers=1", "intermediate_size=64"])
