@@ -8,7 +8,8 @@ import os
 from hypothesis import settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-if "PYTEST_XDIST_WORKER" in os.environ:  # processes that share the cores; a test of several threads asks for them
+# processes that share the cores; a test of several threads asks for them
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # a deadline would fail tests for the load of the machine they run on

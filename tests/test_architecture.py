@@ -6,6 +6,7 @@ A guard takes a source folder (the one that holds ``viva/``) and returns one lin
 import ast
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -283,7 +284,6 @@ def watch(owner, name, what):
 watch(logging.Logger, "addHandler", "a logging handler")
 watch(threading.Thread, "start", "a thread")
 sys.dont_write_bytecode = True
-sys.path.insert(0, sys.argv[1])
 sys.addaudithook(hook)
 
 import viva
@@ -299,17 +299,18 @@ json.dump({"rows": rows, "num_modules": len(names)}, sys.stdout)
 """
 
 
-def python(code: str, *arguments: str) -> str:
+def python(code: str, *arguments: str, **variables: str) -> str:
     """Run code in a clean interpreter and return what it writes."""
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    environment = os.environ | variables
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def import_violations(src: Path) -> list[str]:
     """What importing every module changes outside itself, and exports that do not exist."""
-    return json.loads(python(_IMPORT_PROBE, str(src)))["rows"]
+    return json.loads(python(_IMPORT_PROBE, str(src), PYTHONPATH=str(src)))["rows"]
 
 
 GUARDS: dict[str, Callable[[Path], list[str]]] = {

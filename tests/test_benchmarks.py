@@ -6,21 +6,20 @@ import time
 from pathlib import Path
 
 import pytest
+import render
 from hypothesis import given
 from hypothesis import strategies as st
+from model import make_tokenizer, save_model
+from rows import ROWS, Ratio, Row, Side
+from work import SHAPES, SIZES, prompts, words
+from workers import SideFailedError, Worker, rotated, take_turns
+
+from run import PAGE, PYTHONS, RESULTS, parse
+from viva.conversation.prompts import CONVERSATION_SYSTEM_PROMPT
+from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "performance"
-sys.path.append(str(FOLDER))
-
-import render  # noqa: E402
-from model import make_tokenizer, save_model  # noqa: E402
-from rows import ROWS, Ratio, Row, Side  # noqa: E402
-from work import SHAPES, SIZES, prompts, words  # noqa: E402
-from workers import SideFailedError, Worker, rotated, take_turns  # noqa: E402
-
-from run import PAGE, PYTHONS, RESULTS, parse  # noqa: E402
-from viva.conversation.prompts import CONVERSATION_SYSTEM_PROMPT  # noqa: E402
-from viva.judging.comparison import JUDGE_SYSTEM_PROMPT  # noqa: E402
+PATH = {"PYTHONPATH": str(FOLDER)}
 
 WORKS = ["long", "balanced", "distinct", "ragged", "conversation", "conversation-3x5", "judge", "limit"]
 WORKS += ["orchestration", "busy", "view"]
@@ -106,8 +105,8 @@ def test_sides_take_turns_in_beginning() -> None:
 
 def worker(folder: Path, **settings: float) -> Worker:
     script = folder / "echo.py"
-    script.write_text(f"import sys\nsys.path.append({str(FOLDER)!r})\n{ECHO}")
-    return Worker(str(script), Path(sys.executable), settings, environment={}, timeout_s=60)
+    script.write_text(ECHO)
+    return Worker(str(script), Path(sys.executable), settings, environment=PATH, timeout_s=60)
 
 
 def test_a_side_that_fails_is_reported_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
@@ -131,10 +130,10 @@ def test_what_a_side_has_started_ends_with_it(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     start = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid"
     script.write_text(
-        f"import subprocess, sys\nsys.path.append({str(FOLDER)!r})\nfrom channel import serve\n"
+        "import subprocess, sys\nfrom channel import serve\n"
         f"serve(lambda settings: lambda number: {{'child': {start}}}, ())\n"
     )
-    side = Worker(str(script), Path(sys.executable), {}, environment={}, timeout_s=60)
+    side = Worker(str(script), Path(sys.executable), {}, environment=PATH, timeout_s=60)
     side.versions()
     child = int(side.step(0)["child"])
     assert is_running(child)

@@ -7,7 +7,6 @@ sources, in which the calls that could do it do not stand.
 import ast
 import asyncio
 import os
-import sys
 import tomllib
 from pathlib import Path
 
@@ -111,7 +110,7 @@ def test_there_are_more_than_a_hundred_files_with_names_of_their_own(world):
     assert len(names) == len(set(names)) >= 100
 
 
-def test_the_watch_sees_what_it_is_for(here):
+def test_the_watch_sees_what_it_is_for(here, monkeypatch):
     import pickle
     import socket
     import subprocess
@@ -121,11 +120,8 @@ def test_the_watch_sees_what_it_is_for(here):
         for _, payload in list(payloads())[:2]:
             pickle.loads(payload)
         exec(compile(CODE, "x", "exec"))
-        sys.path.insert(0, str(here))
-        try:
-            __import__("evil")
-        finally:
-            sys.path.remove(str(here))
+        monkeypatch.syspath_prepend(here)
+        __import__("evil")
         subprocess.run(["true"], check=True)
         with socket.socket() as probe, pytest.raises(OSError, match=r".*"):
             probe.connect(("127.0.0.1", 9))

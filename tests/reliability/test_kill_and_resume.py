@@ -22,7 +22,7 @@ from viva.integrity import SEAL
 
 RECIPE = "1 kill and resume"
 SEED = 8
-SCRIPT = Path(__file__).with_name("killed_run.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "killed_run.py"
 LIMIT_S = 5.0
 
 CONVERSATION = {

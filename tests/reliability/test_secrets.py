@@ -31,7 +31,7 @@ from viva.run.secrets import (
 from viva.training.console import RunConsole
 from viva.view.report import write_report
 
-HERE = Path(__file__).parent
+SCRIPT = Path(__file__).parents[1] / "helpers" / "secrets_run.py"
 IN_DATA = "canary-in-data-5f1c"
 VARIABLES = {
     "TINKER_API_KEY": "tml-canary-tinker-91ab42",
@@ -116,7 +116,7 @@ def workplace(tmp_path_factory):
 
 def works(workplace, *arguments):
     folder, environment = workplace
-    program = [sys.executable, str(HERE / "secrets_run.py"), *arguments]
+    program = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(
         program, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )

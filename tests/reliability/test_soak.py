@@ -22,7 +22,7 @@ import pytest
 from viva.engine.checkpoint import read_checkpoint, read_tensors
 
 FULL = os.environ.get("VIVA_RELIABILITY") == "full"
-SCRIPT = Path(__file__).with_name("soaked_run.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "soaked_run.py"
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "reliability"
 MAX_CHECKPOINTS = 4
 """Three are kept beside the newest while it is written."""

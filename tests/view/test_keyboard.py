@@ -19,5 +19,5 @@ def test_a_walk_by_keyboard_alone_sees_what_the_record_says(tmp_path: Path) -> N
         assert page.mistakes == []
         assert page.strangers == []
     assert record == RECORD.read_text(encoding="utf-8"), (
-        "python tests/view/keyboard_walk.py > docs/view_keyboard.md"
+        "python tests/helpers/keyboard_walk.py > docs/view_keyboard.md"
     )

@@ -18,8 +18,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-
 from failing_calls import FailingSampler
 from random_models import make_model
 

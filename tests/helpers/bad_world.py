@@ -6,16 +6,12 @@ Everything bad is a good thing with one fault, named by its file or folder.
 import json
 import random
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-
 from random_models import make_model
 
 from viva import cli

@@ -14,9 +14,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-
 import numpy as np
 import torch
 from bandit_engine import BanditTrainer, CountDataset, Done

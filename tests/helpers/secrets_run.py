@@ -10,9 +10,6 @@ import logging
 import os
 import sys
 import threading
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from bad_world import run_command
 

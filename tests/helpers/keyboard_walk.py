@@ -1,6 +1,6 @@
 """Goes through the page of ``viva view`` by keyboard alone, and writes down what was pressed and what was then shown.
 
-    python tests/view/keyboard_walk.py > docs/view_keyboard.md
+    python tests/helpers/keyboard_walk.py > docs/view_keyboard.md
 
 The runs are made up, so the record is the same every time; a test compares it with the page in docs/.
 """
@@ -19,9 +19,9 @@ __all__ = ["Walk", "make_runs", "record_of"]
 
 HEAD = """# The page by keyboard alone
 
-Written by `python tests/view/keyboard_walk.py`: a browser goes through every view of `viva view` with keys only, on two
-made-up runs, and writes down what it pressed and what it then read on the screen. A test does the same and compares.
-*Tab to* stands for as many Tabs as it takes.
+Written by `python tests/helpers/keyboard_walk.py`: a browser goes through every view of `viva view` with keys only, on
+two made-up runs, and writes down what it pressed and what it then read on the screen. A test does the same and
+compares. *Tab to* stands for as many Tabs as it takes.
 """
 
 MOST_TABS = 400
