@@ -9,10 +9,10 @@ import tinker
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tree_training import DEAR_TOKENS, assert_alike, evaluate
 from tiny_engine import FAMILIES, ints, params, supervised, train, with_kernels
 from torch import nn
 from torch.nn.functional import rms_norm, silu
+from tree_results import DEAR_TOKENS, assert_alike, evaluate
 
 from viva.engine import LocalServiceClient, policy
 from viva.engine.attention import RaggedCache

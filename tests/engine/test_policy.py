@@ -13,9 +13,9 @@ import tinker
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tree_training import DEAR_TOKENS, evaluate
 from tiny_engine import FAMILIES, ints, params, supervised, train
 from torch import nn
+from tree_results import DEAR_TOKENS, evaluate
 
 from viva.engine import LocalSamplingClient, LocalServiceClient, policy
 from viva.engine.adam import AdamW, check_adam

@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ import pytest
 import tinker
 import torch
 from tiny_engine import FAMILIES, ints, make_tokenizer, params, supervised, train
+from tree_results import DEAR_TOKENS, assert_alike, evaluate
 
 from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient, model
 from viva.engine.attention import UnsupportedAttentionError
 from viva.engine.losses import LOSSES
-from viva.engine.packing import CostModel, make_examples
-from viva.engine.policy import LossResult, Policy
+from viva.engine.packing import CostModel
+from viva.engine.policy import LossResult
 from viva.engine.trees import TreeStep
 
-DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.0)
 DEAR_CALLS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.1)
 NUM_TREES = 1000
 BATCHES = 10
@@ -62,33 +62,6 @@ def _random_datum(generator: np.random.Generator, loss: str, text: list[int]) ->
         kept = generator.spawn(1)[0].random(num) < generator.spawn(1)[0].choice([0.7, 1.0])
         inputs["mask"] = kept.astype(np.float32)
     return tinker.Datum(model_input=ints(text[:-1]), loss_fn_inputs=inputs)
-
-
-def evaluate(
-    policy: Policy, data: Sequence[tinker.Datum], loss: str, *, trees: bool
-) -> tuple[LossResult, torch.Tensor]:
-    """The result and the gradient of all weights in one row; the gradient is dropped."""
-    policy.base = replace(policy.base, takes_trees=trees)
-    examples = make_examples(data, LOSSES[loss], loss, policy.base.vocab_size, policy.base.context_length)
-    work = policy.run(examples, LOSSES[loss], LOSSES[loss].settings(loss, None), backward=True)
-    try:
-        while True:
-            next(work)
-    except StopIteration as end:
-        result = end.value
-    gradients = [
-        torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
-        for p in policy._parameters.values()
-    ]
-    policy._clear_gradients()
-    return result, torch.cat(gradients)
-
-
-def assert_alike(ours: tuple[Any, torch.Tensor], theirs: tuple[Any, torch.Tensor], tolerance: float) -> None:
-    for key in ("logprobs", "losses"):
-        for mine, other in zip(getattr(ours[0], key), getattr(theirs[0], key), strict=True):
-            np.testing.assert_allclose(mine, other, atol=tolerance, rtol=tolerance)
-    assert (ours[1] - theirs[1]).norm() <= tolerance * theirs[1].norm()
 
 
 @pytest.fixture(scope="module")

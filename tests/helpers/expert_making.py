@@ -1,11 +1,8 @@
 """Outcomes of groups made by hand, for tests of batches with strategies."""
 
-from test_data_processing import as_plain, transition
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 
 from viva.training.rollouts import GroupOutcome
-
-__all__ = ["Group", "as_plain", "outcome", "transition"]
 
 
 class Group(EnvGroupBuilder):

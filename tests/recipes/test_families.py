@@ -3,8 +3,8 @@
 import pickle
 
 import pytest
+from letters import Letters
 from random_models import CONTROL, make_model, make_tokenizer
-from test_loop_on_the_local_engine import Letters
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 

@@ -2,36 +2,17 @@
 
 import json
 import random
-from functools import partial
 
 import pytest
+from letters import Letters
 from random_models import make_model
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.types import RLDataset
+from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 
 from viva.engine import LocalServiceClient
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
 from viva.training.update import UpdateConfig
-
-GOOD = set("abcdefghijklmnopqrstuvwxyz")
-
-
-class LetterEnv(ProblemEnv):
-    """Pays for small letters."""
-
-    def get_question(self):
-        return "Write."
-
-    def check_answer(self, sample_str):
-        return sum(letter in GOOD for letter in sample_str) / 12
-
-    def check_format(self, sample_str):
-        return True
-
-    def get_reference_answer(self):
-        return "letters"
 
 
 class ShuffledBuilder(ProblemGroupBuilder):
@@ -41,20 +22,6 @@ class ShuffledBuilder(ProblemGroupBuilder):
         own = [trajectory.transitions[0].reward for trajectory in trajectory_group]
         other = random.Random(str(own)).sample(own, len(own))
         return [(new - old, {}) for new, old in zip(other, own, strict=True)]
-
-
-class Letters(RLDataset):
-    def __init__(self, renderer, num_steps, builder_class):
-        self.renderer, self.num_steps, self.builder_class = renderer, num_steps, builder_class
-
-    def get_batch(self, index):
-        return [
-            self.builder_class(partial(LetterEnv, self.renderer, format_coef=0.0), num_envs=8)
-            for _ in range(2)
-        ]
-
-    def __len__(self):
-        return self.num_steps
 
 
 @pytest.fixture(scope="module")

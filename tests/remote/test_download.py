@@ -137,6 +137,7 @@ WHOLE = archive([(CONFIG, b"{}"), (TENSORS, bytes(5000))])
         (archive([(CONFIG, b"{}"), (f"b/{CONFIG}", b"{}")]), f"it holds {CONFIG} twice"),
         (archive([(CONFIG, "elsewhere"), (TENSORS, b"t")]), f"it holds no {CONFIG}"),
     ],
+    ids=["no archive", "half", "no weights", "twice", "a link"],
 )
 async def test_an_archive_that_is_none_is_refused(tmp_path, content, told):
     with pytest.raises(ValueError, match=f"the archive of {STATE} could not be read: .*") as error:

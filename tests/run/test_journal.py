@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tinker
 from bandit_engine import BanditSampler, Done
+from bandit_runs import make_run, metrics_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train import make_run, metrics_of
 
 from viva.run.journal import Journal, call_key, decode_answer, encode_answer, make_line, read_line
 from viva.sdk import make_response, make_sequence, make_topk

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tinker
 from bandit_engine import BanditSampler, CountDataset, CountEnv, CountGroup, Done
+from bandit_runs import make_run, metrics_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train import make_run, metrics_of
 
 from viva.experts.strategy import is_strategy
 from viva.judging.policy import PolicyRef

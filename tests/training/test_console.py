@@ -7,23 +7,12 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from bandit_runs import make_run, metrics_of
 from rich.console import Console
-from test_train import make_run, metrics_of
+from terminals import Clock, terminal
 
 from viva.training.console import RunConsole, StepProgress, sparkline
 from viva.training.loop import train
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def terminal(width: int = 76) -> Console:
-    given = {"file": io.StringIO(), "record": True, "width": width, "highlight": False, "_environ": {}}
-    return Console(force_terminal=True, force_interactive=True, **given)
 
 
 def shown(run: RunConsole) -> list[str]:

@@ -4,39 +4,13 @@ import json
 import statistics
 
 import pytest
-from bandit_engine import GOOD, CountEnv, CountGroup
-from test_train import make_run, metrics_of
+from bandit_engine import CountEnv, CountGroup
+from bandit_runs import make_run, metrics_of
+from credited_groups import STREAM, Credited
 
 from viva.rewards.streams import GroupCredit, SpanCredit
 from viva.training.batch import plain_batch
 from viva.training.loop import train
-
-STREAM = "r_sol"
-
-
-class Credited(CountGroup):
-    """Pays nothing by reward; the first tokens of every reply earn 1 where they are good."""
-
-    spans: tuple = ()
-
-    async def compute_group_rewards(self, trajectory_group, env_group):
-        own = [trajectory.transitions[0] for trajectory in trajectory_group]
-        self.spans = tuple(
-            SpanCredit(
-                seat=seat,
-                transition=0,
-                start=0,
-                stop=1,
-                stream=STREAM,
-                round_index=0,
-                reward=float(turn.ac.tokens[0] == GOOD),
-            )
-            for seat, turn in enumerate(own)
-        )
-        return [(-turn.reward, {}) for turn in own]
-
-    def credit(self):
-        return GroupCredit(spans=self.spans, weights={STREAM: 1.0})
 
 
 def trained_tokens(run):
@@ -78,11 +52,6 @@ async def test_streams_and_masked_tokens_are_in_the_metrics(tmp_path):
 def _spans(folder):
     rows = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
     return [SpanCredit(**span) for row in rows for span in row["record"]]
-
-
-Credited.record = lambda self: [
-    {name: getattr(span, name) for name in SpanCredit.__dataclass_fields__} for span in self.spans
-]
 
 
 async def test_a_group_without_credit_is_trained_on_its_rewards(tmp_path):

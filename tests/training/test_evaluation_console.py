@@ -4,7 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
-from test_console import Clock, terminal
+from terminals import Clock, terminal
 
 from viva.training.console import EvaluationConsole
 

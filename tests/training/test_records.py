@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tinker
 from bandit_engine import CountGroup
-from expert_making import Group, outcome, transition
-from test_batch import BARE, HINT, ContextEngine, config, hint, iid, logprobs_of
-from test_credit import STREAM, Credited
-from test_train import make_run
+from bandit_runs import make_run
+from context_engine import BARE, HINT, ContextEngine, config, hint, iid, logprobs_of
+from credited_groups import STREAM, Credited
+from expert_making import Group, outcome
 from tinker_cookbook.rl.types import Trajectory
+from transitions import transition
 
 from viva.training.batch import make_batch, plain_batch
 from viva.training.loop import train

@@ -2,12 +2,12 @@
 
 import pytest
 import tinker
-from expert_making import Group, as_plain, outcome, transition
+from expert_making import Group, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_data_processing import tokens, trajectories
 from tinker_cookbook.rl import data_processing as cookbook
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
+from transitions import as_plain, tokens, trajectories, transition
 
 from viva.experts.strategy import Completion, ExpertGroupBuilder
 from viva.training.batch import ExpertConfig, make_batch

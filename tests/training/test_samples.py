@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 import tinker
-from expert_making import Group, outcome, transition
+from expert_making import Group, outcome
 from tinker_cookbook.rl.types import Trajectory
+from transitions import transition
 
 from viva.experts.strategy import Completion
 from viva.training.rollouts import GroupOutcome

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bandit_engine import CountGroup
-from test_train import make_run, metrics_of
+from bandit_runs import make_run, metrics_of
 
 from viva.run.log import WINDOW, StopRule
 from viva.training.loop import crossed, train

@@ -6,10 +6,9 @@ back. SkyRL does not number requests: what it is sent twice, it does twice.
 
 from dataclasses import dataclass
 
-import httpx
 import numpy as np
-import tinker
 from lossy_proxy import UNHEARD, Fault, Proxy, drawn, named
+from skyrl_updates import CONFIG, SEED, datums, leave
 
 from viva.run.checkpoints import Checkpoints
 from viva.run.clients import settled
@@ -17,35 +16,14 @@ from viva.training import update
 from viva.training.service import EngineConfig, make_service
 from viva.training.update import RepeatedStepError
 
-SEED = 5
 RATE = 0.1
 SAVE_EVERY = 5
-CONFIG = update.UpdateConfig(learning_rate=1e-3)
 FAULTS = dict.fromkeys(("forward_backward", "optim_step", "retrieve_future"), tuple(Fault)) | {
     # a save whose answer is lost is saved again under another name after minutes (tests/remote/test_states.py)
     "save_weights": UNHEARD
 }
 ROUNDING = 2e-5
 """A gradient that was sent twice is averaged over twice as many, which may round otherwise."""
-
-
-def datums(step, count=8, length=12):
-    """Random data, of one batch size and length so that nothing is compiled twice."""
-    rng = np.random.default_rng([SEED, step])
-    made = []
-    for _ in range(count):
-        tokens = rng.integers(10, 200, length + 1)
-        values = {
-            "target_tokens": tokens[1:].astype(np.int64),
-            "logprobs": np.full(length, -2.0, np.float32),
-            "advantages": rng.normal(size=length).astype(np.float32),
-            "mask": np.ones(length, np.float32),
-        }
-        inputs = {name: tinker.TensorData.from_numpy(value) for name, value in values.items()}
-        made.append(
-            tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1].tolist()), loss_fn_inputs=inputs)
-        )
-    return made
 
 
 @dataclass
@@ -84,12 +62,6 @@ class Trainer:
         output = await client.forward(probe, "importance_sampling")
         leave(self.address, client)
         return np.concatenate([record["logprobs"].to_numpy() for record in output.loss_fn_outputs])
-
-
-def leave(address, client):
-    """Give the adapter's place back, which otherwise stays taken for minutes."""
-    request = {"model_id": client.model_id, "type": "unload_model"}
-    httpx.post(f"{address}/api/v1/unload_model", json=request).raise_for_status()
 
 
 def trainer(address, server, folder):

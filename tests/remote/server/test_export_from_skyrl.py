@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from test_exactly_once import CONFIG, datums, leave
+from skyrl_updates import CONFIG, datums, leave
 from transformers import AutoModelForCausalLM
 
 from viva.recipes.export import ExportOptions, export_run
