@@ -78,6 +78,7 @@ class Meter:
         self._began = self._measured = self._filled = 0.0
         self._last: tuple[float, float] | None = None
         self._steps: list[tuple[float, float]] = []
+        self._num_rows = self._num_told = 0
         self.num_steps = 0
         self.num_resumed = 0
         self.failed: Counter[str] = Counter()
@@ -97,8 +98,9 @@ class Meter:
         if now - self._measured >= self._period:
             self._measured = now
             self._write(elapsed)
-        # on a slow machine six seconds may end before anything is written, and so before the disk can be full
-        if elapsed > self._seconds and (self._disk.num_hit or elapsed > 10 * self._seconds):
+        # on a slow machine six seconds are too few for the rows, and for one that tells of a full disk
+        is_measured = self._num_rows >= self._seconds / self._period and self._num_told
+        if elapsed > self._seconds and (is_measured or elapsed > 20 * self._seconds):
             os.kill(os.getpid(), signal.SIGINT)
         self._last = (time.monotonic(), time.process_time())
 
@@ -130,6 +132,7 @@ class Meter:
             "steps": self._steps,
         }
         self._steps = []
+        self._num_rows, self._num_told = self._num_rows + 1, self._disk.num_hit
         with (self._folder / "soak.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
