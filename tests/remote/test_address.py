@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -218,13 +219,32 @@ async def test_a_server_that_is_gone_ends_what_waits_for_it(nobody):
     assert asyncio.current_task().cancelling() == 0
 
 
-async def test_a_server_that_comes_back_in_time_ends_nothing(nobody):
-    port = int(nobody.rpartition(":")[2])
-    async with watched(nobody, limit_s=1.0, every_s=0.02):
-        await asyncio.sleep(0.3)
-        with answering(200, port=port):
-            await asyncio.sleep(0.3)
-        await asyncio.sleep(0.75)  # gone twice, and for longer than the limit in total
+async def test_a_server_that_comes_back_in_time_ends_nothing(nobody, monkeypatch):
+    """It is gone twice, and for longer than the limit in total. Every look is let through here and takes 4 s."""
+    port, look = int(nobody.rpartition(":")[2]), remote._problem
+    now, looks, permits = 0.0, 0, threading.Semaphore(0)
+
+    def slow_look(address):
+        nonlocal now, looks
+        permits.acquire()
+        found = look(address)
+        now, looks = now + 4.0, looks + 1
+        return found
+
+    async def looked_at(times):
+        wanted = looks + times
+        permits.release(times)
+        while looks < wanted:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(remote, "_problem", slow_look)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now))
+    async with watched(nobody, limit_s=10.0, every_s=0.0):
+        for _ in range(2):
+            await looked_at(2)
+            with answering(200, port=port):
+                await looked_at(1)
+    permits.release()
 
 
 async def test_work_that_ends_first_is_left_alone(nobody):
