@@ -249,8 +249,8 @@ def evaluate(
     Raises:
         ValueError: If anything is wrong with the options; nothing was sampled then.
     """
+    from viva.recipes.evaluation import EvalOptions
     from viva.recipes.evaluation.build import evaluate_policy
-    from viva.recipes.evaluation.options import EvalOptions
 
     prepare_threads()
     given = dict(options)

@@ -176,7 +176,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _eval(options: argparse.Namespace) -> int:
     from viva.recipes.config import parse_options
-    from viva.recipes.evaluation.options import EvalOptions
+    from viva.recipes.evaluation import EvalOptions
     from viva.threads import prepare_threads
 
     prepare_threads()

@@ -10,7 +10,7 @@ import viva.eval.records as records
 from viva.eval.answers import CHECKS
 from viva.eval.figures import conversation_figures, direct_figures
 from viva.eval.records import COMPARISON_FORMAT, FORMAT
-from viva.recipes.evaluation.options import KINDS, EvalOptions
+from viva.recipes.evaluation import KINDS, EvalOptions
 
 PAGE = page("eval.md")
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import viva.cli
 from viva.eval.records import read_evaluation
 from viva.recipes.config import RecipeConfig
-from viva.recipes.evaluation.options import EvalOptions, recipe_options
+from viva.recipes.evaluation import EvalOptions, recipe_options
 from viva.recipes.programs import train_recipe
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.view.files import iter_transcripts

@@ -21,7 +21,7 @@ from viva.cli import main
 from viva.engine.lora import AdapterSettings, target_modules
 from viva.engine.model import load_base_model
 from viva.recipes.config import parse_options
-from viva.recipes.evaluation.options import EvalOptions
+from viva.recipes.evaluation import EvalOptions
 from viva.recipes.export import ExportOptions
 from viva.recipes.programs import RECIPES, train_recipe
 from viva.recipes.strategies import find_strategies

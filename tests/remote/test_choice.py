@@ -3,7 +3,7 @@
 import pytest
 import tinker
 
-from viva.recipes.evaluation.options import EvalOptions
+from viva.recipes.evaluation import EvalOptions
 from viva.recipes.evaluation.plan import engine_of
 from viva.recipes.evaluation.target import Target
 from viva.training import service

@@ -1,24 +1,25 @@
-"""Conversations on held-out prompts: nothing is trained on what they say.
+"""Conversations on held-out prompts, on which nothing is trained.
 
-`ConversationEvaluator` gives the training loop's own metrics of them. `play_all` also reads what every agent answered,
-with denominators that nothing changes: solutions are graded here and not taken from the conversation's own metrics,
-because those count what was said. Here a solution that was cut off at the token limit, or a reply in which none could
-be found, is wrong, an agent that failed is wrong, and all agents of a void conversation are.
+`ConversationEvaluator` gives the training loop's own metrics of them, which count what was said. `play_all` grades the
+solutions itself, with a constant denominator: a solution that was cut off at the token limit or could not be read is
+wrong, so is an agent that failed, and so are all agents of a void conversation.
 """
 
 import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.conversation.records import ReplyStatus
+from viva.conversation.records import ReplyStatus, Solution
 from viva.eval.answers import AnswerCheck
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
+from viva.experts.strategy import record_of
 from viva.judging.policy import PolicyRef, SamplingClient, response_of
+from viva.judging.records import ConversationRecord, TurnRecord
 from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen
 from viva.training.data import PromptItem, derive_seed
@@ -27,8 +28,6 @@ from viva.training.rollouts import GroupOutcome, Policy, run_groups
 
 BuilderMaker = Callable[[PromptItem, int, PolicyRef, Grader], EnvGroupBuilder]
 """One conversation on a problem, from its seed, who judges, and how solutions are graded for the metrics."""
-
-_Turn = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +87,12 @@ def group_seed(seed: int, index: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversations:
-    """One kind of conversation, and how it is sampled."""
+class Conversations(ConversationEvaluator):
+    """One kind of conversation, to be played on problems."""
 
+    make_builders: Callable[[], Sequence[EnvGroupBuilder]] = tuple
     num_agents: int
     make_builder: BuilderMaker
-    seed: int
-    max_tokens: int
-    temperature: float = 1.0
-    context_window: int | None = None
-    policy_timeout_s: float | None = None
-    max_retries: int = 1
     judge: SamplingClient | None = None
     """``None``: the policy that talks."""
 
@@ -125,12 +119,7 @@ class MeteredClient:
 
 
 class _KeptGrader:
-    """Grades each text once, and keeps what a user's check raises: inside a conversation it would void that only.
-
-    Args:
-        check: How.
-        on_error: Is called when the check has raised.
-    """
+    """Grades each text once, and keeps what a user's check raises, since a conversation would only be void by it."""
 
     def __init__(self, check: AnswerCheck, *, on_error: Callable[[], object]) -> None:
         self._check = check
@@ -151,20 +140,17 @@ class _KeptGrader:
 
 
 async def play_all(
-    sampler: SamplingClient,
-    conversations: Conversations,
-    items: Sequence[PromptItem],
-    check: AnswerCheck,
-    begin: Begin = unseen,
+    sampler: SamplingClient, conversations: Conversations, items: Sequence[PromptItem], check: AnswerCheck
 ) -> tuple[tuple[Played, ...], list[GroupOutcome], dict[str, float]]:
-    """Hold one conversation on every problem; what was answered, the outcomes themselves, and the loop's metrics.
+    """Hold one conversation on every problem; what was answered, the outcomes, and the loop's metrics.
 
     Raises:
         Exception: What the check raises.
     """
     grader = _KeptGrader(check, on_error=lambda: playing.cancel())
     judges = [MeteredClient(conversations.judge or sampler) for _ in items]
-    evaluator = ConversationEvaluator(
+    evaluator = replace(
+        conversations,
         make_builders=lambda: [
             conversations.make_builder(
                 item,
@@ -174,13 +160,6 @@ async def play_all(
             )
             for index, (item, judge) in enumerate(zip(items, judges, strict=True))
         ],
-        seed=conversations.seed,
-        max_tokens=conversations.max_tokens,
-        temperature=conversations.temperature,
-        context_window=conversations.context_window,
-        policy_timeout_s=conversations.policy_timeout_s,
-        max_retries=conversations.max_retries,
-        begin=begin,
     )
     playing = asyncio.create_task(evaluator.play(sampler))
     try:
@@ -193,81 +172,54 @@ async def play_all(
         raise grader.errors[0]
     kept = replace(check, is_right=grader)
     played = tuple(
-        _read_outcome(
-            outcome,
-            item,
-            num_agents=conversations.num_agents,
-            check=kept,
-            num_judge_tokens=judge.num_tokens,
-        )
+        _read_outcome(outcome, item, conversations.num_agents, kept, judge.num_tokens)
         for outcome, item, judge in zip(outcomes, items, judges, strict=True)
     )
     return played, outcomes, evaluator.metrics(outcomes)
 
 
 def _read_outcome(
-    outcome: GroupOutcome, item: PromptItem, *, num_agents: int, check: AnswerCheck, num_judge_tokens: int
+    outcome: GroupOutcome, item: PromptItem, num_agents: int, check: AnswerCheck, num_judge_tokens: int
 ) -> Played:
-    """The answers of the agents of one conversation.
-
-    Args:
-        outcome: Of a group whose builder keeps a record, see `viva.selfplay`.
-        item: The problem, with its answer.
-        num_agents: Agents that the conversation should have.
-        check: Grades solutions.
-        num_judge_tokens: What the judge sampled for this conversation.
-    """
-    agents = tuple(AgentAnswers(first=WRONG, final=WRONG, score=None) for _ in range(num_agents))
+    """The answers of all agents that the conversation should have had."""
+    answer = item.answer or ""
+    agents = [AgentAnswers(first=WRONG, final=WRONG, score=None)] * num_agents
     if outcome.group is not None:
-        record = cast("Mapping[str, Any]", cast(Any, outcome.builder).record())
-        finished = _finished(outcome, record["turns"], num_agents)
-        scores = _scores(record)
-        agents = tuple(
-            _agent(agent_id, record["turns"], finished, scores, item.answer or "", check)
-            for agent_id in range(num_agents)
-        )
+        record = ConversationRecord.model_validate(record_of(outcome.builder))
+        scores = record.scores.final or record.rewards
+        solutions: list[list[Answer]] = [[] for _ in agents]
+        for turn, ending in zip(record.turns, _endings(outcome, record, num_agents), strict=True):
+            if isinstance(turn.response, Solution):
+                solutions[turn.agent_id].append(_graded(turn, turn.response, *ending, answer, check))
+        for agent_id, own in enumerate(solutions):
+            score = scores.get(agent_id)
+            has_answer = own and score is not None  # else it failed, or never came to an answer
+            first, final = (own[0], own[-1]) if has_answer else (WRONG, WRONG)
+            agents[agent_id] = AgentAnswers(first=first, final=final, score=score)
     return Played(
         question=item.question,
-        answer=item.answer or "",
-        agents=agents,
+        answer=answer,
+        agents=tuple(agents),
         num_tokens=outcome.num_sampled_tokens + num_judge_tokens,
         num_judge_tokens=num_judge_tokens,
         void_reason=outcome.void_reason,
     )
 
 
-def _agent(
-    agent_id: int,
-    turns: Sequence[_Turn],
-    finished: Sequence[tuple[bool, int]],
-    scores: Mapping[str, float],
-    answer: str,
-    check: AnswerCheck,
-) -> AgentAnswers:
-    solutions = [
-        _answer(turn, *ending, answer, check)
-        for turn, ending in zip(turns, finished, strict=True)
-        if turn["agent_id"] == agent_id and "solution" in turn["response"]
-    ]
-    score = scores.get(str(agent_id))
-    if score is None or not solutions:  # it failed, or never came to an answer
-        return AgentAnswers(first=WRONG, final=WRONG, score=score)
-    return AgentAnswers(first=solutions[0], final=solutions[-1], score=score)
-
-
-def _answer(turn: _Turn, is_finished: bool, num_tokens: int, answer: str, check: AnswerCheck) -> Answer:
-    text: str = turn["response"]["solution"]
-    is_read = is_finished and turn["status"] != ReplyStatus.UNSTRUCTURED.value
+def _graded(
+    turn: TurnRecord, said: Solution, is_finished: bool, num_tokens: int, answer: str, check: AnswerCheck
+) -> Answer:
+    is_read = is_finished and turn.status is not ReplyStatus.UNSTRUCTURED
     return Answer(
-        right=is_read and check.is_right(text, answer),
-        vote=check.vote(text) if is_read else None,
+        right=is_read and check.is_right(said.solution, answer),
+        vote=check.vote(said.solution) if is_read else None,
         finished=is_finished,
         num_tokens=num_tokens,
-        text=text,
+        text=said.solution,
     )
 
 
-def _finished(outcome: GroupOutcome, turns: Sequence[_Turn], num_agents: int) -> list[tuple[bool, int]]:
+def _endings(outcome: GroupOutcome, record: ConversationRecord, num_agents: int) -> list[tuple[bool, int]]:
     """By turn: whether the policy ended it, and how many tokens it took.
 
     Seats come agent by agent and lane by lane, and a seat's transitions are its turns in order.
@@ -276,8 +228,8 @@ def _finished(outcome: GroupOutcome, turns: Sequence[_Turn], num_agents: int) ->
     num_lanes = len(trajectories) // num_agents
     taken = [0] * len(trajectories)
     endings: list[tuple[bool, int]] = []
-    for turn in turns:
-        seat = turn["agent_id"] * num_lanes + turn["lane"]
+    for turn in record.turns:
+        seat = turn.agent_id * num_lanes + turn.lane
         transitions = trajectories[seat].transitions
         if taken[seat] < len(transitions):
             action = transitions[taken[seat]].ac
@@ -286,8 +238,3 @@ def _finished(outcome: GroupOutcome, turns: Sequence[_Turn], num_agents: int) ->
             endings.append((False, 0))  # of a seat that failed later: its trajectory is not kept
         taken[seat] += 1
     return endings
-
-
-def _scores(record: Mapping[str, Any]) -> Mapping[str, float]:
-    """The conversation's scores of the final solutions: fitted ones where there are, else the rewards."""
-    return record.get("scores", {}).get("final") or record["rewards"]

@@ -279,7 +279,7 @@ def positive(config: RecipeConfig, *names: str) -> None:
             raise ValueError(f"{name} must be a positive number, or left out; got {value}")
 
 
-def not_negative(config: RecipeConfig, *names: str) -> None:
+def not_negative(config: Any, *names: str) -> None:
     """Reject options that are negative or not finite; what is left out (``None``) passes.
 
     Raises:

@@ -91,8 +91,8 @@ async def show(run: Path) -> None:
     """Evaluate a run and its base model, print both side by side, and write the report anew."""
     from viva.eval.records import Evaluation, read_evaluation
     from viva.recipes.common import say
+    from viva.recipes.evaluation import EvalOptions
     from viva.recipes.evaluation.build import evaluate
-    from viva.recipes.evaluation.options import EvalOptions
     from viva.view.report import write_report
 
     found: dict[tuple[str, float], Evaluation] = {}

@@ -1,1 +1,114 @@
-"""``viva eval``: any policy on any test set, alone or against another one."""
+"""``viva eval``: its options, and the recipes' options that they come down to.
+
+A recipe's option means the same here. One that is not given is as in the run that is evaluated, or the recipe's default
+where the target is no run.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import chz
+
+from viva.recipes.config import RecipeConfig, fitting
+
+KINDS = ("direct", "conversation", "critique", "protocol")
+
+ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
+
+_DEFAULT_CONVERSATIONS = 24
+"""Where the target is no run: the recipes' own default serves to watch a run, not to measure it."""
+
+
+@chz.chz
+class EvalOptions:
+    """Options of viva eval."""
+
+    checkpoint: str | None = chz.field(
+        default=None,
+        doc="of a run: last, best, base (untrained), a name like 000020; default: what it ended with",
+    )
+    against: str | None = chz.field(default=None, doc="compare with this run, model or result file")
+    against_checkpoint: str | None = chz.field(
+        default=None, doc="of the other run; of the same one if against is left out"
+    )
+    kinds: list[str] | None = chz.field(
+        default=None,
+        doc="of direct, conversation, critique, protocol; default: direct, and what the run trained",
+    )
+    num_samples: int = chz.field(default=1, doc="direct answers to each problem: n of pass@k and maj@k")
+    equal_tokens: bool = chz.field(
+        default=True, doc="also ask directly as often as the tokens of each conversation allow"
+    )
+    grader: str = chz.field(default="math", doc="math, exact, choice, module:FUNCTION or path.py:FUNCTION")
+    resamples: int = chz.field(default=10000, doc="draws of the bootstrap")
+    output: str | None = chz.field(
+        default=None, doc="JSON file; default: a file in eval/ of the run's folder, or in runs/eval"
+    )
+
+    test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
+    hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")
+    hf_dataset_name_config: str | None = None
+    hf_dataset_revision: str | None = chz.field(default=None, doc="branch, tag or commit on the hub")
+    hf_streaming: bool | None = chz.field(default=None, doc="fetch the first max_test_samples rows only")
+    hf_prompt_column: str | None = None
+    hf_answer_column: str | None = None
+    hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
+    max_test_samples: int | None = chz.field(default=None, doc="use the first so many problems")
+    num_test_conversations: int | None = chz.field(
+        default=None, doc="problems that are also talked about; default: as in the run, else 24"
+    )
+
+    num_agents: int | None = None
+    max_rounds: int | None = chz.field(default=None, doc="conversation: rounds")
+    preset: Literal["paper", "robust"] | None = chz.field(default=None, doc="critique: how scores are fitted")
+    max_tokens: int | None = chz.field(default=None, doc="longest reply")
+    temperature: float | None = chz.field(default=None, doc="of the agents' replies")
+    eval_temperature: float | None = chz.field(default=None, doc="of direct answers; default: temperature")
+    seed: int | None = None
+
+    renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
+    model_name: str | None = chz.field(default=None, doc="base model of an adapter or of remote weights")
+    engine: Literal["local", "remote"] | None = None
+    base_url: str | None = None
+    device: str | None = None
+    precision: Literal["float32", "fast", "bfloat16"] | None = None
+
+
+_NOT_THE_RECIPES = frozenset(
+    {"grader", "renderer_name", "model_name", "engine", "base_url", "device", "precision"}
+)
+"""Options whose recipes' namesakes say how the run was trained, not how it is evaluated."""
+
+_READING = (
+    *("hf_dataset_name_config", "hf_dataset_revision", "hf_streaming"),
+    *("hf_prompt_column", "hf_answer_column", "hf_test_split"),
+)
+_DEFAULTS = RecipeConfig(log_path="")
+
+
+def stored_options(config_class: type[ConfigT], stored: Mapping[str, Any]) -> ConfigT:
+    """A recipe's options from the content of ``config.json``, which is empty where the target is no run.
+
+    Names that the recipe does not know any more are left out.
+    """
+    names = [name for name in chz.chz_fields(config_class) if name in stored]
+    defaults: dict[str, Any] = {"log_path": ""}
+    if not stored:
+        defaults["num_test_conversations"] = _DEFAULT_CONVERSATIONS
+    return config_class(**(defaults | fitting({name: stored[name] for name in names}, config_class)))
+
+
+def recipe_options(config: ConfigT, options: EvalOptions) -> ConfigT:
+    """A recipe's options, with those given to ``viva eval`` in their place."""
+    names = chz.chz_fields(config).keys() - _NOT_THE_RECIPES
+    given = {
+        name: value for name, value in chz.asdict(options).items() if name in names and value is not None
+    }
+    if "test_prompts_path" in given and "hf_dataset_name" not in given:
+        given["hf_dataset_name"] = None  # another test set, not one more
+    if "hf_dataset_name" in given:
+        given = {"test_prompts_path": None} | given
+    if given.get("hf_dataset_name", config.hf_dataset_name) != config.hf_dataset_name:
+        # how to read the run's own data set says nothing about another one
+        given = {name: getattr(_DEFAULTS, name) for name in _READING} | given
+    return chz.replace(config, **given)

@@ -1,15 +1,14 @@
-"""Evaluation of a policy: engine, samples, figures, files, the comparison with another one, and the tables.
+"""Evaluation of a policy: engine, samples, figures, files, tables, and the comparison with another one.
 
-Evaluations of earlier are shown again, and compared, without sampling anything.
+Stored evaluations are shown and compared without sampling.
 """
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -31,7 +30,7 @@ from viva.eval.records import (
 )
 from viva.judging.policy import PolicyRef, SamplingClient
 from viva.recipes.common import say
-from viva.recipes.evaluation.options import EvalOptions
+from viva.recipes.evaluation import EvalOptions
 from viva.recipes.evaluation.plan import EvalPlan, TalkConfig, check_output, check_place, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.rewards.base import Grader
@@ -55,39 +54,29 @@ class _Result:
     """Transcripts."""
 
 
-_Samples: TypeAlias = tuple[
-    tuple[Asked, ...], dict[str, tuple[Played, ...]], dict[str, dict[str, float]], list[dict[str, Any]]
-]
-"""Direct answers; by kind, conversations and the training loop's metrics; transcripts."""
-
-
 async def evaluate(name: str, options: EvalOptions) -> str:
     """The tables of `evaluate_policy`, or of a comparison of two result files."""
     if _is_result_file(name):
-        other = options.against
-        if other is None and options.against_checkpoint is not None:
-            other = name
-        return _compare_files(name, other, options)
+        return _compare_files(name, _other(name, options), options)
     return (await evaluate_policy(name, options))[0]
 
 
-async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
-    """Evaluate what a name means, and compare it if that is asked for; write the files.
+def _other(name: str, options: EvalOptions) -> str | None:
+    """The target to compare with: another checkpoint is one of the same run."""
+    return name if options.against is None and options.against_checkpoint is not None else options.against
 
-    Args:
-        name: A run folder, model, adapter or saved weights.
-        options: See `EvalOptions`.
+
+async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
+    """Evaluate a run folder, model, adapter or saved weights, and compare it if that is asked for; write the files.
 
     Returns:
         The tables, for the terminal, and the evaluation.
 
     Raises:
-        ValueError: For anything the user has to mend; nothing was sampled then.
+        ValueError: For anything the user has to fix; nothing was sampled then.
         EngineError: If a server is gone.
     """
-    other = options.against
-    if other is None and options.against_checkpoint is not None:
-        other = name
+    other = _other(name, options)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
     plan = make_plan(target, options)
     stored = _read_stored(other) if other is not None and _is_result_file(other) else None
@@ -99,16 +88,16 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
     targets = [each for each in (target, against) if each is not None]
     for each in targets[options.output is not None :]:
         check_place(_path(plan, each))
-    _introduce(plan)
+    _print_plan(plan)
     services: dict[EngineConfig, ServiceClient] = {}
     # all of them, before the first reply is sampled
     policies = [await _open(plan, each, services) for each in targets]
-    first = await _watched(plan, target, policies[0])
+    first = await _evaluate(plan, target, policies[0])
     if options.output is not None:
         first = replace(first, path=Path(options.output).expanduser())
     text = _finish(first)
     if against is not None:
-        second = await _watched(plan, against, policies[1])
+        second = await _evaluate(plan, against, policies[1])
         text += f"\n{_finish(second)}"
         stored, other = second.evaluation, str(second.path)
     if stored is not None and other is not None:
@@ -116,7 +105,7 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
     return text, first.evaluation
 
 
-def _introduce(plan: EvalPlan) -> None:
+def _print_plan(plan: EvalPlan) -> None:
     parts = [plan.measured]
     if plan.num_unanswered:
         parts.append(f"{plan.num_unanswered} without a known answer left out")
@@ -137,14 +126,50 @@ async def _open(plan: EvalPlan, target: Target, services: dict[EngineConfig, Ser
     return opened
 
 
-async def _watched(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
-    async with watched(engine_of(target, plan.options).base_url):
-        return await _evaluate(plan, target, opened)
-
-
 async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
-    with EvaluationConsole() as console:
-        asked, played, metrics, rows = await _sample(plan, target, opened, console)
+    async with watched(engine_of(target, plan.options).base_url):
+        with EvaluationConsole() as console:
+            evaluation, rows = await _sample(plan, target, opened, console)
+    figures = summarise(
+        figures_of(evaluation), resamples=plan.options.resamples, seed=_draws_seed(plan.record)
+    )
+    return _Result(evaluation=replace(evaluation, figures=figures), path=_path(plan, target), rows=rows)
+
+
+async def _sample(
+    plan: EvalPlan, target: Target, opened: OpenPolicy, console: EvaluationConsole
+) -> tuple[Evaluation, list[dict[str, Any]]]:
+    """An evaluation without figures, and its transcripts."""
+    direct = DirectSampler(
+        renderer=opened.renderer,
+        seed=plan.shared.seed,
+        max_tokens=plan.shared.max_tokens,
+        temperature=plan.record["eval_temperature"],
+        context_window=opened.context_window,
+        grader=plan.check.is_right,
+        vote=plan.check.vote,
+    )
+    asked: tuple[Asked, ...] = ()
+    played: dict[str, tuple[Played, ...]] = {}
+    metrics: dict[str, dict[str, float]] = {}
+    rows: list[dict[str, Any]] = []
+    if "direct" in plan.kinds:
+        asked, metrics["direct"] = await ask_all(
+            opened.client, direct, plan.items, plan.options.num_samples, console.begin
+        )
+    for kind, config in plan.conversations.items():
+        conversations = await _conversations(config, opened, console)
+        found, outcomes, metrics[kind] = await play_all(
+            opened.client, conversations, plan.talked_about, plan.check
+        )
+        # a second kind of conversation counts on: step and group name a conversation
+        rows += [
+            transcript_row(target.next_step or 0, group, outcome)
+            for group, outcome in enumerate(outcomes, len(rows))
+        ]
+        if plan.options.equal_tokens:
+            found = await match_tokens(opened.client, direct, found, asked, console.begin)
+        played[kind] = found
     evaluation = Evaluation(
         target=target.summary | {"model": opened.model},
         options=plan.record,
@@ -155,50 +180,10 @@ async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Resu
         metrics=metrics,
         figures={},
     )
-    figures = summarise(
-        figures_of(evaluation), resamples=plan.options.resamples, seed=_draws_seed(plan.record)
-    )
-    return _Result(evaluation=replace(evaluation, figures=figures), path=_path(plan, target), rows=rows)
+    return evaluation, rows
 
 
-async def _sample(plan: EvalPlan, target: Target, opened: OpenPolicy, console: EvaluationConsole) -> _Samples:
-    direct = _direct(plan, opened)
-    asked: tuple[Asked, ...] = ()
-    played: dict[str, tuple[Played, ...]] = {}
-    metrics: dict[str, dict[str, float]] = {}
-    rows: list[dict[str, Any]] = []
-    if "direct" in plan.kinds:
-        asked, metrics["direct"] = await ask_all(
-            opened.client, direct, plan.items, plan.options.num_samples, console.begin
-        )
-    for kind, config in plan.conversations.items():
-        talks = await _conversations(plan, config, opened)
-        found, outcomes, metrics[kind] = await play_all(
-            opened.client, talks, plan.talked_about, plan.check, console.begin
-        )
-        step = target.next_step or 0
-        # a second kind of conversation counts on: step and group name a conversation
-        rows += [transcript_row(step, group, outcome) for group, outcome in enumerate(outcomes, len(rows))]
-        if plan.options.equal_tokens:
-            found = await match_tokens(opened.client, direct, found, asked, console.begin)
-        played[kind] = found
-    return asked, played, metrics, rows
-
-
-def _direct(plan: EvalPlan, opened: OpenPolicy) -> DirectSampler:
-    shared = plan.shared
-    return DirectSampler(
-        renderer=opened.renderer,
-        seed=shared.seed,
-        max_tokens=shared.max_tokens,
-        temperature=plan.record["eval_temperature"],
-        context_window=opened.context_window,
-        grader=plan.check.is_right,
-        vote=plan.check.vote,
-    )
-
-
-async def _conversations(plan: EvalPlan, config: TalkConfig, opened: OpenPolicy) -> Conversations:
+async def _conversations(config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole) -> Conversations:
     judge: SamplingClient | None = None
     if config.judge_policy == "initial":
         judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
@@ -210,13 +195,14 @@ async def _conversations(plan: EvalPlan, config: TalkConfig, opened: OpenPolicy)
     return Conversations(
         num_agents=config.num_agents,
         make_builder=make_builder,
+        judge=judge,
+        begin=console.begin,
         seed=config.seed,
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         context_window=opened.context_window,
         policy_timeout_s=config.policy_timeout_s,
         max_retries=config.max_retries,
-        judge=judge,
     )
 
 
@@ -257,25 +243,11 @@ def _is_result_file(name: str) -> bool:
 
 
 def _read_stored(name: str) -> Evaluation:
-    """The evaluation of a file.
-
-    Raises:
-        ValueError: If it is none.
-    """
     return read_evaluation(Path(name).expanduser())
 
 
-def _draws_seed(record: dict[str, Any]) -> int:
-    """Seed of the bootstrap: the same draws for every policy that is asked the same."""
-    return derive_seed(int(record["seed"]), "bootstrap")
-
-
 def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
-    """Show an earlier evaluation, or compare two; nothing is sampled.
-
-    Raises:
-        ValueError: If a file is no evaluation, or options were given that would ask for samples.
-    """
+    """Show an earlier evaluation, or compare two, refusing options that would ask for samples."""
     ignored = [
         key
         for key, value in chz.asdict(options).items()
@@ -303,6 +275,11 @@ def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
     return comparison_text(evaluation, against, differences)
 
 
+def _draws_seed(record: dict[str, Any]) -> int:
+    """Seed of the bootstrap: the same draws for every policy that is asked the same."""
+    return derive_seed(int(record["seed"]), "bootstrap")
+
+
 def _differences_of(evaluation: Evaluation, against: Evaluation, resamples: int) -> dict[str, Difference]:
     """Differences of two evaluations of the same problems, from paired draws."""
     return compare(
@@ -311,29 +288,20 @@ def _differences_of(evaluation: Evaluation, against: Evaluation, resamples: int)
 
 
 def _check_comparable(record: dict[str, Any], digest: str, stored: Evaluation) -> None:
-    """Refuse a stored evaluation of other problems, or by other options, than those to be compared with it.
-
-    Raises:
-        ValueError: See above.
-    """
+    """Refuse to compare with a stored evaluation of other problems, or by other options."""
     if stored.prompts_digest != digest:
         raise ValueError(
             f"the stored evaluation of {stored.target['name']} is of other problems; evaluate it anew"
         )
-    now, then = (_plain(each) for each in (record, stored.options))
-    names = _differing(now, then)
+    now: dict[str, Any] = json.loads(json.dumps(record))  # as the file's options were read
+    then = stored.options
+    names = [
+        name
+        for name in sorted({*now, *then} - {"resamples"})  # how often is drawn for intervals decides nothing
+        if now.get(name) != then.get(name)
+    ]
     if names:
         raise ValueError(
             f"the stored evaluation of {stored.target['name']} was made with other options: "
             f"{', '.join(f'{name} was {then.get(name)!r} and is {now.get(name)!r}' for name in names)}"
         )
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """As JSON reads it back; how often is drawn for intervals decides nothing."""
-    content: dict[str, Any] = json.loads(json.dumps(record))
-    return {name: value for name, value in content.items() if name != "resamples"}
-
-
-def _differing(one: dict[str, Any], other: dict[str, Any]) -> Sequence[str]:
-    return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]

@@ -1,6 +1,5 @@
-"""From options to a plan: all mistakes are found before a model is loaded."""
+"""Options become a plan; mistakes are found here, before a model is loaded."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +14,7 @@ from viva.recipes.conversation_preference_rl import judge_options
 from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.critique_self_play import needs_judge
 from viva.recipes.data import load_test_prompts
-from viva.recipes.evaluation.options import EvalOptions, check_options, recipe_options, stored_options
+from viva.recipes.evaluation import KINDS, EvalOptions, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
@@ -27,12 +26,6 @@ from viva.tiny import model_path
 from viva.training.data import PromptItem, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
-_RECIPES: dict[str, type[RecipeConfig]] = {
-    "conversation_preference_rl": ConversationConfig,
-    "critique_self_play": CritiqueConfig,
-    "math_efficiency": MathConfig,
-    "protocol": ProtocolConfig,
-}
 TalkConfig: TypeAlias = ConversationConfig | CritiqueConfig | ProtocolConfig
 _CONVERSATIONS: dict[str, type[ConversationConfig] | type[CritiqueConfig] | type[ProtocolConfig]] = {
     "conversation": ConversationConfig,
@@ -45,25 +38,31 @@ _TRAINED = {
     "protocol": "protocol",
 }
 """Kind of conversation by recipe."""
+_RECIPES: dict[str, type[RecipeConfig]] = {
+    "math_efficiency": MathConfig,
+    **{recipe: _CONVERSATIONS[kind] for recipe, kind in _TRAINED.items()},
+}
+_UNUSED = frozenset({"stop_at", "reward_weights", "judge_prompt_path"})
+"""Recipes' options that have no part in what is said or scored."""
 _BUILT_IN_PROBLEMS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
-    """The questions, their number and their grading; the same for all policies that are compared."""
+    """Questions, samples and grading; the same for all policies that are compared."""
 
     options: EvalOptions
     kinds: tuple[str, ...]
     shared: RecipeConfig
     """Options of direct answers, seeds and data."""
     conversations: dict[str, TalkConfig]
-    """Options of every kind of conversation."""
+    """By kind."""
     items: tuple[PromptItem, ...]
     """Problems with known answers."""
     source: str
-    """Where the problems are from, for the user."""
+    """Origin of the problems, for the user."""
     num_unanswered: int
-    """Problems that were left out for want of an answer."""
+    """Problems left out for want of an answer."""
     check: AnswerCheck
 
     @property
@@ -87,7 +86,9 @@ class EvalPlan:
             "grader": self.check.name,
             "seed": shared.seed,
             "max_tokens": shared.max_tokens,
-            "eval_temperature": _direct_temperature(shared),
+            "eval_temperature": shared.temperature
+            if shared.eval_temperature is None
+            else shared.eval_temperature,
             "resamples": self.options.resamples,
         }
         for kind, config in self.conversations.items():
@@ -105,29 +106,20 @@ class EvalPlan:
         return prompts_digest(self.items)
 
 
-_UNUSED = frozenset({"stop_at", "reward_weights", "judge_prompt_path"})
-"""Options of the recipes that have no part in what is said or scored."""
-
-
-def _direct_temperature(config: RecipeConfig) -> float:
-    return config.temperature if config.eval_temperature is None else config.eval_temperature
-
-
 def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
-    """Check all options and load the problems.
-
-    Args:
-        target: The policy; if it is a run, its options are the defaults.
-        options: What was given.
+    """Check all options and load the problems; a run's options are the defaults.
 
     Raises:
-        ValueError: For anything the user has to mend.
+        ValueError: For anything the user has to fix.
     """
-    check_options(options)
+    _check_options(options)
     check_output(options.output)
     recipe = str(target.config.get("recipe"))
     shared = recipe_options(stored_options(_RECIPES.get(recipe, RecipeConfig), target.config), options)
-    kinds = tuple(dict.fromkeys(options.kinds or _default_kinds(recipe, shared)))
+    default = ["direct"]
+    if recipe in _TRAINED and shared.num_test_conversations > 0:
+        default.append(_TRAINED[recipe])
+    kinds = tuple(dict.fromkeys(options.kinds or default))
     if "protocol" in kinds and recipe != "protocol":
         raise ValueError(
             f"kinds=protocol needs a run that trained a protocol of its own; {target.name} is none"
@@ -163,12 +155,19 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
     )
 
 
-def check_output(name: str | None) -> None:
-    """Refuse a result file that could not be written, or not be recognised as one afterwards.
+def _check_options(options: EvalOptions) -> None:
+    for kind in options.kinds or ():
+        if kind not in KINDS:
+            raise ValueError(f"kinds must be of {', '.join(KINDS)}; got {kind!r}")
+    if options.kinds == []:
+        raise ValueError(f"kinds must name at least one of {', '.join(KINDS)}")
+    counts = ("num_samples", "max_test_samples", "num_test_conversations", "max_tokens")
+    at_least(options, dict.fromkeys(counts, 1) | {"resamples": 100})
+    not_negative(options, "temperature", "eval_temperature")
 
-    Raises:
-        ValueError: See above.
-    """
+
+def check_output(name: str | None) -> None:
+    """Refuse an ``output`` that could not be written, or not be recognised as a result file afterwards."""
     if name is None:
         return
     path = Path(name).expanduser()
@@ -178,18 +177,9 @@ def check_output(name: str | None) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a result file in a folder that cannot be written to.
-
-    Raises:
-        ValueError: See above.
-    """
+    """Refuse a result file in a folder that cannot be written to."""
     if problem := place_problem(path.parent):
         raise ValueError(f"{path} cannot be written: {path.parent} {problem}; give another output=FILE.json")
-
-
-def _default_kinds(recipe: str, shared: RecipeConfig) -> list[str]:
-    talks = recipe in _TRAINED and shared.num_test_conversations > 0
-    return ["direct", _TRAINED[recipe]] if talks else ["direct"]
 
 
 def _check_conversation(config: TalkConfig) -> None:
@@ -241,12 +231,8 @@ def _no_test_set(target: Target) -> str:
 
 
 def engine_of(target: Target, options: EvalOptions) -> EngineConfig:
-    """Where a policy computes: as given, else as its run did, else see `choose_engine`.
-
-    Raises:
-        ValueError: If the choices contradict each other.
-    """
-    stored: Mapping[str, Any] = target.config
+    """The engine as given, else as of the policy's run, else by `choose_engine`."""
+    stored = target.config
     engine = options.engine or (
         "remote"
         if options.base_url or "://" in target.name

@@ -33,7 +33,7 @@ class Target:
     kind: str
     """``run``, ``model``, ``adapter`` or ``weights``."""
     model: str | None
-    """The model that the engine loads; ``None``: the weights say so themselves."""
+    """The model that the engine loads; ``None``: the weights name it themselves."""
     weights: str | None = None
     """Saved weights, as the engine takes them; ``None``: the model as it is."""
     checkpoint: str | None = None
@@ -41,20 +41,15 @@ class Target:
     next_step: int | None = None
     """Steps that the checkpoint was trained for."""
     folder: Path | None = None
-    """The run's folder."""
+    """Of the run."""
     config: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The run's options."""
+    """Of the run."""
 
     @property
     def summary(self) -> dict[str, Any]:
         """Its entry in the result file."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "model": self.model,
-            "checkpoint": self.checkpoint,
-            "next_step": self.next_step,
-        }
+        names = ("name", "kind", "model", "checkpoint", "next_step")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +68,8 @@ def find_target(name: str, *, checkpoint: str | None = None, model_name: str | N
 
     Args:
         name: From the command line.
-        checkpoint: Which one of a run.
-        model_name: Base model of weights that do not say it, or where it is now.
+        checkpoint: Of a run.
+        model_name: Base model of weights that do not name it, or where it is now.
 
     Raises:
         ValueError: If there is no such thing, or no such checkpoint.
@@ -127,13 +122,7 @@ def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: st
 async def open_policy(
     target: Target, engine: EngineConfig, *, renderer_name: str | None, service: ServiceClient | None = None
 ) -> OpenPolicy:
-    """Load a policy for sampling.
-
-    Args:
-        target: From `find_target`.
-        engine: Where it computes.
-        renderer_name: Chat format; recognised by default.
-        service: Of the same engine, to share a base model that is loaded already.
+    """Load a policy for sampling, from `service` where a base model of the same engine is loaded already.
 
     Raises:
         ValueError: If the weights cannot be read or do not fit the model.
@@ -142,7 +131,7 @@ async def open_policy(
         # nothing is saved there: sampling clients are read-only
         service = make_service(engine, state_dir=Path(tempfile.gettempdir()))
     client: Any = await _client(target, engine, service)
-    model = target.model or await _base_model(client)
+    model = target.model or str(await client.get_base_model_async())
     return OpenPolicy(
         client=client,
         service=service,
@@ -174,7 +163,3 @@ async def _client(target: Target, engine: EngineConfig, service: ServiceClient) 
     if engine.engine == "remote":
         return await settled(service.create_sampling_client(model_path=target.weights))
     return await settled(service.create_sampling_client(model_path=target.weights, base_model=target.model))
-
-
-async def _base_model(client: Any) -> str:
-    return str(await client.get_base_model_async())
