@@ -79,9 +79,8 @@ AREAS = {
         sources=(
             "judging/ballots.py",
             "judging/bradley_terry.py",
-            "judging/consensus.py",
+            "judging/comparison.py",
             "judging/ranking.py",
-            "judging/tournament.py",
         ),
         tests=(
             "judging/test_ballots.py",

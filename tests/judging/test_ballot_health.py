@@ -1,7 +1,6 @@
 import pytest
 
-from viva.judging.ballots import Item, Preference, Tie, Vote
-from viva.judging.consensus import ballot_health
+from viva.judging.ballots import Item, Preference, Tie, Vote, ballot_health
 
 CYCLE: list[Vote] = [Preference(0, 1), Preference(1, 2), Preference(2, 0)]
 CHAIN: list[Vote] = [Preference(0, 1), Preference(1, 2), Preference(0, 2)]

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.judging.ballots import Preference, Tie, Vote, count_votes, map_vote
-from viva.judging.consensus import agreement, majority
+from viva.judging.ballots import Preference, Tie, Vote, agreement, count_votes, majority, map_vote
 
 ITEMS = (0, 1, 2, 3)
 

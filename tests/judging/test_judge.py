@@ -12,10 +12,16 @@ import tinker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, LABELS, VERDICT_PREFIX, Outcome
+from viva.judging.comparison import (
+    JUDGE_SYSTEM_PROMPT,
+    LABELS,
+    VERDICT_PREFIX,
+    Outcome,
+    TournamentPattern,
+    win_minus_loss,
+)
 from viva.judging.judge import JudgeError, PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef, sample
-from viva.judging.tournament import TournamentPattern, win_minus_loss
 from viva.testing import (
     CHAT_TOKENS,
     HANG,

@@ -7,9 +7,15 @@ import pytest
 
 from viva.judging.ballots import Item, Preference, Tie, count_votes, map_vote, pair_of, pooled
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
-from viva.judging.comparison import Comparison, Outcome
+from viva.judging.comparison import (
+    Comparison,
+    NoValidComparisonsError,
+    Outcome,
+    judge_accuracy,
+    judge_health,
+    win_minus_loss,
+)
 from viva.judging.ranking import parse_ranking
-from viva.judging.tournament import NoValidComparisonsError, judge_accuracy, judge_health, win_minus_loss
 
 
 @pytest.mark.parametrize("weight", [1e2, 1e3, 1e4, 1e6])

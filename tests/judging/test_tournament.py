@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinker_cookbook.rl.preference_envs import get_pairs
 
-from viva.judging.comparison import Comparison, Outcome
-from viva.judging.tournament import (
+from viva.judging.comparison import (
+    Comparison,
     NoValidComparisonsError,
+    Outcome,
     TournamentPattern,
     judge_accuracy,
     judge_health,

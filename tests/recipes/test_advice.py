@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 from random_models import make_model
 
-from viva.judging.comparison import Comparison, Outcome
-from viva.judging.tournament import NoValidComparisonsError, win_minus_loss
+from viva.judging.comparison import Comparison, NoValidComparisonsError, Outcome, win_minus_loss
 from viva.recipes.loop import StepTime
 from viva.recipes.programs import train_recipe
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from viva.judging.ballots import Preference, Tie, count_votes, map_vote, pooled
+from viva.judging.ballots import Preference, Tie, count_votes, majority, map_vote, pooled
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison, Outcome
-from viva.judging.consensus import majority
 from viva.rewards.review import (
     PRESETS,
     ReviewRules,

@@ -4,7 +4,7 @@ import pytest
 from bandit_engine import CountEnv, CountGroup
 from bandit_runs import make_run, metrics_of
 
-from viva.judging.tournament import NoValidComparisonsError
+from viva.judging.comparison import NoValidComparisonsError
 from viva.training.loop import AllGroupsFailedError, train
 
 

@@ -1,9 +1,17 @@
-"""One judged comparison, and the prompt the judge reads."""
+"""Judged comparisons of two solutions: the prompt, the rewards of a tournament, and figures about the judge.
 
+The reward is win minus loss over matchups: a comparison's score counts for the agent shown as B and against the one
+shown as A, and each agent's sum is divided by the number of its matchups. An invalid comparison counts for nobody.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tinker_cookbook.renderers.base import Message
+from tinker_cookbook.rl.preference_envs import TournamentPattern
 
 from viva.conversation.prompts import quote
 
@@ -72,3 +80,198 @@ def judge_messages(question: str, solution_a: str, solution_b: str, system_promp
             ),
         ),
     ]
+
+
+class NoValidComparisonsError(RuntimeError):
+    """An agent has no valid matchup, so it has no reward.
+
+    Args:
+        message: What is missing.
+        metrics: What the comparisons tell about the judge all the same, see `judge_health`.
+    """
+
+    def __init__(self, message: str, metrics: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.metrics: dict[str, float] = dict(metrics or {})
+
+
+def pairs(agent_ids: Sequence[int], pattern: TournamentPattern) -> list[tuple[int, int]]:
+    """Who is compared with whom, as (shown first, shown second).
+
+    ``ALL_PAIRS_BOTH_WAYS``: every ordered pair. ``ALL_PAIRS_ONE_WAY``: every pair once, in the order of the
+    ids given.
+
+    Raises:
+        ValueError: If an id is given twice.
+    """
+    if len(set(agent_ids)) < len(agent_ids):
+        raise ValueError(f"agent_ids must differ from one another; got {list(agent_ids)}")
+    if pattern is TournamentPattern.ALL_PAIRS_BOTH_WAYS:
+        return list(itertools.permutations(agent_ids, 2))
+    return list(itertools.combinations(agent_ids, 2))
+
+
+def win_minus_loss(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, float]:
+    """Reward in [-1, 1] of every agent: the sum of its scores over the number of its matchups.
+
+    A comparison given twice counts once. Where all agents have equally many valid matchups, rewards sum to
+    zero.
+
+    Raises:
+        NoValidComparisonsError: If an agent has no valid matchup.
+        ValueError: If a comparison names an unknown agent, an agent against itself, contradicts another
+            one, or its score does not go with its outcome.
+    """
+    scores = _scores_by_agent(comparisons, agent_ids)
+    return {agent_id: math.fsum(values) / len(values) for agent_id, values in scores.items()}
+
+
+def matchup_count(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, int]:
+    """Number of valid matchups of every agent. Raises as `win_minus_loss`."""
+    return {agent_id: len(values) for agent_id, values in _scores_by_agent(comparisons, agent_ids).items()}
+
+
+def win_rate(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, float]:
+    """Share of its valid matchups that an agent won, a tie counting half. Raises as `win_minus_loss`."""
+    points: dict[int, list[float]] = {agent_id: [] for agent_id in agent_ids}
+    checked = _checked(comparisons, agent_ids)
+    for comparison in checked:
+        if comparison.outcome is not Outcome.INVALID:
+            points[comparison.second].append(_POINTS[comparison.outcome])
+            points[comparison.first].append(1.0 - _POINTS[comparison.outcome])
+    _require_matchups(points, checked)
+    return {agent_id: math.fsum(values) / len(values) for agent_id, values in points.items()}
+
+
+_POINTS = {Outcome.A: 0.0, Outcome.TIE: 0.5, Outcome.B: 1.0}
+"""What a comparison gives to the agent shown second."""
+
+
+def _scores_by_agent(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, list[float]]:
+    scores: dict[int, list[float]] = {agent_id: [] for agent_id in agent_ids}
+    checked = _checked(comparisons, agent_ids)
+    for comparison in checked:
+        if comparison.score is not None:
+            scores[comparison.second].append(comparison.score)
+            scores[comparison.first].append(-comparison.score)
+    _require_matchups(scores, checked)
+    return scores
+
+
+def _require_matchups(values: Mapping[int, Sequence[float]], checked: Sequence[Comparison]) -> None:
+    missing = [agent_id for agent_id, own in values.items() if not own]
+    if missing:
+        raise NoValidComparisonsError(
+            f"agents {missing} have no valid comparison, so they have no reward; the judge's replies could "
+            "not be read (see void/judge/invalid_rate)",
+            judge_health(checked),
+        )
+
+
+def _checked(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> list[Comparison]:
+    """Every comparison once, checked."""
+    by_order: dict[tuple[int, int], Comparison] = {}
+    for comparison in comparisons:
+        order = (comparison.first, comparison.second)
+        if order[0] == order[1] or not set(order) <= set(agent_ids):
+            raise ValueError(f"a comparison must be of two of the agents {list(agent_ids)}; got {order}")
+        if (comparison.outcome is Outcome.INVALID) != (comparison.score is None):
+            raise ValueError(
+                f"a comparison must have a score unless it is invalid; got {comparison.outcome} with score "
+                f"{comparison.score}"
+            )
+        if comparison.score is not None and not -1.0 <= comparison.score <= 1.0:
+            raise ValueError(f"a score must be from -1 to 1; got {comparison.score} for {order}")
+        if by_order.setdefault(order, comparison) != comparison:
+            raise ValueError(f"agents {order} were compared twice with different results; keep one")
+    return list(by_order.values())
+
+
+def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    """Figures about the judge; those without anything to count are left out.
+
+    - ``judge/identical_rate``: share of comparisons that are of the same words, so that nobody was asked. All other
+      figures are of comparisons that the judge was asked for.
+    - ``judge/preference_A_rate``, ``judge/preference_B_rate``, ``judge/tie_rate``, ``judge/invalid_rate``: shares; they
+      sum to 1.
+    - ``judge/position_bias``: share of the pairs judged in both orders whose verdict flips with the order: the
+      judge preferred what it saw first both times, or second both times.
+    - ``judge/disagreement``: share of those pairs whose two verdicts are not the same in any way (also a tie and a
+      win).
+    - ``judge/order_gap``: mean of half the absolute difference between their two scores, in [0, 1].
+    - ``judge/confidence``: mean absolute score: 1 if every comparison is certain, 0 if none has a preference.
+    - ``judge/off_set_mass``: mean probability of anything but a label (``logprob`` mode).
+    - ``judge/cyclic_triads``: share of triples of agents, all three pairs of them decided, in which a beats b beats
+      c beats a.
+    """
+    if not comparisons:
+        return {}
+    asked = [comparison for comparison in comparisons if comparison.was_asked]
+    metrics = {"judge/identical_rate": 1.0 - len(asked) / len(comparisons)}
+    if not asked:
+        return metrics
+    metrics |= {
+        f"judge/{name}_rate": sum(comparison.outcome is outcome for comparison in asked) / len(asked)
+        for name, outcome in _RATES.items()
+    }
+    metrics |= _order_effects(asked)
+    scores = [abs(c.score) for c in asked if c.score is not None]
+    if scores:
+        metrics["judge/confidence"] = math.fsum(scores) / len(scores)
+    off_set = [c.off_set_mass for c in asked if c.off_set_mass is not None]
+    if off_set:
+        metrics["judge/off_set_mass"] = math.fsum(off_set) / len(off_set)
+    return metrics | _cycles(asked)
+
+
+_RATES = {
+    "preference_A": Outcome.A,
+    "preference_B": Outcome.B,
+    "tie": Outcome.TIE,
+    "invalid": Outcome.INVALID,
+}
+_SEEN_FROM_THE_OTHER_SIDE = {Outcome.A: Outcome.B, Outcome.B: Outcome.A, Outcome.TIE: Outcome.TIE}
+
+
+def _order_effects(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    valid = {(c.first, c.second): c for c in comparisons if c.score is not None}
+    both = [(one, valid[j, i]) for (i, j), one in valid.items() if i < j and (j, i) in valid]
+    if not both:
+        return {}
+    flips = [one.outcome is other.outcome is not Outcome.TIE for one, other in both]
+    differs = [one.outcome is not _SEEN_FROM_THE_OTHER_SIDE[other.outcome] for one, other in both]
+    gaps = [abs((one.score or 0.0) + (other.score or 0.0)) / 2 for one, other in both]
+    return {
+        "judge/position_bias": sum(flips) / len(both),
+        "judge/disagreement": sum(differs) / len(both),
+        "judge/order_gap": math.fsum(gaps) / len(both),
+    }
+
+
+def _cycles(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    margin: dict[tuple[int, int], float] = {}
+    for c in comparisons:
+        if c.score is not None:
+            margin[c.second, c.first] = margin.get((c.second, c.first), 0.0) + c.score
+            margin[c.first, c.second] = margin.get((c.first, c.second), 0.0) - c.score
+    agents = sorted({agent_id for pair in margin for agent_id in pair})
+    cyclic: list[bool] = []
+    for a, b, c in itertools.combinations(agents, 3):
+        around = [margin.get(pair, 0.0) for pair in ((a, b), (b, c), (c, a))]
+        if all(around):
+            cyclic.append(len({value > 0 for value in around}) == 1)
+    return {"judge/cyclic_triads": sum(cyclic) / len(cyclic)} if cyclic else {}
+
+
+def judge_accuracy(comparisons: Sequence[Comparison], correct: Mapping[int, bool]) -> dict[str, float]:
+    """How often the judge is right where the truth is known; nothing if no pair has one right.
+
+    ``judge/accuracy``: over valid comparisons of a right and a wrong solution, the share that prefers the right
+    one, a tie counting half.
+    """
+    points = [
+        _POINTS[c.outcome] if correct[c.second] else 1.0 - _POINTS[c.outcome]
+        for c in comparisons
+        if c.outcome is not Outcome.INVALID and correct[c.first] != correct[c.second]
+    ]
+    return {"judge/accuracy": math.fsum(points) / len(points)} if points else {}

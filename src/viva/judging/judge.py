@@ -34,11 +34,12 @@ from viva.judging.comparison import (
     VERDICT_PREFIX,
     Comparison,
     Outcome,
+    TournamentPattern,
     judge_messages,
+    pairs,
     same_words,
 )
 from viva.judging.policy import PolicyRef, SamplingClient, accepts, sample
-from viva.judging.tournament import TournamentPattern, pairs
 
 JudgeMode = Literal["logprob", "verdict"]
 

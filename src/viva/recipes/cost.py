@@ -346,7 +346,7 @@ def _talk(config: MathConfig, how: Text) -> list[Call]:
 
 
 def _tournament(num_agents: int, max_rounds: int, pattern: str) -> list[tuple[Hashable, Hashable]]:
-    from viva.judging.tournament import TournamentPattern, pairs
+    from viva.judging.comparison import TournamentPattern, pairs
 
     last = max_rounds - 1
     return [

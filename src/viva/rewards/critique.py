@@ -22,10 +22,9 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Turn
 from viva.judging.ballots import Ballots, Item
-from viva.judging.comparison import Comparison, same_words
+from viva.judging.comparison import Comparison, TournamentPattern, same_words
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 from viva.judging.ranking import RankingReply
-from viva.judging.tournament import TournamentPattern
 from viva.rewards.base import Played, Reward, Scored, by_agent, graded, turns_of_seats
 from viva.rewards.review import (
     ReviewRules,

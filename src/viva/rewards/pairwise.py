@@ -8,9 +8,8 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
-from viva.judging.comparison import Comparison
-from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
-from viva.judging.tournament import (
+from viva.judging.comparison import (
+    Comparison,
     TournamentPattern,
     judge_accuracy,
     judge_health,
@@ -18,12 +17,13 @@ from viva.judging.tournament import (
     win_minus_loss,
     win_rate,
 )
+from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 from viva.rewards.base import Played, Reward, Scored, agent_pay, by_agent, correctness, spoken
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tournament(Reward):
-    """Win minus loss in [-1, 1] over the pairs of final solutions, see `viva.judging.tournament`."""
+    """Win minus loss in [-1, 1] over the pairs of final solutions, see `viva.judging.comparison`."""
 
     pattern: TournamentPattern = TournamentPattern.ALL_PAIRS_BOTH_WAYS
     compared_by: JudgeOptions = field(default_factory=JudgeOptions)

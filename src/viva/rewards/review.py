@@ -4,7 +4,7 @@ Solutions are voted on before and after critique; a Bradley-Terry fit makes scor
 paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``R_i`` its final ranking,
 
     r_sol(i)  = V_i^final
-    r_meta(i) = 1/|R_i| sum over (a, b) in R_i of 1[Pref_i(a, b) = Maj(a, b)]    (`viva.judging.consensus`)
+    r_meta(i) = 1/|R_i| sum over (a, b) in R_i of 1[Pref_i(a, b) = Maj(a, b)]    (`viva.judging.ballots`)
     r_diag(i) = sum over k in T_i of max(0, V_k^final - V_k^init)
 
 `ReviewRules` says what else each part can be. What happens at the edges:
@@ -32,10 +32,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from viva.judging.ballots import Ballots, Item, Vote, count_votes, map_vote, pair_of, pooled
+from viva.judging.ballots import Ballots, Item, Vote, agreement, count_votes, map_vote, pair_of, pooled
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison
-from viva.judging.consensus import agreement
 
 STREAMS: Mapping[str, float] = {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
 """The reward streams and their weights in the paper (arXiv 2601.21464)."""
@@ -51,7 +50,7 @@ class ReviewRules:
     rounds are comparisons of revised with initial solutions, and solutions that did not change."""
     meta: Literal["majority", "leave_one_out"] = "leave_one_out"
     """``majority``: the share of a voter's votes that agree with the majority of all, itself included, as in the paper.
-    ``leave_one_out``: with that of the others, where they have one. See `viva.judging.consensus.agreement`."""
+    ``leave_one_out``: with that of the others, where they have one. See `viva.judging.ballots.agreement`."""
     diag: Literal["sum", "mean"] = "mean"
     """Over a critic's distinct targets. A sum pays for naming more of them."""
     diag_credit: Literal["reply", "target"] = "target"

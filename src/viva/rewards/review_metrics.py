@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Revision
-from viva.judging.ballots import Ballots, Preference, pooled
-from viva.judging.comparison import Comparison, same_words
-from viva.judging.consensus import ballot_health
+from viva.judging.ballots import Ballots, Preference, ballot_health, pooled
+from viva.judging.comparison import Comparison, judge_health, same_words
 from viva.judging.ranking import RankingReply
-from viva.judging.tournament import judge_health
 from viva.rewards.review import ReviewScores, ReviewVotes
 
 

@@ -22,8 +22,8 @@ from viva.conversation.replies import parse_reply
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
+    from viva.judging.comparison import TournamentPattern
     from viva.judging.judge import PolicySelfComparisonJudge
-    from viva.judging.tournament import TournamentPattern
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
 

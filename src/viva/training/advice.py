@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from viva.judging.tournament import NoValidComparisonsError
+from viva.judging.comparison import NoValidComparisonsError
 from viva.training.rollouts import PromptTooLongError
 
 Metrics: TypeAlias = Mapping[str, float]

@@ -20,8 +20,8 @@ from tinker_cookbook.rl.types import RLDataset
 
 from viva.conversation.prompts import counted
 from viva.experts.strategy import is_strategy
+from viva.judging.comparison import NoValidComparisonsError
 from viva.judging.policy import PolicyRef, SamplingClient
-from viva.judging.tournament import NoValidComparisonsError
 from viva.run.checkpoints import Checkpoint
 from viva.run.clients import TrainingClient, answers_together, settled
 from viva.run.folder import RunFolder

@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from viva.judging.ballots import Item, Preference, pooled
-from viva.judging.consensus import majority
+from viva.judging.ballots import Item, Preference, majority, pooled
 from viva.judging.records import ConversationRecord
 
 _STAGES = {0: "initial", 1: "revised"}
