@@ -36,10 +36,9 @@ class BradleyTerryError(RuntimeError):
 
 
 class Gain(NamedTuple):
-    """A difference of two scores, and how far it is known."""
+    """A difference of two scores, in [-1, 1], with its standard error."""
 
     value: float
-    """On the score scale, in [-1, 1]."""
     standard_error: float
 
 
@@ -54,11 +53,11 @@ class Duel:
     first: Item
     second: Item
     share: float
-    """Of the vote, what the first item takes: 1 if it won, 1/2 for a tie, or a probability."""
+    """Outcome for the first item: 1 for a win, 1/2 for a tie, or a probability."""
     weight: float = 1.0
-    """Of the comparison, in units of one vote."""
+    """In units of one vote."""
     first_shown_first: bool | None = None
-    """Which of them the voter saw first; ``None`` if it is not known or makes no difference."""
+    """``None`` if it is not known or makes no difference."""
 
     def __post_init__(self) -> None:
         if self.first == self.second:
@@ -72,7 +71,7 @@ class Duel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BradleyTerryFit:
-    """Strengths of N items and what is known about them."""
+    """Strengths of N items with their covariance."""
 
     items: tuple[Item, ...]
     strengths: dict[Item, float]
@@ -89,16 +88,15 @@ class BradleyTerryFit:
 
     @property
     def standard_errors(self) -> dict[Item, float]:
-        """Of the scores, by the delta method."""
+        """Standard errors of the scores, by the delta method."""
         return {
             item: self._slope(item) * math.sqrt(self.covariance[i][i]) for i, item in enumerate(self.items)
         }
 
     def gain(self, before: Item, after: Item) -> Gain:
-        """Score of ``after`` minus score of ``before``, two items of this fit.
+        """Score of ``after`` minus score of ``before``, with the covariance of the two in its standard error.
 
-        Its standard error counts that their strengths were fitted together. Two fits of their own have scales of
-        their own, each with mean 0, on which nobody gains where everybody improves: only one fit can tell.
+        Only a joint fit can tell: in two fits, each with mean 0, nobody gains where everybody improves.
 
         Raises:
             ValueError: If an item is not in the fit.
@@ -127,12 +125,11 @@ def fit_bradley_terry(
     """Fit strengths to votes.
 
     Args:
-        votes: Of all voters, see `viva.judging.ballots.pooled`; each weighs as much as it says, so a vote given
-            twice counts twice here. The order of the votes makes no difference.
+        votes: Of all voters, see `viva.judging.ballots.pooled`, in any order; a vote given twice counts twice.
         items: All items, also those without votes.
         prior_precision: Of the Gaussian prior, in units of one vote: with 1 and a single vote, the scores are
             .584 and .416; with four unanimous rankings of four items, .83, .62, .38 and .17.
-        with_position: Also fit what being shown first adds, from the duels that know their order.
+        with_position: Also fit the advantage of being shown first, from the duels that know their order.
 
     Raises:
         ValueError: If an item is given twice, a vote is about an unknown item, or the precision is not a positive

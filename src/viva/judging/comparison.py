@@ -27,7 +27,7 @@ LABELS = ("A", "B", "Tie")
 
 
 class Outcome(StrEnum):
-    """What one comparison said. Compare with ``is``; every member is truthy."""
+    """Verdict of one comparison. Compare with ``is``; every member is truthy."""
 
     A = "A"
     """The solution shown first is better."""
@@ -83,12 +83,7 @@ def judge_messages(question: str, solution_a: str, solution_b: str, system_promp
 
 
 class NoValidComparisonsError(RuntimeError):
-    """An agent has no valid matchup, so it has no reward.
-
-    Args:
-        message: What is missing.
-        metrics: What the comparisons tell about the judge all the same, see `judge_health`.
-    """
+    """An agent has no valid matchup, so it has no reward; ``metrics`` are those of `judge_health`."""
 
     def __init__(self, message: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(message)
@@ -96,10 +91,7 @@ class NoValidComparisonsError(RuntimeError):
 
 
 def pairs(agent_ids: Sequence[int], pattern: TournamentPattern) -> list[tuple[int, int]]:
-    """Who is compared with whom, as (shown first, shown second).
-
-    ``ALL_PAIRS_BOTH_WAYS``: every ordered pair. ``ALL_PAIRS_ONE_WAY``: every pair once, in the order of the
-    ids given.
+    """Pairs to compare, as (shown first, shown second); with ``ALL_PAIRS_ONE_WAY`` once each, in the order of ids.
 
     Raises:
         ValueError: If an id is given twice.
@@ -169,7 +161,7 @@ def _require_matchups(values: Mapping[int, Sequence[float]], checked: Sequence[C
 
 
 def _checked(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> list[Comparison]:
-    """Every comparison once, checked."""
+    """Comparisons without repetitions."""
     by_order: dict[tuple[int, int], Comparison] = {}
     for comparison in comparisons:
         order = (comparison.first, comparison.second)

@@ -44,7 +44,7 @@ from viva.judging.policy import PolicyRef, SamplingClient, accepts, sample
 JudgeMode = Literal["logprob", "verdict"]
 
 _TOP_K = 20
-"""How many of the next token's probabilities are asked for; tinker's limit. A label outside them counts as 0."""
+"""Alternatives asked for (tinker's limit). A label outside them counts as 0."""
 _HAS_ALTERNATIVES = hasattr(tinker.SampledSequence, "topk_logprobs")
 """Older SDKs cannot return alternatives for sampled tokens, only within the prompt."""
 
@@ -119,17 +119,9 @@ def _check_judge(mode: str, max_tokens: int, temperature: float, max_off_set_mas
 
 
 class PolicySelfComparisonJudge:
-    """Compares solutions with the policy that a `PolicyRef` holds.
+    """Compares solutions with the policy that a `PolicyRef` holds, looked up at every comparison.
 
-    Args:
-        policy: Whose sampling client judges; looked up at every comparison.
-        renderer: From `viva.conversation.rendering.load_renderer`.
-        mode: ``logprob`` or ``verdict``, see the module.
-        system_prompt: What the judge is told; data, to be edited freely.
-        max_tokens: Longest reply in ``verdict`` mode.
-        temperature: Of the reply in ``verdict`` mode.
-        max_off_set_mass: In ``logprob`` mode, a comparison in which anything but the labels is more
-            probable than this is invalid.
+    The other arguments are those of `JudgeOptions`, and the temperature of replies in ``verdict`` mode.
 
     Raises:
         ValueError: If an option is out of range, or the labels do not begin with different tokens.
@@ -161,14 +153,9 @@ class PolicySelfComparisonJudge:
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
     ) -> Comparison:
-        """Compare two agents' solutions, ``first`` shown as A. Solutions with the same words tie without being judged.
+        """Compare the solutions of ``first``, shown as A, and ``second``; the same words tie without being judged.
 
-        Args:
-            question: What the solutions are for.
-            solutions: Solutions by agent id.
-            first: Agent shown as A.
-            second: Agent shown as B.
-            seed: Of the sampler; matters only for ``verdict`` at a temperature above 0.
+        The seed of the sampler matters only for ``verdict`` at a temperature above 0.
 
         Raises:
             JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
@@ -205,10 +192,9 @@ class PolicySelfComparisonJudge:
     async def tournament(
         self, question: str, solutions: Mapping[int, str], pattern: TournamentPattern, seed: int
     ) -> list[Comparison]:
-        """All comparisons of a pattern, all in flight together, returned in the order of the pairs.
+        """All comparisons of a pattern, concurrently, in the order of the pairs.
 
-        With ``ALL_PAIRS_ONE_WAY``, the seed decides for every pair who is shown first, so that no seat
-        always is.
+        With ``ALL_PAIRS_ONE_WAY``, the seed decides who of a pair is shown first.
 
         Raises:
             JudgeError: As `compare`; the other comparisons are cancelled then.
@@ -338,13 +324,9 @@ _OUTCOMES = {
 
 
 def parse_verdict(text: str) -> Outcome:
-    """Read a judge's reply, whatever it is; linear in its length.
+    """The verdict of a decoded reply without thinking, in time linear in its length.
 
-    Args:
-        text: The decoded reply without end-of-turn token and thinking.
-
-    Returns:
-        ``Outcome.INVALID`` if no verdict is marked, the marked one is no label, or two of them disagree.
+    ``Outcome.INVALID`` if no verdict is marked, the marked one is no label, or two of them disagree.
     """
     scanner = ObjectScanner(text, _FIELDS, "preference")
     labels = [found.fields["preference"] for found in _objects(scanner)]

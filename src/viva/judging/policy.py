@@ -59,22 +59,14 @@ async def sample(
     num_samples: int = 1,
     **options: Any,
 ) -> tinker.SampleResponse:
-    """Completions of a prompt, from a client of any version.
-
-    Args:
-        client: Where to sample.
-        prompt: The prompt's tokens.
-        params: Sampling parameters.
-        num_samples: Completions.
-        **options: Further options of the client's ``sample``, such as ``topk_sample_logprobs``.
-    """
+    """Completions of a prompt from a client of any version, with further options of its ``sample``."""
     return await response_of(
         cast(Any, client).sample(prompt=prompt, num_samples=num_samples, sampling_params=params, **options)
     )
 
 
 async def response_of(pending: Any) -> tinker.SampleResponse:
-    """What ``sample`` returned, awaited: a future of newer clients, a ``concurrent.futures.Future`` of older ones."""
+    """The response behind an awaitable, or behind the ``concurrent.futures.Future`` of older clients."""
     if inspect.isawaitable(pending):
         return await cast(Awaitable[tinker.SampleResponse], pending)
     return await asyncio.wrap_future(cast(Future[tinker.SampleResponse], pending))

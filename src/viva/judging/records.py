@@ -125,12 +125,7 @@ class ConversationRecord(_Record):
 
     @classmethod
     def of(cls, conversation: Conversation, **fields: Any) -> Self:
-        """The record of a conversation.
-
-        Args:
-            conversation: What was said.
-            fields: All else that is known of it.
-        """
+        """The record of a conversation, and of all else that is known of it."""
         turns = tuple(
             TurnRecord(**{name: getattr(turn, name) for name in TurnRecord.model_fields})
             for turn in conversation.turns
@@ -145,7 +140,7 @@ class ConversationRecord(_Record):
         )
 
     def conversation(self) -> Conversation:
-        """What was said."""
+        """The conversation without its judgement."""
         return Conversation(
             question=self.question,
             num_agents=self.num_agents,
@@ -216,15 +211,7 @@ class Transcript(_Record):
 
     @classmethod
     def parse(cls, where: str, row: dict[str, Any]) -> Self:
-        """A line that was read as JSON.
-
-        Args:
-            where: The place, for the message.
-            row: The line.
-
-        Raises:
-            ValueError: If it is no transcript.
-        """
+        """The transcript in a line that was read as JSON; a ValueError with the place ``where`` if it is none."""
         try:
             return cls.model_validate(row)
         except ValidationError as error:
