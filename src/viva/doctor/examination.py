@@ -43,13 +43,7 @@ _LONGEST = 240
 async def examine(
     bench: Bench, probes: Sequence[Probe] = PROBES, *, timeout_s: float | None = None
 ) -> AsyncIterator[Finding]:
-    """Ask an engine one question after another; the weights of the bench's client move.
-
-    Args:
-        bench: Clients that nobody else needs.
-        probes: What to ask.
-        timeout_s: Longest time for one question.
-    """
+    """Ask an engine one question after another; the weights of the bench's client move."""
     for probe in probes:
         yield await put(probe, bench, timeout_s=timeout_s)
 
@@ -76,14 +70,7 @@ async def check_engine(
     loss_fn_config: Mapping[str, float] | None = None,
     temperature: float = 1.0,
 ) -> None:
-    """Refuse an engine that cannot do what a run needs; nothing is changed in it.
-
-    Args:
-        service: Of the engine.
-        client: To be trained.
-        loss_fn: Of the run.
-        loss_fn_config: Of the run.
-        temperature: Of the run's samples.
+    """Refuse an engine that cannot do what a run with this loss and temperature needs; nothing is changed in it.
 
     Raises:
         ValueError: If the loss is not computed as defined, or samples have no logprobs, other ones than the trainer's,

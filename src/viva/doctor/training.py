@@ -77,11 +77,7 @@ def _push(bench: Bench, p_T: Array, place: int, advantage: float) -> tinker.Datu
 
 
 def check_move(change: float, expected: float, noise: float, what: str) -> None:
-    """A logprob must have moved by more than noise, in the direction of the sign of what is expected.
-
-    Raises:
-        WrongAnswerError: It has not.
-    """
+    """Raise `WrongAnswerError` unless a logprob moved by more than noise in the expected direction."""
     if np.sign(expected) * change <= noise:
         raise WrongAnswerError(
             f"{what}: the target's logprob must {'rise' if expected > 0 else 'fall'}, it changed by {change:+.2g}"
@@ -260,11 +256,7 @@ CISPO and cross entropy ``+-++``, DRO ``+-+-``."""
 
 
 def value_probe(loss_fn: str, config: Config | None = None) -> Probe:
-    """Whether the engine's value of a loss is right; nothing is changed in the engine.
-
-    Args:
-        loss_fn: Key of `FORMULAS`.
-        config: The settings to ask with; by default without any, and then with others.
+    """Whether the engine's value of a loss is right, by default without settings and then with others.
 
     Raises:
         ValueError: An unknown loss.
@@ -311,11 +303,7 @@ async def _value(bench: Bench, loss_fn: str, given: Config) -> str:
 
 
 def direction_probe(loss_fn: str) -> Probe:
-    """Whether steps along a loss go where its formula says; moves the weights.
-
-    Args:
-        loss_fn: Key of `FORMULAS`.
-    """
+    """Whether steps along a loss of `FORMULAS` go where its formula says; moves the weights."""
 
     async def ask(bench: Bench) -> str:
         noise = await calibrate(bench)

@@ -1,10 +1,7 @@
-"""Direct answers: the bare question, replies right or wrong; one to each in training, many where policies are measured.
+"""Direct answers to the bare question: one to each in training, many where policies are measured.
 
-This is what training is for: what the policy could only answer after a conversation, it should answer at once.
-
-Equal tokens: a conversation costs many replies, so it has to be compared with as many direct answers as fit into the
-tokens that it took on the same problem, the judge's and the critiques included. How many these are depends on nothing
-but the problem's own answers, so it is the same in every run.
+Equal tokens: a conversation costs many replies, so it is compared with as many direct answers as fit into the tokens
+that it took on the same problem, the judge's included. Their number depends on the problem's own answers only.
 """
 
 import math
@@ -29,10 +26,7 @@ _MOST_DIRECT_ANSWERS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectSampler:
-    """Asks bare questions.
-
-    Every question keeps its seeds, whatever the policy: changes come from the weights.
-    """
+    """Asks bare questions; their seeds do not depend on the policy, so changes come from the weights."""
 
     renderer: Renderer
     seed: int
@@ -52,12 +46,7 @@ class DirectSampler:
     ) -> Answer:
         """One answer, graded; a reply that is cut off, unreadable or not given (the question does not fit) is wrong.
 
-        Args:
-            sampler: The policy.
-            index: The question's place in the test set; part of the seed.
-            item: The question.
-            number: Which of several answers to the question this is; part of the seed.
-            progress: Counts the answer.
+        The seed comes from the question's place in the test set and the answer's number.
         """
         answer = await self._answer(sampler, index, item, number)
         if progress is not None:
@@ -92,11 +81,7 @@ class DirectSampler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectEvaluator:
-    """Accuracy on the questions with a known answer; the denominator is always all of them.
-
-    A reply that is cut off, unreadable or not given (the question does not fit) is wrong. Every question keeps its
-    seed from step to step, so changes come from the weights.
-    """
+    """Accuracy on questions with known answers, all of which are in the denominator; see `DirectSampler`."""
 
     items: Sequence[PromptItem]
     direct: DirectSampler
@@ -104,8 +89,12 @@ class DirectEvaluator:
     """Called when questions begin."""
 
     def __post_init__(self) -> None:
-        """Reject a test set that cannot be graded."""
-        _check_answers(self.items)
+        """Reject a test set that is empty or has a question without a known answer."""
+        missing = sum(item.answer is None for item in self.items)
+        if not self.items or missing:
+            raise ValueError(
+                f"direct accuracy needs questions with answers; got {len(self.items)}, {missing} without answer"
+            )
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Ask all questions at once; metrics ``test/direct_*``."""
@@ -121,19 +110,6 @@ class DirectEvaluator:
     def reporting(self, begin: Begin) -> "DirectEvaluator":
         """The same evaluator with progress."""
         return replace(self, begin=begin)
-
-
-def _check_answers(items: Sequence[PromptItem]) -> None:
-    """Reject a test set that cannot be graded.
-
-    Raises:
-        ValueError: If it is empty, or a question has no known answer.
-    """
-    missing = sum(item.answer is None for item in items)
-    if not items or missing:
-        raise ValueError(
-            f"direct accuracy needs questions with answers; got {len(items)}, {missing} without answer"
-        )
 
 
 def direct_metrics(answers: Sequence[Answer]) -> dict[str, float]:
@@ -175,15 +151,7 @@ async def match_tokens(
     asked: Sequence[Asked] = (),
     begin: Begin = unseen,
 ) -> tuple[Played, ...]:
-    """The same conversations with direct answers at equal tokens.
-
-    Args:
-        sampler: The policy.
-        direct: Asks.
-        played: The conversations, on the first problems of the test set.
-        asked: Answers that are there already.
-        begin: Called when problems begin.
-    """
+    """Conversations on the first problems of the test set, with direct answers at equal tokens; `asked` is reused."""
     progress = begin("equal tokens", len(played), "problems")
 
     async def match(index: int, each: Played) -> Played:

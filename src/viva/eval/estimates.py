@@ -1,12 +1,8 @@
-"""Figures of a set of problems: unbiased estimates at k, and intervals by resampling problems (Efron 1979).
+"""Figures of a set of problems: unbiased estimates at k, and intervals by the bootstrap (Efron 1979).
 
-A figure is a ratio of two sums over problems: right answers over answers, lost solutions over solutions that were right
-at first. Problems are drawn again with replacement, and both sums are made of the same draw, so an interval is honest
-about figures to which problems contribute unequally, and what the samples of one problem have in common is not counted
-as new evidence. Two policies are compared on the same draws: what makes a problem hard for both cancels.
-
-Where all draws agree (every answer is right, or there is one problem only), resampling says nothing about what was not
-drawn, and there is no interval.
+A figure is a ratio of two sums over problems, both made of the same draw of problems with replacement. Intervals are
+thus clustered by problem. Two policies are compared on the same draws. Where all draws agree (every answer is right, or
+there is one problem only), there is no interval.
 """
 
 from collections import Counter
@@ -21,7 +17,7 @@ import numpy.typing as npt
 from viva.eval.records import Difference, Figure
 
 Vote: TypeAlias = tuple[str | None, bool]
-"""The content of an answer, and whether it is right. ``None`` casts no vote, but counts in n and k all the same."""
+"""The content of an answer, and whether it is right. ``None`` casts no vote, but counts in n and k."""
 
 
 def ladder(num_answers: int) -> list[int]:
@@ -45,9 +41,8 @@ def pass_at_k(num_answers: int, num_right: int, k: int) -> float:
 def majority_at_k(votes: Sequence[Vote], k: int) -> float:
     """Chance that the most frequent of k answers is right, k being chosen from n without replacement.
 
-    Answers that tie for the first place share it equally. Where answers with one and the same vote are graded
-    differently, which a grader that reads more than the final answer can do, the vote counts by the share of right
-    ones. If nobody votes, the result is wrong.
+    Ties share equally. A vote whose answers are graded differently, as by a grader that reads more than the final
+    answer, counts by its share of right ones. Without votes the result is wrong.
 
     Raises:
         ValueError: Unless 1 <= k <= n.
@@ -123,13 +118,7 @@ _MOST_UNDEFINED = 0.05
 
 
 def summarise(figures: Mapping[str, Terms], *, resamples: int, seed: int) -> dict[str, Figure]:
-    """Values and 95 % intervals of figures of one policy.
-
-    Args:
-        figures: By name. Figures of as many problems are taken to be of the same ones.
-        resamples: How many draws.
-        seed: Of the draws.
-    """
+    """Values and 95 % intervals of one policy's figures; those of as many problems are taken to be of the same ones."""
     found: dict[str, Figure] = {}
     for names in _by_size(figures):
         sums = _sums([figures[name] for name in names])

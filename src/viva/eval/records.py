@@ -1,8 +1,4 @@
-"""Records of an evaluation, problem by problem: frozen values that are written to JSON and read back.
-
-All figures are computed from these (`viva.eval.figures`), so a stored evaluation can be compared with another one
-without sampling anything again.
-"""
+"""Records of an evaluation, problem by problem, written to JSON and read back; `viva.eval.figures` uses them."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -21,13 +17,12 @@ class Answer:
     """One answer to one problem."""
 
     right: bool
-    """Finished, read, and met by the check; everything else is wrong."""
+    """Finished, readable and accepted by the check."""
     vote: str | None
-    """Its content, for counting; ``None`` if it is cut off or says nothing."""
+    """Its content, for majorities; ``None`` if it is cut off or empty."""
     finished: bool
-    """Whether the policy ended it."""
+    """The policy ended it."""
     num_tokens: int
-    """Sampled for it."""
     text: str
 
 
@@ -61,14 +56,13 @@ class Played:
     question: str
     answer: str
     agents: tuple[AgentAnswers, ...]
-    """All that there should be: an agent that failed is wrong, and so are all of a void conversation."""
+    """With those that failed, and all of a void conversation, as wrong."""
     num_tokens: int
-    """All that was sampled: every reply of every agent, attempts that were thrown away, and the judge's."""
+    """All that were sampled: every reply of every agent, of discarded attempts, and of the judge."""
     num_judge_tokens: int
-    """The judge's share of them."""
     void_reason: str | None = None
     direct: tuple[Answer, ...] = ()
-    """Direct answers to the same problem that together took at most as many tokens, and at least one."""
+    """At least one direct answer to the same problem, together within as many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +80,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One number of two evaluations of the same problems."""
+    """A figure of two evaluations of the same problems, ``value`` less ``against``."""
 
     value: float | None
-    """The first one's."""
     against: float | None
-    """The second one's."""
     difference: float | None
-    """First less second."""
     low: float | None
-    """Lower end of the 95 % interval of the difference, by resampling problems, the same ones for both."""
+    """Lower end of the 95 % interval of the difference, from paired draws."""
     high: float | None
 
 
@@ -104,9 +95,9 @@ class Evaluation:
     """All results about one policy."""
 
     target: dict[str, Any]
-    """Which policy: name, kind, model, checkpoint, next_step."""
+    """The policy's name, kind, model, checkpoint and next_step."""
     options: dict[str, Any]
-    """The way it was evaluated: all that decides what is sampled and how it is graded."""
+    """All that decides what is sampled and how it is graded."""
     prompts_digest: str
     """Digest of the problems, see `viva.training.data.prompts_digest`."""
     problems: str = ""
@@ -115,7 +106,7 @@ class Evaluation:
     played: dict[str, tuple[Played, ...]]
     """By kind of conversation."""
     metrics: dict[str, dict[str, float]]
-    """By kind, the metrics that the training loop reports under ``test/``, of the same samples."""
+    """By kind, the training loop's metrics under ``test/`` of the same samples."""
     figures: dict[str, Figure]
 
 

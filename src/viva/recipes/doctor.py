@@ -40,12 +40,8 @@ class DoctorOptions:
 async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> bool:
     """Put every question to an engine, with an adapter of its own that is trained a few steps.
 
-    Args:
-        options: Which engine and model.
-        say: Is given every line as soon as it is known.
-
     Returns:
-        Whether every answer was yes.
+        Whether every answer was yes; `say` gets every line as soon as it is known.
 
     Raises:
         ValueError: An option that makes no sense, or a model that cannot be opened. A remote engine's own errors pass
