@@ -44,6 +44,11 @@ def test_every_comparison_is_in_one_pair_and_a_flip_needs_both_orders(said: list
     assert all(pair.winner in (None, *pair.items) for pair in pairs)
 
 
+def test_an_item_is_not_compared_with_itself() -> None:
+    with pytest.raises(ValueError, match="two different items; got 1 twice"):
+        judge_pairs([(None, 1, 1, "A")])
+
+
 @given(SAID)
 def test_the_matrix_of_both_orders_counts_every_pair_that_has_them_once(said: list) -> None:
     pairs = judge_pairs(said)

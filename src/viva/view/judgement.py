@@ -103,7 +103,7 @@ def judge_conversation(record: ConversationRecord) -> tuple[list[PairVerdict], l
     """The pairs that the judge compared, and the verdicts: first the judge's, then those of every segment with votes.
 
     Raises:
-        ValueError: If a voter voted twice on a pair.
+        ValueError: If a voter voted twice on a pair, or an item is compared with itself.
     """
     before, after = record.correct_initial or {}, record.correct or {}
     pairs = judge_pairs(record.said())
@@ -153,10 +153,16 @@ def sum_counts(counts: Iterable[JudgeCounts]) -> JudgeCounts:
 
 
 def judge_pairs(said: Said) -> list[PairVerdict]:
-    """Verdicts by pair, in order of (whose, items)."""
+    """Verdicts by pair, in order of (whose, items).
+
+    Raises:
+        ValueError: If an item is compared with itself, which no run writes.
+    """
     found: dict[tuple[int | None, int, int], tuple[list[int | None], list[int | None]]] = {}
     for agent_id, first, second, outcome in said:
         low, high = sorted((first, second))
+        if low == high:
+            raise ValueError(f"a comparison is of two different items; got {low} twice")
         winners = found.setdefault((agent_id, low, high), ([], []))
         winners[first != low].append({"A": first, "B": second}.get(outcome))
     return [
