@@ -147,11 +147,11 @@ async def repeat(options: dict[str, str], strategies: Sequence[str], repeats: in
     import chz
 
     from viva.recipes.common import open_run
-    from viva.recipes.math_efficiency import Config, build_training, make_plan
+    from viva.recipes.math_efficiency import Config
 
-    plan = make_plan(chz.entrypoint(Config, argv=[f"{name}={value}" for name, value in options.items()]))
-    opened = await open_run(plan.options)
-    training = await build_training(plan, opened)
+    plan = chz.entrypoint(Config, argv=[f"{name}={value}" for name, value in options.items()]).make_plan()
+    opened = await open_run(plan)
+    training = await plan.config.build_training(plan, opened)
     vocab_size = len(opened.client.get_tokenizer())
     batches = [*({name} for name in strategies), set(strategies)]
     rows = []

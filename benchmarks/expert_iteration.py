@@ -155,7 +155,7 @@ def run_once(arm: str, seed: int, folder: Path, settings: Mapping[str, str]) -> 
 
     from viva.eval.direct import DirectEvaluator
     from viva.recipes.common import open_run
-    from viva.recipes.math_efficiency import Config, build_training, make_plan
+    from viva.recipes.math_efficiency import Config
     from viva.training.loop import train
 
     changes = {name: value for name, value in settings.items() if name not in ("tokens", "problems")}
@@ -163,9 +163,9 @@ def run_once(arm: str, seed: int, folder: Path, settings: Mapping[str, str]) -> 
     config = chz.entrypoint(Config, argv=[f"{name}={value}" for name, value in options.items()])
 
     async def go() -> None:
-        plan = make_plan(config)
-        opened = await open_run(plan.options)
-        training = await build_training(plan, opened)
+        plan = config.make_plan()
+        opened = await open_run(plan)
+        training = await plan.config.build_training(plan, opened)
         evaluators = [
             StyleEvaluator(each) if isinstance(each, DirectEvaluator) else each
             for each in training.evaluators

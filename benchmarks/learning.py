@@ -88,12 +88,11 @@ def shuffle_rewards(builder, rng: random.Random):
 
 
 def recipe_of(arm: str):
-    """The recipe's name, ``Config``, ``make_plan`` and ``build_training``."""
+    """The recipe's name and ``Config``."""
     import importlib
 
     name = "conversation_preference_rl" if arm.startswith("conversation") else "critique_self_play"
-    parts = [importlib.import_module(f"viva.recipes.{name}.{part}") for part in ("train", "build")]
-    return name, parts[0].Config, parts[1].make_plan, parts[1].build_training
+    return name, importlib.import_module(f"viva.recipes.{name}").Config
 
 
 def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict:
@@ -103,20 +102,20 @@ def run_once(folder: Path, arm: str, seed: int, changes: dict[str, str]) -> dict
     from viva.recipes.demo import demo_options
     from viva.training.loop import train
 
-    name, config_class, make_plan, build_training = recipe_of(arm)
+    name, config_class = recipe_of(arm)
     kind = "conversation" if arm.startswith("conversation") else "critique"
     own = {} if kind == "conversation" else {"preset": arm.removesuffix("-shuffled")}
     options = demo_options(name, folder, seed=seed) | OPTIONS[kind] | own | changes
     config = chz.entrypoint(config_class, argv=[f"{name}={value}" for name, value in options.items()])
 
     async def go() -> None:
-        plan = make_plan(config)
-        opened = await open_run(plan.options)
-        training = await build_training(plan, opened)
+        plan = config.make_plan()
+        opened = await open_run(plan)
+        training = await plan.config.build_training(plan, opened)
         if arm.endswith("-shuffled"):
             training = replace(training, dataset=ShuffledGroups(training.dataset, seed))
         is_complete = await train(training)
-        finish_run(training, model=plan.options.model, is_complete=is_complete)
+        finish_run(training, model=plan.model, is_complete=is_complete)
 
     started = time.monotonic()
     asyncio.run(go())

@@ -220,9 +220,9 @@ async def train_async(
         "test", test, config.log_path
     )
     config = make_options(config_class, given)
-    from viva.recipes.loop import run_config
+    from viva.recipes.loop import run_recipe
 
-    received = await run_config(config)
+    received = await run_recipe(config)
     if received is not None:
         raise KeyboardInterrupt(f"stopped by {received.name}; behavior_if_exists='resume' goes on")
     return Run(config.log_path)

@@ -140,8 +140,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _cost(options: argparse.Namespace) -> int:
-    from viva.recipes.cost import parse_cost, recipe_cost, uncounted_options
-    from viva.recipes.cost_table import cost_text
+    from viva.recipes.cost import cost_text, parse_cost, recipe_cost, uncounted_options
 
     try:
         chosen, config = parse_cost(options.options)

@@ -25,7 +25,7 @@ from viva.recipes.common import exit_code
 from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl import Config
 from viva.recipes.demo import demo_options
-from viva.recipes.loop import run_config
+from viva.recipes.loop import run_recipe
 from viva.run.clients import settled
 from viva.training import service
 
@@ -187,7 +187,7 @@ def main(folder: Path, seconds: float, period: float) -> int:
         config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
         hits = disk.num_hit
         try:
-            code = asyncio.run(exit_code(run_config(config)))
+            code = asyncio.run(exit_code(run_recipe(config)))
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

@@ -18,13 +18,13 @@ from viva.cli import main
 from viva.conversation.rendering import build_prompt
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
-from viva.recipes.cost import CostOptions, Text, parse_cost, recipe_cost, uncounted_options
+from viva.recipes.cost import CostOptions, parse_cost, recipe_cost, uncounted_options
 from viva.recipes.critique_self_play import Config as CritiqueConfig
-from viva.recipes.loop import run_config
+from viva.recipes.loop import run_recipe
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.strategies import STRATEGIES
 from viva.scaling.counts import Block, Template, tree_cost
-from viva.scaling.groups import Lengths
+from viva.scaling.groups import Lengths, Text
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 
 RENDERER = tiny_renderer()
@@ -89,7 +89,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
             "max_steps": 1,
             "log_path": str(folder),
         }
-        assert asyncio.run(run_config(chz.replace(config, **options))) is None
+        assert asyncio.run(run_recipe(chz.replace(config, **options))) is None
         (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         judged = [prompt for prompt in sampler.prompts if prompt.endswith(VERDICT_PREFIX)]
         num_replies = len(sampler.prompts) - len(judged)
@@ -337,7 +337,13 @@ def test_options_that_change_no_figure_are_named(capsys) -> None:
 
 @pytest.mark.parametrize("config_class", [PreferenceConfig, CritiqueConfig, MathConfig])
 def test_an_option_without_effect_has_none(config_class) -> None:
-    """The count looks at no option that is told to be without effect."""
+    """Options that are looked at count, but for some that only say how what is counted goes on."""
+    other = {
+        "judge_policy": "initial",
+        "judge_max_tokens": 9,
+        "judge_max_off_set_mass": 0.5,
+        "on_failure": "continue",
+    }
     read = set()
 
     @chz.chz
@@ -348,6 +354,7 @@ def test_an_option_without_effect_has_none(config_class) -> None:
             read.add(name)
             return object.__getattribute__(self, name)
 
+    text = CostOptions(recipe="").text
     for more in (
         {},
         {"judge_mode": "verdict"},
@@ -357,10 +364,12 @@ def test_an_option_without_effect_has_none(config_class) -> None:
         if set(more) <= set(chz.chz_fields(config_class)):
             config = Watched(**more)
             read.clear()
-            recipe_cost(config, CostOptions(recipe="").text)
+            cost = recipe_cost(config, text)
             options = read & set(chz.chz_fields(config_class))
             assert len(options) > 3
-            assert uncounted_options([f"{name}=1" for name in options]) == []
+            assert set(uncounted_options([f"{name}=1" for name in options])) <= set(other)
+            for name in options & set(other):
+                assert recipe_cost(chz.replace(config, **{name: other[name]}), text) == cost
 
 
 def test_a_model_that_does_not_fit_says_so(capsys) -> None:

@@ -17,8 +17,8 @@ from pages import blocks, codes, generic, page, script_the_engine, tables
 import viva.cli
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.config import parse_options
-from viva.recipes.critique_self_play import Config, make_plan
-from viva.recipes.loop import run_config
+from viva.recipes.critique_self_play import Config
+from viva.recipes.loop import run_recipe
 from viva.rewards.review import PRESETS, ReviewRules
 from viva.run.log import WATCHED, WINDOW
 from viva.selfplay.critique import critique_protocol
@@ -100,7 +100,7 @@ def test_every_command_of_the_page_is_one_that_could_start(
     assert (len(plans), len(rescorings), len(checks), len(lines)) == (4, 2, 2, 8)
     for line in plans:
         config = Blueprint(Config).make_from_argv(shlex.split(line.removeprefix(COMMAND)))
-        make_plan(chz.replace(config, model_name="some/model", learning_rate=1e-4))
+        chz.replace(config, model_name="some/model", learning_rate=1e-4).make_plan()
     for line in rescorings:
         parse_options(RescoreOptions, shlex.split(line)[3:])
     monkeypatch.chdir(Path(__file__).parents[2])
@@ -166,7 +166,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         votes_on_own=True,
         log_path=str(tmp_path / "run"),
     )
-    assert asyncio.run(run_config(config)) is None
+    assert asyncio.run(run_recipe(config)) is None
     return tmp_path / "run"
 
 

@@ -9,7 +9,7 @@ import torch
 from random_models import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from viva.recipes.critique_self_play import Config, make_plan, rules_of
+from viva.recipes.critique_self_play import Config
 from viva.recipes.programs import train_recipe
 from viva.rewards.review import PRESETS
 
@@ -63,7 +63,7 @@ def config(**options):
 )
 def test_a_wrong_option_is_named_with_what_is_allowed(options, message):
     with pytest.raises(ValueError, match=message):
-        make_plan(config(**options))
+        config(**options).make_plan()
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_a_wrong_option_ends_the_program_before_the_engine_is_opened(monkeypatch
 
 
 def test_the_agents_may_be_more_where_nobody_compares_both_rounds():
-    assert make_plan(config(num_agents=15, revision_votes="agents", preset="paper")).config.num_agents == 15
+    assert config(num_agents=15, revision_votes="agents", preset="paper").make_plan().config.num_agents == 15
 
 
 def test_the_rules_are_the_presets_but_for_what_is_given():
-    assert rules_of(config(preset="paper")) == PRESETS["paper"]
-    assert rules_of(config(preset="robust")) == PRESETS["robust"]
-    rules = rules_of(config(reward_weights={"r_diag": 0.0}, prior_precision=0.5))
+    assert config(preset="paper").rules() == PRESETS["paper"]
+    assert config(preset="robust").rules() == PRESETS["robust"]
+    rules = config(reward_weights={"r_diag": 0.0}, prior_precision=0.5).rules()
     assert rules.weights == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 0.0}
     assert rules.prior_precision == 0.5
 

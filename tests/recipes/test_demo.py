@@ -7,8 +7,15 @@ import pytest
 
 from viva.recipes import demo
 from viva.recipes.data import load_jsonl
-from viva.recipes.demo import FOLDERS, demo_options, main, main_with, problem_options
-from viva.recipes.real_demo import model_path, word_problems
+from viva.recipes.demo import (
+    FOLDERS,
+    demo_options,
+    main,
+    main_with,
+    model_path,
+    problem_options,
+    word_problems,
+)
 
 
 @pytest.mark.parametrize(

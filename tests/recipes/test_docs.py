@@ -18,8 +18,8 @@ from pages import ROOT, blocks, codes, generic, page, script_the_engine, tables
 import viva.engine
 from viva.engine import EngineLimits, LocalServiceClient
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.recipes.conversation_preference_rl import Config, make_plan
-from viva.recipes.loop import run_config
+from viva.recipes.conversation_preference_rl import Config
+from viva.recipes.loop import run_recipe
 from viva.testing import ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 
 PAGE = page("conversation_preference_rl.md")
@@ -51,10 +51,10 @@ def test_every_allowed_word_of_an_option_is_named() -> None:
 def test_the_options_that_a_resumed_run_may_change_are_named(tmp_path: Path) -> None:
     sentence = re.search(r"On resume these may change:(.*?)\. The prompts", PAGE, re.S)
     assert sentence is not None
-    plan = make_plan(
-        Config(train_prompts=["a"], model_name="some/model", learning_rate=1e-4, log_path=str(tmp_path))
-    )
-    assert set(codes(sentence.group(1))) == set(plan.options.free_options)
+    plan = Config(
+        train_prompts=["a"], model_name="some/model", learning_rate=1e-4, log_path=str(tmp_path)
+    ).make_plan()
+    assert set(codes(sentence.group(1))) == set(plan.free_options)
 
 
 def test_a_resumed_run_that_samples_ahead_saves_as_before(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_resumed_run_that_samples_ahead_saves_as_before(tmp_path: Path) -> Non
         "log_path": str(tmp_path),
         "base_url": "http://s",
     }
-    ahead, plain = (make_plan(Config(**options, max_staleness=staleness)) for staleness in (1, 0))
+    ahead, plain = (Config(**options, max_staleness=staleness).make_plan() for staleness in (1, 0))
     assert plain.options.free_options - ahead.options.free_options == {"save_every"}
 
 
@@ -97,7 +97,7 @@ def test_every_command_of_the_page_is_a_run_that_could_start(data: Path) -> None
         assert line.startswith(COMMAND)
         config = Blueprint(Config).make_from_argv(shlex.split(line.removeprefix(COMMAND)))
         if config.hf_dataset_name != "openai/gsm8k":  # it would be fetched
-            plan = make_plan(chz.replace(config, model_name="some/model", learning_rate=1e-4))
+            plan = chz.replace(config, model_name="some/model", learning_rate=1e-4).make_plan()
             sizes.append((len(plan.order.items), len(plan.test)))
     assert sizes == [(1, 0), (2, 0), (1, 1), (15, 5), (1, 0), (1, 0), (1, 0)]
 
@@ -148,7 +148,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path,
         judge_prompt="Prefer the odd one.",
         log_path=str(tmp_path / "run"),
     )
-    assert asyncio.run(run_config(config)) is None
+    assert asyncio.run(run_recipe(config)) is None
     return tmp_path / "run", sampler
 
 

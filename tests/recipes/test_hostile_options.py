@@ -73,7 +73,7 @@ VALUES = st.sampled_from([*NUMBERS, *COLLECTIONS, *TEXTS]) | st.text(max_size=20
 def plan(recipe, argv):
     """What a run is planned from; ends as the program would."""
     module = importlib.import_module(f"viva.recipes.{recipe}")
-    return module.make_plan(parse_options(module.Config, argv, recipe))
+    return parse_options(module.Config, argv, recipe).make_plan()
 
 
 @pytest.fixture(scope="module")

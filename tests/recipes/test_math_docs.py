@@ -10,7 +10,7 @@ from chz.blueprint import Blueprint
 from pages import blocks, codes, page, tables
 
 from viva.recipes.config import parse_options
-from viva.recipes.math_efficiency import Config, make_plan
+from viva.recipes.math_efficiency import Config
 from viva.recipes.strategies import STRATEGIES
 from viva.view.estimates import EstimateOptions
 
@@ -73,6 +73,6 @@ def test_every_command_of_the_page_is_one_that_could_start(
         if config.hf_dataset_name is not None:  # is not fetched here
             assert (config.hf_prompt_column, config.hf_answer_column) == ("question", "answer")
             continue
-        make_plan(chz.replace(config, model_name="some/model", learning_rate=1e-4))
+        chz.replace(config, model_name="some/model", learning_rate=1e-4).make_plan()
     for line in estimates:
         parse_options(EstimateOptions, shlex.split(line)[3:])

@@ -14,7 +14,7 @@ from random_models import make_model
 from viva.experts.strategy import strategy_of
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
-from viva.recipes.math_efficiency import Config, experts_of, make_plan
+from viva.recipes.math_efficiency import Config
 from viva.recipes.programs import recipe_summaries, train_recipe
 from viva.recipes.strategies import STRATEGIES, EfficientEnv, EfficientReward, Graded, Task, find_strategies
 from viva.testing import tiny_renderer
@@ -157,13 +157,13 @@ def problems(tmp_path_factory):
 )
 def test_a_wrong_option_is_named_with_what_is_allowed(problems, options, message):
     with pytest.raises(ValueError, match=message):
-        make_plan(config(train_prompts_path=str(problems), **options))
+        config(train_prompts_path=str(problems), **options).make_plan()
 
 
 def test_a_batch_holds_whole_problems(problems):
     def sizes(**options):
-        plan = make_plan(config(train_prompts_path=str(problems), **options))
-        return plan.options.record["batch_size"], plan.order.groups_per_batch
+        plan = config(train_prompts_path=str(problems), **options).make_plan()
+        return plan.record["batch_size"], plan.order.groups_per_batch
 
     three = ["iid", "prompt_augmentation", "conversation"]
     assert sizes() == (128, 16)
@@ -177,7 +177,7 @@ def test_the_estimators_of_the_options_are_those_there_are(problems):
     assert config().estimator == DEFAULT_ESTIMATOR
     for name in ESTIMATORS:
         options = {"teacher": "prompt_augmentation"} if name == "distill" else None
-        assert experts_of(config(estimator=name, estimator_options=options)).make().name == name
+        assert config(estimator=name, estimator_options=options).experts().make().name == name
 
 
 def test_an_option_that_cannot_be_read_ends_the_program_with_status_2(capsys):

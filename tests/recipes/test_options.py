@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from viva.judging import comparison
 from viva.recipes import loop
 from viva.recipes.common import learning_rate, located, resolve_batch_size, resolve_model
-from viva.recipes.conversation_preference_rl import Config, make_plan
+from viva.recipes.conversation_preference_rl import Config
 from viva.recipes.programs import train_recipe
 
 main = partial(train_recipe, "conversation_preference_rl")
@@ -59,13 +59,13 @@ def test_every_option_of_the_specification_has_its_name_and_default():
 
 
 def test_weights_that_a_run_started_from_are_not_asked_for_when_it_goes_on(tmp_path):
-    plan = make_plan(config(load_checkpoint_path=str(tmp_path / "gone"), engine="local", log_path="x"))
-    assert plan.options.load_checkpoint_path == str(tmp_path / "gone")
+    plan = config(load_checkpoint_path=str(tmp_path / "gone"), engine="local", log_path="x").make_plan()
+    assert plan.load_checkpoint_path == str(tmp_path / "gone")
 
 
 def test_project_and_name_of_wandb_may_change_when_a_run_goes_on(monkeypatch):
     monkeypatch.setattr("viva.run.trackers.find_spec", lambda name: SimpleNamespace(origin="a file"))
-    options = make_plan(config(wandb_project="p", wandb_name="n", log_path="x")).options
+    options = config(wandb_project="p", wandb_name="n", log_path="x").make_plan()
     assert [(each.name, each.project, each.run_name) for each in options.trackers][1:] == [
         ("wandb", "p", "n")
     ]
@@ -132,14 +132,14 @@ def test_an_indivisible_batch_size_is_refused_with_the_nearest_allowed(batch_siz
 )
 def test_a_wrong_option_is_named_with_what_is_allowed(options, message):
     with pytest.raises(ValueError, match=message):
-        make_plan(config(**options))
+        config(**options).make_plan()
 
 
 def test_the_plan_counts_trajectories_and_keeps_a_partial_last_batch():
-    plan = make_plan(config(batch_size=6, max_training_datapoints=21))
+    plan = config(batch_size=6, max_training_datapoints=21).make_plan()
     assert [len(plan.order.batch(index)) for index in range(len(plan.order))] == [2, 2, 2, 1]
-    assert len(make_plan(config(batch_size=6, max_steps=2)).order) == 2
-    assert make_plan(config()).options.record["batch_size"] == 126
+    assert len(config(batch_size=6, max_steps=2).make_plan().order) == 2
+    assert config().make_plan().record["batch_size"] == 126
 
 
 def test_a_wrong_option_ends_the_program_with_one_line(capsys, tmp_path):
@@ -201,13 +201,13 @@ def test_the_judges_prompt_is_recorded_and_told(given, tmp_path):
         "text": {"judge_prompt": "Prefer short ones."},
         "file": {"judge_prompt_path": str(tmp_path / "prompt.txt")},
     }[given]
-    assert make_plan(config(**options)).options.record["judge_prompt"] == "Prefer short ones."
+    assert config(**options).make_plan().record["judge_prompt"] == "Prefer short ones."
 
 
 def test_the_default_prompt_of_the_judge_is_looked_up_when_the_run_is_planned(monkeypatch):
-    assert make_plan(config()).options.record["judge_prompt"] == comparison.JUDGE_SYSTEM_PROMPT
+    assert config().make_plan().record["judge_prompt"] == comparison.JUDGE_SYSTEM_PROMPT
     monkeypatch.setattr(comparison, "JUDGE_SYSTEM_PROMPT", "Mine.")
-    assert make_plan(config()).options.record["judge_prompt"] == "Mine."
+    assert config().make_plan().record["judge_prompt"] == "Mine."
 
 
 def test_a_missing_learning_rate_is_told_before_a_model_is_loaded(monkeypatch, tmp_path, capsys):
@@ -271,19 +271,19 @@ def test_relative_paths_of_a_run_are_looked_for_where_it_was_started_then_beside
     ],
 )
 def test_passes_over_the_prompts_say_how_long_a_run_is(options, steps):
-    plan = make_plan(config(train_prompts=["a", "b"], num_agents=3, batch_size=6, **options))
+    plan = config(train_prompts=["a", "b"], num_agents=3, batch_size=6, **options).make_plan()
     assert len(plan.order) == steps
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), 1e9])
 def test_passes_are_a_number_that_makes_sense(value):
     with pytest.raises(ValueError, match="num_epochs must be"):
-        make_plan(config(train_prompts=["a", "b"], num_epochs=value))
+        config(train_prompts=["a", "b"], num_epochs=value).make_plan()
 
 
 def test_two_lengths_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="both say how long the run is; leave one of them out"):
-        make_plan(config(train_prompts=["a", "b"], num_epochs=2, max_training_datapoints=24))
+        config(train_prompts=["a", "b"], num_epochs=2, max_training_datapoints=24).make_plan()
 
 
 def test_ctrl_c_before_the_first_step_is_told_in_one_line(monkeypatch, capsys):
@@ -291,6 +291,6 @@ def test_ctrl_c_before_the_first_step_is_told_in_one_line(monkeypatch, capsys):
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(loop, "run_config", interrupted)
+    monkeypatch.setattr(loop, "run_recipe", interrupted)
     assert main(["model_name=tiny"]) == 130
     assert capsys.readouterr().err == "interrupted; the run can be resumed\n"

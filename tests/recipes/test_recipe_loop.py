@@ -11,7 +11,6 @@ import tinker
 from viva.recipes import loop
 from viva.recipes.common import exit_code
 from viva.recipes.conversation_preference_rl import Config
-from viva.recipes.conversation_preference_rl import make_plan as conversation_plan
 from viva.recipes.loop import run_recipe
 from viva.recipes.plan import BatchUnit
 from viva.training.loop import AllGroupsFailedError
@@ -62,7 +61,10 @@ def ends(monkeypatch):
         config=SimpleNamespace(
             model_name="m", loss_fn="importance_sampling", loss_fn_config=None, temperature=1.0, max_steps=3
         ),
-        options=SimpleNamespace(model="m", log_path="runs/x", engine=EngineConfig()),
+        model="m",
+        log_path="runs/x",
+        engine=EngineConfig(),
+        trackers=(),
         order=Order((0, 1, 2)),
         test=(),
         summary="3 agents x 5 rounds",
@@ -70,7 +72,7 @@ def ends(monkeypatch):
     )
 
     async def end(*, make_plan=None, open_run=None, train=None, received=None, engine=None):
-        plan.options.engine = engine or EngineConfig()
+        plan.engine = engine or EngineConfig()
 
         async def opened(options, check):
             given = (open_run or (lambda _: open_parts()))(options)
@@ -90,7 +92,10 @@ def ends(monkeypatch):
         monkeypatch.setattr(loop, "open_run", opened)
         monkeypatch.setattr(loop, "train", trained)
         monkeypatch.setattr(loop, "finish_run", finished)
-        return await exit_code(run_recipe(make_plan or (lambda: plan), built))
+        config = SimpleNamespace(
+            **vars(plan.config), make_plan=make_plan or (lambda: plan), build_training=built
+        )
+        return await exit_code(run_recipe(config))
 
     return end
 
@@ -238,7 +243,7 @@ async def test_trackers_of_a_run_that_raises_are_closed_as_failed_though_one_of_
     ],
 )
 def test_a_run_without_a_length_says_how_long_it_is_before_the_first_step(options, told, tmp_path, capsys):
-    plan = conversation_plan(Config(train_prompts=["a", "b"], log_path=str(tmp_path / "run"), **options))
+    plan = Config(train_prompts=["a", "b"], log_path=str(tmp_path / "run"), **options).make_plan()
     loop._introduce(plan, TRAINING)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert len(lines) == (told is not None)

@@ -12,7 +12,7 @@ from random_models import make_model
 from viva.engine import LocalServiceClient
 from viva.hub import pinned, split_revision
 from viva.recipes.common import learning_rate, resolve_model
-from viva.recipes.critique_self_play import Config, make_plan
+from viva.recipes.critique_self_play import Config
 from viva.recipes.data import HubSource, PromptSources, load_hub, load_prompts
 from viva.run.adapters import staged_adapter
 from viva.run.export import export_weights
@@ -109,11 +109,11 @@ def test_options_name_the_revisions_and_the_run_keeps_them(tmp_path, monkeypatch
         "batch_size": 4,
         "num_agents": 4,
     }
-    plan = make_plan(Config(**options, engine="local"))
-    assert (plan.options.model, plan.options.record["model_revision"]) == (f"{NAME}@v2", "v2")
+    plan = Config(**options, engine="local").make_plan()
+    assert (plan.model, plan.record["model_revision"]) == (f"{NAME}@v2", "v2")
     assert resolve_model(resolve_model(NAME, "refs/pr/1")) == f"{NAME}@refs/pr/1"
     with pytest.raises(ValueError, match="a server has one revision of someone/Model"):
-        make_plan(Config(**options, base_url="http://localhost:1"))
+        Config(**options, base_url="http://localhost:1").make_plan()
 
 
 ROWS = {"question": [f"{n}+1" for n in range(50)], "result": [str(n + 1) for n in range(50)]}

@@ -21,7 +21,7 @@ from viva.recipes.common import exit_code
 from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl import Config
 from viva.recipes.demo import demo_options
-from viva.recipes.loop import run_config
+from viva.recipes.loop import run_recipe
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import AllGroupsFailedError, LoopConfig, Training, train
 from viva.training.update import EXACT_GAP, SamplerGapError, UpdateConfig
@@ -191,7 +191,7 @@ def test_sampler_and_trainer_agree_at_every_step(tmp_path, trials, ledger, capsy
     if num_steps == 3:
         options |= {"max_rounds": "1", "num_test_conversations": "0"}
     config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
-    assert asyncio.run(exit_code(run_config(config))) == 0
+    assert asyncio.run(exit_code(run_recipe(config))) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     gaps = [row["optim/logprob_gap_max"] for row in rows if row.get("optim/steps")]
     assert len(gaps) >= 0.6 * num_steps  # the others have equal rewards: nothing to train on
@@ -226,7 +226,7 @@ def test_the_recipe_stops_where_they_do_not(tmp_path, monkeypatch, capsys):
     options |= {"model_name": str(make_model(tmp_path / "model", "qwen3")), "max_tokens": "16"}
     options |= {"tournament_pattern": "all_pairs_one_way"}
     config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
-    assert asyncio.run(exit_code(run_config(config))) == 1
+    assert asyncio.run(exit_code(run_recipe(config))) == 1
     assert "error: sampler and trainer differ by 3.0" in capsys.readouterr().err
     trained = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert not any(row["optim/steps"] for row in trained)

@@ -24,7 +24,10 @@ from chz.blueprint import (
 from viva.run.secrets import guard_tracebacks, printable
 
 if TYPE_CHECKING:
+    from viva.recipes.common import OpenRun
     from viva.recipes.data import HubSource, PromptSources
+    from viva.recipes.plan import Plan
+    from viva.training.loop import Training
 
 DEFAULT_DATAPOINTS = 131072
 """Trajectories of a run whose length is not given."""
@@ -162,6 +165,18 @@ class RecipeConfig:
             max_train_samples=self.max_train_samples,
             max_test_samples=self.max_test_samples,
         )
+
+    def make_plan(self) -> Plan:
+        """Check all options and load the prompts; no model is loaded.
+
+        Raises:
+            ValueError: For anything the user has to fix.
+        """
+        raise NotImplementedError
+
+    async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
+        """The loop's parts for an open run."""
+        raise NotImplementedError
 
 
 ConfigT = TypeVar("ConfigT")

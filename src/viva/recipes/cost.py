@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import chz
 
 from viva.conversation.prompts import counted
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, parse_options
+from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least
-from viva.scaling.counts import Call, Counter, Counts, Markers, Template, TrainedReply, count_step
+from viva.recipes.protocol import ConversationConfig, Game
+from viva.scaling.counts import Call, Counts, Passes, count_step
 from viva.scaling.groups import (
     Lengths,
     Scoring,
     Strategy,
+    Text,
     conversation_calls,
     judge_calls,
     problem_calls,
     solution_key,
 )
-from viva.scaling.hardware import Assumptions
+from viva.scaling.hardware import (
+    PRESETS,
+    Assumptions,
+    ModelShape,
+    cache_bytes,
+    read_shape,
+    step_flops,
+    step_time,
+)
+from viva.tiny import model_path
+from viva.training.learning_rate import cached_config
 
-if TYPE_CHECKING:
-    from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
-    from viva.recipes.critique_self_play import Config as CritiqueConfig
-    from viva.recipes.math_efficiency import Config as MathConfig
-    from viva.recipes.protocol import Config as ProtocolConfig
-
+_RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol")
+"""Recipes that can be counted."""
 _COUNTED = frozenset(
     {
         *(
@@ -63,13 +73,8 @@ _COUNTED = frozenset(
 """Options of recipes that are read for the count; others are told to have no part in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    """How the package's text and the agents' words are counted."""
-
-    lengths: Lengths
-    count: Counter
-    template: Template = field(default_factory=Template)
+_LENGTHS = ("prompt", "solution", "remark", "ranking", "verdict")
+_ASSUMED = ("peak_tflops", "memory_gb", "bandwidth_tb", "mfu_prefill", "mfu_train", "bandwidth_share")
 
 
 @chz.chz
@@ -98,26 +103,13 @@ class CostOptions:
     @property
     def text(self) -> Text:
         """How long everything is."""
-        lengths = Lengths(
-            prompt=self.prompt_tokens,
-            solution=self.solution_tokens,
-            remark=self.remark_tokens,
-            ranking=self.ranking_tokens,
-            verdict=self.verdict_tokens,
-        )
-        return Text(lengths=lengths, count=lambda text: len(text) / self.chars_per_token)
+        lengths = {name: getattr(self, f"{name}_tokens") for name in _LENGTHS}
+        return Text(lengths=Lengths(**lengths), count=lambda text: len(text) / self.chars_per_token)
 
     @property
     def assumptions(self) -> Assumptions:
         """About the accelerators."""
-        return Assumptions(
-            peak_tflops=self.peak_tflops,
-            memory_gb=self.memory_gb,
-            bandwidth_tb=self.bandwidth_tb,
-            mfu_prefill=self.mfu_prefill,
-            mfu_train=self.mfu_train,
-            bandwidth_share=self.bandwidth_share,
-        )
+        return Assumptions(**{name: getattr(self, name) for name in _ASSUMED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +139,7 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
         raise ValueError(
             f"the cost of the recipe {options.recipe!r} is not known; known are {', '.join(_RECIPES)}"
         )
-    lengths = ("prompt_tokens", "solution_tokens", "remark_tokens", "ranking_tokens", "verdict_tokens")
-    for name in (*lengths, "chars_per_token", "steps"):
+    for name in (*(f"{name}_tokens" for name in _LENGTHS), "chars_per_token", "steps"):
         if not 0 < getattr(options, name) < inf:
             raise ValueError(f"{name} must be above 0 and finite; got {getattr(options, name)}")
     if not options.model:
@@ -156,7 +147,7 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
     if not options.accelerators or min(options.accelerators) < 1:
         raise ValueError(f"accelerators must be numbers of 1 or more; got {options.accelerators}")
     theirs = [text for text, yes in zip(argv, is_own, strict=True) if not yes]
-    config = parse_options(_config_class(recipe), theirs)
+    config = parse_options(importlib.import_module(f"viva.recipes.{recipe}").Config, theirs)
     at_least(config, {"lora_rank": 0})
     return _as_the_recipe_says(options, config, _names(own), _names(theirs)), config
 
@@ -187,7 +178,7 @@ def _names(argv: Sequence[str]) -> set[str]:
     return {text.partition("=")[0].lstrip("-") for text in argv}
 
 
-def recipe_cost(config: Any, text: Text) -> RecipeCost:
+def recipe_cost(config: RecipeConfig, text: Text) -> RecipeCost:
     """Count one step of a configuration.
 
     Args:
@@ -197,128 +188,105 @@ def recipe_cost(config: Any, text: Text) -> RecipeCost:
     Raises:
         ValueError: If the configuration could not be run, or has a strategy of the user's own.
     """
-    recipe = next((name for name in _RECIPES if type(config).__module__.endswith(f".{name}")), None)
-    if recipe is None:
-        raise ValueError(
-            f"the cost of {type(config).__module__} is not known; known are {', '.join(_RECIPES)}"
-        )
-    return _RECIPES[recipe](config, text)
+    if isinstance(config, ConversationConfig):
+        return _conversation_cost(config, text)
+    if isinstance(config, MathConfig):
+        return _math_cost(config, text)
+    raise ValueError(f"the cost of {type(config).__module__} is not known; known are {', '.join(_RECIPES)}")
 
 
-def _config_class(recipe: str) -> type[Any]:
-    return importlib.import_module(f"viva.recipes.{recipe}").Config
-
-
-def _preference_cost(config: PreferenceConfig, how: Text) -> RecipeCost:
-    from viva.judging.comparison import VERDICT_PREFIX
-    from viva.recipes.conversation_preference_rl import judge_prompt
-    from viva.selfplay.round_robin import round_robin_protocol
-
-    at_least(config, {"num_agents": 2, "max_rounds": 1})
-    protocol = round_robin_protocol(config.max_rounds, order=config.order, personas=config.personas)
-    calls = _conversation(protocol, config.num_agents, how)
-    matches = _tournament(config.num_agents, config.max_rounds, config.tournament_pattern)
-    prefill = VERDICT_PREFIX if config.judge_mode == "logprob" else None
-    calls += _judge(matches, judge_prompt(config), prefill, how, calls)
-    talk = f"{counted(config.num_agents, 'agent')} x {counted(config.max_rounds, 'round')} ({config.order})"
-    return _of_conversations("conversation_preference_rl", talk, config, calls)
-
-
-def _critique_cost(config: CritiqueConfig, how: Text) -> RecipeCost:
-    from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX
-    from viva.recipes.critique_self_play import rules_of
-    from viva.selfplay.critique import critique_protocol
-
-    is_joint = rules_of(config).fit == "joint"
-    protocol = critique_protocol(
-        config.num_agents,
-        personas=config.personas,
-        votes_on_own=config.votes_on_own,
-        comparisons=is_joint and config.revision_votes == "agents",
+def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
+    at_least(config, {"num_agents": 2})
+    groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
+    calls = _game_calls(config.game(), text)
+    recipe = type(config).__module__.rpartition(".")[2]
+    return RecipeCost(
+        summary=f"{recipe}: {counted(groups, 'conversation')} of {config.summary()}",
+        calls=tuple(calls),
+        counts=count_step(calls, groups),
+        is_lora=config.lora_rank > 0,
     )
-    calls = _conversation(protocol, config.num_agents, how)
-    if is_joint and config.revision_votes == "judge":
-        calls += _judge(_duels(config.num_agents), JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, how, calls)
-    talk = f"{counted(config.num_agents, 'agent')}, {config.preset} rewards"
-    return _of_conversations("critique_self_play", talk, config, calls)
 
 
-def _protocol_cost(config: ProtocolConfig, how: Text) -> RecipeCost:
-    from viva.judging.comparison import VERDICT_PREFIX
-    from viva.recipes.protocol import protocol_of, reward_of
+def _game_calls(game: Game, text: Text) -> list[Call]:
+    """The calls of agents, then those of the judge that the reward asks for."""
+    from viva.judging.comparison import VERDICT_PREFIX, judge_messages
+
+    calls = conversation_calls(game.protocol, game.num_agents, text)
+    judge = game.reward.judge
+    if judge is None:
+        return calls
+
+    def messages(question: str, first: str, second: str) -> list[tuple[str, str]]:
+        asked = judge_messages(question, first, second, judge.system_prompt)
+        return [(str(message["role"]), str(message["content"])) for message in asked]
+
+    return calls + judge_calls(
+        _matches(game),
+        messages=messages,
+        prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
+        text=text,
+        wave=max(call.wave for call in calls) + 1,
+    )
+
+
+def _matches(game: Game) -> list[tuple[Hashable, Hashable]]:
+    """What the judge compares: final solutions in pairs, or every agent's revised solution with its proposal."""
+    from viva.judging.comparison import pairs
     from viva.rewards import Tournament
 
-    at_least(config, {"num_agents": 1})
-    protocol = protocol_of(config)
-    reward = reward_of(config, protocol)
-    calls = _conversation(protocol, config.num_agents, how)
-    if (judge := reward.judge) is not None:
-        matches = _duels(config.num_agents)
-        if isinstance(reward, Tournament):
-            matches = _tournament(config.num_agents, len(protocol.rounds), reward.pattern.value)
-        prefill = VERDICT_PREFIX if judge.mode == "logprob" else None
-        calls += _judge(matches, judge.system_prompt, prefill, how, calls)
-    talk = f"{counted(config.num_agents, 'agent')}, {protocol.name}, reward {reward.name}"
-    return _of_conversations("protocol", talk, config, calls)
+    agents, last = range(game.num_agents), len(game.protocol.rounds) - 1
+    if isinstance(game.reward, Tournament):
+        return [
+            (solution_key(first, last), solution_key(second, last))
+            for first, second in pairs(agents, game.reward.pattern)
+        ]
+    own = [(solution_key(agent_id, 0), solution_key(agent_id, 2)) for agent_id in agents]
+    return [match for first, second in own for match in ((first, second), (second, first))]
 
 
-def _of_conversations(recipe: str, talk: str, config: RecipeConfig, calls: Sequence[Call]) -> RecipeCost:
-    groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
-    return _result(f"{recipe}: {counted(groups, 'conversation')} of {talk}", calls, groups, config.lora_rank)
-
-
-def _math_cost(config: MathConfig, how: Text) -> RecipeCost:
+def _math_cost(config: MathConfig, text: Text) -> RecipeCost:
     from viva.experts.estimation import Need
-    from viva.recipes.math_efficiency import experts_of
     from viva.training.scoring import spread
 
     at_least(config, {"num_agents": 2, "max_rounds": 1, "group_size": 1})
     if not config.strategies:
         raise ValueError("strategies must name at least one search strategy, like iid; got []")
-    experts = experts_of(config)
-    needs = experts.make().needs
+    experts = config.experts()
+    estimator = experts.make()
     scoring = Scoring(
-        swapped=Need.OLD_LOGPROBS in needs or experts.make().anchors_at_sampling,
-        contexts=Need.CONTEXT_LOGPROBS in needs,
+        swapped=Need.OLD_LOGPROBS in estimator.needs or estimator.anchors_at_sampling,
+        contexts=Need.CONTEXT_LOGPROBS in estimator.needs,
     )
-    strategies = [_strategy(name, config, how) for name in config.strategies]
+    strategies = [_strategy(name, config, text) for name in config.strategies]
     problems = [strategies] if config.assignment == "all" else [[strategy] for strategy in strategies]
-
-    def calls_of(together: Sequence[Strategy], index: int = 0) -> list[Call]:
-        return problem_calls(
-            together,
-            scoring,
-            lengths=how.lengths,
-            count=how.count,
-            template=how.template,
-            problem=("problem", index),
-        )
-
-    calls = [call for index, together in enumerate(problems) for call in calls_of(together, index)]
-    samples = sum(
-        config.num_agents if name == "conversation" else config.group_size for name in config.strategies
-    )
-    units = resolve_batch_size(config.batch_size, samples, "the samples of all strategies") // samples
-    by_strategy = [
-        [
-            replace(call.trained, context=call.prompt)
-            for call in calls_of([strategy])
-            if call.trained is not None
-        ]
-        for strategy in strategies
+    calls = [
+        call
+        for index, together in enumerate(problems)
+        for call in problem_calls(together, scoring, text, problem=("problem", index))
     ]
-    replies = [(index, reply) for index, own in enumerate(by_strategy) for reply in own * units]
+    unit = config.unit(config.strategies)
+    units = resolve_batch_size(config.batch_size, unit.samples, unit.name) // unit.samples
+    replies = [
+        (index, replace(call.trained, context=call.prompt))
+        for index, strategy in enumerate(strategies)
+        for call in problem_calls([strategy], scoring, text, problem=("problem", 0)) * units
+        if call.trained is not None
+    ]
     checked = [replies[place][1] for place in spread([index for index, _ in replies], experts.num_checked)]
-    names = ", ".join(config.strategies)
-    summary = f"{counted(units * len(problems), 'problem')}, {names}, estimator {config.estimator}"
-    return _result(f"math_efficiency: {summary}", calls, units, config.lora_rank, checked)
+    named = f"{', '.join(config.strategies)}, estimator {config.estimator}"
+    return RecipeCost(
+        summary=f"math_efficiency: {counted(units * len(problems), 'problem')}, {named}",
+        calls=tuple(calls),
+        counts=count_step(calls, units, checked=checked),
+        is_lora=config.lora_rank > 0,
+    )
 
 
-def _strategy(name: str, config: MathConfig, how: Text) -> Strategy:
+def _strategy(name: str, config: MathConfig, text: Text) -> Strategy:
     from viva.experts.feedback import WRONG_FEEDBACK
     from viva.recipes.strategies import DEFAULT_HINT
 
-    calls = _talk(config, how) if name == "conversation" else []
     return Strategy(
         name=name,
         group_size=config.group_size,
@@ -326,95 +294,122 @@ def _strategy(name: str, config: MathConfig, how: Text) -> Strategy:
         said=WRONG_FEEDBACK if config.feedback == "verifier" else "",
         train_behind=config.train_behind,
         num_kept=1 if name == "best_of" and config.keep == "best" else None,
-        conversation=tuple(calls),
+        conversation=tuple(_game_calls(config.game(), text)) if name == "conversation" else (),
     )
 
 
-def _talk(config: MathConfig, how: Text) -> list[Call]:
-    from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX
-    from viva.selfplay.critique import critique_protocol
-    from viva.selfplay.round_robin import round_robin_protocol
+def cost_text(cost: RecipeCost, options: CostOptions) -> str:
+    """Tokens of a step, then FLOPs, memory and hours of every model.
 
-    if config.conversation == "critique":
-        protocol = critique_protocol(config.num_agents, personas=config.personas)
-        matches = _duels(config.num_agents)
-    else:
-        protocol = round_robin_protocol(config.max_rounds, personas=config.personas)
-        matches = _tournament(config.num_agents, config.max_rounds, "all_pairs_both_ways")
-    calls = _conversation(protocol, config.num_agents, how)
-    return calls + _judge(matches, JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, how, calls)
-
-
-def _tournament(num_agents: int, max_rounds: int, pattern: str) -> list[tuple[Hashable, Hashable]]:
-    from viva.judging.comparison import TournamentPattern, pairs
-
-    last = max_rounds - 1
-    return [
-        (solution_key(first, last), solution_key(second, last))
-        for first, second in pairs(range(num_agents), TournamentPattern(pattern))
+    Raises:
+        ValueError: If a model or an assumption makes no sense.
+    """
+    shapes = [_shape(name) for name in options.model]
+    update = "adapter" if cost.is_lora else "all weights"
+    parts = [
+        f"{cost.summary}; {update} trained",
+        _lines([("tokens per step", "each by itself", "prefixes once", "saved"), *_token_rows(cost)]),
+        _lines([("per step", "PFLOP", "with reuse", "cache GB", "with reuse"), *_work_rows(cost, shapes)]),
+        _lines(
+            [
+                (
+                    f"hours of {counted(options.steps, 'step')}",
+                    "prefill",
+                    "decode",
+                    "score",
+                    "train",
+                    "all",
+                    "without reuse",
+                ),
+                *(row for shape in shapes for row in _hour_rows(cost, shape, options)),
+            ]
+        ),
     ]
+    return "\n\n".join(parts) + "\n"
 
 
-def _duels(num_agents: int) -> list[tuple[Hashable, Hashable]]:
-    """Every agent's revised solution against its proposal, in both orders."""
-    own = [(solution_key(agent_id, 0), solution_key(agent_id, 2)) for agent_id in range(num_agents)]
-    return [match for first, second in own for match in ((first, second), (second, first))]
+def _shape(name: str) -> ModelShape:
+    """Of a preset, a folder, the built-in policy, or a hub's model that was loaded before."""
+    if name == "tiny":
+        return replace(read_shape(str(model_path())), name=name)
+    found = None if name in PRESETS or Path(name).expanduser().is_dir() else cached_config(name)
+    return read_shape(name) if found is None else replace(read_shape(str(found.parent)), name=name)
 
 
-def _conversation(protocol: Any, num_agents: int, how: Text) -> list[Call]:
-    return conversation_calls(
-        protocol,
-        num_agents,
-        lengths=how.lengths,
-        count=how.count,
-        template=how.template,
-        markers=Markers(),
+def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
+    counts = cost.counts
+    rows: list[tuple[str, ...]] = [
+        (f"sampled, {counted(counts.num_calls, 'reply', 'replies')}", f"{counts.sampled:,.0f}", "", "")
+    ]
+    if counts.judged:
+        rows.append((f"sampled, {counts.num_judge_calls} verdicts", f"{counts.judged:,.0f}", "", ""))
+    rows.append(("prompts of agents", *_passes(counts.prompts)))
+    if counts.num_judge_calls:
+        rows.append(("prompts of the judge", *_passes(counts.judge_prompts)))
+    if counts.scored.rows.tokens:
+        rows.append(("scored before the update", *_passes(counts.scored)))
+    rows.append((f"trained, {counts.num_datums} datums", *_passes(counts.trained)))
+    return rows
+
+
+def _passes(passes: Passes) -> tuple[str, str, str]:
+    return f"{passes.rows.tokens:,.0f}", f"{passes.tree.tokens:,.0f}", f"{passes.saved:.0%}"
+
+
+def _work_rows(cost: RecipeCost, shapes: Sequence[ModelShape]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for shape in shapes:
+        flops = [step_flops(cost.counts, shape, reuse=reuse, is_lora=cost.is_lora) for reuse in (False, True)]
+        cache = [
+            cache_bytes(cost.calls, cost.counts.num_groups, shape, reuse=reuse) for reuse in (False, True)
+        ]
+        name = f"{shape.name}, {shape.parameters / 1e9:.3g} B parameters"
+        rows.append(
+            (name, *(f"{each / 1e15:,.1f}" for each in flops), *(f"{each / 1e9:,.1f}" for each in cache))
+        )
+    return rows
+
+
+def _hour_rows(cost: RecipeCost, shape: ModelShape, options: CostOptions) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for number in options.accelerators:
+        times = [
+            step_time(
+                cost.calls,
+                cost.counts,
+                shape,
+                number,
+                assumptions=options.assumptions,
+                reuse=reuse,
+                is_lora=cost.is_lora,
+            )
+            for reuse in (True, False)
+        ]
+        title = f"{shape.name} on {number}"
+        if times[0] is None or times[1] is None:
+            rows.append((title, *["does not fit"] * 6))
+            continue
+        seconds = (
+            times[0].prefill,
+            times[0].decode,
+            times[0].score,
+            times[0].train,
+            times[0].total,
+            times[1].total,
+        )
+        rows.append((title, *(f"{each * options.steps / 3600:.2f}" for each in seconds)))
+    return rows
+
+
+def _lines(rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns: the first to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+        ).rstrip()
+        for row in rows
     )
-
-
-def _judge(
-    matches: Sequence[tuple[Any, Any]],
-    system_prompt: str,
-    prefill: str | None,
-    how: Text,
-    after: Sequence[Call],
-) -> list[Call]:
-    from viva.judging.comparison import judge_messages
-
-    def messages(question: str, first: str, second: str) -> list[tuple[str, str]]:
-        asked = judge_messages(question, first, second, system_prompt)
-        return [(str(message["role"]), str(message["content"])) for message in asked]
-
-    return judge_calls(
-        matches,
-        messages=messages,
-        prefill=prefill,
-        lengths=how.lengths,
-        count=how.count,
-        template=how.template,
-        wave=max(call.wave for call in after) + 1,
-    )
-
-
-def _result(
-    summary: str,
-    calls: Sequence[Call],
-    groups: int,
-    lora_rank: int,
-    checked: Sequence[TrainedReply] = (),
-) -> RecipeCost:
-    return RecipeCost(
-        summary=summary,
-        calls=tuple(calls),
-        counts=count_step(calls, groups, checked=checked),
-        is_lora=lora_rank > 0,
-    )
-
-
-_RECIPES: dict[str, Callable[[Any, Text], RecipeCost]] = {
-    "conversation_preference_rl": _preference_cost,
-    "critique_self_play": _critique_cost,
-    "math_efficiency": _math_cost,
-    "protocol": _protocol_cost,
-}
-"""What counts a recipe."""

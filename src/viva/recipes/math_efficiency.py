@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import chz
 
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
+from viva.recipes.protocol import Game
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import BatchUnit, Plan
-    from viva.recipes.strategies import StrategyFactory, StrategyOptions, Task
+    from viva.recipes.strategies import StrategyFactory, Task
     from viva.training.batch import ExpertConfig
     from viva.training.data import BuilderFactory, PromptItem
     from viva.training.loop import Training
@@ -112,78 +113,149 @@ class Config(RecipeConfig):
     hf_answer_column: str | None = "answer"
     log_path: str = "runs/math_efficiency"
 
+    @property
+    def budget(self) -> int:
+        """The length that the reward's length term refers to."""
+        return self.max_tokens if self.token_budget is None else self.token_budget
 
-def experts_of(config: Config) -> ExpertConfig:
-    """How batches are estimated.
+    def experts(self) -> ExpertConfig:
+        """How batches are estimated.
 
-    Raises:
-        ValueError: If estimator, its options and the baseline do not go together.
-    """
-    from viva.training.batch import ExpertConfig
+        Raises:
+            ValueError: If estimator, its options and the baseline do not go together.
+        """
+        from viva.training.batch import ExpertConfig
 
-    return ExpertConfig(
-        estimator=config.estimator,
-        estimator_options=config.estimator_options or {},
-        baseline=config.baseline,
-        min_effective_share=config.min_effective_share,
-        on_waste=config.on_waste,
-    )
-
-
-def make_plan(config: Config) -> Plan[Config]:
-    """Check all options and load the problems; no model is loaded.
-
-    Raises:
-        ValueError: For anything the user has to mend.
-    """
-    from viva.recipes.plan import at_least, plan_run
-    from viva.recipes.strategies import EfficientReward, find_strategies
-    from viva.selfplay.user_code import is_target, source_digest
-
-    at_least(
-        config, {"group_size": 1, "max_rounds": 1, "samples_every": 0, "token_budget": 1, "max_tokens": 1}
-    )
-    for phrase in config.leak_phrases or ():
-        if not phrase.strip():
-            raise ValueError(
-                f"leak_phrases must hold words, since nothing is in every answer; got {config.leak_phrases}"
-            )
-    strategies = list(find_strategies(config.strategies))
-    _check_mixture(config, strategies)
-    _check_estimator(config, strategies)
-    if config.max_staleness or config.stream_updates:
-        raise ValueError(
-            "the estimators weigh a whole batch that the policy being trained has sampled; leave out max_staleness and "
-            f"stream_updates; got {config.max_staleness} and {config.stream_updates}"
+        return ExpertConfig(
+            estimator=self.estimator,
+            estimator_options=self.estimator_options or {},
+            baseline=self.baseline,
+            min_effective_share=self.min_effective_share,
+            on_waste=self.on_waste,
         )
-    EfficientReward(answer="0", token_budget=_budget(config), length_weight=config.length_weight)
-    plan = plan_run(
-        config,
-        recipe="math_efficiency",
-        summary=f"{', '.join(strategies)}, estimator {config.estimator}",
-        unit=_unit(config, strategies),
-        record={
-            "hint": _options(config).hint,
-            "token_budget": _budget(config),
-            "user_code": {name: source_digest(name) for name in config.strategies if is_target(name)},
-        },
-    )
-    _check_answers(plan)
-    return plan
 
+    def game(self) -> Game:
+        """What the strategy ``conversation`` plays."""
+        from viva.rewards import peer_review, tournament
+        from viva.selfplay.critique import critique_protocol
+        from viva.selfplay.round_robin import round_robin_protocol
 
-def _unit(config: Config, strategies: Sequence[str]) -> BatchUnit:
-    """The smallest batch in which every strategy has its part."""
-    from viva.recipes.plan import BatchUnit
-    from viva.recipes.strategies import CONVERSATION
+        if self.conversation == "critique":
+            reward = peer_review()
+            protocol = critique_protocol(self.num_agents, personas=self.personas, on_failure=self.on_failure)
+        else:
+            reward = tournament()
+            protocol = round_robin_protocol(
+                self.max_rounds, personas=self.personas, on_failure=self.on_failure
+            )
+        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
-    sizes = [config.num_agents if name == CONVERSATION else config.group_size for name in strategies]
-    return BatchUnit(
-        samples=sum(sizes),
-        prompts=1 if config.assignment == "all" else len(strategies),
-        name="the samples of all strategies",
-        groups="problems",
-    )
+    def unit(self, strategies: Sequence[str]) -> BatchUnit:
+        """The smallest batch in which every strategy has its part."""
+        from viva.recipes.plan import BatchUnit
+        from viva.recipes.strategies import CONVERSATION
+
+        sizes = [self.num_agents if name == CONVERSATION else self.group_size for name in strategies]
+        return BatchUnit(
+            samples=sum(sizes),
+            prompts=1 if self.assignment == "all" else len(strategies),
+            name="the samples of all strategies",
+            groups="problems",
+        )
+
+    def make_plan(self) -> Plan:
+        """Check all options and load the problems; no model is loaded."""
+        from viva.recipes.plan import at_least, plan_run
+        from viva.recipes.strategies import DEFAULT_HINT, EfficientReward, find_strategies
+        from viva.selfplay.user_code import is_target, source_digest
+
+        at_least(
+            self, {"group_size": 1, "max_rounds": 1, "samples_every": 0, "token_budget": 1, "max_tokens": 1}
+        )
+        for phrase in self.leak_phrases or ():
+            if not phrase.strip():
+                raise ValueError(
+                    f"leak_phrases must hold words, since nothing is in every answer; got {self.leak_phrases}"
+                )
+        strategies = list(find_strategies(self.strategies))
+        _check_mixture(self, strategies)
+        _check_estimator(self, strategies)
+        if self.max_staleness or self.stream_updates:
+            raise ValueError(
+                "the estimators weigh a whole batch that the policy being trained has sampled; leave out "
+                f"max_staleness and stream_updates; got {self.max_staleness} and {self.stream_updates}"
+            )
+        EfficientReward(answer="0", token_budget=self.budget, length_weight=self.length_weight)
+        plan = plan_run(
+            self,
+            recipe="math_efficiency",
+            summary=f"{', '.join(strategies)}, estimator {self.estimator}",
+            unit=self.unit(strategies),
+            record={
+                "hint": DEFAULT_HINT if self.hint is None else self.hint,
+                "token_budget": self.budget,
+                "user_code": {name: source_digest(name) for name in self.strategies if is_target(name)},
+            },
+        )
+        _check_answers(plan)
+        return plan
+
+    async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
+        """The loop's parts for an open run."""
+        from viva.experts.strategy import ExpertGroupBuilder
+        from viva.judging.judge import PolicySelfComparisonJudge
+        from viva.judging.policy import PolicyRef
+        from viva.recipes.loop import make_training
+        from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
+        from viva.training.data import MixtureDataset
+
+        policy = PolicyRef(timeout_s=self.policy_timeout_s)
+
+        @functools.cache
+        def judge() -> PolicySelfComparisonJudge:
+            return PolicySelfComparisonJudge(policy, opened.renderer)
+
+        def task(item: PromptItem, seed: int) -> Task:
+            return Task(
+                item=item,
+                seed=seed,
+                renderer=opened.renderer,
+                reward=EfficientReward(
+                    answer=item.answer or "",
+                    token_budget=self.budget,
+                    length_weight=self.length_weight,
+                    grader=plan.grader,
+                ),
+                group_size=self.group_size,
+                policy=policy,
+                judge=judge,
+                options=self,
+            )
+
+        def as_strategy(name: str, factory: StrategyFactory) -> BuilderFactory:
+            weight = None if self.weights is None else self.weights[name]
+
+            def make(item: PromptItem, seed: int) -> EnvGroupBuilder:
+                return ExpertGroupBuilder(inner=factory(task(item, seed)), strategy_id=name, weight=weight)
+
+            _try_once(name, factory, task(plan.order.items[0], self.seed))
+
+            return make
+
+        strategies = find_strategies(self.strategies)
+        return make_training(
+            plan,
+            opened,
+            (lambda item, seed: conversation(task(item, seed))) if CONVERSATION in strategies else None,
+            dataset=MixtureDataset(
+                order=plan.order,
+                factories={name: as_strategy(name, factory) for name, factory in strategies.items()},
+                assignment=self.assignment,
+            ),
+            experts=self.experts(),
+            samples_every=self.samples_every,
+            policy_refs=[policy],
+        )
 
 
 def _check_mixture(config: Config, strategies: Sequence[str]) -> None:
@@ -203,7 +275,7 @@ def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
     from viva.experts.estimators import Distill
     from viva.experts.strategy import IID
 
-    experts = experts_of(config)
+    experts = config.experts()
     experts.check_temperature(config.temperature)
     estimator = experts.make()
     if estimator.combines_strategies and config.weights is not None:
@@ -226,37 +298,13 @@ def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
         )
 
 
-def _check_answers(plan: Plan[Config]) -> None:
+def _check_answers(plan: Plan) -> None:
     missing = [item.question for item in plan.order.items if item.answer is None]
     if missing:
         raise ValueError(
             f"every problem needs a known answer; {len(missing)} of {len(plan.order.items)} have none, the first is "
             f"{missing[0][:80]!r}. Give them in the key answer, or name the column with hf_answer_column."
         )
-
-
-def _budget(config: Config) -> int:
-    return config.max_tokens if config.token_budget is None else config.token_budget
-
-
-def _options(config: Config) -> StrategyOptions:
-    from viva.recipes.strategies import DEFAULT_HINT, StrategyOptions
-
-    return StrategyOptions(
-        hint=DEFAULT_HINT if config.hint is None else config.hint,
-        leak_phrases=tuple(config.leak_phrases or ()),
-        feedback=config.feedback,
-        train_behind=config.train_behind,
-        keep=config.keep,
-        conversation=config.conversation,
-        conversation_reward=config.conversation_reward,
-        num_agents=config.num_agents,
-        max_rounds=config.max_rounds,
-        on_failure=config.on_failure,
-        personas=config.personas,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-    )
 
 
 def _try_once(name: str, factory: StrategyFactory, task: Task) -> None:
@@ -277,62 +325,3 @@ def _try_once(name: str, factory: StrategyFactory, task: Task) -> None:
         raise ValueError(
             f"the strategy {name!r} must return an EnvGroupBuilder for a Task; got {type(made).__name__}"
         )
-
-
-async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
-    """The loop's parts for an open run."""
-    from viva.experts.strategy import ExpertGroupBuilder
-    from viva.judging.judge import PolicySelfComparisonJudge
-    from viva.judging.policy import PolicyRef
-    from viva.recipes.loop import make_training
-    from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
-    from viva.training.data import MixtureDataset
-
-    config, policy = plan.config, PolicyRef(timeout_s=plan.config.policy_timeout_s)
-    options = _options(config)
-
-    @functools.cache
-    def judge() -> PolicySelfComparisonJudge:
-        return PolicySelfComparisonJudge(policy, opened.renderer)
-
-    def task(item: PromptItem, seed: int) -> Task:
-        return Task(
-            item=item,
-            seed=seed,
-            renderer=opened.renderer,
-            reward=EfficientReward(
-                answer=item.answer or "",
-                token_budget=_budget(config),
-                length_weight=config.length_weight,
-                grader=plan.grader,
-            ),
-            group_size=config.group_size,
-            policy=policy,
-            judge=judge,
-            options=options,
-        )
-
-    def as_strategy(name: str, factory: StrategyFactory) -> BuilderFactory:
-        weight = None if config.weights is None else config.weights[name]
-
-        def make(item: PromptItem, seed: int) -> EnvGroupBuilder:
-            return ExpertGroupBuilder(inner=factory(task(item, seed)), strategy_id=name, weight=weight)
-
-        _try_once(name, factory, task(plan.order.items[0], config.seed))
-
-        return make
-
-    strategies = find_strategies(config.strategies)
-    return make_training(
-        plan,
-        opened,
-        (lambda item, seed: conversation(task(item, seed))) if CONVERSATION in strategies else None,
-        dataset=MixtureDataset(
-            order=plan.order,
-            factories={name: as_strategy(name, factory) for name, factory in strategies.items()},
-            assignment=config.assignment,
-        ),
-        experts=experts_of(config),
-        samples_every=config.samples_every,
-        policy_refs=[policy],
-    )

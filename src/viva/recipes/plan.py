@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import chz
 
@@ -15,11 +15,10 @@ from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, r
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.rewards.base import Grader
-from viva.run.trackers import TrackerChoice, choose_trackers
+from viva.run.log import StopRule
+from viva.run.trackers import choose_trackers
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
-
-ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 
 _FREE_OPTIONS = frozenset(
     {
@@ -75,11 +74,10 @@ class BatchUnit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Generic[ConfigT]):
+class Plan(RunOptions):
     """Checked options with the data they name."""
 
-    config: ConfigT
-    options: RunOptions
+    config: RecipeConfig
     order: PromptOrder
     test: tuple[PromptItem, ...]
     summary: str
@@ -88,6 +86,8 @@ class Plan(Generic[ConfigT]):
     learning_rate: float
     check: AnswerCheck
     """Who is right, where answers are known."""
+    stop_rule: StopRule | None = None
+    """Ends the run early."""
 
     @property
     def grader(self) -> Grader:
@@ -96,14 +96,15 @@ class Plan(Generic[ConfigT]):
 
 
 def plan_run(
-    config: ConfigT,
+    config: RecipeConfig,
     *,
     recipe: str,
     summary: str,
     record: Mapping[str, Any] | None = None,
     unit: BatchUnit | None = None,
     items: tuple[Sequence[PromptItem], list[PromptItem]] | None = None,
-) -> Plan[ConfigT]:
+    stop_rule: StopRule | None = None,
+) -> Plan:
     """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
 
     Args:
@@ -113,6 +114,7 @@ def plan_run(
         record: What ``config.json`` holds beside, or instead of, the options as they were given.
         unit: The smallest batch; by default one conversation of ``num_agents``.
         items: Prompts to train and to test on; by default those that the options name.
+        stop_rule: Ends the run early.
 
     Raises:
         ValueError: For anything the user has to mend.
@@ -132,7 +134,8 @@ def plan_run(
     model = resolve_model(config.model_name, config.model_revision)
     engine = _engine(config, model)
     _check_overlap(config, engine)
-    options = RunOptions(
+    return Plan(
+        config=config,
         model=model,
         renderer_name=config.renderer_name,
         engine=engine,
@@ -150,25 +153,24 @@ def plan_run(
         },
         free_options=_FREE_OPTIONS - ({"save_every"} if config.max_staleness else set()),
         num_steps=len(order),
-        trackers=_trackers(config),
+        trackers=choose_trackers(
+            config.trackers, wandb_project=config.wandb_project, wandb_name=config.wandb_name
+        ),
         load_checkpoint_path=config.load_checkpoint_path,
         ttl_seconds=config.ttl_seconds if engine.server else None,
-    )
-    return Plan(
-        config=config,
-        options=options,
         order=order,
         test=tuple(test_items),
         summary=summary,
         unit=unit,
-        learning_rate=_learning_rate(config, engine),
+        learning_rate=learning_rate(
+            config.learning_rate,
+            pinned(config.model_name, config.model_revision),
+            is_lora=config.lora_rank > 0,
+            is_local=engine.server is None,
+        ),
         check=find_check(config.grader),
+        stop_rule=stop_rule,
     )
-
-
-def _trackers(config: RecipeConfig) -> tuple[TrackerChoice, ...]:
-    project, name = config.wandb_project, config.wandb_name
-    return choose_trackers(config.trackers, wandb_project=project, wandb_name=name)
 
 
 def _num_groups(config: RecipeConfig, unit: BatchUnit, groups_per_batch: int, num_prompts: int) -> int:
@@ -197,13 +199,6 @@ def _engine(config: RecipeConfig, model: str) -> EngineConfig:
         base_url=config.base_url,
         device=config.device,
         precision=config.precision,
-    )
-
-
-def _learning_rate(config: RecipeConfig, engine: EngineConfig) -> float:
-    name = pinned(config.model_name, config.model_revision)
-    return learning_rate(
-        config.learning_rate, name, is_lora=config.lora_rank > 0, is_local=engine.server is None
     )
 
 

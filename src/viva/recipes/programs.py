@@ -13,7 +13,7 @@ from viva.recipes.config import parse_options
 from viva.threads import prepare_threads
 
 RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol", "environment")
-"""Names of the recipes. Each is a module of this room with ``Config``, ``make_plan`` and ``build_training``."""
+"""Names of the recipes. Each is a module of this room with ``Config``, see `RecipeConfig`."""
 
 
 def recipe_summaries() -> dict[str, str]:
@@ -47,10 +47,10 @@ def train_recipe(recipe: str, argv: Sequence[str] | None) -> int:
     prepare_threads()
     config = parse_options(import_module(f"viva.recipes.{recipe}").Config, argv, recipe)
     from viva.recipes.common import complain, exit_code
-    from viva.recipes.loop import run_config
+    from viva.recipes.loop import run_recipe
 
     try:
-        return asyncio.run(exit_code(run_config(config)))
+        return asyncio.run(exit_code(run_recipe(config)))
     except KeyboardInterrupt:  # before or after the steps, where `Interrupts` does not listen
         complain("interrupted; the run can be resumed")
         return 128 + signal.SIGINT

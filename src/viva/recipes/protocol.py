@@ -8,7 +8,7 @@ that its mistakes are reported first. The options that all recipes share mean th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import chz
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.conversation.protocol import Protocol
+    from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
@@ -29,8 +30,80 @@ if TYPE_CHECKING:
     from viva.training.loop import Training
 
 
+@dataclass(frozen=True, kw_only=True)
+class Game:
+    """A conversation and the reward that pays it, as a recipe's options declare them."""
+
+    protocol: Protocol
+    reward: Reward
+    num_agents: int
+
+    def factory(self, renderer: Renderer, judge_policy: PolicyRef | None, grader: Grader) -> BuilderFactory:
+        """Makes the conversation about a prompt, for a seed.
+
+        Args:
+            renderer: Of the policy that talks and judges.
+            judge_policy: The judge, where the reward asks for one.
+            grader: Tells for the metrics whether a solution is right.
+        """
+        options = self.reward.judge
+        judge = None if options is None or judge_policy is None else options.make(judge_policy, renderer)
+        return lambda item, seed: self.group(item, seed, renderer=renderer, judge=judge, grader=grader)
+
+    def group(
+        self,
+        item: PromptItem,
+        seed: int,
+        *,
+        renderer: Renderer,
+        judge: PolicySelfComparisonJudge | None,
+        grader: Grader,
+    ) -> MultiAgentConversationEnvGroupBuilder:
+        """One conversation, about a prompt."""
+        from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+
+        return MultiAgentConversationEnvGroupBuilder(
+            question=item.question,
+            renderer=renderer,
+            protocol=self.protocol,
+            reward=self.reward,
+            judge=judge,
+            answer=item.answer,
+            grader=grader,
+            num_agents=self.num_agents,
+            seed=seed,
+        )
+
+
 @chz.chz
-class Config(RecipeConfig):
+class ConversationConfig(RecipeConfig):
+    """Options of a recipe that trains conversations."""
+
+    def game(self) -> Game:
+        """The conversation that the options declare.
+
+        Raises:
+            ValueError: If it could not be held or paid.
+        """
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """One conversation in words, like ``3 agents x 5 rounds``."""
+        raise NotImplementedError
+
+    async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
+        """The loop's parts for an open run."""
+        from viva.recipes.loop import judged_by, make_training
+
+        game, policy, policy_refs = self.game(), None, []
+        if game.reward.judge is not None:
+            policy, policy_refs = await judged_by(game.reward.judge.policy, plan, opened)
+        make_builder = game.factory(opened.renderer, policy, plan.grader)
+        return make_training(plan, opened, make_builder, policy_refs=policy_refs)
+
+
+@chz.chz
+class Config(ConversationConfig):
     """Options of a protocol of the user's own."""
 
     protocol: str = chz.field(doc="path.py:PROTOCOL or module:PROTOCOL; critique or round_robin")
@@ -45,118 +118,54 @@ class Config(RecipeConfig):
 
     log_path: str = "runs/protocol"
 
-    @property
-    def judge_policy(self) -> Literal["current", "initial"]:
-        """Whose comparisons the reward asks for, if it asks for any."""
-        judge = reward_of(self, protocol_of(self)).judge
-        return "current" if judge is None else judge.policy
+    def game(self) -> Game:
+        """The protocol with what the options change in it, and the reward that the options or the protocol name.
 
+        Raises:
+            ValueError: If there is none, it cannot be played, or the reward cannot pay its conversations.
+        """
+        from viva.rewards import find_reward
+        from viva.selfplay.check import find_protocol
+        from viva.selfplay.user_code import is_target, load_target
 
-def protocol_of(config: Config) -> Protocol:
-    """The protocol with what the options change in it.
+        protocol = find_protocol(self.protocol, self.num_agents)
+        if self.personas is not None:
+            protocol = replace(protocol, personas=self.personas)
+        if self.on_failure is not None:
+            protocol = replace(protocol, on_failure=self.on_failure)
+        protocol.check()
+        named = protocol.reward if self.reward is None else self.reward
+        reward = find_reward(load_target(named) if isinstance(named, str) and is_target(named) else named)
+        reward.check(protocol, self.num_agents)
+        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
-    Raises:
-        ValueError: If there is none, or it cannot be played.
-    """
-    from viva.selfplay.check import find_protocol
+    def summary(self) -> str:
+        """One conversation in words."""
+        game = self.game()
+        return f"{counted(self.num_agents, 'agent')}, {game.protocol.name}, reward {game.reward.name}"
 
-    protocol = find_protocol(config.protocol, config.num_agents)
-    if config.personas is not None:
-        protocol = replace(protocol, personas=config.personas)
-    if config.on_failure is not None:
-        protocol = replace(protocol, on_failure=config.on_failure)
-    protocol.check()
-    return protocol
+    def make_plan(self) -> Plan:
+        """Check all options, play the protocol with scripted agents and load the prompts."""
+        from viva.recipes.plan import plan_run
+        from viva.selfplay.check import dry_runs
+        from viva.selfplay.user_code import is_target, source_digest
 
-
-def reward_of(config: Config, protocol: Protocol) -> Reward:
-    """The reward that the options or the protocol name.
-
-    Raises:
-        ValueError: If there is none, or it cannot pay the protocol's conversations.
-    """
-    from viva.rewards import find_reward
-    from viva.selfplay.user_code import is_target, load_target
-
-    named = protocol.reward if config.reward is None else config.reward
-    reward = find_reward(load_target(named) if isinstance(named, str) and is_target(named) else named)
-    reward.check(protocol, config.num_agents)
-    return reward
-
-
-def make_plan(config: Config) -> Plan[Config]:
-    """Check all options, play the protocol with scripted agents and load the prompts; no model is loaded.
-
-    Raises:
-        ValueError: For anything the user has to mend.
-    """
-    from viva.recipes.plan import plan_run
-    from viva.selfplay.check import dry_runs
-    from viva.selfplay.user_code import is_target, source_digest
-
-    protocol = protocol_of(config)
-    reward = reward_of(config, protocol)
-    runs = dry_runs(protocol, config.num_agents)
-    if problems := [f"{run.case}: {problem}" for run in runs for problem in run.problems]:
-        listed = "\n".join(f"- {problem}" for problem in problems)
-        raise ValueError(
-            f"protocol {protocol.name!r} does not work with {config.num_agents} agents:\n{listed}"
+        game = self.game()
+        protocol, reward = game.protocol, game.reward
+        runs = dry_runs(protocol, self.num_agents)
+        if problems := [f"{run.case}: {problem}" for run in runs for problem in run.problems]:
+            listed = "\n".join(f"- {problem}" for problem in problems)
+            raise ValueError(
+                f"protocol {protocol.name!r} does not work with {self.num_agents} agents:\n{listed}"
+            )
+        reward.check_played(runs[0].conversation)
+        named = [name for name in (self.protocol, self.reward) if name is not None and is_target(name)]
+        return plan_run(
+            self,
+            recipe="protocol",
+            summary=self.summary(),
+            record={
+                "reward_name": reward.name,
+                "user_code": {name: source_digest(name) for name in named},
+            },
         )
-    reward.check_played(runs[0].conversation)
-    named = [name for name in (config.protocol, config.reward) if name is not None and is_target(name)]
-    return plan_run(
-        config,
-        recipe="protocol",
-        summary=f"{protocol.name}, {counted(config.num_agents, 'agent')}, reward {reward.name}",
-        record={
-            "reward_name": reward.name,
-            "user_code": {name: source_digest(name) for name in named},
-        },
-    )
-
-
-async def build_training(plan: Plan[Config], opened: OpenRun) -> Training:
-    """The loop's parts for an open run."""
-    from viva.recipes.loop import judged_by, make_training
-
-    config = plan.config
-    judge = reward_of(config, protocol_of(config)).judge
-    policy, policy_refs = None, []
-    if judge is not None:
-        policy, policy_refs = await judged_by(judge.policy, plan, opened)
-    make_builder = conversation_factory(config, opened.renderer, policy, grader=plan.grader)
-    return make_training(plan, opened, make_builder, policy_refs=policy_refs)
-
-
-def conversation_factory(
-    config: Config, renderer: Renderer, judge_policy: PolicyRef | None, *, grader: Grader
-) -> BuilderFactory:
-    """Makes the conversation for a prompt and a seed.
-
-    Args:
-        config: The options.
-        renderer: Of the policy that talks and judges.
-        judge_policy: Who judges, if the reward asks for it.
-        grader: Tells for the metrics whether a solution is right.
-    """
-    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-
-    protocol = protocol_of(config)
-    reward = reward_of(config, protocol)
-    options = reward.judge
-    judge = None if options is None or judge_policy is None else options.make(judge_policy, renderer)
-
-    def make_builder(item: PromptItem, seed: int) -> MultiAgentConversationEnvGroupBuilder:
-        return MultiAgentConversationEnvGroupBuilder(
-            question=item.question,
-            renderer=renderer,
-            protocol=protocol,
-            reward=reward,
-            judge=judge,
-            answer=item.answer,
-            grader=grader,
-            num_agents=config.num_agents,
-            seed=seed,
-        )
-
-    return make_builder

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import isbuiltin, signature
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import tinker
 from tinker_cookbook.renderers.base import Message, Renderer
@@ -50,9 +50,8 @@ from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.records import ConversationRecord
+from viva.recipes.math_efficiency import Config
 from viva.rewards.base import Grader
-from viva.selfplay.critique import critique_group
-from viva.selfplay.round_robin import round_robin_group
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.data import PromptItem
 
@@ -175,26 +174,6 @@ class EfficientEnv(PromptAugmentedEnv):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyOptions:
-    """What the recipe's options say about its strategies."""
-
-    hint: str = DEFAULT_HINT
-    leak_phrases: tuple[str, ...] = ()
-    feedback: Literal["verifier", "generated"] = "verifier"
-    train_behind: Literal["attempt", "problem"] = "problem"
-    keep: Literal["best", "all"] = "best"
-    conversation: Literal["critique", "round_robin"] = "critique"
-    conversation_reward: Literal["verifier", "own"] = "verifier"
-    num_agents: int = 3
-    max_rounds: int = 2
-    on_failure: Literal["void", "continue"] = "void"
-    personas: dict[int, str] | None = None
-    max_tokens: int = 512
-    temperature: float = 1.0
-    """Both of replies outside of turns: the feedback that the policy generates."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What a strategy makes a group for: one problem of one batch."""
 
@@ -208,7 +187,13 @@ class Task:
     """Always holds the newest policy, for what a strategy samples besides its turns."""
     judge: Callable[[], PolicySelfComparisonJudge]
     """The run's one judge, which is that policy."""
-    options: StrategyOptions = field(default_factory=StrategyOptions)
+    options: Config = field(default_factory=Config)
+    """Those of the run."""
+
+    @property
+    def hint(self) -> str:
+        """The system message of ``prompt_augmentation``."""
+        return DEFAULT_HINT if self.options.hint is None else self.options.hint
 
     def env(self, *, hint: str | None = None, leak_phrases: Sequence[str] = ()) -> EfficientEnv:
         """The problem, sampled behind a hint (a system message) if one is given, and trained without it."""
@@ -295,7 +280,7 @@ def _best_of(task: Task) -> EnvGroupBuilder:
 def _prompt_augmentation(task: Task) -> EnvGroupBuilder:
     options = task.options
     return PromptAugmentedGroupBuilder(
-        env_thunk=lambda: task.env(hint=options.hint, leak_phrases=options.leak_phrases),
+        env_thunk=lambda: task.env(hint=task.hint, leak_phrases=tuple(options.leak_phrases or ())),
         num_envs=task.group_size,
     )
 
@@ -316,7 +301,7 @@ def _feedback(task: Task) -> EnvGroupBuilder:
         num_envs=task.group_size,
         feedback=feedback,
         train_behind=options.train_behind,
-        leak_phrases=options.leak_phrases,
+        leak_phrases=tuple(options.leak_phrases or ()),
     )
 
 
@@ -326,36 +311,14 @@ def _conversation(task: Task) -> EnvGroupBuilder:
         question=task.item.question,
         renderer=task.renderer,
         verify=task.verify if task.options.conversation_reward == "verifier" else None,
-        leak_phrases=task.options.leak_phrases,
+        leak_phrases=tuple(task.options.leak_phrases or ()),
     )
 
 
 def conversation(task: Task) -> EnvGroupBuilder:
     """The conversation about a problem by itself, without what is trained of it."""
-    options, judge = task.options, task.judge()
-    if options.conversation == "critique":
-        return critique_group(
-            question=task.item.question,
-            renderer=task.renderer,
-            judge=judge,
-            answer=task.item.answer,
-            grader=task.reward.grader,
-            num_agents=options.num_agents,
-            on_failure=options.on_failure,
-            personas=options.personas,
-            seed=task.seed,
-        )
-    return round_robin_group(
-        question=task.item.question,
-        renderer=task.renderer,
-        judge=judge,
-        answer=task.item.answer,
-        grader=task.reward.grader,
-        num_agents=options.num_agents,
-        max_rounds=options.max_rounds,
-        on_failure=options.on_failure,
-        personas=options.personas,
-        seed=task.seed,
+    return task.options.game().group(
+        task.item, task.seed, renderer=task.renderer, judge=task.judge(), grader=task.reward.grader
     )
 
 

@@ -5,7 +5,7 @@ Each call says what is sampled, what it is prompted with, and what of it is trai
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from viva.conversation.prompts import persona
@@ -32,31 +32,36 @@ class Lengths:
     """The end of a turn."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """How the package's text and the agents' words are counted."""
+
+    lengths: Lengths
+    count: Counter
+    template: Template = field(default_factory=Template)
+
+    def blocks(
+        self, messages: Sequence[tuple[str, str]], markers: Markers, *, prefill: str = ""
+    ) -> tuple[Block, ...]:
+        """A prompt in the chat format, see `message_blocks`."""
+        return message_blocks(messages, markers, self.count, self.template, prefill=prefill)
+
+
 def solution_key(agent_id: int, round_index: int) -> Hashable:
     """The key of a solution's words in blocks."""
     return ("solution", round_index, agent_id)
 
 
-def conversation_calls(
-    protocol: Protocol,
-    num_agents: int,
-    *,
-    lengths: Lengths,
-    count: Counter,
-    template: Template,
-    markers: Markers,
-) -> list[Call]:
+def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[Call]:
     """Every reply of every agent, in order of (round, agent, lane). Segments that earn something are trained.
 
     Args:
         protocol: Any; replies to segments of the user's own are as long as solutions.
         num_agents: Agents.
-        lengths: Of problem and replies.
-        count: Tokens of the package's texts.
-        template: Of the chat format.
-        markers: Of this group.
+        text: How long everything is.
     """
-    question = markers.new("problem", lengths.prompt)
+    markers = Markers()
+    question = markers.new("problem", text.lengths.prompt)
     turns: list[Turn] = []
     calls: list[Call] = []
     wave = -1
@@ -69,19 +74,12 @@ def conversation_calls(
                 before = list(turns)
             view = _view(protocol, num_agents, agent_id, round_index)
             for lane, segment in enumerate(round_.segments):
-                text = _reply_text(segment.name, view, lengths, markers)
-                prompt = message_blocks(
-                    [
-                        ("system", protocol.system_prompt),
-                        ("user", protocol.prompt(question, before, view, lane)),
-                    ],
-                    markers,
-                    count,
-                    template,
-                )
-                tokens = markers.tokens(text, count) + lengths.stop
+                reply = _reply_text(segment.name, view, text.lengths, markers)
+                asked = protocol.prompt(question, before, view, lane)
+                prompt = text.blocks([("system", protocol.system_prompt), ("user", asked)], markers)
+                tokens = markers.tokens(reply, text.count) + text.lengths.stop
                 trained = None if segment.stream is None else TrainedReply(context=prompt, tokens=tokens)
-                reading = segment.read(text, view)
+                reading = segment.read(reply, view)
                 solver = agent_id if isinstance(reading.response, Solution) else None
                 calls.append(Call(prompt=prompt, reply=tokens, wave=wave, trained=trained, solver=solver))
                 turns.append(
@@ -141,9 +139,7 @@ def judge_calls(
     *,
     messages: Callable[[str, str, str], Sequence[tuple[str, str]]],
     prefill: str | None,
-    lengths: Lengths,
-    count: Counter,
-    template: Template,
+    text: Text,
     wave: int,
 ) -> list[Call]:
     """A judge's comparisons.
@@ -153,22 +149,20 @@ def judge_calls(
         messages: Role and text of a prompt, from problem and both solutions.
         prefill: What the reply is made to begin with if one label is read from its next token; ``None``: a verdict is
             written.
-        lengths: See `conversation_calls`.
-        count: See there.
-        template: See there.
+        text: How long everything is.
         wave: When they are made.
     """
     markers = Markers()
-    question = markers.new("problem", lengths.prompt)
+    question = markers.new("problem", text.lengths.prompt)
     shown = {
-        key: markers.new(key, lengths.solution)
+        key: markers.new(key, text.lengths.solution)
         for key in dict.fromkeys(key for match in matches for key in match)
     }
     calls: list[Call] = []
     for first, second in matches:
         asked = messages(question, shown[first], shown[second])
-        prompt = message_blocks(asked, markers, count, template, prefill=prefill or "")
-        reply = 1.0 if prefill is not None else lengths.verdict
+        prompt = text.blocks(asked, markers, prefill=prefill or "")
+        reply = 1.0 if prefill is not None else text.lengths.verdict
         calls.append(Call(prompt=prompt, reply=reply, role="judge", wave=wave))
     return calls
 
@@ -205,10 +199,8 @@ class Scoring:
 def problem_calls(
     strategies: Sequence[Strategy],
     scoring: Scoring,
+    text: Text,
     *,
-    lengths: Lengths,
-    count: Counter,
-    template: Template,
     problem: Hashable = "problem",
 ) -> list[Call]:
     """The calls of all strategies on one problem, which goes by a key.
@@ -217,19 +209,19 @@ def problem_calls(
         ValueError: If a strategy is not one of `STRATEGIES`.
     """
     markers = Markers()
-    question = markers.new(problem, lengths.prompt)
-    bare = message_blocks([("user", question)], markers, count, template)
+    question = markers.new(problem, text.lengths.prompt)
+    bare = text.blocks([("user", question)], markers)
     calls: list[Call] = []
     for strategy in strategies:
         if strategy.name == "conversation":
-            made = _of_conversation(strategy, bare, lengths)
+            made = _of_conversation(strategy, bare, text.lengths)
         elif strategy.name == "feedback":
-            made = _of_feedback(strategy, bare, question, markers, lengths, count, template)
+            made = _of_feedback(strategy, bare, question, markers, text)
         elif strategy.name == "prompt_augmentation":
-            hinted = message_blocks([("system", strategy.hint), ("user", question)], markers, count, template)
-            made = [_sample(hinted, bare, lengths) for _ in range(strategy.group_size)]
+            hinted = text.blocks([("system", strategy.hint), ("user", question)], markers)
+            made = [_sample(hinted, bare, text.lengths) for _ in range(strategy.group_size)]
         elif strategy.name in ("iid", "best_of"):
-            made = [_sample(bare, bare, lengths) for _ in range(strategy.group_size)]
+            made = [_sample(bare, bare, text.lengths) for _ in range(strategy.group_size)]
         else:
             raise ValueError(
                 f"the cost of the strategy {strategy.name!r} is not known; known are {', '.join(STRATEGIES)}"
@@ -246,23 +238,16 @@ def _sample(prompt: tuple[Block, ...], bare: tuple[Block, ...], lengths: Lengths
 
 
 def _of_feedback(
-    strategy: Strategy,
-    bare: tuple[Block, ...],
-    question: str,
-    markers: Markers,
-    lengths: Lengths,
-    count: Counter,
-    template: Template,
+    strategy: Strategy, bare: tuple[Block, ...], question: str, markers: Markers, text: Text
 ) -> list[Call]:
+    lengths = text.lengths
     tokens = lengths.solution + lengths.stop
     calls: list[Call] = []
     for place in range(strategy.group_size):
         attempt = markers.new(("attempt", place), lengths.solution)
         said = strategy.said or markers.new(("feedback", place), lengths.remark)
-        attempted = message_blocks([("user", question), ("assistant", attempt)], markers, count, template)
-        prompt = message_blocks(
-            [("user", question), ("assistant", attempt), ("user", said)], markers, count, template
-        )
+        attempted = text.blocks([("user", question), ("assistant", attempt)], markers)
+        prompt = text.blocks([("user", question), ("assistant", attempt), ("user", said)], markers)
         context = attempted if strategy.train_behind == "attempt" else bare
         calls.append(Call(prompt=bare, reply=tokens))
         calls.append(

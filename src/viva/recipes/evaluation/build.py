@@ -4,7 +4,6 @@ Stored evaluations are shown and compared without sampling.
 """
 
 import json
-import sys
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -185,12 +184,12 @@ async def _sample(
 
 async def _conversations(config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole) -> Conversations:
     judge: SamplingClient | None = None
-    if config.judge_policy == "initial":
+    game = config.game()
+    if game.reward.judge is not None and game.reward.judge.policy == "initial":
         judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
-    recipe: Any = sys.modules[type(config).__module__]
 
     def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
-        return recipe.conversation_factory(config, opened.renderer, judged_by, grader=grader)(item, seed)
+        return game.factory(opened.renderer, judged_by, grader)(item, seed)
 
     return Conversations(
         num_agents=config.num_agents,

@@ -10,18 +10,14 @@ from viva.conversation.prompts import counted, persona
 from viva.eval.answers import AnswerCheck, find_check
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as ConversationConfig
-from viva.recipes.conversation_preference_rl import judge_options
 from viva.recipes.critique_self_play import Config as CritiqueConfig
-from viva.recipes.critique_self_play import needs_judge
 from viva.recipes.data import load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
 from viva.recipes.protocol import Config as ProtocolConfig
-from viva.recipes.protocol import protocol_of, reward_of
 from viva.run.files import place_problem
-from viva.selfplay.critique import critique_protocol
 from viva.tiny import model_path
 from viva.training.data import PromptItem, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
@@ -97,7 +93,7 @@ class EvalPlan:
             record[kind] = {name: getattr(config, name) for name in names if name not in _UNUSED}
             record[kind]["problems"] = len(self.talked_about)
             if isinstance(config, ConversationConfig):
-                record[kind]["judge_prompt"] = judge_options(config).system_prompt
+                record[kind]["judge_prompt"] = config.judge_text()
         return record
 
     @property
@@ -188,12 +184,7 @@ def _check_conversation(config: TalkConfig) -> None:
     not_negative(config, "temperature")
     if config.personas is not None:
         persona(0, config.personas)
-    if isinstance(config, ConversationConfig):
-        judge_options(config)
-    elif isinstance(config, ProtocolConfig):
-        reward_of(config, protocol_of(config))
-    else:
-        critique_protocol(config.num_agents, personas=config.personas, comparisons=not needs_judge(config))
+    config.game()
 
 
 def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> tuple[list[PromptItem], str]:
