@@ -39,8 +39,7 @@ ALLOWED["doctor"] = frozenset({*CHAIN, "engine"})
 ALLOWED["scaling"] = frozenset({"conversation", "judging", "rewards", "selfplay"})
 ALLOWED["recipes"] = frozenset({*CHAIN, "doctor", "engine", "eval", "scaling", "tiny", "view"})
 ALLOWED["api"] = frozenset({*CHAIN, "eval", "recipes", "threads", "view"})
-ALLOWED["cli_parser"] = frozenset()
-ALLOWED["cli"] = frozenset({*CHAIN, "cli_parser", "doctor", "engine", "eval", "tiny", "recipes", "view"})
+ALLOWED["cli"] = frozenset({*CHAIN, "doctor", "engine", "eval", "tiny", "recipes", "view"})
 
 HELPERS = {
     "integrity": set[str](),

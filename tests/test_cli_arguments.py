@@ -8,7 +8,6 @@ import chz
 import pytest
 
 import viva.cli
-import viva.cli_parser
 from viva.recipes.config import parse_options
 from viva.recipes.programs import RECIPES
 
@@ -28,7 +27,7 @@ def leaves(parser, names=()):
             yield from leaves(each, (*names, name))
 
 
-COMMANDS = dict(leaves(viva.cli_parser.parser()))
+COMMANDS = dict(leaves(viva.cli.parser()))
 
 
 def takes_options(names):

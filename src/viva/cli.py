@@ -5,17 +5,197 @@ Nothing heavy is imported here; each command imports what it needs when it runs.
 
 import argparse
 import difflib
+import functools
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
-from viva.cli_parser import parser
+from viva import __version__
 
 Command = Callable[[argparse.Namespace], int]
+ResultT = TypeVar("ResultT")
 
 _NOBODY_READS = 141
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know, with the nearest known name, and takes no abbreviation."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As the parent, but nothing is left over."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(self._left_over(left[0]))
+        return found, left
+
+    def error(self, message: str) -> NoReturn:
+        """As the parent; options may be left out."""
+        super().error(message.removesuffix(", key=value"))
+
+    def _left_over(self, argument: str) -> str:
+        known = list(self._option_string_actions)
+        close = difflib.get_close_matches(f"--{argument.partition('=')[0].lstrip('-')}", known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return f"unknown argument {argument!r}.{hint} --help lists all"
+
+
+class _Argument:
+    """An argument of a command, as `argparse.ArgumentParser.add_argument` takes it."""
+
+    def __init__(self, *names: str, **options: Any) -> None:
+        self.names = names
+        self.options = options
+
+
+def _options(what: str) -> _Argument:
+    return _Argument("options", metavar="key=value", nargs=argparse.REMAINDER, help=what)
+
+
+_RUN = _Argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
+
+_ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
+    "train": (
+        "run a recipe, or a protocol of your own: viva train RECIPE key=value ...",
+        "Run a recipe. 'viva train RECIPE --help' lists its options; config=FILE takes them from a file, "
+        "which may be a run's config.json. path.py:PROTOCOL trains a conversation of your own.",
+        _Argument("recipe", metavar="RECIPE", help="a name that 'viva recipes' lists, or path.py:PROTOCOL"),
+        _options("options of the recipe"),
+    ),
+    "eval": (
+        "measure a run or a model: viva eval RUN_OR_MODEL key=value ...",
+        "Ask a policy directly and in conversations, and show what is right, with intervals; with "
+        "against=, compare two. 'viva eval RUN_OR_MODEL --help' lists the options.",
+        _Argument(
+            "target",
+            metavar="RUN_OR_MODEL",
+            help="a run's folder, a hub name, the folder of a model or adapter, tiny, or a result file",
+        ),
+        _options("what to measure, and how"),
+    ),
+    "report": (
+        "write report.html for a run: viva report RUN [RUN2]",
+        "Write one self-contained HTML file: the curves of a run, the judge over all conversations, some "
+        "whole conversations with credit on tokens, and evaluations. A second run is laid over the first one.",
+        _Argument(
+            "run", metavar="RUN", type=Path, help="the run's folder (its log_path), or a result of viva eval"
+        ),
+        _Argument("second", metavar="RUN2", type=Path, nargs="?", help="another run, laid over it"),
+        _Argument(
+            "-o", "--output", metavar="FILE", type=Path, help="file to write (default: RUN/report.html)"
+        ),
+    ),
+    "view": (
+        "look at a run in the browser, also while it goes on: viva view RUN [RUN2]",
+        "Serve a page about a run on this machine alone: curves, conversations, credit on tokens, "
+        "verdicts, evaluations. A second run is laid over the first one's curves.",
+        _Argument(
+            "runs",
+            metavar="RUN",
+            nargs="*",
+            type=Path,
+            help="one or two runs' folders (their log_path); results of viva eval, or a folder of them; none: list "
+            "runs",
+        ),
+        _Argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)"),
+        _Argument("--open", action="store_true", help="open the page in the browser"),
+    ),
+    "rescore": (
+        "other rewards for stored conversations: viva rescore RUN preset=robust",
+        "Score the stored conversations of a run of critique_self_play by other rules, without sampling, "
+        "and show how every reward changes and how it goes along with the truth. 'viva rescore RUN --help' lists the "
+        "options.",
+        _RUN,
+        _options("rules to change"),
+    ),
+    "export": (
+        "weights for peft and transformers: viva export RUN to=FOLDER",
+        "Write the trained adapter, the merged model and a model card for each. 'viva export RUN --help' "
+        "lists the options.",
+        _RUN,
+        _options("what to write, and where"),
+    ),
+    "cost": (
+        "tokens and hours of a configuration: viva cost recipe=RECIPE key=value ...",
+        "Count what a step of a recipe samples, scores and trains, and what that means for models and "
+        "accelerators. Options are the recipe's own and those that 'viva cost recipe=RECIPE --help' lists.",
+        _options("recipe and options"),
+    ),
+    "doctor": (
+        "what an engine really does: viva doctor base_url=... model_name=...",
+        "Put questions with known answers to an engine and show which it answers rightly, and what that "
+        "allows. 'viva doctor engine=local --help' lists the options.",
+        _options("which engine and model"),
+    ),
+    "estimate": (
+        "every estimator on the stored samples of a run: viva estimate RUN",
+        "Estimate the batches that a run of math_efficiency kept by every estimator, without sampling, "
+        "and recommend one. 'viva estimate RUN --help' lists the options.",
+        _RUN,
+        _options("what to compute"),
+    ),
+    "recipes": (
+        "list the recipes and how to run them",
+        None,
+    ),
+    "protocol": (
+        "check a conversation protocol: viva protocol check TARGET",
+        "Check a protocol without a model.",
+        _Argument(
+            "target", metavar="TARGET", help="critique, round_robin, module:ATTRIBUTE or path.py:ATTRIBUTE"
+        ),
+        _Argument("--agents", metavar="N", type=int, default=3, help="number of agents (default: 3)"),
+    ),
+    "cookbook": (
+        "a program of tinker-cookbook on the local engine: viva cookbook rl_loop key=value ...",
+        "Run a program that was written for the tinker SDK on the local engine. Options of viva's own come "
+        "before the program's name.",
+        _Argument(
+            "--states",
+            metavar="FOLDER",
+            type=Path,
+            help="folder for checkpoints (default: 'states' where the cookbook keeps its runs, ~/tinker-runs)",
+        ),
+        _Argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)"),
+        _Argument("--precision", default="float32", help="float32, fast or bfloat16 (default: float32)"),
+        _Argument(
+            "program",
+            metavar="PROGRAM",
+            help="a recipe like rl_loop or math_rl.train, a module, or a file like own.py",
+        ),
+        _options("of the program"),
+    ),
+}
+"""By command: help, description and arguments; the options of recipes are read by the recipes."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All subcommands with their arguments."""
+    top = _Parser(
+        prog="viva",
+        description="Train language models by letting them argue, judge one another and learn from it.",
+        epilog="'viva COMMAND --help' explains a command.",
+    )
+    top.add_argument("--version", action="version", version=f"viva {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (summary, description, *arguments) in _ARGUMENTS.items():
+        command = commands.add_parser(name, help=summary, description=description)
+        if name == "protocol":
+            actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+            command = actions.add_parser(
+                "check",
+                help="validate a protocol and play it with scripted agents",
+                description="Validate a protocol, play it with scripted agents (honest, silent, malformed, slow, "
+                "failing), and print who sees what and who earns what.",
+            )
+        for argument in arguments:
+            command.add_argument(*argument.names, **argument.options)
+    return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,28 +267,36 @@ def _train(options: argparse.Namespace) -> int:
     return train_recipe(recipe.replace("-", "_"), arguments)
 
 
+def _refusing(command: Command) -> Command:
+    """A command whose `ValueError` and `OSError` are the user's mistakes."""
+
+    @functools.wraps(command)
+    def run(options: argparse.Namespace) -> int:
+        try:
+            return command(options)
+        except (ValueError, OSError) as error:
+            return _mistake(_told(error))
+
+    return run
+
+
+@_refusing
 def _report(options: argparse.Namespace) -> int:
     from viva.view.report import write_report
 
-    try:
-        path = write_report(options.run, options.output, second=options.second)
-    except (ValueError, OSError) as error:
-        return _mistake(_told(error))
-    _write(f"{path}\n")
+    _write(f"{write_report(options.run, options.output, second=options.second)}\n")
     return 0
 
 
+@_refusing
 def _view(options: argparse.Namespace) -> int:
     from viva.view.files import runs_text
     from viva.view.server import serve
 
-    try:
-        if not options.runs:
-            _write(f"{runs_text(Path())}\n")
-            return 0
+    if options.runs:
         serve(options.runs, port=options.port, open_browser=options.open, say=_say_as_it_is)
-    except (ValueError, OSError) as error:
-        return _mistake(_told(error))
+    else:
+        _write(f"{runs_text(Path())}\n")
     return 0
 
 
@@ -124,6 +312,7 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
+@_refusing
 def _export(options: argparse.Namespace) -> int:
     from viva.recipes.config import parse_options
     from viva.recipes.export import ExportOptions, export_run
@@ -131,28 +320,40 @@ def _export(options: argparse.Namespace) -> int:
 
     prepare_threads()
     chosen = parse_options(ExportOptions, options.options)
-    try:
-        written = export_run(options.run, chosen)
-    except (ValueError, OSError) as error:
-        return _mistake(_told(error))
-    _write("".join(f"{path}\n" for path in written))
+    _write("".join(f"{path}\n" for path in export_run(options.run, chosen)))
     return 0
 
 
+@_refusing
 def _cost(options: argparse.Namespace) -> int:
     from viva.recipes.cost import cost_text, parse_cost, recipe_cost, uncounted_options
 
-    try:
-        chosen, config = parse_cost(options.options)
-        text = cost_text(recipe_cost(config, chosen.text), chosen)
-    except (ValueError, OSError) as error:
-        return _mistake(_told(error))
-    _write(text)
+    chosen, config = parse_cost(options.options)
+    _write(cost_text(recipe_cost(config, chosen.text), chosen))
     if names := uncounted_options(options.options):
         sys.stderr.write(f"note: without effect on these figures: {', '.join(names)}\n")
     return 0
 
 
+def _ask_engine(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of work with an engine.
+
+    Raises:
+        ValueError: If a mistake or the engine ended it; with what to do.
+    """
+    import asyncio
+
+    import tinker
+
+    from viva.training.remote import EngineError, explain
+
+    try:
+        return asyncio.run(work)
+    except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
+        raise ValueError(explain(error, "the engine") or _told(error)) from error
+
+
+@_refusing
 def _doctor(options: argparse.Namespace) -> int:
     from viva.recipes.config import parse_options
     from viva.recipes.doctor import DoctorOptions, examine_engine
@@ -160,19 +361,10 @@ def _doctor(options: argparse.Namespace) -> int:
 
     prepare_threads()
     chosen = parse_options(DoctorOptions, options.options)
-    import asyncio
-
-    import tinker
-
-    from viva.training.remote import EngineError, explain
-
-    try:
-        is_sound = asyncio.run(examine_engine(chosen, lambda text: _write(f"{text}\n")))
-    except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
-        return _mistake(explain(error, "the engine") or _told(error))
-    return 0 if is_sound else 1
+    return 0 if _ask_engine(examine_engine(chosen, lambda text: _write(f"{text}\n"))) else 1
 
 
+@_refusing
 def _eval(options: argparse.Namespace) -> int:
     from viva.recipes.config import parse_options
     from viva.recipes.evaluation import EvalOptions
@@ -180,44 +372,29 @@ def _eval(options: argparse.Namespace) -> int:
 
     prepare_threads()
     chosen = parse_options(EvalOptions, options.options)
-    import asyncio
-
-    import tinker
-
     from viva.recipes.evaluation.build import evaluate
-    from viva.training.remote import EngineError, explain
 
-    try:
-        text = asyncio.run(evaluate(options.target, chosen))
-    except (ValueError, OSError, EngineError, tinker.TinkerError) as error:
-        return _mistake(explain(error, "the engine") or _told(error))
-    _write(text)
+    _write(_ask_engine(evaluate(options.target, chosen)))
     return 0
 
 
+@_refusing
 def _rescore(options: argparse.Namespace) -> int:
     from viva.recipes.config import parse_options
     from viva.view.rescore import RescoreOptions, rescore, rescore_text
 
     rules = parse_options(RescoreOptions, options.options)
-    try:
-        result = rescore(options.run, rules)
-    except (ValueError, OSError) as error:
-        return _mistake(_told(error))
-    _write(rescore_text(result))
+    _write(rescore_text(rescore(options.run, rules)))
     return 0
 
 
+@_refusing
 def _estimate(options: argparse.Namespace) -> int:
     from viva.recipes.config import parse_options
     from viva.view.estimates import EstimateOptions, estimate_run, estimation_text
 
     chosen = parse_options(EstimateOptions, options.options)
-    try:
-        result = estimate_run(options.run, chosen)
-    except (ValueError, OSError) as error:
-        return _mistake(_told(error))
-    _write(estimation_text(result))
+    _write(estimation_text(estimate_run(options.run, chosen)))
     return 0
 
 
@@ -229,14 +406,11 @@ def _recipes(_options: argparse.Namespace) -> int:
     return 0
 
 
+@_refusing
 def _protocol(options: argparse.Namespace) -> int:
     from viva.selfplay.check import check_protocol, find_protocol
 
-    try:
-        protocol = find_protocol(options.target, options.agents)
-        lines, problems = check_protocol(protocol, options.agents)
-    except ValueError as error:
-        return _mistake(_told(error))
+    lines, problems = check_protocol(find_protocol(options.target, options.agents), options.agents)
     _write("\n".join(lines) + "\n")
     if problems:
         return _mistake("\n".join(["the protocol does not work:", *(f"- {problem}" for problem in problems)]))
