@@ -19,6 +19,7 @@ from viva.recipes.protocol import ConversationConfig, Game
 
 if TYPE_CHECKING:
     from viva.recipes.plan import Plan
+    from viva.rewards import Tournament
 
 
 @chz.chz
@@ -57,17 +58,27 @@ class Config(ConversationConfig):
         Raises:
             ValueError: If it could not be held, or an option of the judge is out of range.
         """
+        from viva.selfplay.round_robin import round_robin_protocol
+
+        reward = self.tournament()
+        protocol = round_robin_protocol(
+            self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
+        )
+        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
+
+    def tournament(self) -> Tournament:
+        """The reward.
+
+        Raises:
+            ValueError: For the first option of this recipe's own that is out of range.
+        """
         from viva.recipes.plan import at_least
         from viva.rewards import tournament
-        from viva.selfplay.round_robin import round_robin_protocol
 
         at_least(self, {"max_rounds": 1, "judge_max_tokens": 1})
         if not 0 <= self.judge_max_off_set_mass <= 1:
             raise ValueError(f"judge_max_off_set_mass must be from 0 to 1; got {self.judge_max_off_set_mass}")
-        protocol = round_robin_protocol(
-            self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
-        )
-        reward = tournament(
+        return tournament(
             pattern=self.tournament_pattern,
             policy=self.judge_policy,
             mode=self.judge_mode,
@@ -75,7 +86,6 @@ class Config(ConversationConfig):
             max_tokens=self.judge_max_tokens,
             max_off_set_mass=self.judge_max_off_set_mass,
         )
-        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
     def judge_text(self) -> str:
         """The judge's system message: the text, the file's, or the package's.
@@ -108,7 +118,7 @@ class Config(ConversationConfig):
         """Check all options and load the prompts."""
         from viva.recipes.plan import plan_run
 
-        self.game()
+        self.tournament()
         return plan_run(
             self,
             recipe="conversation_preference_rl",
