@@ -4,7 +4,7 @@ viva train math_efficiency 'strategies=["iid", "examples/rationalise.py:rational
 """
 
 from viva.eval.answers import extract_answer
-from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder
+from viva.experts.assisted import PromptAugmentedGroupBuilder
 from viva.recipes.strategies import Task
 
 

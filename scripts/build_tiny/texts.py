@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
-from viva.experts.feedback import RIGHT_FEEDBACK, WRONG_FEEDBACK
+from viva.experts.assisted import RIGHT_FEEDBACK, WRONG_FEEDBACK
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
 from viva.tiny.tasks import (
     CAREFUL,

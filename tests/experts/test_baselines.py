@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from viva.experts.estimation import Baseline, centred_rewards
 from viva.experts.samples import Sample
-from viva.rewards.streams import group_advantages
+from viva.rewards.credit import group_advantages
 
 UNION = [Baseline.PROMPT_UNION, Baseline.WEIGHTED]
 COMPARING = [Baseline.STRATUM, *UNION]
@@ -53,15 +53,13 @@ def test_the_stratum_baseline_is_the_ordinary_centring_of_groups(batch):
     found = centre(batch, Baseline.STRATUM)
     for key in {row[:2] for row in batch}:
         places = [place for place, row in enumerate(batch) if row[:2] == key]
-        assert [found[place] for place in places] == group_advantages(
-            [[batch[place][2] for place in places]]
-        )[0]
+        assert [found[place] for place in places] == group_advantages([batch[place][2] for place in places])
 
 
 @given(batches, st.floats(0.1, 3), st.sampled_from(UNION))
 def test_one_stratum_of_equal_weights_is_centred_as_always(batch, weight, baseline):
     alone = [("iid", 0, reward, weight) for _, _, reward, _ in batch]
-    wanted = group_advantages([[row[2] for row in alone]])[0]
+    wanted = group_advantages([row[2] for row in alone])
     assert centre(alone, baseline) == pytest.approx(wanted, abs=1e-9)
 
 

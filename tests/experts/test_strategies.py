@@ -18,13 +18,14 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt
-from viva.experts.feedback import (
+from viva.experts.assisted import (
     RIGHT_FEEDBACK,
     WRONG_FEEDBACK,
     FeedbackGroupBuilder,
     GeneratedFeedback,
+    PromptAugmentedGroupBuilder,
+    leak,
 )
-from viva.experts.prompt_augmentation import PromptAugmentedGroupBuilder, leak
 from viva.experts.strategy import (
     BestOfGroupBuilder,
     Completion,

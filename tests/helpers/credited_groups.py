@@ -2,7 +2,7 @@
 
 from bandit_engine import GOOD, CountGroup
 
-from viva.rewards.streams import GroupCredit, SpanCredit
+from viva.rewards.credit import GroupCredit, SpanCredit
 
 STREAM = "r_sol"
 

@@ -13,8 +13,8 @@ from viva.conversation.rendering import read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, ParsedReply, parse_reply
 from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct, marked_answer
 from viva.eval.expressions import same_expression
+from viva.experts.assisted import leak
 from viva.experts.conversation_expert import ends_behind, solution_tokens
-from viva.experts.prompt_augmentation import leak
 from viva.judging.ballots import Ballot, Preference, Tie, pair_of
 from viva.judging.comparison import Outcome
 from viva.judging.judge import parse_verdict

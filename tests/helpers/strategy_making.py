@@ -2,7 +2,7 @@
 
 from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 
-from viva.experts.prompt_augmentation import PromptAugmentedEnv
+from viva.experts.assisted import PromptAugmentedEnv
 from viva.testing import ScriptedPolicy, tiny_renderer
 from viva.training.rollouts import run_group
 from viva.training.samples import batch_samples

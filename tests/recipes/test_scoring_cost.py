@@ -7,8 +7,7 @@ from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 
 from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
-from viva.experts.feedback import FeedbackGroupBuilder
-from viva.experts.prompt_augmentation import PromptAugmentedEnv, PromptAugmentedGroupBuilder
+from viva.experts.assisted import FeedbackGroupBuilder, PromptAugmentedEnv, PromptAugmentedGroupBuilder
 from viva.experts.strategy import iid
 from viva.training.batch import ExpertConfig, make_batch
 from viva.training.rollouts import Policy, run_groups

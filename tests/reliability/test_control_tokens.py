@@ -16,7 +16,7 @@ from viva.conversation.guard import GuardedTokenizer
 from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt
-from viva.experts.feedback import RIGHT_FEEDBACK
+from viva.experts.assisted import RIGHT_FEEDBACK
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, judge_messages
 
 SEED = 6

@@ -20,8 +20,8 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 
 from viva.engine.losses import LOSSES
 from viva.judging.ballots import Preference, Tie
+from viva.rewards.credit import GroupCredit, SpanCredit, stream_advantages
 from viva.rewards.review import PRESETS, ReviewVotes, initial, revised, score_review
-from viva.rewards.streams import GroupCredit, SpanCredit, stream_advantages
 from viva.training.data_processing import assemble_training_data
 
 CONTEXT = 2

@@ -8,6 +8,7 @@ import pytest
 from viva.judging.ballots import Preference
 from viva.judging.bradley_terry import Duel
 from viva.judging.comparison import Comparison, Outcome
+from viva.rewards.credit import GroupCredit, SpanCredit, stream_advantages, token_ranges, token_texts
 from viva.rewards.review import (
     PRESETS,
     STREAMS,
@@ -18,8 +19,6 @@ from viva.rewards.review import (
     revised,
     score_review,
 )
-from viva.rewards.spans import token_ranges, token_texts
-from viva.rewards.streams import GroupCredit, SpanCredit, stream_advantages
 from viva.testing import tiny_renderer
 
 ROBUST, PAPER = PRESETS["robust"], PRESETS["paper"]

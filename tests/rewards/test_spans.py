@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.rendering import load_renderer, read_reply
-from viva.rewards.spans import token_ranges, token_texts
+from viva.rewards.credit import token_ranges, token_texts
 from viva.testing import tiny_renderer
 
 BYTES = tiny_renderer("qwen3_instruct")

@@ -20,8 +20,8 @@ import tinker
 from review_agents import PAPER, RENDERER, ROBUST, builder_of, others_of, place_of, quality, ranking_of
 from tinker_cookbook.rl.types import RLDataset
 
+from viva.rewards.credit import GroupCredit
 from viva.rewards.review import ReviewRules
-from viva.rewards.streams import GroupCredit
 from viva.run.folder import prepare_run_folder
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.loop import LoopConfig, Training, train

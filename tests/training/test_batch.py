@@ -14,7 +14,7 @@ from tinker_cookbook.rl.types import Trajectory
 
 from viva.experts.estimators import ESTIMATORS
 from viva.experts.samples import stored_sample
-from viva.rewards.streams import GroupCredit, SpanCredit
+from viva.rewards.credit import GroupCredit, SpanCredit
 from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
 from viva.training.data import MixtureDataset, PromptItem, PromptOrder
 from viva.training.loop import train

@@ -8,7 +8,7 @@ from bandit_engine import CountEnv, CountGroup
 from bandit_runs import make_run, metrics_of
 from credited_groups import STREAM, Credited
 
-from viva.rewards.streams import GroupCredit, SpanCredit
+from viva.rewards.credit import GroupCredit, SpanCredit
 from viva.training.batch import plain_batch
 from viva.training.loop import train
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from viva.conversation.prompts import counted
 from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, plurality
 from viva.eval.records import AgentAnswers, Answer, Asked, Difference, Evaluation, Figure, Played
-from viva.rewards.review_metrics import rank_correlation, reward_truth_gap
+from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
 
 _Term = tuple[float, float]
 _NOTHING: _Term = (0.0, 0.0)

@@ -38,10 +38,9 @@ from tinker_cookbook.rl.types import (
 from viva.conversation.prompts import direct_messages
 from viva.conversation.records import Conversation, Solution
 from viva.conversation.rendering import build_prompt
-from viva.experts.prompt_augmentation import leak
-from viva.experts.strategy import Completion, record_of
-from viva.rewards.spans import token_ranges
-from viva.rewards.streams import credit_of
+from viva.experts.assisted import leak
+from viva.experts.strategy import Completion, credit_of, record_of
+from viva.rewards.credit import token_ranges
 from viva.selfplay.group import coordinator_of
 
 _CLOSING = re.compile(r'"\s*\}\s*(```\s*)?')

@@ -138,17 +138,18 @@ def _diagnose_strategy(pairs: Sequence[tuple[Sample, Estimate]]) -> StrategyDiag
     samples_N = [sample for sample, _ in pairs]
     clipped = np.concatenate([estimate.clipped_T for _, estimate in pairs])
     weights, largest = _weights([estimate for _, estimate in pairs])
-    gaps_N = (
-        None if any(sample.old_T is None for sample in samples_N) else [context_gap(s) for s in samples_N]
+    measured_N = samples_N if all(sample.old_T is not None for sample in samples_N) else []
+    gaps_N = [context_gap(sample) for sample in measured_N]
+    totals, tokens = np.array([gap_T.sum() for gap_T in gaps_N]), _joined(gaps_N)
+    learnt_N = [s for s, estimate in pairs if measured_N and estimate.advantage > 0]
+    reliance_N = [context_gap(sample) for sample in learnt_N]
+    apart = _joined(
+        [
+            np.abs(s.checked_logprobs_T - s.sampling_logprobs_T)
+            for s in samples_N
+            if s.checked_logprobs_T is not None
+        ]
     )
-    totals = None if gaps_N is None else np.array([gap_T.sum() for gap_T in gaps_N])
-    tokens = None if gaps_N is None else np.concatenate(gaps_N)
-    learnt = [s for s, estimate in pairs if estimate.advantage > 0] if gaps_N is not None else []
-    apart = [
-        np.abs(s.checked_logprobs_T - s.sampling_logprobs_T)
-        for s in samples_N
-        if s.checked_logprobs_T is not None
-    ]
     return StrategyDiagnostics(
         num_samples=len(pairs),
         num_tokens=int(clipped.size),
@@ -160,15 +161,19 @@ def _diagnose_strategy(pairs: Sequence[tuple[Sample, Estimate]]) -> StrategyDiag
         weight_mean=None if weights is None else _mean(weights),
         effective_sample_size=None if weights is None else effective_sample_size(weights),
         largest_weight_share=largest,
-        total_gap_mean=None if totals is None else _mean(totals),
-        total_gap_mean_stderr=None if totals is None else _stderr(samples_N, totals[:, None]),
-        total_gap_quantiles=None if totals is None else _quantiles(totals),
-        token_gap_mean=None if tokens is None else _mean(tokens),
-        token_gap_quantiles=None if tokens is None else _quantiles(tokens),
-        hint_reliance=_mean(np.concatenate([context_gap(s) for s in learnt])) if learnt else None,
-        hint_reliance_stderr=_stderr(learnt, [context_gap(s) for s in learnt]),
-        self_check=_mean(np.concatenate(apart)) if apart else None,
+        total_gap_mean=_mean(totals),
+        total_gap_mean_stderr=_stderr(measured_N, totals[:, None]),
+        total_gap_quantiles=_quantiles(totals),
+        token_gap_mean=_mean(tokens),
+        token_gap_quantiles=_quantiles(tokens),
+        hint_reliance=_mean(_joined(reliance_N)),
+        hint_reliance_stderr=_stderr(learnt_N, reliance_N),
+        self_check=_mean(apart),
     )
+
+
+def _joined(values_N: Sequence[FloatArray]) -> FloatArray:
+    return np.concatenate([np.zeros(0), *values_N])
 
 
 def _weights(estimates_N: Sequence[Estimate]) -> tuple[FloatArray | None, float | None]:

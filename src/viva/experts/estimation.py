@@ -25,15 +25,15 @@ Legend: ``_N`` samples of a batch or of one prompt, ``_T`` tokens of a completio
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from viva.experts.samples import FloatArray, Sample
-from viva.rewards.streams import group_advantages
+from viva.rewards.credit import group_advantages
 
 MAX_LOG_WEIGHT = 60.0
 """Weights end at ``exp(60)``: products with an advantage stay finite in the engine's float32."""
@@ -85,6 +85,20 @@ class Weights:
         """The same weight for every token of a sample."""
         return cls(weights_T=constant_weights(sample, weight), clipped_T=np.full(len(sample), is_clipped))
 
+    @classmethod
+    def of_log(cls, sample: Sample, log_weight: float) -> "Weights":
+        """One weight for every token, given its log and cut at `MAX_LOG_WEIGHT`."""
+        weight = float(capped_exp(log_weight))
+        return cls.constant(sample, weight, is_clipped=log_weight > MAX_LOG_WEIGHT)
+
+
+def bounded(default: float, *, least: float, above: bool = False) -> Any:
+    """An estimator's option that is a finite number of `least` or more, or with `above` greater than it.
+
+    Estimators raise ``ValueError`` for any other.
+    """
+    return field(default=default, metadata={"least": least, "above": above})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
@@ -103,23 +117,27 @@ class Estimator:
     anchors_at_sampling: ClassVar[bool] = False
     """Whether the loss gets the sampling logprobs instead of p_old's, and applies the context gap by itself."""
 
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
-        """Weights of every sample, in order; by default 1. The samples have what the estimator `needs`."""
-        return [Weights.constant(sample, 1.0) for sample in samples_N]
+    def __post_init__(self) -> None:
+        """Check the options that have a lowest value, see `bounded`."""
+        for each in fields(self):
+            if "least" in each.metadata:
+                self._check_option(each.name, **each.metadata)
 
-    def _check_option(
-        self, name: str, value: float, *, least: float = -math.inf, above: bool = False
-    ) -> None:
-        """Refuse an option that is not finite or too small.
-
-        Raises:
-            ValueError: If it is below `least`, or with `above` not above it.
-        """
+    def _check_option(self, name: str, least: float, *, above: bool) -> None:
+        value = getattr(self, name)
         if math.isfinite(value) and (value > least if above else value >= least):
             return
         kind = "positive finite number" if above else "finite number"
         bound = "" if above or least == -math.inf else f" of {least:g} or more"
         raise ValueError(f"{self.name}: {name} must be a {kind}{bound}; got {value}")
+
+    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
+        """Weights of every sample, in order. The samples have what the estimator `needs`."""
+        return [self.weigh(sample) for sample in samples_N]
+
+    def weigh(self, sample: Sample) -> Weights:
+        """Weights of one sample, where they do not depend on the others; by default 1."""
+        return Weights.constant(sample, 1.0)
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray] | None:
         """Advantages of an estimator whose baseline is ``NONE``, each of shape [T]; others return ``None``."""
@@ -296,7 +314,7 @@ def centred_rewards(
     advantages_N = [0.0] * len(samples_N)
     if baseline is Baseline.STRATUM:
         for members in _places([(sample.prompt, sample.strategy) for sample in samples_N]):
-            centred = group_advantages([[samples_N[index].reward for index in members]])[0]
+            centred = group_advantages([samples_N[index].reward for index in members])
             for index, advantage in zip(members, centred, strict=True):
                 advantages_N[index] = advantage
         return advantages_N

@@ -9,12 +9,11 @@ from typing import Any, ClassVar, Literal, get_type_hints
 import numpy as np
 
 from viva.experts.estimation import (
-    MAX_LOG_WEIGHT,
     Baseline,
     Estimator,
     Need,
     Weights,
-    capped_exp,
+    bounded,
     constant_weights,
 )
 from viva.experts.samples import FloatArray, Sample, context_gap, total_context_gap
@@ -48,23 +47,15 @@ class TokenTIS(Estimator):
         ValueError: If `cap` is not a finite number of 1 or more.
     """
 
-    cap: float = 2.0
+    cap: float = bounded(2.0, least=1)
 
     name: ClassVar[str] = "token_tis"
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION, Baseline.WEIGHTED)
 
-    def __post_init__(self) -> None:
-        """Check the cap."""
-        self._check_option("cap", self.cap, least=1)
-
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
-        """Truncated ratios of every sample."""
-        log_cap = math.log(self.cap)
-        gaps_N = [context_gap(sample) for sample in samples_N]
-        return [
-            Weights(weights_T=np.exp(np.minimum(gap_T, log_cap)), clipped_T=gap_T > log_cap)
-            for gap_T in gaps_N
-        ]
+    def weigh(self, sample: Sample) -> Weights:
+        """Truncated ratios."""
+        gap_T, log_cap = context_gap(sample), math.log(self.cap)
+        return Weights(weights_T=np.exp(np.minimum(gap_T, log_cap)), clipped_T=gap_T > log_cap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +84,10 @@ class Balance(Estimator):
         """Mixture ratios."""
         contexts = _contexts(samples_N)
         on_policy = _on_policy_contexts(samples_N)
-        weights_N: list[Weights] = []
-        for sample in samples_N:
-            log = self._log_weight(sample, contexts[sample.prompt], on_policy)
-            weights_N.append(
-                Weights.constant(sample, float(capped_exp(log)), is_clipped=log > MAX_LOG_WEIGHT)
-            )
-        return weights_N
+        return [
+            Weights.of_log(sample, self._log_weight(sample, contexts[sample.prompt], on_policy))
+            for sample in samples_N
+        ]
 
     @staticmethod
     def _log_weight(
@@ -174,14 +162,10 @@ class Positives(Estimator):
         ValueError: If `threshold` is not a finite number.
     """
 
-    threshold: float = 0.0
+    threshold: float = bounded(0.0, least=-math.inf)
 
     name: ClassVar[str] = "positives"
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.NONE,)
-
-    def __post_init__(self) -> None:
-        """Check the threshold."""
-        self._check_option("threshold", self.threshold)
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray]:
         """One or zero."""
@@ -204,27 +188,17 @@ class Shaped(Estimator):
         ValueError: If `gamma` is not a positive finite number.
     """
 
-    gamma: float = 0.1
+    gamma: float = bounded(0.1, least=0, above=True)
 
     name: ClassVar[str] = "shaped"
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION, Baseline.WEIGHTED)
 
-    def __post_init__(self) -> None:
-        """Check gamma."""
-        self._check_option("gamma", self.gamma, least=0, above=True)
-
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
-        """Shaped ratios of every sample; ``sigmoid(l_t - log gamma)`` is the formula without overflow."""
-        return [
-            Weights(
-                weights_T=np.ones(len(sample)) if sample.on_policy else self._shape(sample),
-                clipped_T=np.zeros(len(sample), dtype=np.bool_),
-            )
-            for sample in samples_N
-        ]
-
-    def _shape(self, sample: Sample) -> np.ndarray:
-        return np.exp(-np.logaddexp(0.0, math.log(self.gamma) - context_gap(sample)))
+    def weigh(self, sample: Sample) -> Weights:
+        """Shaped ratios; ``sigmoid(l_t - log gamma)`` is the formula without overflow."""
+        if sample.on_policy:
+            return Weights.constant(sample, 1.0)
+        shaped_T = np.exp(-np.logaddexp(0.0, math.log(self.gamma) - context_gap(sample)))
+        return Weights(weights_T=shaped_T, clipped_T=np.zeros(len(sample), dtype=np.bool_))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,23 +213,15 @@ class SequenceTIS(Estimator):
         ValueError: If `cap` is not a finite number of 1 or more.
     """
 
-    cap: float = 5.0
+    cap: float = bounded(5.0, least=1)
 
     name: ClassVar[str] = "seq_tis"
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.WEIGHTED,)
 
-    def __post_init__(self) -> None:
-        """Check the cap."""
-        self._check_option("cap", self.cap, least=1)
-
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
-        """Truncated sequence ratios."""
-        log_cap = math.log(self.cap)
-        logs_N = [total_context_gap(sample) for sample in samples_N]
-        return [
-            Weights.constant(sample, math.exp(min(log, log_cap)), is_clipped=log > log_cap)
-            for sample, log in zip(samples_N, logs_N, strict=True)
-        ]
+    def weigh(self, sample: Sample) -> Weights:
+        """Truncated sequence ratio."""
+        log, log_cap = total_context_gap(sample), math.log(self.cap)
+        return Weights.constant(sample, math.exp(min(log, log_cap)), is_clipped=log > log_cap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,13 +249,9 @@ class SequenceIS(Estimator):
         if not self.max_gap > 0:
             raise ValueError(f"seq_is: max_gap must be positive (nats); got {self.max_gap}")
 
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
-        """Sequence ratios."""
-        logs_N = [total_context_gap(sample) for sample in samples_N]
-        return [
-            Weights.constant(sample, float(capped_exp(log)), is_clipped=log > MAX_LOG_WEIGHT)
-            for sample, log in zip(samples_N, logs_N, strict=True)
-        ]
+    def weigh(self, sample: Sample) -> Weights:
+        """Sequence ratio."""
+        return Weights.of_log(sample, total_context_gap(sample))
 
     def check(self, samples_N: Sequence[Sample]) -> None:
         """Refuse large gaps."""
@@ -323,7 +285,7 @@ class Distill(Estimator):
     """
 
     teacher: str
-    coefficient: float = 1.0
+    coefficient: float = bounded(1.0, least=0, above=True)
     horizon: Literal["token", "return"] = "token"
 
     name: ClassVar[str] = "distill"
@@ -332,13 +294,13 @@ class Distill(Estimator):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        self._check_option("coefficient", self.coefficient, least=0, above=True)
+        super().__post_init__()
         if self.horizon not in ("token", "return"):
             raise ValueError(f"distill: horizon must be 'token' or 'return'; got {self.horizon!r}")
 
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
+    def weigh(self, sample: Sample) -> Weights:
         """One for on-policy samples, zero for the others."""
-        return [Weights.constant(sample, float(sample.on_policy)) for sample in samples_N]
+        return Weights.constant(sample, float(sample.on_policy))
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray]:
         """Log-ratio of teacher and student, per token."""

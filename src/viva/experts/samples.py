@@ -12,7 +12,7 @@ Legend: ``_T`` tokens of a completion. Logprobs are in nats.
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,23 +49,23 @@ class Sample:
     prompt: Hashable = 0
     """Samples of the same prompt share a baseline and, for ``balance``, a mixture."""
     reward: float
+    on_policy: bool = False
+    """Whether q is p_old on x_train: same context, temperature 1, no truncation. Then no scoring pass is needed."""
+    finished: bool = True
+    """Whether the completion ended by itself, not by the token limit."""
+    context: str | None = None
+    """Name of the realised sampling context within the prompt; by default the strategy's. Strategies whose context is
+    itself sampled (feedback on an attempt) have one context per sample."""
     sampling_logprobs_T: FloatArray
     """``log q(y_t | x_sample)`` of the distribution drawn from, temperature and truncation included."""
     old_logprobs_T: FloatArray | None = None
     """``log p_old(y_t | x_train)``, from a scoring pass before the update."""
-    on_policy: bool = False
-    """Whether q is p_old on x_train: same context, temperature 1, no truncation. Then no scoring pass is needed."""
-    context: str | None = None
-    """Name of the realised sampling context within the prompt; by default the strategy's. Strategies whose context is
-    itself sampled (feedback on an attempt) have one context per sample."""
     context_logprobs: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
     """Per other context of the prompt ``log q_context(y_t)``; minus infinity for a token it cannot say."""
     advantages_T: FloatArray | None = None
     """Advantages that were made elsewhere (credit per span). They replace reward minus baseline."""
     checked_logprobs_T: FloatArray | None = None
     """The trainer's own values for `sampling_logprobs_T`: a difference is an error of one of them."""
-    finished: bool = True
-    """Whether the completion ended by itself, not by the token limit."""
 
     def __post_init__(self) -> None:
         """Check and freeze."""
@@ -73,17 +73,13 @@ class Sample:
             raise ValueError(
                 f"a sample of strategy {self.strategy!r} has reward {self.reward}; rewards are finite numbers"
             )
-        sampling_T = _frozen_array("sampling_logprobs_T", self.sampling_logprobs_T, None, finite=True)
-        object.__setattr__(self, "sampling_logprobs_T", sampling_T)
-        length = len(sampling_T)
-        optional = {
-            "old_logprobs_T": self.old_logprobs_T,
-            "advantages_T": self.advantages_T,
-            "checked_logprobs_T": self.checked_logprobs_T,
-        }
-        for name, values_T in optional.items():
+        length = None
+        for name in _ARRAYS:  # the sampling logprobs say how long the others are
+            values_T = getattr(self, name)
             if values_T is not None:
-                object.__setattr__(self, name, _frozen_array(name, values_T, length, finite=True))
+                array_T = _frozen_array(name, values_T, length, finite=True)
+                object.__setattr__(self, name, array_T)
+                length = len(self)
         frozen = {
             name: _frozen_array(f"context_logprobs[{name!r}]", values_T, length, finite=False)
             for name, values_T in sorted(self.context_logprobs.items())
@@ -126,10 +122,13 @@ def total_context_gap(sample: Sample) -> float:
     return float(context_gap(sample).sum())
 
 
+_ARRAYS = ("sampling_logprobs_T", "old_logprobs_T", "advantages_T", "checked_logprobs_T")
 _Logprobs = list[float | None]
 
 
 class _Record(BaseModel):
+    """A `Sample` in JSON: its fields without the suffix ``_T``, minus infinity as null."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     strategy: str
@@ -153,19 +152,10 @@ def sample_record(sample: Sample, *, prompt: int | str) -> dict[str, Any]:
         sample: The sample.
         prompt: What stands for its prompt, which may be any object; equal prompts of a batch need equal ones.
     """
-    return {
-        "strategy": sample.strategy,
-        "prompt": prompt,
-        "reward": sample.reward,
-        "on_policy": sample.on_policy,
-        "finished": sample.finished,
-        "context": sample.context,
-        "sampling_logprobs": _listed(sample.sampling_logprobs_T),
-        "old_logprobs": None if sample.old_logprobs_T is None else _listed(sample.old_logprobs_T),
-        "context_logprobs": {name: _listed(values) for name, values in sample.context_logprobs.items()},
-        "advantages": None if sample.advantages_T is None else _listed(sample.advantages_T),
-        "checked_logprobs": None if sample.checked_logprobs_T is None else _listed(sample.checked_logprobs_T),
-    }
+    record = {each.name: getattr(sample, each.name) for each in fields(sample)}
+    record |= {name: None if record[name] is None else _listed(record[name]) for name in _ARRAYS}
+    record["context_logprobs"] = {name: _listed(own_T) for name, own_T in sample.context_logprobs.items()}
+    return {name.removesuffix("_T"): value for name, value in record.items()} | {"prompt": prompt}
 
 
 def stored_sample(record: Mapping[str, Any]) -> Sample:
@@ -175,27 +165,19 @@ def stored_sample(record: Mapping[str, Any]) -> Sample:
         ValueError: If it is no such object, or holds what no sample can have.
     """
     try:
-        stored = _Record.model_validate(dict(record))
+        stored = dict(_Record.model_validate(dict(record)))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"a stored sample has a damaged {place!r}: {first['msg']}") from error
-    return Sample(
-        strategy=stored.strategy,
-        prompt=stored.prompt,
-        reward=stored.reward,
-        on_policy=stored.on_policy,
-        finished=stored.finished,
-        context=stored.context,
-        sampling_logprobs_T=_array(stored.sampling_logprobs),
-        old_logprobs_T=None if stored.old_logprobs is None else _array(stored.old_logprobs),
-        context_logprobs={name: _array(values) for name, values in stored.context_logprobs.items()},
-        advantages_T=None if stored.advantages is None else _array(stored.advantages),
-        checked_logprobs_T=None if stored.checked_logprobs is None else _array(stored.checked_logprobs),
-    )
+    for name in _ARRAYS:
+        values = stored.pop(name.removesuffix("_T"))
+        stored[name] = None if values is None else _array(values)
+    contexts = {name: _array(values) for name, values in stored.pop("context_logprobs").items()}
+    return Sample(**stored, context_logprobs=contexts)
 
 
-def _listed(values_T: FloatArray) -> list[float | None]:
+def _listed(values_T: FloatArray) -> _Logprobs:
     return [None if value == -math.inf else float(value) for value in values_T]
 
 

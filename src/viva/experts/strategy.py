@@ -7,6 +7,8 @@ A strategy is a tinker-cookbook ``EnvGroupBuilder`` with these attributes, all b
     weight: float | None                                           share in the mixture; None: every sample counts once
     completions(group) -> per seat the `Completion`s to train      without it, all that was sampled
     unpaid_seats() -> seats whose 0.0 is a place holder            without it, every seat has a reward
+    credit() -> a `GroupCredit` on spans of tokens, or None        without it, the rewards of seats count
+    record() -> what the transcript keeps of the last group        without it, nothing
 
 `ExpertGroupBuilder` puts them onto any builder. Sampled tokens and their logprobs are never touched: a strategy only
 says what of them is trained, and behind which context.
@@ -28,7 +30,7 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-from viva.rewards.streams import GroupCredit, credit_of
+from viva.rewards.credit import GroupCredit
 
 ContextTransform: TypeAlias = Callable[[Observation, int], Observation]
 """From a turn's sampling context and index to its training context."""
@@ -82,61 +84,43 @@ class StrategyInfo:
 
 
 @runtime_checkable
-class Named(Protocol):
-    """A builder that may name its strategy."""
-
+class _Named(Protocol):
     strategy_id: str | None
 
 
 @runtime_checkable
-class Swapping(Protocol):
-    """A builder that may train in other contexts than it samples in."""
-
+class _Swapping(Protocol):
     context_transform: ContextTransform | None
 
 
 @runtime_checkable
-class Weighted(Protocol):
-    """A builder that may have a share in the mixture."""
-
+class _Weighted(Protocol):
     weight: float | None
 
 
 @runtime_checkable
-class Choosing(Protocol):
-    """A builder that chooses what is trained."""
-
-    def completions(self, group: TrajectoryGroup) -> Sequence[Sequence[Completion]]:
-        """Per seat."""
-        ...
+class _Choosing(Protocol):
+    def completions(self, group: TrajectoryGroup) -> Sequence[Sequence[Completion]]: ...
 
 
 @runtime_checkable
-class PartlyPaid(Protocol):
-    """A builder whose groups may have seats without a reward of their own."""
-
-    def unpaid_seats(self) -> frozenset[int]:
-        """Seats of the last group whose reward of 0.0 is a place holder."""
-        ...
+class _PartlyPaid(Protocol):
+    def unpaid_seats(self) -> frozenset[int]: ...
 
 
 @runtime_checkable
-class Recording(Protocol):
-    """A builder that keeps a record of its group."""
+class _Crediting(Protocol):
+    def credit(self) -> GroupCredit | None: ...
 
-    def record(self) -> Any:
-        """The record of the last group for the transcript, ready for JSON."""
-        ...
+
+@runtime_checkable
+class _Recording(Protocol):
+    def record(self) -> Any: ...
 
 
 def is_strategy(builder: EnvGroupBuilder) -> bool:
     """Whether the builder names a strategy."""
-    return isinstance(builder, Named) and builder.strategy_id is not None
-
-
-def record_of(builder: EnvGroupBuilder) -> Any:
-    """The record of a builder's last group for the transcript; ``None`` if it keeps none."""
-    return builder.record() if isinstance(builder, Recording) else None
+    return isinstance(builder, _Named) and builder.strategy_id is not None
 
 
 def strategy_of(builder: EnvGroupBuilder) -> StrategyInfo:
@@ -145,13 +129,13 @@ def strategy_of(builder: EnvGroupBuilder) -> StrategyInfo:
     Raises:
         ValueError: If the name is empty or holds a slash (metrics are named after it).
     """
-    strategy_id = builder.strategy_id if isinstance(builder, Named) else None
+    strategy_id = builder.strategy_id if isinstance(builder, _Named) else None
     if strategy_id is not None and (not strategy_id or "/" in strategy_id):
         raise ValueError(f"strategy_id must be a name without slashes; got {strategy_id!r}")
     return StrategyInfo(
         strategy_id=IID if strategy_id is None else strategy_id,
-        context_transform=builder.context_transform if isinstance(builder, Swapping) else None,
-        weight=builder.weight if isinstance(builder, Weighted) else None,
+        context_transform=builder.context_transform if isinstance(builder, _Swapping) else None,
+        weight=builder.weight if isinstance(builder, _Weighted) else None,
     )
 
 
@@ -161,7 +145,7 @@ def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Seq
     Raises:
         ValueError: If the method does not return one entry per seat.
     """
-    if not isinstance(builder, Choosing):
+    if not isinstance(builder, _Choosing):
         return [all_turns(trajectory) for trajectory in group.trajectories_G]
     chosen_G = list(builder.completions(group))
     if len(chosen_G) != len(group.trajectories_G):
@@ -173,12 +157,30 @@ def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Seq
 
 def unpaid_seats_of(builder: EnvGroupBuilder) -> frozenset[int]:
     """Seats of the builder's last group that gave nothing to be rewarded: their reward of 0.0 is a place holder."""
-    return builder.unpaid_seats() if isinstance(builder, PartlyPaid) else frozenset()
+    return builder.unpaid_seats() if isinstance(builder, _PartlyPaid) else frozenset()
+
+
+def credit_of(builder: EnvGroupBuilder) -> GroupCredit | None:
+    """Credit of a builder's last group; ``None`` if its rewards of seats count instead."""
+    return builder.credit() if isinstance(builder, _Crediting) else None
+
+
+def record_of(builder: EnvGroupBuilder) -> Any:
+    """The record of a builder's last group for the transcript, ready for JSON; ``None`` if it keeps none."""
+    return builder.record() if isinstance(builder, _Recording) else None
 
 
 def all_turns(trajectory: Trajectory) -> list[Completion]:
     """Every turn of a trajectory, whole."""
     return [Completion(transition=index) for index in range(len(trajectory.transitions))]
+
+
+def weighted_turns(group: TrajectoryGroup, weights: Sequence[float]) -> list[Sequence[Completion]]:
+    """Every turn of every seat, whole, with the weight of its place; there is one for each turn that was played."""
+    return [
+        [replace(turn, weight=weights[turn.transition]) for turn in all_turns(trajectory)]
+        for trajectory in group.trajectories_G
+    ]
 
 
 @dataclass(kw_only=True)
@@ -210,7 +212,7 @@ class ExpertGroupBuilder(EnvGroupBuilder):
         self.weight = own.weight if self.weight is None else self.weight
         if self.transition_weights is None:
             return
-        if isinstance(self.inner, Choosing):
+        if isinstance(self.inner, _Choosing):
             raise ValueError(
                 f"{type(self.inner).__name__} chooses what to train itself; leave out transition_weights"
             )
@@ -249,13 +251,7 @@ class ExpertGroupBuilder(EnvGroupBuilder):
             raise ValueError(
                 f"strategy {self.strategy_id!r} has weights for {len(weights)} turns; an episode has {longest}"
             )
-        return [
-            [
-                Completion(transition=index, weight=weights[index])
-                for index in range(len(trajectory.transitions))
-            ]
-            for trajectory in group.trajectories_G
-        ]
+        return weighted_turns(group, weights)
 
     def credit(self) -> GroupCredit | None:
         """The inner builder's, if it gives credit and no weights say what counts instead."""
@@ -299,7 +295,9 @@ class BestOfGroupBuilder(ExpertGroupBuilder):
         successes = [
             seat
             for seat, (trajectory, reward) in enumerate(zip(group.trajectories_G, rewards_G, strict=True))
-            if reward > self.threshold and _has_finished(trajectory)
+            if reward > self.threshold
+            and trajectory.transitions
+            and trajectory.transitions[-1].ac.stop_reason == "stop"
         ]
         if self.keep == "best" and successes:
             successes = [max(successes, key=lambda seat: (rewards_G[seat], -seat))]
@@ -311,7 +309,3 @@ class BestOfGroupBuilder(ExpertGroupBuilder):
     def credit(self) -> None:
         """None: what is kept is imitated whole."""
         return None
-
-
-def _has_finished(trajectory: Trajectory) -> bool:
-    return bool(trajectory.transitions) and trajectory.transitions[-1].ac.stop_reason == "stop"

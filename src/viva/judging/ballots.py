@@ -17,6 +17,7 @@ Bradley-Terry fit; with equal halves there is none. `agreement` with it is r_met
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -294,3 +295,26 @@ def _order_flips(ballots: Ballots, forward: Collection[int]) -> Iterator[bool]:
     for pair, preference in one.items():
         if pair in other:
             yield preference != other[pair]
+
+
+def ballot_accuracy(ballots: Ballots, correct: Mapping[int, bool]) -> float | None:
+    """Share of the votes on a right and a wrong solution that prefer the right one, a tie counting half.
+
+    Args:
+        ballots: Votes on agent ids; those on anything else are left out.
+        correct: By agent id.
+
+    Returns:
+        In [0, 1], or ``None`` if there is no such vote.
+
+    Raises:
+        ValueError: If a voter voted twice on a pair.
+    """
+    points: list[float] = []
+    for vote in pooled(ballots):
+        one, other = (vote.winner, vote.loser) if isinstance(vote, Preference) else (vote.first, vote.second)
+        if not (isinstance(one, int) and isinstance(other, int) and one in correct and other in correct):
+            continue
+        if correct[one] != correct[other]:
+            points.append(float(correct[one]) if isinstance(vote, Preference) else 0.5)
+    return math.fsum(points) / len(points) if points else None

@@ -284,7 +284,7 @@ def _math_cost(config: MathConfig, text: Text) -> RecipeCost:
 
 
 def _strategy(name: str, config: MathConfig, text: Text) -> Strategy:
-    from viva.experts.feedback import WRONG_FEEDBACK
+    from viva.experts.assisted import WRONG_FEEDBACK
     from viva.recipes.strategies import DEFAULT_HINT
 
     return Strategy(

@@ -25,7 +25,7 @@ from viva.recipes.common import (
 )
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
-from viva.rewards.spans import Decoder, token_texts
+from viva.rewards.credit import Decoder, token_texts
 from viva.run.clients import settled
 from viva.run.folder import RunFolder
 from viva.run.trackers import CONSOLE, OpenTracker

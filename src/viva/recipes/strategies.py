@@ -43,9 +43,15 @@ from tinker_cookbook.rl.types import (
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.conversation.rendering import read_reply
 from viva.eval.answers import is_correct
+from viva.experts.assisted import (
+    FeedbackGroupBuilder,
+    GeneratedFeedback,
+    PromptAugmentedEnv,
+    PromptAugmentedGroupBuilder,
+    VerifierFeedback,
+    leak,
+)
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
-from viva.experts.feedback import FeedbackGroupBuilder, GeneratedFeedback, VerifierFeedback
-from viva.experts.prompt_augmentation import PromptAugmentedEnv, PromptAugmentedGroupBuilder, leak
 from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef

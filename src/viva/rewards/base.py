@@ -3,7 +3,7 @@
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
@@ -13,7 +13,7 @@ from tinker_cookbook.rl.types import Metrics, Trajectory
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, ReplyStatus, Turn
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
-from viva.rewards.streams import GroupCredit, SpanCredit
+from viva.rewards.credit import GroupCredit, SpanCredit
 
 Grader = Callable[[str, str], bool]
 """Whether a solution (first) gives the answer (second)."""
@@ -109,81 +109,90 @@ def graded(solutions: Mapping[int, str], answer: str | None, grader: Grader | No
     return {agent_id: grader(solution, answer) for agent_id, solution in solutions.items()}
 
 
-def by_agent(values: Mapping[int, Any] | None) -> dict[str, Any] | None:
-    """The same by agent id as text, as JSON has it."""
-    return None if values is None else {str(agent_id): value for agent_id, value in values.items()}
-
-
 def spoken(conversation: Conversation, agent_id: int) -> Metrics:
     """Replies of one agent that could not be read, and the length of the whole conversation in turns."""
-    turns = [turn for turn in conversation.turns if turn.agent_id == agent_id]
+    statuses = [turn.status for turn in conversation.turns if turn.agent_id == agent_id]
     return {
         "episode_length": len(conversation.turns),
-        "parsing_failures": sum(turn.status is ReplyStatus.UNSTRUCTURED for turn in turns),
+        "parsing_failures": statuses.count(ReplyStatus.UNSTRUCTURED),
     }
 
 
-def correctness(played: Played) -> tuple[dict[int, bool] | None, dict[int, Metrics]]:
-    """Which final solutions are right, and metrics by agent about first and final ones, where answers are known."""
-    solutions = played.conversation.final_solutions
-    correct = graded(solutions, played.answer, played.grader)
-    if correct is None:
-        return None, {}
-    first = graded(played.conversation.first_solutions, played.answer, played.grader) or {}
-    return correct, {
+def truth_metrics(first: Mapping[int, bool], final: Mapping[int, bool]) -> dict[int, Metrics]:
+    """Metrics by agent about whether its first and its final solution are right."""
+    return {
         agent_id: {
             "correct/first": float(first[agent_id]),
             "correct/final": float(is_right),
             f"agent_{agent_id}/correct": float(is_right),
         }
-        for agent_id, is_right in correct.items()
+        for agent_id, is_right in final.items()
     }
 
 
-def turns_of_seats(played: Played) -> Iterator[tuple[int, int, Turn]]:
-    """Seat, index of the transition and turn, for every turn of the agents that finished.
+def correctness(played: Played) -> tuple[dict[int, bool] | None, dict[int, Metrics]]:
+    """Which final solutions are right, and metrics by agent about first and final ones, where answers are known."""
+    correct = graded(played.conversation.final_solutions, played.answer, played.grader)
+    first = graded(played.conversation.first_solutions, played.answer, played.grader)
+    return correct, {} if correct is None or first is None else truth_metrics(first, correct)
+
+
+Earnings: TypeAlias = Iterable[tuple[int, int, float]]
+"""Ranges ``[start, stop)`` of a reply's tokens, and the reward of each."""
+
+
+def whole_reply(tokens_T: Sequence[int], reward: float | None) -> Earnings:
+    """One reward for all tokens of a reply; ``None``: they earn nothing."""
+    return [] if reward is None or not tokens_T else [(0, len(tokens_T), reward)]
+
+
+def segment_credit(
+    played: Played, earned: Callable[[Turn, Sequence[int]], Earnings], weights: Mapping[str, float]
+) -> GroupCredit:
+    """Credit on the replies of agents that finished, in segments that have a stream.
+
+    Args:
+        played: The conversation.
+        earned: Earnings of one turn, given its sampled tokens.
+        weights: Weights of the streams.
 
     Raises:
         ValueError: If a seat does not have one transition for each of its turns.
     """
+    spans: list[SpanCredit] = []
     for seat, (agent_id, lane) in enumerate(played.protocol.seats(played.conversation.num_agents)):
         if agent_id not in played.agents:
             continue
         turns = [turn for turn in played.conversation.turns if (turn.agent_id, turn.lane) == (agent_id, lane)]
-        num_transitions = len(played.trajectories_G[seat].transitions)
-        if len(turns) != num_transitions:
+        transitions = played.trajectories_G[seat].transitions
+        if len(turns) != len(transitions):
             raise ValueError(
                 f"agent {agent_id} took {len(turns)} turns in lane {lane}, but its trajectory has "
-                f"{num_transitions} transitions; give the trajectories of this conversation in seat order"
+                f"{len(transitions)} transitions; give the trajectories of this conversation in seat order"
             )
-        yield from ((seat, index, turn) for index, turn in enumerate(turns))
-
-
-def segment_credit(played: Played, pay: Callable[[Turn], float | None]) -> GroupCredit:
-    """Credit on whole replies of the segments that earn something.
-
-    Args:
-        played: The conversation.
-        pay: Reward of one turn; ``None``: its tokens earn nothing.
-    """
-    spans: list[SpanCredit] = []
-    for seat, index, turn in turns_of_seats(played):
-        stream = played.protocol.rounds[turn.round_index].segments[turn.lane].stream
-        num_tokens = len(played.trajectories_G[seat].transitions[index].ac.tokens)
-        reward = None if stream is None or not num_tokens else pay(turn)
-        if stream is not None and reward is not None:
-            spans.append(
+        for index, (turn, transition) in enumerate(zip(turns, transitions, strict=True)):
+            stream = played.protocol.rounds[turn.round_index].segments[turn.lane].stream
+            if stream is None:
+                continue
+            spans += [
                 SpanCredit(
                     seat=seat,
                     transition=index,
-                    start=0,
-                    stop=num_tokens,
+                    start=start,
+                    stop=stop,
                     stream=stream,
                     round_index=turn.round_index,
                     reward=reward,
                 )
-            )
-    return GroupCredit(spans=tuple(spans), weights=dict.fromkeys(played.protocol.streams, 1.0))
+                for start, stop, reward in earned(turn, transition.ac.tokens)
+            ]
+    return GroupCredit(spans=tuple(spans), weights=weights)
+
+
+def reply_credit(played: Played, pay: Callable[[Turn], float | None]) -> GroupCredit:
+    """Credit on whole replies, streams of weight 1; replies that are paid ``None`` earn nothing."""
+    weights = dict.fromkeys(played.protocol.streams, 1.0)
+    return segment_credit(played, lambda turn, tokens_T: whole_reply(tokens_T, pay(turn)), weights)
 
 
 def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
@@ -192,7 +201,7 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
     earns_all = played.protocol.num_lanes == 1 and all(segment.stream for segment in segments)
     return Scored(
         rewards={(agent_id, 0): reward for agent_id, reward in rewards.items()},
-        credit=None if earns_all else segment_credit(played, lambda turn: rewards[turn.agent_id]),
+        credit=None if earns_all else reply_credit(played, lambda turn: rewards[turn.agent_id]),
     )
 
 
@@ -218,61 +227,54 @@ class FunctionReward(Reward):
         if inspect.isawaitable(found):
             found = await found
         pay = self._checked(found, played)
-        correct, metrics = correctness(played)
-        played.record["correct"] = by_agent(correct)
+        correct, truth = correctness(played)
         if isinstance(next(iter(pay)), str):
             by_segment = cast(Mapping[str, Mapping[int, float]], pay)
-            scored = Scored(
-                rewards={
-                    (agent_id, 0): math.fsum(
-                        paid[agent_id] for paid in by_segment.values() if agent_id in paid
-                    )
-                    for agent_id in played.agents
-                },
-                credit=segment_credit(
-                    played, lambda turn: by_segment.get(turn.segment, {}).get(turn.agent_id)
-                ),
-            )
-            played.record["streams"] = {
-                str(agent_id): {name: paid[agent_id] for name, paid in by_segment.items() if agent_id in paid}
+            streams = {
+                agent_id: {name: paid[agent_id] for name, paid in by_segment.items() if agent_id in paid}
                 for agent_id in played.agents
             }
+            played.record["streams"] = streams
+            scored = Scored(
+                rewards={(agent_id, 0): math.fsum(own.values()) for agent_id, own in streams.items()},
+                credit=reply_credit(played, lambda turn: streams[turn.agent_id].get(turn.segment)),
+            )
         else:
             scored = agent_pay(played, cast(Mapping[int, float], pay))
         totals = {agent_id: scored.rewards[agent_id, 0] for agent_id in played.agents}
-        played.record["rewards"] = by_agent(totals)
-        own = {
+        played.record.update(rewards=totals, correct=correct)
+        metrics = {
             agent_id: spoken(played.conversation, agent_id)
             | {"reward/mean": total, f"agent_{agent_id}/reward": total}
-            | metrics.get(agent_id, {})
+            | truth.get(agent_id, {})
             for agent_id, total in totals.items()
         }
-        return replace(scored, metrics=own)
+        return replace(scored, metrics=metrics)
 
     def _checked(self, found: object, played: Played) -> Pay:
         what = f"the reward {self.name!r} must return rewards by agent id, or by segment and agent id"
         if not isinstance(found, Mapping) or not found:
             raise ValueError(f"{what}; got {found!r:.120}")
         pay = cast(Mapping[object, object], found)
-        if all(isinstance(key, str) for key in pay):
-            known = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
-            for name, paid in pay.items():
-                if name not in known:
-                    raise ValueError(f"{what}; got segment {name!r}, allowed: {', '.join(sorted(known))}")
-                if not isinstance(paid, Mapping):
-                    raise ValueError(f"{what}; got {paid!r:.120} for segment {name!r}")
-                _check_agents(cast(Mapping[object, object], paid), played, what, all_of_them=False)
-        else:
-            _check_agents(pay, played, what, all_of_them=True)
+        if not all(isinstance(key, str) for key in pay):
+            missing = [agent_id for agent_id in played.agents if agent_id not in pay]
+            _check_agents(pay, played, what, missing)
+            return cast(Pay, pay)
+        known = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
+        for name, paid in pay.items():
+            if name not in known:
+                raise ValueError(f"{what}; got segment {name!r}, allowed: {', '.join(sorted(known))}")
+            if not isinstance(paid, Mapping):
+                raise ValueError(f"{what}; got {paid!r:.120} for segment {name!r}")
+            _check_agents(cast(Mapping[object, object], paid), played, what, missing=[])
         return cast(Pay, pay)
 
 
-def _check_agents(paid: Mapping[object, object], played: Played, what: str, *, all_of_them: bool) -> None:
-    agents = set(range(played.conversation.num_agents))
+def _check_agents(paid: Mapping[object, object], played: Played, what: str, missing: Sequence[int]) -> None:
+    agents = range(played.conversation.num_agents)
     unknown = [key for key in paid if not isinstance(key, int) or key not in agents]
-    missing = [agent_id for agent_id in played.agents if agent_id not in paid]
-    if unknown or (all_of_them and missing):
-        wrong = f"unknown agents {unknown}" if unknown else f"nothing for agents {missing}"
+    if unknown or missing:
+        wrong = f"unknown agents {unknown}" if unknown else f"nothing for agents {list(missing)}"
         raise ValueError(f"{what}; got {wrong}; agents that finished: {list(played.agents)}")
     for agent_id, value in paid.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

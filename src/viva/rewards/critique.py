@@ -11,21 +11,36 @@ Scores come from `viva.rewards.review`; each is credited to the sampled tokens t
 What cannot be located on the sampled ids earns nothing.
 """
 
+import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation, CritiqueReply, Turn
-from viva.judging.ballots import Ballots, Item
-from viva.judging.comparison import Comparison, TournamentPattern, same_words
+from viva.conversation.records import Conversation, CritiqueReply, Revision, Turn
+from viva.judging.ballots import Ballots, Item, ballot_accuracy, ballot_health
+from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
+from viva.judging.comparison import Comparison, TournamentPattern, judge_health, same_words
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 from viva.judging.ranking import RankingReply
-from viva.rewards.base import Played, Reward, Scored, by_agent, graded, turns_of_seats
+from viva.rewards.base import (
+    Earnings,
+    Played,
+    Reward,
+    Scored,
+    graded,
+    segment_credit,
+    spoken,
+    truth_metrics,
+    whole_reply,
+)
+from viva.rewards.credit import token_ranges
 from viva.rewards.review import (
     ReviewRules,
     ReviewScores,
@@ -36,9 +51,6 @@ from viva.rewards.review import (
     revised,
     score_review,
 )
-from viva.rewards.review_metrics import review_metrics
-from viva.rewards.spans import token_ranges
-from viva.rewards.streams import GroupCredit, SpanCredit
 
 Judged = dict[int, list[Comparison]]
 """By agent: its initial solution (item 0) against its revised one (item 1), in both orders."""
@@ -109,26 +121,28 @@ class PeerReview(Reward):
         ]
         votes = review_votes(conversation, judged)
         scores = score_review(votes, self.rules)
-        spans = tuple(_spans(played, scores, self.rules))
+        credit = segment_credit(
+            played,
+            lambda turn, tokens_T: _earned(turn, scores, self.rules, tokens_T, played.renderer),
+            self.rules.weights,
+        )
         correct = graded(conversation.solutions("revision"), played.answer, played.grader)
         correct_initial = graded(conversation.solutions("proposal"), played.answer, played.grader)
         played.record.update(
-            _scores_record(scores, votes.agents),
-            correct=by_agent(correct),
-            correct_initial=by_agent(correct_initial),
+            scores=scores.record(),
+            streams=scores.streams(),
+            rewards=scores.totals,
+            correct=correct,
+            correct_initial=correct_initial,
         )
-        metrics_A = review_metrics(
+        metrics_A = _metrics(
             conversation, scores, votes, judged, correct_initial=correct_initial, correct=correct
         )
         rewards: dict[tuple[int, int], float] = {}
         for agent_id, total in scores.totals.items():
             diag = self.rules.weights["r_diag"] * scores.r_diag[agent_id]
             rewards |= {(agent_id, 0): total - diag, (agent_id, 1): diag}
-        return Scored(
-            rewards=rewards,
-            metrics=metrics_A,
-            credit=GroupCredit(spans=spans, weights=self.rules.weights),
-        )
+        return Scored(rewards=rewards, metrics=metrics_A, credit=credit)
 
     async def _judged(self, played: Played) -> Judged:
         """The judge's comparisons of every agent's two solutions, where they differ, all in flight together."""
@@ -211,72 +225,155 @@ def _ballots(conversation: Conversation, segment: str) -> Ballots:
     }
 
 
-def _scores_record(scores: ReviewScores, agents: Sequence[int]) -> dict[str, Any]:
-    return {
-        "scores": {
-            "initial": by_agent({agent_id: scores.initial[agent_id].value for agent_id in agents}),
-            "final": by_agent({agent_id: scores.final[agent_id].value for agent_id in agents}),
-            "initial_error": by_agent(
-                {agent_id: scores.initial[agent_id].standard_error for agent_id in agents}
-            ),
-            "final_error": by_agent({agent_id: scores.final[agent_id].standard_error for agent_id in agents}),
-        },
-        "streams": by_agent(
-            {
-                agent_id: {
-                    "r_sol": scores.r_sol[agent_id],
-                    "r_meta": scores.r_meta[agent_id],
-                    "r_diag": scores.r_diag[agent_id],
-                    "total": scores.totals[agent_id],
-                }
-                for agent_id in agents
-            }
-        ),
-        "rewards": by_agent(dict(scores.totals)),
-    }
-
-
-def _spans(played: Played, scores: ReviewScores, rules: ReviewRules) -> Iterator[SpanCredit]:
-    """Spans and rewards of one conversation, in order of seat and turn."""
-    for seat, index, turn in turns_of_seats(played):
-        stream = played.protocol.rounds[turn.round_index].segments[turn.lane].stream
-        if stream is None or turn.agent_id not in scores.totals:
-            continue
-        tokens_T = played.trajectories_G[seat].transitions[index].ac.tokens
-        for start, stop, reward in _earned(turn, scores, rules, tokens_T, played.renderer):
-            yield SpanCredit(
-                seat=seat,
-                transition=index,
-                start=start,
-                stop=stop,
-                stream=stream,
-                round_index=turn.round_index,
-                reward=reward,
-            )
-
-
 def _earned(
     turn: Turn, scores: ReviewScores, rules: ReviewRules, tokens_T: Sequence[int], renderer: Renderer
-) -> Iterator[tuple[int, int, float]]:
+) -> Earnings:
     """Token ranges of one reply and what each earned."""
-    if isinstance(turn.response, CritiqueReply):
-        paid = scores.r_diag_by_target[turn.agent_id]
-        critiques = [critique for critique in turn.response.critiques if critique.target in paid]
-        if rules.diag_credit == "target":
-            ranges = [(critique.start, critique.stop) for critique in critiques]
-            for critique, span in zip(
-                critiques, token_ranges(renderer, tokens_T, turn.text, ranges), strict=True
-            ):
-                if span is not None:
-                    yield *span, paid[critique.target]
-            return
-        reward = scores.r_diag[turn.agent_id] if critiques else None
-    else:
-        by_segment = {
+    agent_id = turn.agent_id
+    if not isinstance(turn.response, CritiqueReply):
+        stream = {
             "proposal": scores.r_sol_initial,
             "revision": scores.r_sol,
             "verdict": scores.r_meta,
+        }[turn.segment]
+        return whole_reply(tokens_T, stream[agent_id])
+    paid = scores.r_diag_by_target[agent_id]
+    critiques = [critique for critique in turn.response.critiques if critique.target in paid]
+    if rules.diag_credit == "reply":
+        return whole_reply(tokens_T, scores.r_diag[agent_id] if critiques else None)
+    ranges = [(critique.start, critique.stop) for critique in critiques]
+    found = token_ranges(renderer, tokens_T, turn.text, ranges)
+    return [
+        (*span, paid[critique.target])
+        for critique, span in zip(critiques, found, strict=True)
+        if span is not None
+    ]
+
+
+def _metrics(
+    conversation: Conversation,
+    scores: ReviewScores,
+    votes: ReviewVotes,
+    judged: Mapping[int, Sequence[Comparison]],
+    *,
+    correct_initial: Mapping[int, bool] | None,
+    correct: Mapping[int, bool] | None,
+) -> dict[int, Metrics]:
+    """Metrics by agent, for those that finished; what is about the whole conversation is reported by each of them.
+
+    Those about the truth need known answers and never enter a reward.
+    """
+    shared = _health(conversation, votes) | _revision_judge_health(judged)
+    truth: dict[int, Metrics] = {}
+    if correct_initial is not None and correct is not None:
+        shared |= _truth(scores, votes, correct_initial, correct)
+        truth = truth_metrics(correct_initial, correct)
+    flip_A = flips(correct_initial or {}, correct or {})
+    received = Counter(
+        critique.target
+        for turn in conversation.turns
+        if isinstance(turn.response, CritiqueReply)
+        for critique in turn.response.critiques
+    )
+    metrics_A: dict[int, Metrics] = {}
+    for agent_id in votes.agents:
+        before, after = scores.initial[agent_id].value, scores.final[agent_id].value
+        gain = scores.gains[agent_id]
+        own: Metrics = {
+            "critiques/received": received[agent_id],
+            f"agent_{agent_id}/reward": scores.totals[agent_id],
+            f"agent_{agent_id}/score_initial": before,
+            f"agent_{agent_id}/score_final": after,
+            f"agent_{agent_id}/score_change": after - before,
+            "gain/mean": gain.value,
+            "gain/paid": gain.paid,
+            "gain/measured": float(gain.measured),
         }
-        reward = by_segment[turn.segment][turn.agent_id]
-    if reward is not None and tokens_T:
-        yield 0, len(tokens_T), reward
+        said = spoken(conversation, agent_id) | _said(conversation, agent_id)
+        metrics_A[agent_id] = said | own | truth.get(agent_id, {}) | flip_A.get(agent_id, {}) | shared
+    return metrics_A
+
+
+def _said(conversation: Conversation, agent_id: int) -> Metrics:
+    """An agent's critiques and revision, in numbers."""
+    metrics: Metrics = {}
+    before = conversation.solutions("proposal")[agent_id]
+    for response in [turn.response for turn in conversation.turns if turn.agent_id == agent_id]:
+        if isinstance(response, CritiqueReply):
+            metrics["critiques/given"] = len(response.critiques)
+            metrics["critiques/dropped"] = sum(response.dropped.values())
+        elif isinstance(response, Revision):
+            metrics["revision/changed"] = float(not same_words(before, response.solution))
+            metrics["revision/says_revise"] = float(response.decision == "revise")
+            metrics["revision/says_defend"] = float(response.decision == "defend")
+    return metrics
+
+
+def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
+    """Of the blind ranking and of the verdict; agents with an even id saw one order, the others its reverse."""
+    metrics: Metrics = {}
+    for name, ballots, segment in (
+        ("ranking", votes.initial, "proposal"),
+        ("verdict", votes.final, "revision"),
+    ):
+        figures = ballot_health(
+            ballots,
+            forward=[voter for voter in ballots if voter % 2 == 0],
+            own={voter: voter for voter in ballots},
+            # also of agents that failed later: they were voted on
+            lengths={agent_id: len(text) for agent_id, text in conversation.solutions(segment).items()},
+            unreadable=[
+                turn.agent_id
+                for turn in conversation.turns
+                if turn.segment == name
+                and isinstance(turn.response, RankingReply)
+                and turn.response.dropped.get("unreadable")
+            ],
+        )
+        metrics |= {f"judge/{name}/{figure}": value for figure, value in figures.items()}
+    return metrics
+
+
+def _revision_judge_health(judged: Mapping[int, Sequence[Comparison]]) -> Metrics:
+    """Of the judge that compares revised with initial solutions: means over the agents it was asked about."""
+    columns: dict[str, list[float]] = {}
+    for comparisons in judged.values():
+        for name, value in judge_health(comparisons).items():
+            columns.setdefault(f"judge/revision/{name.removeprefix('judge/')}", []).append(value)
+    return {name: math.fsum(column) / len(column) for name, column in columns.items()}
+
+
+def _truth(
+    scores: ReviewScores,
+    votes: ReviewVotes,
+    correct_initial: Mapping[int, bool],
+    correct: Mapping[int, bool],
+) -> Metrics:
+    """How scores and ballots relate to the known answers; what has nothing to compare is left out."""
+    final = {agent_id: scores.final[agent_id].value for agent_id in votes.agents}
+    best = max(final.values())
+    chosen = [correct[agent_id] for agent_id, score in final.items() if score == best]
+    figures: dict[str, float | None] = {
+        "correct/best": sum(chosen) / len(chosen),
+        "rank_correlation": rank_correlation(final, correct),
+        "reward_truth_gap": reward_truth_gap(final, correct),
+        "judge/ranking/accuracy": ballot_accuracy(votes.initial, correct_initial),
+        "judge/verdict/accuracy": ballot_accuracy(votes.final, correct),
+    }
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, dict[str, float]]:
+    """Per agent, what revising did to its solution.
+
+    ``flip/right_to_wrong`` is given for agents that were right before and is 1 if they are wrong after, so its mean
+    over agents is the share of right solutions that were lost; ``flip/wrong_to_right`` likewise.
+    """
+    return {
+        agent_id: {
+            "flip/right_to_wrong" if before[agent_id] else "flip/wrong_to_right": float(
+                before[agent_id] != after[agent_id]
+            )
+        }
+        for agent_id in sorted(before.keys() & after.keys())
+    }

@@ -1,15 +1,11 @@
 """The reward of conversation preference RL: final solutions are compared in pairs, and win minus loss pays."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
-
-from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
 from viva.judging.comparison import (
-    Comparison,
     TournamentPattern,
     judge_accuracy,
     judge_health,
@@ -18,7 +14,7 @@ from viva.judging.comparison import (
     win_rate,
 )
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
-from viva.rewards.base import Played, Reward, Scored, agent_pay, by_agent, correctness, spoken
+from viva.rewards.base import Played, Reward, Scored, agent_pay, correctness, spoken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,28 +76,22 @@ class Tournament(Reward):
         played.record["comparisons"] = [asdict(comparison) for comparison in comparisons]
         rewards = win_minus_loss(comparisons, list(solutions))
         correct, truth = correctness(played)
-        played.record.update(rewards=by_agent(rewards), correct=by_agent(correct))
+        played.record.update(rewards=rewards, correct=correct)
         shared = judge_health(comparisons) | ({} if correct is None else judge_accuracy(comparisons, correct))
-        metrics = _metrics(played, comparisons, rewards, shared)
-        metrics = {agent_id: own | truth.get(agent_id, {}) for agent_id, own in metrics.items()}
-        return replace(agent_pay(played, rewards), metrics=metrics)
-
-
-def _metrics(
-    played: Played, comparisons: Sequence[Comparison], rewards: dict[int, float], shared: Metrics
-) -> dict[int, Metrics]:
-    counts, rates = matchup_count(comparisons, list(rewards)), win_rate(comparisons, list(rewards))
-    return {
-        agent_id: {
-            **spoken(played.conversation, agent_id),
-            "win_minus_loss/mean": reward,
-            "matchup_count": counts[agent_id],
-            f"agent_{agent_id}/reward": reward,
-            f"agent_{agent_id}/win_rate": rates[agent_id],
-            **shared,
+        counts, rates = matchup_count(comparisons, list(rewards)), win_rate(comparisons, list(rewards))
+        metrics = {
+            agent_id: spoken(played.conversation, agent_id)
+            | {
+                "win_minus_loss/mean": reward,
+                "matchup_count": counts[agent_id],
+                f"agent_{agent_id}/reward": reward,
+                f"agent_{agent_id}/win_rate": rates[agent_id],
+            }
+            | shared
+            | truth.get(agent_id, {})
+            for agent_id, reward in rewards.items()
         }
-        for agent_id, reward in rewards.items()
-    }
+        return replace(agent_pay(played, rewards), metrics=metrics)
 
 
 def tournament(

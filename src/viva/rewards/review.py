@@ -30,7 +30,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from viva.judging.ballots import Ballots, Item, Vote, agreement, count_votes, map_vote, pair_of, pooled
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
@@ -74,17 +74,10 @@ class ReviewRules:
         Raises:
             ValueError: If a choice is none of those allowed.
         """
-        allowed: dict[str, tuple[str, ...]] = {
-            "fit": ("separate", "joint"),
-            "meta": ("majority", "leave_one_out"),
-            "diag": ("sum", "mean"),
-            "diag_credit": ("reply", "target"),
-            "initial_earns": ("final", "initial"),
-            "identical": ("apart", "one_item"),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name} must be one of {', '.join(values)}; got {getattr(self, name)!r}")
+        for name, hint in get_type_hints(type(self)).items():
+            choices: tuple[str, ...] = get_args(hint) if get_origin(hint) is Literal else ()
+            if choices and getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
         if not 0.0 <= self.noise_floor < math.inf:
             raise ValueError(f"noise_floor must be a finite number of at least 0; got {self.noise_floor}")
         if not 0.0 < self.prior_precision < math.inf:
@@ -98,11 +91,11 @@ class ReviewRules:
 
 def _about_unknown(names: Iterable[str]) -> str:
     """A message about names that are no streams, with the ones that may be meant."""
-    hints: list[str] = []
-    for name in sorted(names):
-        close = difflib.get_close_matches(name, STREAMS, n=1)
-        hints.append(f"; unknown: {name!r}" + (f", did you mean {close[0]!r}?" if close else ""))
-    return "".join(hints)
+    close = {name: difflib.get_close_matches(name, STREAMS, n=1) for name in sorted(names)}
+    return "".join(
+        f"; unknown: {name!r}" + (f", did you mean {found[0]!r}?" if found else "")
+        for name, found in close.items()
+    )
 
 
 PRESETS: Mapping[str, ReviewRules] = {
@@ -211,6 +204,20 @@ class ReviewScores:
     totals: dict[int, float]
     """Weighted sums of ``r_sol``, ``r_meta`` and ``r_diag``; a reward that is ``None`` adds nothing."""
 
+    def streams(self) -> dict[int, dict[str, float | None]]:
+        """Rewards by agent and stream, and their total."""
+        columns = {"r_sol": self.r_sol, "r_meta": self.r_meta, "r_diag": self.r_diag, "total": self.totals}
+        return {agent: {name: column[agent] for name, column in columns.items()} for agent in self.totals}
+
+    def record(self) -> dict[str, dict[int, float]]:
+        """Scores and their standard errors for the transcript, see `viva.judging.records.ScoresRecord`."""
+        return {
+            "initial": _values(self.initial),
+            "final": _values(self.final),
+            "initial_error": {agent: score.standard_error for agent, score in self.initial.items()},
+            "final_error": {agent: score.standard_error for agent, score in self.final.items()},
+        }
+
 
 def duel_of(comparison: Comparison, first: Item, second: Item) -> Duel | None:
     """A judge's comparison as one vote, so that a pair judged in both orders has two.
@@ -264,8 +271,18 @@ def score_review(votes: ReviewVotes, rules: ReviewRules) -> ReviewScores:
     agreements = agreement(final_ballots, leave_one_out=rules.meta == "leave_one_out")
     r_sol = _values(final)
     r_meta = {agent: agreements.get(agent) for agent in votes.agents}
-    paid = {critic: _paid_by_target(critic, votes, gains) for critic in votes.agents}
-    r_diag = {critic: _combined(rules.diag, list(paid[critic].values())) for critic in votes.agents}
+    paid = {
+        critic: {
+            target: gains[target].paid
+            for target in dict.fromkeys(votes.targets.get(critic, ()))
+            if target != critic and target in gains
+        }
+        for critic in votes.agents
+    }
+    r_diag = {
+        critic: math.fsum(own.values()) / (max(len(own), 1) if rules.diag == "mean" else 1)
+        for critic, own in paid.items()
+    }
     return ReviewScores(
         initial=first,
         final=final,
@@ -382,14 +399,3 @@ def _gain(before: _Scale, after: _Scale, first: Item, last: Item, noise_floor: f
         measured = before.has_votes_on(first) and after.has_votes_on(last)
     pays = measured and value > 0.0 and value >= noise_floor * standard_error
     return SolutionGain(value, standard_error, measured, value if pays else 0.0)
-
-
-def _paid_by_target(critic: int, votes: ReviewVotes, gains: Mapping[int, SolutionGain]) -> dict[int, float]:
-    """The gain that is paid for each critique of this critic, by target."""
-    targets = dict.fromkeys(votes.targets.get(critic, ()))
-    return {target: gains[target].paid for target in targets if target != critic and target in gains}
-
-
-def _combined(how: Literal["sum", "mean"], values: Sequence[float]) -> float:
-    total = math.fsum(values)
-    return total if how == "sum" or not values else total / len(values)

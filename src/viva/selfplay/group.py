@@ -16,7 +16,7 @@ from viva.conversation.protocol import Protocol
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import Grader, Played, Reward
-from viva.rewards.streams import GroupCredit
+from viva.rewards.credit import GroupCredit
 
 
 @dataclass(kw_only=True)

@@ -30,8 +30,8 @@ from viva.experts.estimation import (
 )
 from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
 from viva.experts.samples import FloatArray, Sample, sample_record
-from viva.experts.strategy import is_strategy, strategy_of
-from viva.rewards.streams import GroupCredit, credit_of
+from viva.experts.strategy import credit_of, is_strategy, strategy_of
+from viva.rewards.credit import GroupCredit
 from viva.run.clients import TrainingClient
 from viva.training.metrics import advantage_metrics, credit_metrics, strategy_metrics
 from viva.training.rollouts import GroupOutcome

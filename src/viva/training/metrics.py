@@ -15,7 +15,7 @@ from tinker_cookbook.rl.types import Trajectory
 
 from viva.experts.diagnostics import clustered_stderr
 from viva.experts.strategy import strategy_of, unpaid_seats_of
-from viva.rewards.streams import GroupCredit
+from viva.rewards.credit import GroupCredit
 from viva.training.rollouts import GroupOutcome, Place
 from viva.training.samples import TrainedSample
 

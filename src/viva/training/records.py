@@ -27,8 +27,8 @@ import numpy as np
 
 from viva.experts.estimation import Estimate
 from viva.experts.samples import FloatArray
-from viva.experts.strategy import is_strategy, record_of, strategy_of
-from viva.rewards.streams import GroupCredit, credit_of
+from viva.experts.strategy import credit_of, is_strategy, record_of, strategy_of
+from viva.rewards.credit import GroupCredit
 from viva.run.secrets import hidden_tokens
 from viva.training.batch import Batch
 from viva.training.data import derive_seed
@@ -37,7 +37,7 @@ from viva.training.samples import Context, TrainedSample, TrainedTurn, action_va
 from viva.training.update import UpdateResult
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
-"""Text of every token, see `viva.rewards.spans.token_texts`."""
+"""Text of every token, see `viva.rewards.credit.token_texts`."""
 
 
 def transcript_row(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:

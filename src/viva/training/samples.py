@@ -5,7 +5,7 @@ Two cases, one form:
 - Search strategies (`viva.experts.strategy`) choose completions and swap contexts; an estimator weighs the samples.
   Turns of which nothing is trained are left out: whatever later turns need of them stands in those turns' own contexts.
 - Plain self-play swaps nothing, and its groups give every token its advantage: what its spans earned, if the builder
-  has `credit` (`viva.rewards.streams`), else the seat's reward minus the mean of the group.
+  has `credit` (`viva.rewards.credit`), else the seat's reward minus the mean of the group.
 
 Legend: ``_P`` groups of a batch, ``_G`` seats of a group, ``_N`` samples, ``_K`` turns of a seat, ``_T`` trained tokens
 of a seat, ``_D`` its datums.
@@ -26,8 +26,8 @@ from tinker_cookbook.rl.types import (
 )
 
 from viva.experts.samples import FloatArray
-from viva.experts.strategy import Completion, StrategyInfo, completions_of, strategy_of
-from viva.rewards.streams import GroupCredit, credit_of, group_advantages, stream_advantages
+from viva.experts.strategy import Completion, StrategyInfo, completions_of, credit_of, strategy_of
+from viva.rewards.credit import GroupCredit, group_advantages, stream_advantages
 from viva.training.data_processing import Element, assemble_training_data, observation_elements
 from viva.training.rollouts import GroupOutcome
 
@@ -117,7 +117,7 @@ def centred_rewards_of(outcome: GroupOutcome) -> dict[int, float]:
         return {}
     rewards_G = outcome.group.get_total_rewards()
     seats = [seat for seat in range(len(rewards_G)) if seat not in outcome.failed_seats]
-    return dict(zip(seats, group_advantages([[rewards_G[seat] for seat in seats]])[0], strict=True))
+    return dict(zip(seats, group_advantages([rewards_G[seat] for seat in seats]), strict=True))
 
 
 def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False) -> list[TrainedSample]:

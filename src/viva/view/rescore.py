@@ -18,12 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from viva.conversation.prompts import counted
 from viva.conversation.records import Conversation
-from viva.judging.bradley_terry import BradleyTerryError
+from viva.judging.ballots import ballot_accuracy
+from viva.judging.bradley_terry import BradleyTerryError, reward_truth_gap
 from viva.judging.comparison import Comparison, Outcome, same_words
 from viva.judging.records import ConversationRecord
 from viva.rewards.critique import review_votes
 from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review
-from viva.rewards.review_metrics import ballot_accuracy, reward_truth_gap
 from viva.view.files import iter_transcripts, text_table
 
 _Rewards = Mapping[int, float | None]

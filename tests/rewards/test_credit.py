@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.rewards.streams import GroupCredit, SpanCredit, stream_advantages
+from viva.rewards.credit import GroupCredit, SpanCredit, group_advantages, stream_advantages
 
 WEIGHTS = {"r_sol": 1.0, "r_meta": 0.5, "r_diag": 2.0}
 rewards = st.floats(-10, 10, allow_nan=False)
@@ -167,3 +167,33 @@ def test_spans_of_different_turns_may_have_the_same_place():
         [pytest.approx([2 / 3] * 2), pytest.approx([-1 / 3] * 2)],
         [pytest.approx([-1 / 3] * 2)],
     ]
+
+
+@given(st.lists(rewards, min_size=1, max_size=6))
+def test_advantages_sum_to_zero_in_every_group(rewards_G):
+    assert math.fsum(group_advantages(rewards_G)) == pytest.approx(0, abs=1e-10)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=6), st.integers(-50, 50))
+def test_a_shift_of_all_rewards_changes_nothing(rewards_G, shift):
+    shifted = group_advantages([reward + shift for reward in rewards_G])
+    assert shifted == pytest.approx(group_advantages(rewards_G))
+
+
+@given(st.lists(rewards, min_size=2, max_size=6), st.randoms())
+def test_permuting_a_group_permutes_its_advantages(rewards_G, random):
+    order = list(range(len(rewards_G)))
+    random.shuffle(order)
+    plain = group_advantages(rewards_G)
+    assert group_advantages([rewards_G[index] for index in order]) == [plain[index] for index in order]
+
+
+@given(rewards, st.integers(1, 9))
+def test_a_group_of_equal_rewards_gets_exact_zeros(reward, size):
+    assert group_advantages([reward] * size) == [0.0] * size
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_refused(bad):
+    with pytest.raises(ValueError, match="group must be finite"):
+        group_advantages([1.0, bad])

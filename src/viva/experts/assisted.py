@@ -1,9 +1,13 @@
-"""``feedback``: an attempt, feedback on it, a second attempt; trained as if there had been no feedback.
+"""Problems sampled with help and trained without it: extra instructions, or feedback on a first attempt.
 
-The second attempt is sampled behind ``problem, attempt 1, feedback`` and trained behind ``problem, attempt 1`` (so the
-policy learns to correct itself unasked) or behind the ``problem`` alone (so it learns to get it right at once). The
-first attempt weighs 0 by default. Both training contexts are rendered from messages, like the sampled one:
-where a chat format rewrites earlier replies (drops their thinking), the second turn just becomes a datum of its own.
+``prompt_augmentation`` samples behind extra instructions and trains without them: the policy learns to do unasked what
+it can do when instructed. ``feedback`` samples a second attempt behind ``problem, attempt 1, feedback`` and trains it
+behind ``problem, attempt 1`` (self-correction unasked) or behind the ``problem`` alone (right at once); the first
+attempt weighs 0 by default. Training contexts are rendered from messages, like the sampled ones: where a chat format
+rewrites earlier replies (drops their thinking), the second turn just becomes a datum of its own.
+
+What else the help puts into the policy's words (a habit of speech, a mention of the instruction itself) may be learnt
+as well: name such phrases, and watch their rate, the metric ``leak``.
 """
 
 import asyncio
@@ -35,8 +39,7 @@ from viva.conversation.critiques import read_critiques
 from viva.conversation.protocol import View
 from viva.conversation.records import CritiqueReply
 from viva.conversation.rendering import build_prompt, read_reply
-from viva.experts.prompt_augmentation import leak
-from viva.experts.strategy import Completion
+from viva.experts.strategy import Completion, weighted_turns
 from viva.judging.policy import PolicyRef, sample
 
 RIGHT_FEEDBACK = "Your answer is right."
@@ -44,6 +47,103 @@ WRONG_FEEDBACK = "Your answer is wrong. Try again."
 
 _NOBODY = View(agent_id=-1, num_agents=1, round_index=0, aliases=(0,), persona="")
 """The view of a reader who did not write the one solution."""
+
+
+def leak(text: str, phrases: Sequence[str]) -> dict[str, float]:
+    """Metric ``leak``: 1 if one of the phrases occurs in the text, whatever the case; nothing without phrases."""
+    if not phrases:
+        return {}
+    return {"leak": float(any(phrase.casefold() in text.casefold() for phrase in phrases))}
+
+
+class PromptAugmentedEnv(ProblemEnv):
+    """One question, asked behind one prefix and trained behind another.
+
+    Subclasses say what the question is and how answers are checked, as for every ``ProblemEnv``. With equal prefixes it
+    is an ordinary problem.
+
+    Args:
+        renderer: From `viva.conversation.rendering.load_renderer`; of both contexts.
+        sampling_convo_prefix: Messages before the question, as the sampler sees it.
+        training_convo_prefix: Messages before the question, as it is trained.
+        leak_phrases: Words of the hint that should not turn up in replies; their rate is the metric ``leak``.
+        format_coef: See ``ProblemEnv``.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        sampling_convo_prefix: list[Message],
+        training_convo_prefix: list[Message],
+        *,
+        leak_phrases: Sequence[str] = (),
+        format_coef: float = 0.1,
+    ) -> None:
+        super().__init__(renderer, convo_prefix=training_convo_prefix, format_coef=format_coef)
+        self.sampling_convo_prefix = sampling_convo_prefix
+        self.training_convo_prefix = training_convo_prefix
+        self.leak_phrases = tuple(leak_phrases)
+
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        """The question as it is sampled."""
+        return self._observation(self.sampling_convo_prefix), self.stop_condition
+
+    def get_training_observation(self) -> Observation:
+        """The question as it is trained."""
+        return self._observation(self.training_convo_prefix)
+
+    def _observation(self, prefix: list[Message]) -> Observation:
+        return build_prompt(self.renderer, [*prefix, Message(role="user", content=self.get_question())])
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Grade the reply; see ``ProblemEnv``."""
+        result = await super().step(action, extra=extra)
+        text, _ = read_reply(self.renderer, list(action))
+        result.metrics |= leak(text, self.leak_phrases)
+        return result
+
+
+@dataclass(kw_only=True)
+class PromptAugmentedGroupBuilder(EnvGroupBuilder):
+    """A group of answers to one question under extra instructions, trained without them."""
+
+    env_thunk: Callable[[], PromptAugmentedEnv]
+    """Makes one environment; all of a group ask the same."""
+    num_envs: int
+    strategy_id: str = "prompt_augmentation"
+    weight: float | None = None
+    tags: tuple[str, ...] = ()
+    _training_observation: Observation | None = field(default=None, init=False, repr=False)
+
+    async def make_envs(self) -> Sequence[Env]:
+        """`num_envs` environments.
+
+        Raises:
+            ValueError: If they would be trained in different contexts.
+        """
+        envs = [self.env_thunk() for _ in range(self.num_envs)]
+        contexts = [env.get_training_observation() for env in envs]
+        if any(context != contexts[0] for context in contexts):
+            raise ValueError(
+                "all environments of a group must ask the same question; env_thunk made different ones"
+            )
+        self._training_observation = contexts[0] if contexts else None
+        return envs
+
+    def context_transform(self, observation: Observation, turn_index: int) -> Observation:
+        """The question without the extra instructions.
+
+        Raises:
+            RuntimeError: Before `make_envs`.
+        """
+        del observation, turn_index
+        if self._training_observation is None:
+            raise RuntimeError("the training context is known once make_envs was called")
+        return self._training_observation
+
+    def logging_tags(self) -> list[str]:
+        """The strategy, and the tags."""
+        return [self.strategy_id, *self.tags]
 
 
 class Feedback(Protocol):
@@ -234,13 +334,7 @@ class FeedbackGroupBuilder(EnvGroupBuilder):
 
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
         """Both attempts, each with its weight."""
-        return [
-            [
-                Completion(transition=index, weight=self.transition_weights[index])
-                for index in range(len(trajectory.transitions))
-            ]
-            for trajectory in group.trajectories_G
-        ]
+        return weighted_turns(group, self.transition_weights)
 
     def logging_tags(self) -> list[str]:
         """The strategy, and the tags."""
