@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tiny_engine import make_config, make_tokenizer
+from tiny_engine import make_model
 
 from viva.engine import EngineLimits, LocalServiceClient
 
@@ -15,19 +14,7 @@ from viva.engine import EngineLimits, LocalServiceClient
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The folder of a tiny random model of a family, made on first use."""
-    import transformers
-
-    @functools.cache
-    def make(family: str) -> str:
-        folder = tmp_path_factory.mktemp(family)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
-            model = transformers.AutoModelForCausalLM.from_config(make_config(family))
-        model.save_pretrained(folder)
-        make_tokenizer().save_pretrained(folder)
-        return str(folder)
-
-    return make
+    return functools.cache(lambda family: make_model(tmp_path_factory.mktemp(family), family))
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,18 @@ def codes(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
 
 
+def documented_options(page: str) -> dict[str, tuple[str, str]]:
+    """Default and meaning by option; a row names several options with one default, or as many defaults."""
+    found: dict[str, tuple[str, str]] = {}
+    for row in (row for table in tables(page, "option") for row in table if len(row) == 3):
+        names, defaults = codes(row[0]), codes(row[1])
+        defaults = defaults * len(names) if len(defaults) == 1 else defaults
+        for name, default in zip(names, defaults, strict=True):
+            assert name not in found, f"{name} is documented twice"
+            found[name] = (default, row[2])
+    return found
+
+
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
 

@@ -6,6 +6,7 @@ all logits are nearly equal and most mistakes invisible.
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,17 @@ def make_config(family: str) -> Any:
         ),
     }
     return configs[family]()
+
+
+def make_model(folder: Path, family: str) -> str:
+    """The folder of a random model."""
+    import transformers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        transformers.AutoModelForCausalLM.from_config(make_config(family)).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
 
 
 def make_tokenizer() -> Any:

@@ -4,8 +4,6 @@ import ast
 import importlib
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import chz
@@ -15,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_models import make_model
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from web_servers import QuietHandler, serving
 
 import viva
 from viva.cli import main
@@ -184,27 +183,19 @@ def test_a_folder_of_nobody_is_refused_by_every_command(command, capsys):
 
 @pytest.mark.parametrize("body", ["null", "[]", "3", '"text"'])
 def test_a_server_that_answers_something_else_is_told_in_words(body, folder, capfd):
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(QuietHandler):
         def do_GET(self):
             self.rfile.read(int(self.headers.get("content-length") or 0))
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.end_headers()
-            self.wfile.write(body.encode())
+            self.answer(200, body.encode(), Content_Type="application/json")
 
         do_POST = do_GET
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        where = [f"base_url=http://127.0.0.1:{server.server_port}", "model_name=Qwen/Qwen3-0.6B"]
+    with serving(Answer) as port:
+        where = [f"base_url=http://127.0.0.1:{port}", "model_name=Qwen/Qwen3-0.6B"]
         statuses = [
             main(["doctor", *where]),
             train_recipe("critique_self_play", [*where, "train_prompts_path=p.jsonl", "log_path=remote"]),
         ]
-        server.shutdown()
     told = capfd.readouterr()
     assert statuses == [2, 2]
     assert "Traceback" not in told.err

@@ -7,7 +7,7 @@ from pathlib import Path
 import chz
 import pytest
 from chz.blueprint import Blueprint
-from pages import blocks, codes, page, tables
+from pages import blocks, codes, documented_options, page, tables
 
 from viva.recipes.config import parse_options
 from viva.recipes.math_efficiency import Config
@@ -18,26 +18,14 @@ PAGE = page("math_efficiency.md")
 COMMANDS = ("viva train math_efficiency ", "viva train math_efficiency ")
 
 
-def documented_options() -> dict[str, tuple[str, str]]:
-    """Default and meaning by option; a row names several options with one default, or as many defaults."""
-    found: dict[str, tuple[str, str]] = {}
-    for row in (row for table in tables(PAGE, "option") for row in table if len(row) == 3):
-        names, defaults = codes(row[0]), codes(row[1])
-        defaults = defaults * len(names) if len(defaults) == 1 else defaults
-        for name, default in zip(names, defaults, strict=True):
-            assert name not in found, f"{name} is documented twice"
-            found[name] = (default, row[2])
-    return found
-
-
 def test_every_option_is_documented_once_with_its_default() -> None:
     options = {name: str(default) for name, default in chz.asdict(Config()).items()}
-    assert {name: default for name, (default, _) in documented_options().items()} == options
+    assert {name: default for name, (default, _) in documented_options(PAGE).items()} == options
 
 
 def test_every_allowed_word_of_the_recipes_own_options_is_named() -> None:
     hints = typing.get_type_hints(Config)
-    for name, (_, meaning) in documented_options().items():
+    for name, (_, meaning) in documented_options(PAGE).items():
         kinds = [hints[name], *typing.get_args(hints[name])]
         words = [
             word for kind in kinds if typing.get_origin(kind) is typing.Literal for word in kind.__args__

@@ -8,12 +8,12 @@ import socketserver
 import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import httpx
 import pytest
 import tinker
+from web_servers import QuietHandler, running, serving
 
 from viva import hub
 from viva.training import remote
@@ -27,22 +27,12 @@ KEY = "tml-abcdefgh"
 def answering(status, *, port=0, body=b""):
     """A server on this machine that answers everything with one status; yields its address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self):
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(status, body)
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Handler, port=port) as own:
+        yield f"http://127.0.0.1:{own}"
 
 
 @pytest.fixture
@@ -113,14 +103,9 @@ def babbling():
             self.rfile.readline()
             self.wfile.write(b"SSH-2.0-OpenSSH\r\n")
 
-    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    server = socketserver.TCPServer(("127.0.0.1", 0), Handler)
+    with running(server):
+        yield f"http://127.0.0.1:{server.server_address[1]}"
 
 
 async def test_what_does_not_speak_http_is_no_server_and_one_that_is_gone(impatient):

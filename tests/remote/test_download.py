@@ -3,16 +3,16 @@
 import io
 import json
 import tarfile
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 import tinker
+import web_servers
 from safetensors.numpy import save_file
+from web_servers import QuietHandler
 
 from viva.engine.checkpoint import read_state
 from viva.run.adapters import fetch_adapter, staged_adapter
@@ -38,26 +38,12 @@ def archive(members):
 
 @contextmanager
 def serving(content):
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self):
-            if callable(content):
-                return content(self)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            content(self) if callable(content) else self.answer(200, content)
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/archive"
-        finally:
-            server.shutdown()
-            thread.join()
+    with web_servers.serving(Handler) as port:
+        yield f"http://127.0.0.1:{port}/archive"
 
 
 class Server:

@@ -3,13 +3,13 @@
 import asyncio
 import gc
 import json
-import threading
 import time
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import tinker
+import web_servers
+from web_servers import QuietHandler
 
 from viva.run.clients import settled
 from viva.training import remote
@@ -25,34 +25,19 @@ def serving(answer):
     """A server; ``answer(path)`` gives status, headers and content. Yields its port, and the requests it got."""
     seen = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
             length = int(self.headers.get("Content-Length", 0))
             seen.append((self.path, dict(self.headers), self.rfile.read(length)))
             status, headers, content = answer(self.path)
-            body = json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in {"Content-Type": "application/json", **headers}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(status, json.dumps(content).encode(), Content_Type="application/json", **headers)
 
         do_POST = do_GET
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port, seen
-        finally:
-            server.shutdown()
-            thread.join()
+    with web_servers.serving(Handler) as port:
+        yield port, seen
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,6 @@
 import re
 from pathlib import Path
 
-from viva.view.answers import curve_layout
-from viva.view.conversation import MAX_TEXT_CHARS
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = " ".join((ROOT / "docs" / "view.md").read_text(encoding="utf-8").split())
 STATIC = ROOT / "src" / "viva" / "view" / "static"
@@ -17,17 +14,6 @@ def test_every_key_of_the_help_is_on_the_page() -> None:
     for row in re.findall(r'^  \["([^"]+)"', keys, re.MULTILINE):
         for key in row.split():
             assert f"`{key}`" in PAGE, key
-
-
-def test_groups_limits_and_defaults_are_those_of_the_code() -> None:
-    keys = ["test/x", "reward/x", "judge/x", "experts/iid/x", "time/x"]
-    groups = ", ".join(group["name"] for group in curve_layout(keys))
-    assert f"in groups: {groups}." in PAGE
-    assert f"more than {MAX_TEXT_CHARS:,} characters" in PAGE
-    loop = (ROOT / "src" / "viva" / "training" / "loop.py").read_text(encoding="utf-8")
-    assert re.search(r"tokens_every: int = (\d+)", loop).group(1) == re.search(
-        r"`tokens_every` \((\d+);", PAGE
-    ).group(1)
 
 
 def test_every_file_that_a_run_appends_to_is_on_the_page_or_is_for_other_commands() -> None:
