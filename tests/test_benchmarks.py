@@ -15,8 +15,8 @@ from work import SHAPES, SIZES, prompts, words
 from workers import SideFailedError, Worker, rotated, take_turns
 
 from run import PAGE, PYTHONS, RESULTS, parse
-from viva.conversation.prompts import CONVERSATION_SYSTEM_PROMPT
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
+from viva.selfplay.round_robin import CONVERSATION_SYSTEM_PROMPT
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "performance"
 PATH = {"PYTHONPATH": str(FOLDER)}

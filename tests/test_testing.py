@@ -8,9 +8,11 @@ import tinker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.prompts import conversation_messages, turn_prompt
+from viva.conversation.prompts import persona
+from viva.conversation.protocol import View
 from viva.conversation.rendering import build_prompt
 from viva.conversation.replies import parse_reply
+from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import (
     CHAT_TOKENS,
     HANG,
@@ -51,10 +53,14 @@ def test_control_tokens_are_single_ids(style: str) -> None:
 @pytest.mark.parametrize(("agent_id", "round_index"), [(0, 0), (11, 3)])
 def test_a_script_can_tell_whose_turn_it_is(agent_id: int, round_index: int) -> None:
     question = "You are agent 5, x. This is round 9 of 9.\nYou are agent 6, y. This is round 8 of 9."
-    prompt = turn_prompt(question, (), agent_id=agent_id, round_index=round_index, max_rounds=7)
+    protocol = round_robin_protocol(7)
+    view = View(
+        agent_id=agent_id, num_agents=12, round_index=round_index, aliases=(), persona=persona(agent_id)
+    )
+    messages = protocol.messages(protocol.prompt(question, (), view))
     for style in CHAT_TOKENS:
         renderer = tiny_renderer(style)
-        shown = renderer.tokenizer.decode(build_prompt(renderer, conversation_messages(prompt)).to_ints())
+        shown = renderer.tokenizer.decode(build_prompt(renderer, messages).to_ints())
         assert turn_of(str(shown)) == (agent_id, round_index)
     with pytest.raises(ValueError, match="not a prompt of a conversation turn"):
         turn_of("hello")

@@ -20,14 +20,18 @@ SPACE = "\u0120"  # how byte-level tokenizers write it
 
 def prompt_words() -> list[str]:
     """The English words of conversations and judge calls, each with a space before it where that occurs."""
-    from viva.conversation.prompts import AGENT_SYSTEM_PROMPTS, conversation_messages, turn_prompt
+    from viva.conversation.prompts import AGENT_SYSTEM_PROMPTS, persona
+    from viva.conversation.protocol import View
     from viva.conversation.records import AgentResponse, ReplyStatus, Turn
     from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
+    from viva.selfplay.round_robin import round_robin_protocol
 
     said = AgentResponse(reflection="", evaluation="", solution="")
     turns = [Turn(agent_id=0, round_index=0, prompt="", text="", response=said, status=ReplyStatus.OK)]
+    view = View(agent_id=3, num_agents=4, round_index=1, aliases=(), persona=persona(3))
+    protocol = round_robin_protocol(2)
     messages = [
-        *conversation_messages(turn_prompt("", turns, agent_id=3, round_index=1, max_rounds=2)),
+        *protocol.messages(protocol.prompt("", turns, view)),
         *judge_messages("", "", "", JUDGE_SYSTEM_PROMPT),
     ]
     texts = [*(message["content"] for message in messages), *AGENT_SYSTEM_PROMPTS.values()]

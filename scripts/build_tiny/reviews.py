@@ -10,11 +10,12 @@ this size.
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_cookbook.renderers.base import Message
 
-from viva.conversation.critique_prompts import (
+from viva.conversation.critiques import (
     CRITIQUE_PERSONAS,
     critique_instruction,
     critique_messages,
@@ -25,6 +26,7 @@ from viva.conversation.critique_prompts import (
     shown_solution,
 )
 from viva.conversation.prompts import persona
+from viva.conversation.protocol import View
 from viva.tiny.tasks import Problem, answer_of, sample_problem, worked_solution, working_of, wrong_solution
 
 __all__ = [
@@ -97,14 +99,21 @@ def critic_attempt(problem: Problem, rng: random.Random) -> Attempt:
     return make_attempt(problem, rng, sure=_SURE_AS_CRITIC)
 
 
-def _persona(rng: random.Random) -> str:
-    return persona(rng.randrange(len(CRITIQUE_PERSONAS)), CRITIQUE_PERSONAS)
+def _view(rng: random.Random, letters: Sequence[str] = (), own: str = "") -> View:
+    """A place in a round whose agents go by the letters."""
+    return View(
+        agent_id=list(letters).index(own) if own else 0,
+        num_agents=len(letters),
+        round_index=0,
+        aliases=tuple(range(len(letters))),
+        persona=persona(rng.randrange(len(CRITIQUE_PERSONAS)), CRITIQUE_PERSONAS),
+    )
 
 
 def proposal_example(rng: random.Random) -> Example:
     """Round 0: a worked answer, right or wrong."""
     problem = sample_problem(rng, "train")
-    messages = critique_messages(problem.question, [], proposal_instruction(_persona(rng)))
+    messages = critique_messages(problem.question, [], proposal_instruction(_view(rng)))
     return Example(messages=tuple(messages), parts=((make_attempt(problem, rng).solution, 1.0),))
 
 
@@ -121,7 +130,7 @@ def ranking_example(rng: random.Random) -> Example:
     attempts, blocks = _shown_attempts(problem, rng)
     own = rng.choice(list(attempts))
     votes_on_own = len(attempts) == 2
-    closing = ranking_instruction(_persona(rng), own, votes_on_own=votes_on_own)
+    closing = ranking_instruction(_view(rng, list(attempts), own))
     ranked = [letter for letter in attempts if votes_on_own or letter != own]
     messages = tuple(critique_messages(problem.question, blocks, closing))
     own_way = critic_attempt(problem, rng)
@@ -196,7 +205,7 @@ def critique_example(rng: random.Random) -> Example:
     for letter in targets:
         newline = "\n" if parts else ""
         parts += [(f"{newline}Critique of {letter}:", 1.0), *remark(own_way, attempts[letter])]
-    closing = critique_instruction(_persona(rng), own)
+    closing = critique_instruction(_view(rng, list(attempts), own))
     return Example(messages=tuple(critique_messages(problem.question, blocks, closing)), parts=tuple(parts))
 
 
@@ -214,6 +223,6 @@ def revision_example(rng: random.Random) -> Example:
     if revises:
         after = rng.choice(objections) if objections else make_attempt(problem, rng)
     return Example(
-        messages=tuple(critique_messages(problem.question, blocks, revision_instruction(_persona(rng)))),
+        messages=tuple(critique_messages(problem.question, blocks, revision_instruction(_view(rng)))),
         parts=(("Revise:" if revises else "Defend:", 4.0), (f" {after.solution}", 1.0)),
     )

@@ -14,10 +14,12 @@ from collections.abc import Callable
 
 from tinker_cookbook.renderers.base import Message
 
-from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
+from viva.conversation.prompts import direct_messages, persona
+from viva.conversation.protocol import View
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.experts.assisted import RIGHT_FEEDBACK, WRONG_FEEDBACK
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
+from viva.selfplay.round_robin import round_robin_protocol
 from viva.tiny.tasks import (
     CAREFUL,
     STYLED,
@@ -161,17 +163,23 @@ def conversation_example(rng: random.Random) -> Example:
     problem = sample_problem(rng, "train")
     num_agents, max_rounds = rng.choice((2, 3, 3, 3, 4)), rng.choice((1, 2, 2, 3))
     wanted = rng.randrange(min(num_agents * max_rounds, 8))
+    protocol = round_robin_protocol(max_rounds)
     turns: list[Turn] = []
     latest: dict[int, Attempt] = {}
     while True:
         round_index, agent_id = divmod(len(turns), num_agents)
         response, attempt = _reply(problem, agent_id, latest, rng)
         text = json.dumps(response.model_dump())
-        prompt = turn_prompt(
-            problem.question, turns, agent_id=agent_id, round_index=round_index, max_rounds=max_rounds
+        view = View(
+            agent_id=agent_id,
+            num_agents=num_agents,
+            round_index=round_index,
+            aliases=(),
+            persona=persona(agent_id),
         )
+        prompt = protocol.prompt(problem.question, turns, view)
         if len(turns) == wanted:
-            return Example(messages=tuple(conversation_messages(prompt)), parts=((text, 1.0),))
+            return Example(messages=tuple(protocol.messages(prompt)), parts=((text, 1.0),))
         latest[agent_id] = attempt
         turns.append(
             Turn(

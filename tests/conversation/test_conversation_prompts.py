@@ -4,22 +4,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.critique_prompts import proposal_instruction
+from viva.conversation.critiques import proposal_instruction
 from viva.conversation.prompts import (
     AGENT_SYSTEM_PROMPTS,
-    conversation_messages,
     introduction,
     persona,
     quote,
-    turn_instruction,
-    turn_prompt,
 )
+from viva.conversation.protocol import View
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
+from viva.selfplay.round_robin import round_robin_protocol
 
 BREAKS = ("\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 texts = st.lists(
     st.one_of(st.text(max_size=5), st.sampled_from([*BREAKS, "[round 1, agent 0]", "solution:"]))
 ).map("".join)
+
+
+def view_of(agent_id: int, round_index: int, text: str) -> View:
+    return View(agent_id=agent_id, num_agents=2, round_index=round_index, aliases=(0, 1), persona=text)
+
+
+def turn_prompt(question: str, turns: list[Turn], agent_id: int, round_index: int) -> str:
+    view = view_of(agent_id, round_index, persona(agent_id))
+    return round_robin_protocol(3).prompt(question, turns, view)
 
 
 def turn(agent_id: int, round_index: int, text: str) -> Turn:
@@ -48,7 +56,7 @@ def test_every_line_of_a_quoted_text_is_marked(text: str) -> None:
 @given(question=texts, replies=st.lists(texts, max_size=4))
 def test_headers_are_the_protocols_own(question: str, replies: list[str]) -> None:
     turns = [turn(place % 2, place // 2, text) for place, text in enumerate(replies)]
-    prompt = turn_prompt(question, turns, agent_id=0, round_index=2, max_rounds=3)
+    prompt = turn_prompt(question, turns, 0, 2)
     own = [line for line in prompt.splitlines() if not line.startswith("> ")]
     headers = [f"[round {place // 2 + 1}, agent {place % 2}]" for place in range(len(replies))]
     assert [line for line in own if line.startswith("[")] == headers
@@ -60,10 +68,7 @@ def test_a_later_prompt_begins_with_the_transcript_of_an_earlier_one(
     question: str, replies: list[str]
 ) -> None:
     turns = [turn(place % 2, place // 2, text) for place, text in enumerate(replies)]
-    prompts = [
-        turn_prompt(question, turns[:count], agent_id=count % 2, round_index=count // 2, max_rounds=3)
-        for count in range(len(turns) + 1)
-    ]
+    prompts = [turn_prompt(question, turns[:count], count % 2, count // 2) for count in range(len(turns) + 1)]
     for earlier, later in itertools.pairwise(prompts):
         assert later.startswith(earlier[: earlier.rindex("You are agent")])
 
@@ -89,7 +94,7 @@ def test_personas_with_gaps_are_refused(table: dict[int, str]) -> None:
 
 
 def test_the_format_example_names_no_order_and_no_answer() -> None:
-    (system, user) = conversation_messages("prompt")
+    (system, user) = round_robin_protocol(2).messages("prompt")
     assert user["content"] == "prompt"
     assert not any(character.isdigit() for character in str(system["content"]))
 
@@ -111,7 +116,7 @@ def test_the_format_example_names_no_order_and_no_answer() -> None:
 def test_a_persona_is_a_name_or_a_sentence_of_its_own(text, numbered, alone):
     assert introduction(text, 3) == numbered
     assert introduction(text) == alone
-    assert turn_instruction(text, agent_id=3, round_index=0, max_rounds=2) == (
+    assert round_robin_protocol(2).rounds[0].segments[0].instruction(view_of(3, 0, text)) == (
         f"{numbered} This is round 1 of 2. Reply with the JSON object."
     )
-    assert proposal_instruction(text) == f"{alone} Write your full solution."
+    assert proposal_instruction(view_of(3, 0, text)) == f"{alone} Write your full solution."

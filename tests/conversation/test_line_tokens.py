@@ -11,10 +11,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.env import MultiAgentConversationEnv
 from viva.conversation.guard import GuardedTokenizer
 from viva.conversation.line_tokens import LineEncoder, LineTokens, remembering
 from viva.conversation.rendering import build_prompt
+from viva.selfplay.group import MultiAgentConversationEnv
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import honest, tiny_renderer
 

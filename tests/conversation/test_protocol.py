@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.prompts import conversation_messages, turn_prompt
+from viva.conversation.prompts import quote
 from viva.conversation.protocol import Protocol, Round, Segment, Sight, View, draw_aliases, read_solution
 from viva.conversation.records import (
     AgentResponse,
@@ -95,16 +95,15 @@ def test_round_robin_prompts_are_what_they_always_were(
         if not simultaneous or place // 2 < round_index
     ]
     view = view_of(agent_id=agent_id, num_agents=2, round_index=round_index, persona="the Innovator.")
-    wanted = turn_prompt(
-        question,
-        turns,
-        agent_id=agent_id,
-        round_index=round_index,
-        max_rounds=3,
-        personas={0: "the Innovator.", 1: "the Innovator."},
+    shown = "".join(
+        f"[round {turn.round_index + 1}, agent {turn.agent_id}]\n"
+        + "".join(f"{name}:\n{quote(turn.response.solution)}\n" for name in AgentResponse.model_fields)
+        for turn in turns
     )
-    assert protocol.prompt(question, turns, view) == wanted
-    assert protocol.messages(wanted) == conversation_messages(wanted)
+    assert protocol.prompt(question, turns, view) == (
+        f"Problem:\n{quote(question)}\nConversation:\n{shown}You are agent {agent_id}, the Innovator. "
+        f"This is round {round_index + 1} of 3. Reply with the JSON object."
+    )
 
 
 def test_a_sight_shows_the_named_segments_of_those_it_is_about() -> None:

@@ -11,8 +11,10 @@ from tinker_cookbook.renderers.base import Message, Renderer
 from tokenizers import normalizers
 
 from viva.conversation.guard import MARKER, GuardedTokenizer
-from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
+from viva.conversation.prompts import direct_messages, persona
+from viva.conversation.protocol import View
 from viva.conversation.rendering import build_prompt, load_renderer, read_reply
+from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import CHAT_TOKENS, tiny_renderer, tiny_tokenizer
 
 ADDED = (
@@ -338,12 +340,14 @@ def test_the_prompt_ends_with_the_prefill(style: str) -> None:
 def test_prompts_of_later_rounds_begin_like_those_of_earlier_ones() -> None:
     """What prefix caches live on: everything up to the transcript is shared by agents and rounds."""
     renderer = RENDERERS["qwen3_instruct"]
-    prompts = [
-        build_prompt(
-            renderer,
-            conversation_messages(turn_prompt("2 + 2?", (), agent_id=agent, round_index=0, max_rounds=2)),
-        ).to_ints()
+    protocol = round_robin_protocol(2)
+    views = [
+        View(agent_id=agent, num_agents=2, round_index=0, aliases=(), persona=persona(agent))
         for agent in range(2)
+    ]
+    prompts = [
+        build_prompt(renderer, protocol.messages(protocol.prompt("2 + 2?", (), view))).to_ints()
+        for view in views
     ]
     shared = next(i for i, (a, b) in enumerate(zip(*prompts, strict=False)) if a != b)
     assert guarded(renderer).decode(prompts[0][:shared]).endswith("Conversation:\nYou are agent ")

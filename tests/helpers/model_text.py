@@ -10,7 +10,7 @@ from viva.conversation.prompts import quote
 from viva.conversation.protocol import Reading, View, read_solution
 from viva.conversation.records import AgentResponse, Critique, CritiqueReply, Revision, Solution
 from viva.conversation.rendering import read_reply
-from viva.conversation.replies import FoundObject, ObjectScanner, ParsedReply, parse_reply
+from viva.conversation.replies import FoundObject, ObjectScanner, parse_reply
 from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct, marked_answer
 from viva.eval.expressions import same_expression
 from viva.experts.assisted import leak
@@ -29,7 +29,7 @@ STRATEGIES = {"json", "json_fence", "fence", "embedded", "xml", "text"}
 
 def check_reply(text):
     parsed = parse_reply(text)
-    assert type(parsed) is ParsedReply
+    assert type(parsed) is Reading
     assert type(parsed.response) is AgentResponse
     assert sorted(parsed.response.model_dump()) == sorted(FIELDS)
     assert list(parsed.response.model_dump()) == list(AgentResponse.model_fields)

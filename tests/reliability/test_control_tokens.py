@@ -11,13 +11,15 @@ import pytest
 from chat_formats import COOKBOOK, FORMATS, added_tokens, renderer_of
 from tinker_cookbook import renderers
 
-from viva.conversation.critique_prompts import critique_instruction, critique_messages, shown, shown_solution
+from viva.conversation.critiques import critique_instruction, critique_messages, shown, shown_solution
 from viva.conversation.guard import GuardedTokenizer
-from viva.conversation.prompts import conversation_messages, direct_messages, turn_prompt
+from viva.conversation.prompts import direct_messages
+from viva.conversation.protocol import View
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt
 from viva.experts.assisted import RIGHT_FEEDBACK
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, judge_messages
+from viva.selfplay.round_robin import round_robin_protocol
 
 SEED = 6
 pytestmark = pytest.mark.filterwarnings(
@@ -31,11 +33,13 @@ def said(**fields):
     return Turn(agent_id=1, round_index=0, prompt="p", text="t", response=response, status=ReplyStatus.OK)
 
 
-def turn(*, question="q", personas=None, **fields):
-    prompt = turn_prompt(
-        question, [said(**fields)], agent_id=0, round_index=1, max_rounds=2, personas=personas
-    )
-    return conversation_messages(prompt)
+def view_of(persona):
+    return View(agent_id=0, num_agents=2, round_index=1, aliases=(0, 1), persona=persona)
+
+
+def turn(*, question="q", persona="the Critic.", **fields):
+    protocol = round_robin_protocol(2)
+    return protocol.messages(protocol.prompt(question, [said(**fields)], view_of(persona)))
 
 
 def judged(*, question="q", a="x", b="y", system=JUDGE_SYSTEM_PROMPT):
@@ -55,7 +59,7 @@ def attempted(*, attempt="x", feedback=RIGHT_FEEDBACK, hint=None):
 FIELDS = {
     "question": lambda text: turn(question=text),
     "question alone": lambda text: direct_messages(text),
-    "persona": lambda text: turn(personas={0: text}),
+    "persona": lambda text: turn(persona=text),
     "another's reflection": lambda text: turn(reflection=text),
     "another's evaluation": lambda text: turn(evaluation=text),
     "another's solution": lambda text: turn(solution=text),
@@ -65,7 +69,7 @@ FIELDS = {
     "judge's system prompt": lambda text: judged(system=text),
     "solution to criticise": lambda text: critique_messages("q", [shown_solution("A", text)], "go"),
     "critique": lambda text: critique_messages("q", [shown("Critique of it", text)], "go"),
-    "critic's persona": lambda text: critique_messages("q", [], critique_instruction(text, "A")),
+    "critic's persona": lambda text: critique_messages("q", [], critique_instruction(view_of(text))),
     "hint or condition": lambda text: attempted(hint=text),
     "first attempt": lambda text: attempted(attempt=text),
     "feedback": lambda text: attempted(feedback=text),

@@ -14,13 +14,15 @@ from chat_formats import renderer_of
 
 from viva.conversation import prompts
 from viva.conversation.guard import MARKER
-from viva.conversation.prompts import conversation_messages, quote, turn_prompt
+from viva.conversation.prompts import quote
+from viva.conversation.protocol import View
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt
 from viva.conversation.replies import parse_reply
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, Outcome, judge_messages
 from viva.judging.judge import parse_verdict
 from viva.judging.ranking import parse_ranking
+from viva.selfplay.round_robin import round_robin_protocol
 
 SEED = 12
 RECIPE = "6 text is never control"
@@ -125,8 +127,9 @@ def check_conversation(renderer, rng):
         )
         expected.append((f"[round 1, agent {agent_id}]", ""))
         expected += [(f"{name}:", shown(text)) for name, text in fields.items()]
-    prompt = turn_prompt(question, turns, agent_id=0, round_index=1, max_rounds=2)
-    text = user_part(renderer, conversation_messages(prompt))
+    protocol = round_robin_protocol(2)
+    view = View(agent_id=0, num_agents=3, round_index=1, aliases=(), persona="the Critic.")
+    text = user_part(renderer, protocol.messages(protocol.prompt(question, turns, view)))
     assert blocks(text, CONVERSATION) == [("Problem:", shown(question)), *expected]
 
 

@@ -7,7 +7,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.critique_prompts import (
+from viva.conversation.critiques import (
     CRITIQUE_PERSONAS,
     critique_instruction,
     critique_messages,
@@ -17,13 +17,13 @@ from viva.conversation.critique_prompts import (
     shown,
     shown_solution,
 )
-from viva.conversation.env import MultiAgentConversationEnv
 from viva.conversation.prompts import persona as persona_of
 from viva.conversation.protocol import View
 from viva.conversation.records import Conversation, CritiqueReply, Revision
 from viva.judging.ballots import Preference
 from viva.judging.ranking import RankingReply
 from viva.selfplay.critique import compared_items, critique_protocol
+from viva.selfplay.group import MultiAgentConversationEnv
 from viva.testing import Reply, Script, ScriptedPolicy, crashing, tiny_renderer
 
 RENDERER = tiny_renderer()
@@ -95,8 +95,13 @@ def test_the_prompts_are_those_that_the_built_in_policy_is_raised_on() -> None:
     turns = {(turn.agent_id, turn.segment): turn for turn in conversation.turns}
     protocol = critique_protocol(4)
     prompt = turns[2, "proposal"].prompt
-    persona = "the Skeptic: look for the step that fails."
-    wanted = critique_messages("2 + 2?", [], proposal_instruction(persona))
+
+    def view_of(agent_id: int, aliases: Sequence[int] = ()) -> View:
+        author = persona_of(agent_id, CRITIQUE_PERSONAS)
+        return View(agent_id=agent_id, num_agents=4, round_index=1, aliases=tuple(aliases), persona=author)
+
+    assert view_of(2).persona == "the Skeptic: look for the step that fails."
+    wanted = critique_messages("2 + 2?", [], proposal_instruction(view_of(2)))
     assert protocol.messages(prompt) == wanted
     revise = turns[1, "revision"].prompt
     critiques = [
@@ -105,20 +110,17 @@ def test_the_prompts_are_those_that_the_built_in_policy_is_raised_on() -> None:
     ]
     blocks = [shown("Your solution", "proposal of Pattern-Finder")]
     blocks += [shown("Critique of it", critique.text) for critique in critiques]
-    author = persona_of(1, CRITIQUE_PERSONAS)
-    assert protocol.messages(revise) == critique_messages("2 + 2?", blocks, revision_instruction(author))
-    author = persona_of(2, CRITIQUE_PERSONAS)
+    assert protocol.messages(revise) == critique_messages("2 + 2?", blocks, revision_instruction(view_of(1)))
     for segment, source in (("ranking", "proposal"), ("critique", "proposal"), ("verdict", "revision")):
         prompt, texts = turns[2, segment].prompt, conversation.solutions(source)
         own = next(letter for letter in "ABCD" if f"Solution {letter} is yours" in prompt)
         shown_as = {letter: _quoted(prompt, letter) for letter in "ABCD"}
         assert sorted(shown_as.values()) == sorted(texts.values())
         assert shown_as[own] == texts[2]
-        closing = (
-            critique_instruction(author, own)
-            if segment == "critique"
-            else ranking_instruction(author, own, votes_on_own=False)
-        )
+        agents = {text: agent_id for agent_id, text in texts.items()}
+        view = view_of(2, [agents[text] for text in shown_as.values()])
+        closing = critique_instruction(view) if segment == "critique" else ranking_instruction(view)
+        assert f"Solution {own} is yours" in closing
         blocks = [shown_solution(letter, text) for letter, text in shown_as.items()]
         assert protocol.messages(prompt) == critique_messages("2 + 2?", blocks, closing)
 

@@ -14,8 +14,8 @@ import json
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from viva.conversation.protocol import Reading, View
 from viva.conversation.records import AgentResponse, ReplyStatus
 
 _MOST_READINGS = 1000
@@ -40,21 +40,23 @@ class FoundObject:
     start: int
     end: int
     exact: bool
-    """Whether it was plain JSON with the asked names: each at most once, as a string or number, nothing
-    bent."""
+    """Whether all that was read to its end was plain JSON with the asked names, each at most once in an object, as a
+    string or number."""
 
 
-class _Frame:
-    """An object or array being read."""
+class _Open:
+    """An object being read."""
 
-    __slots__ = ("closer", "exact", "fields", "key", "start")
+    __slots__ = ("fields", "key", "start")
 
-    def __init__(self, start: int, closer: str) -> None:
+    def __init__(self, start: int) -> None:
         self.start = start
-        self.closer = closer
         self.fields: dict[str, str] = {}
         self.key = ""  # the asked name whose value comes next; empty for any other
-        self.exact = True
+
+
+_Stack = list[_Open | None]
+"""What is open, outermost first; ``None`` is an array, of which nothing is kept."""
 
 
 class _Fault(ValueError):
@@ -77,8 +79,8 @@ class ObjectScanner:
         self._required = required
         self._settled: set[int] = set()
         self._readings = 0
+        self._is_exact = True
         self._fits: dict[int, FoundObject] = {}
-        self._array = _Frame(-1, "]")  # one for all arrays: nothing is kept of them
 
     def at(self, start: int) -> FoundObject | None:
         """The object that starts at a position, if one does, it ends, and it has the required field."""
@@ -89,26 +91,23 @@ class ObjectScanner:
 
     def first(self, start: int = 0) -> FoundObject | None:
         """The first such object that starts at or after a position; an outer one before those inside it."""
-        while self._readings < _MOST_READINGS:
-            opening = _OPENING.search(self.text, start)
-            if opening is None:
-                break
-            place = opening.start()
-            if place in self._settled:
-                fits = [self._fits[place]] if place in self._fits else []
+        while self._readings < _MOST_READINGS and (opening := _OPENING.search(self.text, start)):
+            start = opening.start()
+            if start not in self._settled:
+                fits = self._read(start)
             else:
-                fits = self._read(place)
+                fits = [self._fits[start]] if start in self._fits else []
             if fits:
                 return min(fits, key=lambda fit: fit.start)
-            start = place + 1
+            start += 1
         return None
 
     def _read(self, start: int) -> list[FoundObject]:
         """Read the object at a position; return it and the objects inside it, as far as they fit."""
-        stack: list[_Frame] = []
+        stack: _Stack = []
         fits: list[FoundObject] = []
         self._readings += 1
-        self._array.exact = True
+        self._is_exact = True
         position: int | None = start
         try:
             while position is not None:
@@ -116,48 +115,46 @@ class ObjectScanner:
                 position = self._after_value(position, stack, fits)
         except _Fault:
             pass  # what is still open fails at the same place when it is read from its own beginning
-        self._settled.update(frame.start for frame in stack)
-        for fit in fits:
-            self._fits[fit.start] = fit
+        self._settled.update(frame.start for frame in stack if frame is not None)
+        self._fits |= {fit.start: fit for fit in fits}
         return fits
 
-    def _value(self, position: int, stack: list[_Frame]) -> int:
+    def _value(self, position: int, stack: _Stack) -> int:
         """Read down to the first scalar or empty container; return the place where that ends."""
         while True:
             opening = self.text[position : position + 1]
             if opening not in ("{", "["):
-                value, end = self._scalar(position, stack[-1])
-                self._keep(stack[-1], value)
+                value, end = self._scalar(position)
+                self._keep(stack, value)
                 return end
-            frame = self._array if opening == "[" else _Frame(position, "}")
+            frame = _Open(position) if opening == "{" else None
             stack.append(frame)
             position = self._skip(position + 1)
-            if self.text.startswith(frame.closer, position):
+            if self.text.startswith("]" if frame is None else "}", position):
                 return position
-            if frame is not self._array:
+            if frame is not None:
                 position = self._key(position, frame)
 
-    def _after_value(self, position: int, stack: list[_Frame], fits: list[FoundObject]) -> int | None:
+    def _after_value(self, position: int, stack: _Stack, fits: list[FoundObject]) -> int | None:
         """Close what ends here; return where the next value begins, ``None`` if all is closed."""
         while stack:
             frame = stack[-1]
+            closer = "]" if frame is None else "}"
             position = self._skip(position)
-            if self.text.startswith(frame.closer, position):
+            if self.text.startswith(closer, position):
                 position += 1
                 stack.pop()
-                if frame is not self._array:
+                if frame is not None:
                     self._close(frame, position, fits)
-                if stack:
-                    self._keep(stack[-1], None)
-                    stack[-1].exact &= frame.exact
+                self._keep(stack, None)
                 continue
             if not self.text.startswith(",", position):
                 raise _Fault
             position = self._skip(position + 1)
-            if self.text.startswith(frame.closer, position):
-                frame.exact = False  # a comma too many
+            if self.text.startswith(closer, position):
+                self._is_exact = False  # a comma too many
                 continue
-            return position if frame is self._array else self._key(position, frame)
+            return position if frame is None else self._key(position, frame)
         return None
 
     def _skip(self, position: int) -> int:
@@ -166,58 +163,59 @@ class ObjectScanner:
         match = _SPACE.match(self.text, position)
         return match.end() if match else position
 
-    def _key(self, position: int, frame: _Frame) -> int:
+    def _key(self, position: int, frame: _Open) -> int:
         """Read ``"name" :`` and return where the value begins."""
         if not self.text.startswith('"', position):
             raise _Fault
-        raw, position = self._string(position, frame)
+        raw, position = self._string(position)
         name = raw.strip().lower()
         frame.key = name if name in self._names else ""
         if frame.key and (frame.key != raw or name in frame.fields):
-            frame.exact = False
+            self._is_exact = False
         position = self._skip(position)
         if not self.text.startswith(":", position):
             raise _Fault
         return self._skip(position + 1)
 
-    def _scalar(self, position: int, frame: _Frame) -> tuple[str | None, int]:
+    def _scalar(self, position: int) -> tuple[str | None, int]:
         """A string or number as text, ``None`` for true, false and null; and where it ends."""
         if self.text.startswith('"', position):
-            return self._string(position, frame)
+            return self._string(position)
         if match := _NUMBER.match(self.text, position):
             return match.group(), match.end()
         if match := _WORD.match(self.text, position):
             return None, match.end()
         raise _Fault
 
-    def _string(self, position: int, frame: _Frame) -> tuple[str, int]:
+    def _string(self, position: int) -> tuple[str, int]:
         """A string. Raw line breaks are kept; the backslash of an unknown escape stands for itself."""
         match = _STRING.match(self.text, position)
         if match is None:
             raise _Fault
         raw = match.group(1)
         if _RAW_CONTROL.search(raw):
-            frame.exact = False
+            self._is_exact = False
         if "\\" not in raw:
             return raw, match.end()
         known = _ESCAPE.sub(_known_escape, raw)
         if known != raw:
-            frame.exact = False
+            self._is_exact = False
         return json.loads(f'"{known}"', strict=False), match.end()
 
-    def _keep(self, frame: _Frame, value: str | None) -> None:
-        if not frame.key:
+    def _keep(self, stack: _Stack, value: str | None) -> None:
+        frame = stack[-1] if stack else None
+        if frame is None or not frame.key:
             return
         if value is None:
-            frame.exact = False
+            self._is_exact = False
             frame.fields.pop(frame.key, None)
         else:
             frame.fields[frame.key] = value
 
-    def _close(self, frame: _Frame, end: int, fits: list[FoundObject]) -> None:
+    def _close(self, frame: _Open, end: int, fits: list[FoundObject]) -> None:
         self._settled.add(frame.start)
         if frame.fields.get(self._required, "").strip():
-            fits.append(FoundObject(fields=frame.fields, start=frame.start, end=end, exact=frame.exact))
+            fits.append(FoundObject(fields=frame.fields, start=frame.start, end=end, exact=self._is_exact))
 
 
 def _known_escape(match: re.Match[str]) -> str:
@@ -225,36 +223,21 @@ def _known_escape(match: re.Match[str]) -> str:
     return match.group() if letter is None or letter in '"\\/bfnrt' else f"\\\\{letter}"
 
 
-Strategy = Literal["json", "json_fence", "fence", "embedded", "xml", "text"]
-"""Which way a reply was read."""
-
 _FIELDS = ("reflection", "evaluation", "solution")
 _REQUIRED = "solution"
 _JSON_FENCE = re.compile(r"```json(?![\w+-])\s*+", re.I | re.A)
 _ANY_FENCE = re.compile(r"```[\w+-]*+\s*+", re.A)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedReply:
-    """A reply that was read."""
+def parse_reply(text: str, view: View | None = None) -> Reading:
+    """Read an `AgentResponse`, whatever the text is; the view makes no difference.
 
-    response: AgentResponse
-    status: ReplyStatus
-    strategy: Strategy
-
-
-def parse_reply(text: str) -> ParsedReply:
-    """Read a reply, whatever it is.
-
-    Args:
-        text: The decoded reply without end-of-turn token and thinking (see
-            `viva.conversation.rendering.read_reply`).
-
-    Returns:
-        Status ``ok`` only for a JSON object with exactly the asked fields as strings or numbers and nothing
-        around it; ``unstructured`` if the whole text had to be taken as the solution; ``repaired`` for
-        anything in between. A field of another type than string or number counts as missing.
+    Status ``ok`` only for a JSON object with exactly the asked fields as strings or numbers and nothing around it;
+    ``unstructured`` if the whole text had to be taken as the solution; ``repaired`` for anything in between. A field
+    of another type than string or number counts as missing. The strategy is ``json``, ``json_fence``, ``fence``,
+    ``embedded``, ``xml`` or ``text``.
     """
+    del view
     text = _encodable(text)
     scanner = ObjectScanner(text, _FIELDS, _REQUIRED)
     if (found := whole_object(scanner)) is not None:
@@ -316,10 +299,10 @@ def tagged_fields(text: str, names: tuple[str, ...]) -> tuple[dict[str, str], in
     return fields, begin
 
 
-def _reply(fields: dict[str, str], status: ReplyStatus, strategy: Strategy) -> ParsedReply:
+def _reply(fields: dict[str, str], status: ReplyStatus, strategy: str) -> Reading:
     # an escape such as \ud83d can name half a character, so the fields are checked once more
     clean = {name: _encodable(value) for name, value in fields.items()}
-    return ParsedReply(response=AgentResponse(**clean), status=status, strategy=strategy)
+    return Reading(response=AgentResponse(**clean), status=status, strategy=strategy)
 
 
 def _encodable(text: str) -> str:

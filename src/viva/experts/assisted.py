@@ -29,13 +29,13 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-from viva.conversation.critique_prompts import (
+from viva.conversation.critiques import (
     CRITIQUE_PERSONAS,
     critique_instruction,
     critique_messages,
+    read_critiques,
     shown,
 )
-from viva.conversation.critiques import read_critiques
 from viva.conversation.protocol import View
 from viva.conversation.records import CritiqueReply
 from viva.conversation.rendering import build_prompt, read_reply
@@ -45,8 +45,8 @@ from viva.judging.policy import PolicyRef, sample
 RIGHT_FEEDBACK = "Your answer is right."
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
 
-_NOBODY = View(agent_id=-1, num_agents=1, round_index=0, aliases=(0,), persona="")
-"""The view of a reader who did not write the one solution."""
+_CRITIC = View(agent_id=-1, num_agents=1, round_index=0, aliases=(0,), persona=CRITIQUE_PERSONAS[2])
+"""The view of a critic who did not write the one solution."""
 
 
 def leak(text: str, phrases: Sequence[str]) -> dict[str, float]:
@@ -182,8 +182,7 @@ class GeneratedFeedback:
     async def __call__(self, question: str, attempt: str, *, is_right: bool, place: int) -> str:
         """The critique, without the header that names its target. Errors of the engine pass through."""
         del is_right
-        instruction = critique_instruction(CRITIQUE_PERSONAS[2], None)
-        messages = critique_messages(question, [shown("Solution A", attempt)], instruction)
+        messages = critique_messages(question, [shown("Solution A", attempt)], critique_instruction(_CRITIC))
         params = tinker.SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -193,7 +192,7 @@ class GeneratedFeedback:
         async with asyncio.timeout(self.policy.timeout_s):
             response = await sample(self.policy.current(), build_prompt(self.renderer, messages), params)
         text, _ = read_reply(self.renderer, list(response.sequences[0].tokens))
-        reading = read_critiques(text, _NOBODY).response
+        reading = read_critiques(text, _CRITIC).response
         critiques = reading.critiques if isinstance(reading, CritiqueReply) else ()
         return critiques[0].text if critiques else text
 

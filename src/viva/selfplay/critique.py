@@ -14,25 +14,28 @@ the comparison, which puts first and revised solutions on one scale.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Literal
 
-from viva.conversation.critique_prompts import (
+from viva.conversation.critiques import (
     CRITIQUE_PERSONAS,
     CRITIQUE_SYSTEM_PROMPT,
+    comparison_instruction,
     critique_instruction,
+    may_vote_on_own,
     proposal_instruction,
     ranking_instruction,
+    read_critiques,
+    read_revision,
     revision_instruction,
     shown,
     shown_solution,
 )
-from viva.conversation.critiques import read_critiques, read_revision
 from viva.conversation.protocol import Protocol, Reading, Round, Segment, Sight, View
 from viva.conversation.records import CritiqueReply, Solution, Turn
-from viva.judging.ballots import Item
+from viva.judging.ballots import Ballot, Item
 from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
 
 if TYPE_CHECKING:
@@ -54,14 +57,13 @@ def critique_protocol(
     votes_on_own: bool | None = None,
     comparisons: bool = False,
 ) -> Protocol:
-    """The protocol for a number of agents.
+    """The protocol for a number of agents: at least 2, at most as many as there are letters for what they rank.
 
     Args:
-        num_agents: At least 2; at most as many as there are letters for what they have to rank.
-        personas: Persona texts by agent id; by default `CRITIQUE_PERSONAS`.
-        on_failure: What one agent's failure does to the conversation. It goes on with at least two agents.
-        votes_on_own: Whether agents rank their own solution, too; ``None``: only while the round has two agents,
-            who could rank nothing otherwise.
+        num_agents: How many.
+        personas: By default `CRITIQUE_PERSONAS`.
+        on_failure: See `Protocol`.
+        votes_on_own: See `may_vote_on_own`.
         comparisons: Whether a last round has every agent rank the first and the revised solutions of all others
             against one another. Its votes are about ``("initial", agent)`` and ``("revised", agent)``.
 
@@ -75,22 +77,30 @@ def critique_protocol(
             f"num_agents must be from 2 to {most}{' with comparisons' if comparisons else ''}, so that there is "
             f"somebody to criticise and a letter for everything that is ranked; got {num_agents}"
         )
-    proposal = Segment(name="proposal", instruction=_propose, stream="r_sol")
+    proposal = Segment(name="proposal", instruction=proposal_instruction, stream="r_sol")
     ranking = _ranking_segment("ranking", votes_on_own, stream=None)
-    critique = Segment(name="critique", instruction=_criticise, read=read_critiques, stream="r_diag")
-    revision = Segment(name="revision", instruction=_revise, read=read_revision, stream="r_sol")
+    critique = Segment(
+        name="critique", instruction=critique_instruction, read=read_critiques, stream="r_diag"
+    )
+    revision = Segment(name="revision", instruction=revision_instruction, read=read_revision, stream="r_sol")
     verdict = _ranking_segment("verdict", votes_on_own, stream="r_meta")
     own = Sight(segments=("proposal",), whose="own", show=_show_own)
     addressed = Sight(segments=("critique",), whose="addressed", show=_show_critiques)
     rounds = [
         Round(name="propose", segments=(proposal,)),
-        Round(name="review", segments=(ranking, critique), sights=(_all_solutions("proposal"),)),
+        Round(
+            name="review",
+            segments=(ranking, critique),
+            sights=(Sight(segments=("proposal",), show=_show_all),),
+        ),
         Round(name="revise", segments=(revision,), sights=(own, addressed)),
-        Round(name="verdict", segments=(verdict,), sights=(_all_solutions("revision"),)),
+        Round(name="verdict", segments=(verdict,), sights=(Sight(segments=("revision",), show=_show_all),)),
     ]
     if comparisons:
-        both = Sight(segments=tuple(_STAGES), whose="all", show=_show_compared)
-        comparison = Segment(name="comparison", instruction=_compare, read=_read_comparison, stream=None)
+        both = Sight(segments=tuple(_STAGES), show=_show_compared)
+        comparison = Segment(
+            name="comparison", instruction=comparison_instruction, read=_read_comparison, stream=None
+        )
         rounds.append(Round(name="compare", segments=(comparison,), sights=(both,)))
     protocol = Protocol(
         reward="peer_review",
@@ -120,49 +130,23 @@ def compared_items(view: View) -> dict[str, Item]:
 def _ranking_segment(name: str, votes_on_own: bool | None, *, stream: str | None) -> Segment:
     return Segment(
         name=name,
-        instruction=partial(_rank, votes_on_own=votes_on_own),
+        instruction=partial(ranking_instruction, votes_on_own=votes_on_own),
         read=partial(_read_ranking, votes_on_own=votes_on_own),
         stream=stream,
     )
 
 
-def _may_vote_on_own(view: View, votes_on_own: bool | None) -> bool:
-    return len(view.aliases) == 2 if votes_on_own is None else votes_on_own
-
-
-def _propose(view: View) -> str:
-    return proposal_instruction(view.persona)
-
-
-def _criticise(view: View) -> str:
-    return critique_instruction(view.persona, view.own)
-
-
-def _revise(view: View) -> str:
-    return revision_instruction(view.persona)
-
-
-def _rank(view: View, *, votes_on_own: bool | None) -> str:
-    return ranking_instruction(view.persona, view.own, votes_on_own=_may_vote_on_own(view, votes_on_own))
-
-
-def _compare(view: View) -> str:
-    return ranking_instruction(view.persona, None, votes_on_own=False)
-
-
 def _read_ranking(text: str, view: View, *, votes_on_own: bool | None) -> Reading:
-    allowed = _may_vote_on_own(view, votes_on_own)
-    return _read_votes(text, dict(view.letters), own=view.own, votes_on_own=allowed)
+    letters: dict[str, Item] = dict(view.letters)
+    allowed = may_vote_on_own(view, votes_on_own)
+    return _reading(parse_ranking(text, letters, own=view.own, votes_on_own=allowed))
 
 
 def _read_comparison(text: str, view: View) -> Reading:
-    return _read_votes(text, compared_items(view))
+    return _reading(parse_ranking(text, compared_items(view)))
 
 
-def _read_votes(
-    text: str, letters: dict[str, Item], *, own: str | None = None, votes_on_own: bool = False
-) -> Reading:
-    ballot = parse_ranking(text, letters, own=own, votes_on_own=votes_on_own)
+def _reading(ballot: Ballot) -> Reading:
     return Reading(
         response=RankingReply(preferences=ballot.votes, dropped=ballot.dropped),
         status=ranking_status(ballot),
@@ -170,41 +154,28 @@ def _read_votes(
     )
 
 
-def _all_solutions(segment: str) -> Sight:
-    return Sight(segments=(segment,), whose="all", show=_show_all)
-
-
-def _solutions(turns: Sequence[Turn]) -> dict[Item, str]:
-    """Solutions by stage and agent."""
-    return {
-        (_STAGES[turn.segment], turn.agent_id): turn.response.solution
-        for turn in turns
-        if isinstance(turn.response, Solution)
-    }
+def _solutions(turns: Sequence[Turn]) -> Iterator[tuple[Turn, str]]:
+    return ((turn, turn.response.solution) for turn in turns if isinstance(turn.response, Solution))
 
 
 def _show_all(turns: Sequence[Turn], view: View) -> str:
-    texts = {turn.agent_id: turn.response.solution for turn in turns if isinstance(turn.response, Solution)}
-    return "".join(
-        shown_solution(letter, texts[agent_id])
-        for letter, agent_id in view.letters.items()
-        if agent_id in texts
-    )
+    texts: dict[Item, str] = {turn.agent_id: solution for turn, solution in _solutions(turns)}
+    return _show_lettered(view.letters, texts)
 
 
 def _show_compared(turns: Sequence[Turn], view: View) -> str:
-    texts = _solutions(turns)
-    return "".join(
-        shown_solution(letter, texts[item]) for letter, item in compared_items(view).items() if item in texts
-    )
+    texts: dict[Item, str] = {
+        (_STAGES[turn.segment], turn.agent_id): solution for turn, solution in _solutions(turns)
+    }
+    return _show_lettered(compared_items(view), texts)
+
+
+def _show_lettered(items: Mapping[str, Item], texts: Mapping[Item, str]) -> str:
+    return "".join(shown_solution(letter, texts[item]) for letter, item in items.items() if item in texts)
 
 
 def _show_own(turns: Sequence[Turn], view: View) -> str:
-    return "".join(
-        shown("Your solution", turn.response.solution)
-        for turn in turns
-        if isinstance(turn.response, Solution)
-    )
+    return "".join(shown("Your solution", solution) for _, solution in _solutions(turns))
 
 
 def _show_critiques(turns: Sequence[Turn], view: View) -> str:
@@ -229,18 +200,10 @@ def critique_group(
     personas: dict[int, str] | None = None,
     **options: Any,
 ) -> MultiAgentConversationEnvGroupBuilder:
-    """The builder of a critique conversation that peer review pays.
+    """The builder of a critique conversation that peer review pays; ``options`` are other fields of the builder.
 
-    Args:
-        question: The problem.
-        renderer: From `viva.conversation.rendering.load_renderer`.
-        rules: By default those of the ``robust`` preset.
-        judge: Compares revised with initial solutions, for a joint fit. Without one, the agents do so in a last round.
-        num_agents: See `critique_protocol`.
-        on_failure: See there.
-        votes_on_own: See there.
-        personas: See there.
-        **options: Other fields of the builder.
+    The rules are by default those of the ``robust`` preset. A judge compares revised with initial solutions, for a
+    joint fit; without one, the agents do so in a last round.
 
     Raises:
         ValueError: If the conversation could not be held.

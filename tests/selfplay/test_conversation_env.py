@@ -11,9 +11,9 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.env import MultiAgentConversationEnv
 from viva.conversation.protocol import Order
 from viva.conversation.records import AgentResponse, Conversation, ReplyStatus
+from viva.selfplay.group import MultiAgentConversationEnv
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import (
     CHAT_TOKENS,
