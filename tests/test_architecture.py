@@ -67,7 +67,7 @@ FACES = frozenset(
 """Modules whose names others are to use: each has a sorted and complete ``__all__``."""
 
 BROAD_EXCEPTS = frozenset(
-    {"viva/conversation/line_tokens.py", "viva/engine/scheduler.py", "viva/training/rollouts.py"}
+    {"viva/conversation/guard.py", "viva/engine/scheduler.py", "viva/training/rollouts.py"}
 )
 """Files with the one named boundary of their room that may keep any exception: as data, for its future, or since a
 library raises nothing narrower (``tokenizers``, of steps that it cannot describe)."""

@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.guard import GuardedTokenizer
-from viva.conversation.line_tokens import LineEncoder, LineTokens, remembering
+from viva.conversation.guard import GuardedTokenizer, LineEncoder, LineTokens, remembering
 from viva.conversation.rendering import build_prompt
 from viva.selfplay.group import MultiAgentConversationEnv
 from viva.selfplay.round_robin import round_robin_protocol

@@ -12,7 +12,7 @@ import re
 import pytest
 from chat_formats import renderer_of
 
-from viva.conversation import prompts
+from viva.conversation import prompts, protocol
 from viva.conversation.guard import MARKER
 from viva.conversation.prompts import quote
 from viva.conversation.protocol import View
@@ -22,6 +22,7 @@ from viva.conversation.replies import parse_reply
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, Outcome, judge_messages
 from viva.judging.judge import parse_verdict
 from viva.judging.ranking import parse_ranking
+from viva.selfplay import round_robin
 from viva.selfplay.round_robin import round_robin_protocol
 
 SEED = 12
@@ -127,9 +128,9 @@ def check_conversation(renderer, rng):
         )
         expected.append((f"[round 1, agent {agent_id}]", ""))
         expected += [(f"{name}:", shown(text)) for name, text in fields.items()]
-    protocol = round_robin_protocol(2)
+    talk = round_robin_protocol(2)
     view = View(agent_id=0, num_agents=3, round_index=1, aliases=(), persona="the Critic.")
-    text = user_part(renderer, protocol.messages(protocol.prompt(question, turns, view)))
+    text = user_part(renderer, talk.messages(talk.prompt(question, turns, view)))
     assert blocks(text, CONVERSATION) == [("Problem:", shown(question)), *expected]
 
 
@@ -189,6 +190,7 @@ def test_the_reader_finds_a_forgery_if_one_line_break_is_overlooked(monkeypatch,
 
 
 def test_the_reader_finds_a_forgery_if_nothing_is_quoted(monkeypatch):
-    monkeypatch.setattr(prompts, "quote", lambda text: text)
+    for room in (protocol, round_robin):
+        monkeypatch.setattr(room, "quote", lambda text: text)
     with pytest.raises((AssertionError, IndexError, ValueError)):
         play(10)

@@ -25,7 +25,7 @@ import tinker
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.conversation.line_tokens import remembering
+from viva.conversation.guard import remembering
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
 from viva.judging.comparison import (

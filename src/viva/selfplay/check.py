@@ -13,7 +13,8 @@ from string import ascii_uppercase
 from typing import Any
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.protocol import Protocol, Reading, Round, Segment, View
+from viva.conversation.prompts import counted
+from viva.conversation.protocol import Protocol, Round, Segment, View
 from viva.conversation.records import Conversation, ReplyStatus
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.round_robin import round_robin_protocol
@@ -74,64 +75,6 @@ def _candidates(view: View) -> Iterator[str]:
         yield f"Ranking: {' > '.join(ranked)}"
 
 
-class _Play:
-    """One case on one coordinator."""
-
-    def __init__(self, protocol: Protocol, num_agents: int, act: _Act) -> None:
-        self.protocol = protocol
-        self.coordinator = MultiAgentCoordinator(_QUESTION, num_agents, protocol)
-        self.act = act
-        self.seen: dict[tuple[int, int], tuple[Seen, ...]] = {}
-        self.problems: list[str] = []
-
-    async def run(self, patience: int) -> None:
-        """Play until all seats are done, or nothing has happened for too long."""
-        seats = self.protocol.seats(self.coordinator.num_agents)
-        tasks = [asyncio.create_task(self._seat(agent_id, lane)) for agent_id, lane in seats]
-        for _ in range(patience):
-            if all(task.done() for task in tasks):
-                break
-            await asyncio.sleep(0)
-        waiting = [seat for seat, task in zip(seats, tasks, strict=True) if not task.done()]
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        broken = [result for result in results if isinstance(result, Exception)]
-        self.problems += [f"{type(error).__name__}: {error}" for error in broken]
-        if waiting and not broken:
-            self.problems.append(f"seats (agent, lane) {waiting} wait for ever")
-
-    async def _seat(self, agent_id: int, lane: int) -> None:
-        coordinator = self.coordinator
-        while await coordinator.wait_for_turn(agent_id, lane) is not None:
-            view = coordinator.view(agent_id, lane)
-            prompt = self._prompt(view, lane)
-            text, latency = self.act(view, lane)
-            for _ in range(latency):
-                await asyncio.sleep(0)
-            if text is None:
-                await coordinator.fail(agent_id, "the policy call failed")
-                continue
-            reading = self._read(text, view, lane)
-            if not coordinator.is_out(agent_id, lane):
-                await coordinator.submit_response(
-                    agent_id, reading.response, lane=lane, prompt=prompt, text=text, status=reading.status
-                )
-
-    def _prompt(self, view: View, lane: int) -> str:
-        turns = self.coordinator.visible_turns(view.agent_id, lane)
-        self.seen[view.round_index, view.agent_id] = tuple(
-            (turn.segment, turn.agent_id)
-            for sight in self.protocol.rounds[view.round_index].sights
-            for turn in sight.select(turns, view)
-        )
-        return self.protocol.prompt(_QUESTION, turns, view, lane)
-
-    def _read(self, text: str, view: View, lane: int) -> Reading:
-        segment = self.protocol.rounds[view.round_index].segments[lane]
-        return segment.read(scripted_reply(segment, view) if text == _HONEST else text, view)
-
-
 def dry_runs(protocol: Protocol, num_agents: int) -> list[DryRun]:
     """Play a protocol with scripted agents: all honest; one silent, malformed, slow, or failing in each round.
 
@@ -141,8 +84,6 @@ def dry_runs(protocol: Protocol, num_agents: int) -> list[DryRun]:
         ValueError: If the protocol has mistakes or cannot be played with so many agents.
     """
     odd = num_agents - 1
-    honest = _run(protocol, num_agents, "all honest", lambda view, lane: (_HONEST, 0))
-    runs = [honest]
 
     def only_odd(text: str | None, round_index: int | None = None) -> _Act:
         def act(view: View, lane: int) -> tuple[str | None, int]:
@@ -151,35 +92,84 @@ def dry_runs(protocol: Protocol, num_agents: int) -> list[DryRun]:
 
         return act
 
-    runs.append(_run(protocol, num_agents, f"agent {odd} silent", only_odd("")))
-    runs.append(_run(protocol, num_agents, f"agent {odd} malformed", only_odd(_MALFORMED)))
-    runs += [
-        _run(protocol, num_agents, f"agent {odd} fails in round {index + 1}", only_odd(None, index))
-        for index in range(len(protocol.rounds))
-    ]
-    slow = _run(
-        protocol,
-        num_agents,
-        f"agent {odd} slow",
-        lambda view, lane: (_HONEST, 9 * (view.agent_id == odd) + lane),
-    )
-    if slow.conversation != honest.conversation and not slow.problems:
+    acts: dict[str, _Act] = {
+        "all honest": lambda view, lane: (_HONEST, 0),
+        f"agent {odd} silent": only_odd(""),
+        f"agent {odd} malformed": only_odd(_MALFORMED),
+        **{
+            f"agent {odd} fails in round {index + 1}": only_odd(None, index)
+            for index in range(len(protocol.rounds))
+        },
+        f"agent {odd} slow": lambda view, lane: (_HONEST, 9 * (view.agent_id == odd) + lane),
+    }
+    *runs, slow = [_run(protocol, num_agents, case, act) for case, act in acts.items()]
+    if slow.conversation != runs[0].conversation and not slow.problems:
         slow = replace(slow, problems=("the conversation depends on who is fast",))
     return [*runs, slow]
 
 
 def _run(protocol: Protocol, num_agents: int, case: str, act: _Act) -> DryRun:
-    play = _Play(protocol, num_agents, act)
-    num_turns = len(protocol.rounds) * len(protocol.seats(num_agents))
+    coordinator = MultiAgentCoordinator(_QUESTION, num_agents, protocol)
+    seats = protocol.seats(num_agents)
+    seen: dict[tuple[int, int], tuple[Seen, ...]] = {}
+
+    async def play_all() -> list[str]:
+        tasks = [
+            asyncio.create_task(_play(coordinator, agent_id, lane, act, seen)) for agent_id, lane in seats
+        ]
+        for _ in range(
+            100 + 40 * len(protocol.rounds) * len(seats)
+        ):  # until nothing has happened for too long
+            if all(task.done() for task in tasks):
+                break
+            await asyncio.sleep(0)
+        waiting = [seat for seat, task in zip(seats, tasks, strict=True) if not task.done()]
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        broken = [f"{type(error).__name__}: {error}" for error in results if isinstance(error, Exception)]
+        hangs = [f"seats (agent, lane) {waiting} wait for ever"] if waiting else []
+        return broken or hangs
+
     with ThreadPoolExecutor(1) as pool:  # the caller may have an event loop that runs, as in a notebook
-        pool.submit(asyncio.run, play.run(patience=100 + 40 * num_turns)).result()
+        problems = pool.submit(asyncio.run, play_all()).result()
     return DryRun(
         case=case,
-        conversation=play.coordinator.conversation,
-        seen=play.seen,
-        is_void=play.coordinator.num_agents_left < play.coordinator.min_agents,
-        problems=tuple(dict.fromkeys(play.problems)),
+        conversation=coordinator.conversation,
+        seen=seen,
+        is_void=coordinator.num_agents_left < coordinator.min_agents,
+        problems=tuple(dict.fromkeys(problems)),
     )
+
+
+async def _play(
+    coordinator: MultiAgentCoordinator,
+    agent_id: int,
+    lane: int,
+    act: _Act,
+    seen: dict[tuple[int, int], tuple[Seen, ...]],
+) -> None:
+    """Play one seat, and note what it is shown."""
+    while (round_index := await coordinator.wait_for_turn(agent_id, lane)) is not None:
+        view = coordinator.view(agent_id, lane)
+        round_ = coordinator.protocol.rounds[round_index]
+        turns = coordinator.visible_turns(agent_id, lane)
+        seen[round_index, agent_id] = tuple(
+            (turn.segment, turn.agent_id) for sight in round_.sights for turn in sight.select(turns, view)
+        )
+        prompt = coordinator.protocol.prompt(_QUESTION, turns, view, lane)
+        text, latency = act(view, lane)
+        for _ in range(latency):
+            await asyncio.sleep(0)
+        if text is None:
+            await coordinator.fail(agent_id, "the policy call failed")
+            continue
+        segment = round_.segments[lane]
+        reading = segment.read(scripted_reply(segment, view) if text == _HONEST else text, view)
+        if not coordinator.is_out(agent_id, lane):
+            await coordinator.submit_response(
+                agent_id, reading.response, lane=lane, prompt=prompt, text=text, status=reading.status
+            )
 
 
 BUILT_IN = ("critique", "round_robin")
@@ -235,20 +225,11 @@ def check_protocol(protocol: Protocol, num_agents: int) -> tuple[list[str], list
 
 
 def _overview(protocol: Protocol, num_agents: int) -> Iterator[str]:
-    yield f"protocol {protocol.name}: {_count(len(protocol.rounds), 'round')}, {_count(num_agents, 'agent')}"
+    yield f"protocol {protocol.name}: {counted(len(protocol.rounds), 'round')}, {counted(num_agents, 'agent')}"
     calls = num_agents * sum(len(round_.segments) for round_ in protocol.rounds)
-    yield f"generations: {calls}; at most {_count(protocol.num_lanes, 'lane')} in parallel for each agent"
-    needed = protocol.agents_needed(num_agents)
-    rule = (
-        "voids the conversation"
-        if protocol.on_failure == "void"
-        else f"leaves it going with {needed} or more"
-    )
-    yield f"an agent's failure {rule}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    yield f"generations: {calls}; at most {counted(protocol.num_lanes, 'lane')} in parallel for each agent"
+    goes_on = f"leaves it going with {protocol.agents_needed(num_agents)} or more"
+    yield f"an agent's failure {'voids the conversation' if protocol.on_failure == 'void' else goes_on}"
 
 
 def _rounds(protocol: Protocol, run: DryRun) -> Iterator[str]:

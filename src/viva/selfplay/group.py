@@ -23,7 +23,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.line_tokens import remembering
+from viva.conversation.guard import remembering
 from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import ReplyStatus
 from viva.conversation.rendering import build_prompt, read_reply
