@@ -9,14 +9,17 @@ head size.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from viva.engine.kernels import attend_many, attend_one, can_compile, use_threads
+from viva.engine.kernels import attend_rows, can_compile, use_threads
 from viva.engine.step import Part, RaggedStep, SharedPrefix, average, two_part_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 RAGGED_ATTENTION = "viva_ragged"
 
@@ -92,7 +95,7 @@ class RaggedCache(Cache):
 
     def forward(
         self,
-        module: Any,
+        module: "PreTrainedModel",
         tokens: torch.Tensor,
         *,
         start: int,
@@ -125,7 +128,7 @@ class RaggedCache(Cache):
         hidden = self.run(module, tokens, step)
         return hidden if hidden.shape[1] == 1 else step.at_ends(hidden)
 
-    def run(self, module: Any, tokens: torch.Tensor, step: RaggedStep) -> torch.Tensor:
+    def run(self, module: "PreTrainedModel", tokens: torch.Tensor, step: RaggedStep) -> torch.Tensor:
         """`forward` on rows that there is room for, as a step says."""
         step.begin()
         self._step = step
@@ -145,7 +148,12 @@ class RaggedCache(Cache):
         return output.last_hidden_state
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store ``[B, K, T, D]`` keys and values; return views ``[B, K, L, D]`` of everything the rows have."""
         _, heads, _, size = key_states.shape
@@ -221,7 +229,7 @@ def _rounded(length: int) -> int:
 
 
 def _ragged_attention(
-    module: Any,
+    module: "PreTrainedModel",
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -230,7 +238,7 @@ def _ragged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     ragged: RaggedStep | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention in the form ``transformers`` calls it: ``[B, Q, T, D]`` queries to ``[B, T, Q, D]`` output."""
     if ragged is None or attention_mask is not None or kwargs.get("s_aux") is not None:
@@ -279,7 +287,7 @@ def attend(
         where = step.parts, step.layer, step.positions
         output = two_part_attention(folded, averages, *where, scale, window, softcap).reshape(query.shape)
     elif compiled:
-        output = _attend_compiled(query, step, scale, window)[0]
+        output = attend_rows(query, step.store, step.start, step.lengths, scale, window)[0]
     elif softcap is not None:
         output = _softcapped(query, key, value, step.mask(window), scale, softcap)
     elif step.num_new == 1:
@@ -297,17 +305,11 @@ def attend(
     return output.transpose(1, 2).contiguous()
 
 
-def _attend_compiled(query: torch.Tensor, step: RaggedStep, scale: float, window: int | None) -> _Averages:
-    """Averages over the rows' own tokens, ``[B, Q, T, D]``, and logarithms of the sums of weights, ``[B, Q, T]``."""
-    kernel = attend_one if step.num_new == 1 else attend_many
-    return kernel(query, step.store, step.start, step.lengths, scale, window)
-
-
 def _compiled_averages(
     query: torch.Tensor, shape: torch.Size, step: RaggedStep, scale: float, window: int | None
 ) -> Callable[[Part], _Averages]:
     """Averages over the rows' own tokens for `two_part_attention`, which has queries in another shape."""
-    found = _attend_compiled(query, step, scale, window)
+    found = attend_rows(query, step.store, step.start, step.lengths, scale, window)
     output, sums = found[0].reshape(shape), found[1].view(shape[:3])
     return lambda part: (output[part.rows], sums[part.rows])
 

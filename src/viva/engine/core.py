@@ -5,7 +5,7 @@ import os
 import re
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -19,6 +19,9 @@ from viva.engine.policy import ModuleBuilder
 from viva.engine.replay import GraphRecorder, Recorder, check_replays
 from viva.engine.scheduler import EngineLimits, OperationQueue, Pump
 from viva.integrity import is_inside
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _CLIENT_FOLDER = re.compile(r"client-([0-9]{6,12})")
 
@@ -49,7 +52,7 @@ class Core:
         self._seed = seed
         self._counts: dict[str, int] = {}
         self._models: dict[str, BaseModel] = {}
-        self._merged: OrderedDict[int, Any] = OrderedDict()
+        self._merged: OrderedDict[int, PreTrainedModel] = OrderedDict()
         self._recorder: Recorder | None = GraphRecorder(device) if device.type == "cuda" else None
 
     @property
@@ -143,7 +146,7 @@ class Core:
         for decoder in self._decoders:
             decoder.forget()
 
-    def _merged_model(self, version: int, build: ModuleBuilder) -> Any:
+    def _merged_model(self, version: int, build: ModuleBuilder) -> "PreTrainedModel":
         if version not in self._merged:
             while len(self._merged) >= self.limits.merged_models:
                 self._merged.popitem(last=False)

@@ -6,18 +6,21 @@ prefixes only once. They leave when they end.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from viva.engine.model import head_logits
+from viva.engine.model import head_logits, output_layer
 from viva.engine.replay import DecodeSteps, Recorder
 from viva.engine.requests import BLOCK, SampleRequest, not_finite, score_prompt
 from viva.engine.sampling import draw_tokens
 from viva.engine.scheduler import EngineLimits
 from viva.engine.sequences import Prompt, RunningSequence, SequenceTable, prefix_length
 from viva.sdk import make_response
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MOST_PADDING = 128
 """Padded tokens in a prefill batch. More of them cost as much as reading the weights once more for another batch."""
@@ -30,7 +33,7 @@ class Decoder:
 
     def __init__(
         self,
-        get_module: Callable[[], Any],
+        get_module: Callable[[], "PreTrainedModel"],
         device: torch.device,
         limits: EngineLimits,
         recorder: Recorder | None = None,
@@ -213,7 +216,7 @@ class Decoder:
         sequences = self._running.sequences[start:]
         if not sequences:
             return False
-        size = max(1, self._limits.logits // self._module.get_output_embeddings().out_features)
+        size = max(1, self._limits.logits // output_layer(self._module).out_features)
         finite: list[bool] = []
         for first in range(0, len(sequences), size):
             finite += self._draw(sequences[first : first + size], hidden[first : first + size])

@@ -16,9 +16,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from viva.engine.loading import load_errors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -289,7 +292,7 @@ def _config(stored: _File) -> Any:
     return config
 
 
-def _scale_rotation(config: Any, factors: Any) -> None:
+def _scale_rotation(config: "PretrainedConfig", factors: Any) -> None:
     """Give the configuration the scaling of Llama 3.1 and later that has these factors.
 
     Raises:
@@ -340,9 +343,7 @@ def _tokenizer(stored: _File) -> Any:
     )
     inner = Tokenizer(
         models.BPE(
-            vocab=vocabulary,
-            merges=list(zip(left, right, strict=True)),
-            ignore_merges=pre == "llama-bpe",
+            vocab=vocabulary, merges=list(zip(left, right, strict=True)), ignore_merges=pre == "llama-bpe"
         )
     )
     cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in PRE_TOKENIZERS[pre]]

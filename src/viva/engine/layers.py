@@ -15,7 +15,7 @@ heads, ``D`` head size, ``R`` places that are read.
 """
 
 from collections.abc import Collection
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from viva.engine.attention import attend
+from viva.engine.attention import RaggedCache, attend
 from viva.engine.kernels import (
     Norm,
     as_array,
@@ -37,7 +37,11 @@ from viva.engine.kernels import (
 )
 from viva.engine.linear import is_packable, join_linears
 from viva.engine.model import decoder_layers
+from viva.engine.step import RaggedStep
 from viva.engine.trees import TreeStep
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LAYER_KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of ``transformers`` that consist of the same steps."""
@@ -45,7 +49,7 @@ _DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 """Models that hold such layers, and otherwise an embedding, rotary embeddings and a norm."""
 
 
-def fuse_layers(module: Any) -> Any:
+def fuse_layers(module: "PreTrainedModel") -> "PreTrainedModel":
     """Replace the layers of a decode copy by fused ones where they are of a known kind; returns the module."""
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
@@ -53,7 +57,9 @@ def fuse_layers(module: Any) -> Any:
                 setattr(parent, name, FusedLayer(layer))
     for parent in list(module.modules()):
         for name, decoder in list(parent.named_children()):
-            if is_stock(decoder, _DECODERS) and all(isinstance(each, FusedLayer) for each in decoder.layers):
+            if is_stock(decoder, _DECODERS) and all(
+                isinstance(each, FusedLayer) for each in cast(Any, decoder).layers
+            ):
                 setattr(parent, name, FusedDecoder(decoder))
     return module
 
@@ -98,9 +104,9 @@ class FusedDecoder(nn.Module):
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        past_key_values: Any,
-        ragged: Any,
-        **unused: Any,
+        past_key_values: RaggedCache,
+        ragged: RaggedStep,
+        **unused: object,
     ) -> BaseModelOutputWithPast:
         """``[B, T]`` tokens at positions ``[B, T]`` to hidden states after the final norm.
 
@@ -143,10 +149,10 @@ class FusedLayer(nn.Module):
         hidden: torch.Tensor,
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        past_key_values: Any,
-        ragged: Any,
+        past_key_values: RaggedCache,
+        ragged: RaggedStep,
         is_last: bool = False,
-        **unused: Any,
+        **unused: object,
     ) -> torch.Tensor:
         """``[B, T, H]`` hidden states to those after the layer.
 
@@ -177,7 +183,7 @@ def _norm(norm: Any) -> Norm:
     return Norm(norm.weight, norm.variance_epsilon)
 
 
-def _head_norms(attention: Any, queries: int, keys: int) -> tuple[Any, np.float32]:
+def _head_norms(attention: Any, queries: int, keys: int) -> tuple[np.ndarray, np.float32]:
     """Weights of the norms of all heads, ``[Q + K, D]``, or ``[0, D]`` where they have none, and their epsilon."""
     if not hasattr(attention, "q_norm"):
         return as_array(attention.q_proj.weight.new_empty(0, attention.head_dim)), np.float32(0)
@@ -200,7 +206,7 @@ _NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 _GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 
 
-def replace_parts(module: Any) -> Any:
+def replace_parts(module: "PreTrainedModel") -> "PreTrainedModel":
     """Replace norms and gated layers of known kinds, names of parameters kept; returns the module."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
@@ -270,7 +276,7 @@ class _Gated(torch.autograd.Function):
         return gate_back(gate, up, grad_outputs[0].contiguous())
 
 
-def confine_last_layer(module: Any) -> bool:
+def confine_last_layer(module: "PreTrainedModel") -> bool:
     """Replace the last layer of a structure copy if it is of a known kind, names of parameters kept.
 
     Returns:
@@ -298,7 +304,7 @@ class LastLayer(nn.Module):
         self.self_attn.o_proj.register_forward_pre_hook(self._pick_inputs)
 
     def forward(
-        self, hidden: torch.Tensor, *, read: torch.Tensor, tree: TreeStep | None = None, **given: Any
+        self, hidden: torch.Tensor, *, read: torch.Tensor, tree: TreeStep | None = None, **given: object
     ) -> torch.Tensor:
         """Hidden states after the layer at the places that are read, ``[1, R, H]``.
 

@@ -13,10 +13,13 @@ Shapes: ``n`` rows of ``I`` inputs, ``O`` outputs.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LEAST_ROWS = 4
 """Fewer rows are filled up to this: the product of four is faster than that of one."""
@@ -121,7 +124,7 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def pack_linears(module: Any) -> Any:
+def pack_linears(module: "PreTrainedModel") -> "PreTrainedModel":
     """Replace the linear layers of a decode copy by packed ones where that is possible; returns the module."""
     for parent in list(module.modules()):
         for names in _JOINT:
@@ -136,7 +139,7 @@ def pack_linears(module: Any) -> Any:
     return module
 
 
-def is_packable(layer: Any) -> bool:
+def is_packable(layer: object) -> TypeGuard[nn.Linear]:
     """Whether a layer can be a packed one."""
     return type(layer) is nn.Linear and can_pack(layer.weight)
 

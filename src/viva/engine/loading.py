@@ -2,7 +2,10 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _ADVICE = "Fetch it anew, or save it anew with save_pretrained."
 _LONGEST = 300
@@ -53,7 +56,7 @@ def _reason(error: BaseException) -> str:
     return f"{text}. {_ADVICE}"
 
 
-def check_layers(name: str, config: Any) -> None:
+def check_layers(name: str, config: "PretrainedConfig") -> None:
     """Refuse a model whose layers carry a state from token to token, before its weights are fetched.
 
     Args:
@@ -74,7 +77,7 @@ def check_layers(name: str, config: Any) -> None:
         )
 
 
-def check_loaded(name: str, report: Mapping[str, Any], tokenizer: Any) -> None:
+def check_loaded(name: str, report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> None:
     """Refuse a model that would be completed with random weights, and a tokenizer that reads nothing.
 
     Args:

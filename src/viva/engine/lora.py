@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from viva.engine.layers import replace_parts
 from viva.engine.linear import product
 from viva.engine.model import BaseModel, structure_copy
 from viva.hub import split_revision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ALPHA = 32
 
@@ -105,7 +108,7 @@ def _warn_of_experts(base: BaseModel, settings: AdapterSettings) -> None:
         )
 
 
-def add_adapter(base: BaseModel, settings: AdapterSettings) -> Any:
+def add_adapter(base: BaseModel, settings: AdapterSettings) -> "PreTrainedModel":
     """A copy of the model's structure with an adapter in float32. The base tensors stay shared and frozen."""
     module = structure_copy(base.module)
     names = target_modules(module, settings)
@@ -179,7 +182,7 @@ def check_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], rank: in
             )
 
 
-def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: float) -> Any:
+def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: float) -> "PreTrainedModel":
     """A decode copy of the model with an adapter merged into fresh tensors.
 
     Args:

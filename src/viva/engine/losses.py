@@ -29,9 +29,11 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from viva.engine.model import head_logits
+from viva.engine.model import head_logits, output_layer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from viva.engine.packing import Batch, Example
 
 TEMPERATURE = "temperature"
@@ -185,7 +187,12 @@ class Targets:
     """``[U]`` token ids, ascending within a place."""
 
     def evaluate(
-        self, module: Any, hidden: torch.Tensor, loss: Loss, config: Mapping[str, float], max_logits: int
+        self,
+        module: "PreTrainedModel",
+        hidden: torch.Tensor,
+        loss: Loss,
+        config: Mapping[str, float],
+        max_logits: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logprobs and losses of the targets, ``[M]`` each; with gradients enabled also the backward pass.
 
@@ -237,9 +244,9 @@ class Targets:
             )
         return losses.detach().numpy(), torch.autograd.grad(total, leaf)[0].numpy()
 
-    def _chunks(self, module: Any, max_logits: int) -> list[tuple[np.ndarray, bool]]:
+    def _chunks(self, module: "PreTrainedModel", max_logits: int) -> list[tuple[np.ndarray, bool]]:
         """Pairs whose logits are computed together, whole places, and whether they have active targets."""
-        rows = rows_at_once(int(module.get_output_embeddings().weight.shape[0]), max_logits)
+        rows = rows_at_once(output_layer(module).weight.shape[0], max_logits)
         # what shares a place with an active target is computed along with it
         is_trained = np.isin(self.places, self.places[self.pairs[self.active]])
         chunks: list[tuple[np.ndarray, bool]] = []
@@ -257,7 +264,7 @@ class Targets:
         return [part.reshape(shape) for part, shape in zip(np.split(whole, bounds), self.shapes, strict=True)]
 
     def _logprobs(
-        self, module: Any, hidden: torch.Tensor, pairs: np.ndarray, temperature: float
+        self, module: "PreTrainedModel", hidden: torch.Tensor, pairs: np.ndarray, temperature: float
     ) -> torch.Tensor:
         """Logprobs of pairs from the hidden states of their places."""
         _, rows, counts = np.unique(self.places[pairs], return_inverse=True, return_counts=True)
@@ -313,7 +320,7 @@ def rows_at_once(vocab_size: int, max_logits: int) -> int:
 
 
 def target_logprobs(
-    module: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+    module: "PreTrainedModel", hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
     """Logprobs of target tokens.
 

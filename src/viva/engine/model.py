@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from viva.engine.loading import check_layers, check_loaded, load_errors
 from viva.engine.trees import TREE_ATTENTION, TreeStep, pack_tree, register_tree_attention
 from viva.hub import hub_errors, split_revision
 from viva.model_files import LOADING, check_model_folder, model_digests
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fast": torch.float32}
 """Types of the base weights."""
@@ -43,9 +46,9 @@ class BaseModel:
 
     name: str
     """Path or hub name it was loaded from."""
-    module: Any
+    module: "PreTrainedModel"
     """The ``transformers`` causal language model, frozen and in eval mode."""
-    tokenizer: Any
+    tokenizer: "PreTrainedTokenizerBase"
     eos_ids: tuple[int, ...]
     """Tokens that end a text when a request names no stop sequence."""
     context_length: int
@@ -58,10 +61,10 @@ class BaseModel:
     token_texts: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, filled as stop strings are looked for."""
 
-    def decode_copy(self, replace: Mapping[int, torch.Tensor] | None = None) -> Any:
+    def decode_copy(self, replace: Mapping[int, torch.Tensor] | None = None) -> "PreTrainedModel":
         """A copy of the structure that reads keys and values from a `RaggedCache`; tensors are shared or replaced."""
         module = structure_copy(self.module, replace)
-        module.config._attn_implementation = RAGGED_ATTENTION
+        cast(Any, module.config)._attn_implementation = RAGGED_ATTENTION
         return module
 
 
@@ -186,18 +189,20 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     return replace(base, takes_trees=reason is None)
 
 
-def structure_copy(module: Any, replace: Mapping[int, torch.Tensor] | None = None) -> Any:
+def structure_copy(
+    module: "PreTrainedModel", replace: Mapping[int, torch.Tensor] | None = None
+) -> "PreTrainedModel":
     """Copy modules and configuration but share every tensor, ties included.
 
     Args:
         module: A model.
         replace: Tensors to use instead, by ``id`` of the tensor they stand for.
     """
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
+    shared: dict[int, object] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
     return copy.deepcopy(module, {**shared, **(replace or {})})
 
 
-def cast_weights(module: Any, dtype: torch.dtype) -> Any:
+def cast_weights(module: "PreTrainedModel", dtype: torch.dtype) -> "PreTrainedModel":
     """Give a `structure_copy` weights of its own in another type, ties kept; returns it. Buffers stay shared."""
     cast: dict[
         int, tuple[nn.Parameter, nn.Parameter]
@@ -211,12 +216,17 @@ def cast_weights(module: Any, dtype: torch.dtype) -> Any:
     return module
 
 
-def decoder_layers(module: Any) -> nn.ModuleList:
+def decoder_layers(module: "PreTrainedModel") -> nn.ModuleList:
     """The layers of a causal language model, whatever it calls them."""
     return next(child for child in module.get_decoder().children() if isinstance(child, nn.ModuleList))
 
 
-def head_logits(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+def output_layer(module: "PreTrainedModel") -> nn.Linear:
+    """The layer that gives logits, ``[V, H]``."""
+    return cast(nn.Linear, module.get_output_embeddings())
+
+
+def head_logits(module: "PreTrainedModel", hidden: torch.Tensor) -> torch.Tensor:
     """Logits in float32 of hidden states.
 
     Args:
@@ -226,20 +236,20 @@ def head_logits(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     Returns:
         ``[N, V]``.
     """
-    logits = module.get_output_embeddings()(hidden).float()
+    logits = output_layer(module)(hidden).float()
     cap = getattr(module.config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 @contextmanager
-def attention_by(module: Any, name: str) -> Generator[None, None, None]:
+def attention_by(module: "PreTrainedModel", name: str) -> Generator[None, None, None]:
     """Let a model attend through the function of this name for a while."""
-    before = module.config._attn_implementation
-    module.config._attn_implementation = name
+    config: Any = module.config
+    before, config._attn_implementation = config._attn_implementation, name
     try:
         yield
     finally:
-        module.config._attn_implementation = before
+        config._attn_implementation = before
 
 
 @contextmanager
@@ -256,11 +266,11 @@ def _no_progress_bar() -> Generator[None, None, None]:
             logging.enable_progress_bar()
 
 
-def _softcap(config: Any) -> bool:
+def _softcap(config: "PretrainedConfig") -> bool:
     return getattr(config, "attn_logit_softcapping", None) is not None
 
 
-def _eos_ids(module: nn.Module, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
+def _eos_ids(module: nn.Module, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> tuple[int, ...]:
     """End-of-text tokens of the generation config, the model config and the tokenizer, in ascending order.
 
     Those that the model has no logit for can end nothing and are left out.
@@ -269,7 +279,7 @@ def _eos_ids(module: nn.Module, tokenizer: Any, vocab_size: int) -> tuple[int, .
     generation: Any = getattr(module, "generation_config", None)
     for value in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
         if value is not None:
-            found.update(value if isinstance(value, list | tuple) else [value])
+            found.update(cast(list[int], value) if isinstance(value, list | tuple) else [cast(int, value)])
     return tuple(sorted(token for token in found if 0 <= token < vocab_size))
 
 

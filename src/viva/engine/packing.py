@@ -10,15 +10,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tinker
 
 from viva.engine.kernels import can_compile
 from viva.engine.losses import Loss
-from viva.engine.model import decoder_layers
+from viva.engine.model import decoder_layers, output_layer
 from viva.engine.trees import PackedTree, pack_tree, shared_lengths
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MASK = "mask"
 """Loss input of any loss that may be left out: not 0 where a target's logprob and loss are wanted."""
@@ -144,13 +147,13 @@ class CostModel:
     """A product of attention, in all layers, beside its entries."""
 
     @classmethod
-    def of(cls, module: Any) -> "CostModel":
+    def of(cls, module: "PreTrainedModel") -> "CostModel":
         """The costs of a causal language model on the device it is on. Experts count as if all were used."""
         config = module.config
         heads = int(config.num_attention_heads)
         size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         layers = int(config.num_hidden_layers)
-        output = module.get_output_embeddings().weight
+        output = output_layer(module).weight
         has_kernels = can_compile(output) and getattr(config, "attn_logit_softcapping", None) is None
         entry = 2.0 * layers * heads * size
         matrices = {id(p): p.numel() for p in decoder_layers(module).parameters() if p.ndim > 1}

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tinker
@@ -42,6 +42,9 @@ from viva.engine.scheduler import EngineLimits
 from viva.engine.trees import TREE_ATTENTION, TreeStep
 from viva.model_files import spell_rotary_twice
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _ADAPTER_FILE = "adapter_model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _WEIGHTS_FILE = "model.safetensors"
@@ -51,7 +54,7 @@ _FREE_SHARE = 0.6
 
 _log = logging.getLogger(__name__)
 
-ModuleBuilder = Callable[[], Any]
+ModuleBuilder = Callable[[], "PreTrainedModel"]
 """Builds a decode copy of the model with the weights of one moment."""
 
 
@@ -75,7 +78,7 @@ class Policy:
         self.settings = settings
         self._limits = limits
         if settings.rank:
-            self._module: Any = add_adapter(base, settings)
+            self._module = add_adapter(base, settings)
             self._parameters = adapter_tensors(self._module)
         else:
             # trained in float32 whatever the precision of the base, which stays as it is
@@ -156,7 +159,7 @@ class Policy:
         """Freeze the present weights; later steps do not change what the builder builds."""
         return _builder(self.base, self.settings, self._weights())
 
-    def description(self, user_metadata: Mapping[str, str]) -> dict[str, Any]:
+    def description(self, user_metadata: Mapping[str, str]) -> dict[str, object]:
         """The description of a checkpoint, which `viva.engine.checkpoint.read_state` reads."""
         name = self.base.name
         return {
@@ -353,7 +356,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 @contextmanager
-def recomputed(layers: Any) -> Generator[None, None, None]:
+def recomputed(layers: nn.ModuleList) -> Generator[None, None, None]:
     """Within this context, layers keep only their inputs. The backward pass belongs into it, too."""
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

@@ -11,13 +11,16 @@ Shapes: ``B`` rows, ``H`` hidden size.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from viva.engine.attention import RaggedCache
 from viva.engine.model import BaseModel, deviation
 from viva.engine.step import RaggedStep, SharedPrefix, attended_groups
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +115,7 @@ class DecodeSteps:
     def forward(
         self,
         cache: RaggedCache,
-        module: Any,
+        module: "PreTrainedModel",
         tokens: Sequence[int],
         past: Sequence[int],
         prefixes: Sequence[SharedPrefix | None],
@@ -146,7 +149,7 @@ class DecodeSteps:
         self,
         recorder: Recorder,
         cache: RaggedCache,
-        module: Any,
+        module: "PreTrainedModel",
         tokens: Sequence[int],
         past: Sequence[int],
         prefixes: Sequence[SharedPrefix | None],
@@ -200,7 +203,11 @@ class _Recording:
     """
 
     def __init__(
-        self, cache: RaggedCache, module: Any, past: Sequence[int], prefixes: Sequence[SharedPrefix | None]
+        self,
+        cache: RaggedCache,
+        module: "PreTrainedModel",
+        past: Sequence[int],
+        prefixes: Sequence[SharedPrefix | None],
     ) -> None:
         self._cache, self._module = cache, module
         self._step = RaggedStep(0, past, 1, module.device, prefixes, is_fixed=True)

@@ -6,16 +6,19 @@ Shapes: ``P`` prompt tokens, ``V`` vocabulary, ``k`` alternatives, ``K`` chosen 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tinker
 import torch
 
-from viva.engine.model import BaseModel, head_logits
+from viva.engine.model import BaseModel, head_logits, output_layer
 from viva.engine.sampling import SamplingRule
 from viva.engine.scheduler import LocalFuture
 from viva.sdk import make_topk
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BLOCK = 16
 """Tokens per block; prefixes are shared in multiples of it."""
@@ -30,7 +33,7 @@ class StopRule:
 
     ids: frozenset[int]
     strings: tuple[str, ...]
-    tokenizer: Any
+    tokenizer: "PreTrainedTokenizerBase"
     text_of: dict[int, str]
     """Text of single tokens, filled as needed and shared by all rules of one tokenizer."""
 
@@ -45,19 +48,20 @@ class StopRule:
         """Whether this token can hold the last character of a stop string. Cheap, and never wrongly false."""
         text = self.text_of.get(token)
         if text is None:
-            text = self.tokenizer.decode(
-                [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-            self.text_of[token] = text
+            text = self.text_of[token] = self._text([token])
         # parts of a character decode to U+FFFD, and some tokenizers drop a leading space
         return "\ufffd" in text or any(string[-1] in text or string[-1].isspace() for string in self.strings)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        given = list(tokens)
+        return str(
+            self.tokenizer.decode(given, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
 
     def _text_ends(self, tokens: Sequence[int]) -> bool:
         """Whether the text contains a stop string. A string of ``n`` bytes spans at most ``n`` tokens."""
         window = max(len(string.encode()) for string in self.strings) + _MARGIN
-        text = self.tokenizer.decode(
-            list(tokens[-window:]), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text = self._text(tokens[-window:])
         return any(string in text for string in self.strings)
 
 
@@ -143,8 +147,12 @@ def make_scoring(
 
 
 def score_prompt(
-    module: Any, hidden: torch.Tensor, prompt: np.ndarray, scoring: PromptScoring, max_logits: int
-) -> dict[str, Any]:
+    module: "PreTrainedModel",
+    hidden: torch.Tensor,
+    prompt: np.ndarray,
+    scoring: PromptScoring,
+    max_logits: int,
+) -> dict[str, object]:
     """Fields of the response that concern the prompt.
 
     Args:
@@ -162,7 +170,7 @@ def score_prompt(
     topk_ids = np.zeros((num_tokens, scoring.topk), dtype=np.int64)
     topk_values = np.full((num_tokens, scoring.topk), -np.inf, dtype=np.float32)
     chosen = None if scoring.targets is None else np.zeros(scoring.targets.shape, dtype=np.float32)
-    vocab_size = module.get_output_embeddings().out_features
+    vocab_size = output_layer(module).out_features
     size = max(1, max_logits // vocab_size)
     for start in range(0, len(hidden), size):
         logits = head_logits(module, hidden[start : start + size])
@@ -183,7 +191,7 @@ def score_prompt(
                 (logits.gather(1, torch.from_numpy(ids.clip(min=0)).to(logits.device)) - totals).cpu().numpy()
             )
             chosen[rows] = np.where(ids >= 0, picked, 0.0)
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     if scoring.logprobs:
         result["prompt_logprobs_np"] = own
     if scoring.topk:
@@ -224,7 +232,7 @@ class SampleRequest:
     """Samples that have a row or are finished."""
     finished: dict[int, tinker.SampledSequence] = field(default_factory=dict[int, tinker.SampledSequence])
     """By sample index."""
-    prompt_fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    prompt_fields: dict[str, object] = field(default_factory=dict[str, object])
     """Fields of the response that concern the prompt."""
 
     @property

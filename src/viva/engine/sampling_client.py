@@ -1,7 +1,7 @@
 """``tinker.SamplingClient``, in this process."""
 
 from collections.abc import Generator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import tinker
@@ -14,6 +14,9 @@ from viva.engine.policy import stored_builder
 from viva.engine.requests import PromptScoring, SampleRequest, make_request, make_scoring, token_array
 from viva.engine.scheduler import LocalFuture
 from viva.sdk import async_twin, awaited_twin, check_carried, refuses_the_rest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @refuses_the_rest(tinker.SamplingClient)
@@ -34,7 +37,7 @@ class LocalSamplingClient:
         self._stream = stream
         self._requests = 0
 
-    def __await__(self) -> Generator[Any, Any, Self]:
+    def __await__(self) -> Generator[object, None, Self]:
         return self.result_async().__await__()
 
     async def result_async(self, timeout: float | None = None) -> Self:
@@ -137,7 +140,7 @@ class LocalSamplingClient:
     def get_telemetry(self) -> None:
         """Nothing is reported to anybody."""
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
         return self._base.tokenizer
 

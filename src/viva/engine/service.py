@@ -299,7 +299,7 @@ def _local_class(service: LocalServiceClient) -> type[LocalServiceClient]:
     class InstalledServiceClient(LocalServiceClient):
         """`LocalServiceClient` with the arguments of ``tinker.ServiceClient``; all of them share one engine."""
 
-        def __init__(self, *args: Any, base_url: str | None = None, **kwargs: Any) -> None:
+        def __init__(self, *args: object, base_url: str | None = None, **kwargs: object) -> None:
             # the other arguments (metadata, names, keys) say who asks a server
             if base_url is not None:
                 raise ValueError(

@@ -230,8 +230,8 @@ class RaggedStep:
         self.num_attended = 0
         self._masks: dict[int | None, torch.Tensor | None] = {}
         self._biases: dict[tuple[int | None, int], torch.Tensor | None] = {}
-        self._rotation: tuple[Any, Any] | None = None
-        self._where: tuple[Any, Any] | None = None
+        self._rotation: tuple[np.ndarray, np.ndarray] | None = None
+        self._where: tuple[np.ndarray, np.ndarray] | None = None
         self._slots: dict[torch.Size, torch.Tensor] = {}
 
     def move(self, past: Sequence[int]) -> None:
@@ -300,14 +300,14 @@ class RaggedStep:
             self._slots[shape] = ((rows * heads + each) * length + self.places[:, :, None]).flatten()
         return self._slots[shape]
 
-    def rotation(self, embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, Any]:
+    def rotation(self, embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines for the kernels, ``[B T, D]``, the same for all layers."""
         if self._rotation is None:
             cosines, sines = (each.reshape(-1, each.shape[-1]) for each in embeddings)
             self._rotation = as_array(cosines), as_array(sines)
         return self._rotation
 
-    def rows_and_places(self) -> tuple[Any, Any]:
+    def rows_and_places(self) -> tuple[np.ndarray, np.ndarray]:
         """For each new token, its row of the store and where it is among the row's own, ``[B T]``."""
         if self._where is None:
             rows = np.arange(self.start, self.start + self.num_rows).repeat(self.num_new)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import tinker
@@ -22,6 +22,9 @@ from viva.engine.sampling_client import LocalSamplingClient, open_sampling_clien
 from viva.engine.scheduler import LocalFuture, Operation
 from viva.integrity import check_name
 from viva.sdk import async_twin, awaited_twin, refuses_the_rest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CustomLoss = Callable[[list[tinker.Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 """``(data, logprobs)`` to ``(loss, metrics)``; the loss is a scalar with a graph to the logprobs."""
@@ -52,7 +55,7 @@ class LocalTrainingClient:
         """The compute dtype, for instance ``float32``."""
         return self._core.precision
 
-    def __await__(self) -> Generator[Any, Any, Self]:
+    def __await__(self) -> Generator[object, None, Self]:
         return self.result_async().__await__()
 
     takes_mask = True
@@ -260,7 +263,7 @@ class LocalTrainingClient:
     def get_telemetry(self) -> None:
         """Nothing is reported to anybody."""
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
         return self._policy.base.tokenizer
 

@@ -17,7 +17,7 @@ head size; of a cell ``n`` queries and ``L`` keys.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from torch.autograd.function import once_differentiable
 
 from viva.engine.attention import UnsupportedAttentionError
 from viva.engine.kernels import TreePlan, attend_tree, can_compile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PIECE = 64
 """Most tokens of one sequence in a cell before cells are joined."""
@@ -208,7 +211,7 @@ class TreeStep:
         self._hidden: dict[tuple[int, int | None], tuple[int, torch.Tensor]] = {}
         self._plans: dict[int | None, TreePlan] = {}
 
-    def forward(self, module: Any, **given: Any) -> torch.Tensor:
+    def forward(self, module: "PreTrainedModel", **given: object) -> torch.Tensor:
         """Run the decoder of a model whose attention is `TREE_ATTENTION`.
 
         Args:
@@ -259,7 +262,7 @@ def _cells_at(tree: PackedTree, places: np.ndarray) -> list[int]:
 
 
 def _tree_attention(
-    module: Any,
+    module: "PreTrainedModel",
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -269,7 +272,7 @@ def _tree_attention(
     softcap: float | None = None,
     tree: TreeStep | None = None,
     cells: Sequence[int] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention in the form ``transformers`` calls it: ``[1, Q, S, D]`` queries to ``[1, S, Q, D]`` output.
 

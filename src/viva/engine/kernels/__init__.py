@@ -9,18 +9,25 @@ Callers ask `can_compile` and have torch's operations for where it is false: on 
 everywhere with ``VIVA_KERNELS=off`` in the environment.
 """
 
-from viva.engine.kernels.attention import attend_many, attend_one
+from viva.engine.kernels.attention import attend_rows
 from viva.engine.kernels.compiler import as_array, can_compile, use_threads
-from viva.engine.kernels.drawing import draw
-from viva.engine.kernels.layers import Norm, gate, gate_back, gate_pair, normalise, normalise_back, place
+from viva.engine.kernels.layers import (
+    Norm,
+    draw,
+    gate,
+    gate_back,
+    gate_pair,
+    normalise,
+    normalise_back,
+    place,
+)
 from viva.engine.kernels.trees import TreePlan, attend_tree
 
 __all__ = [
     "Norm",
     "TreePlan",
     "as_array",
-    "attend_many",
-    "attend_one",
+    "attend_rows",
     "attend_tree",
     "can_compile",
     "draw",

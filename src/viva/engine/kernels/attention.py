@@ -8,22 +8,24 @@ Shapes: ``B`` rows of ``T`` new tokens, ``Q`` query heads, ``K`` key-value heads
 rows of a store and ``L`` tokens that each has room for; ``W`` columns of a tile; ``N`` rows of one new token.
 """
 
-from typing import Any
-
 import numba
 import numpy as np
 import torch
 
 from viva.engine.kernels.compiler import (
+    MAX_LANES,
     TILE_COLUMNS,
     TILE_ROWS,
+    Array,
     Kernel,
+    Place,
     add_rest,
     add_tile,
     as_array,
     exp,
     fetch,
     inner,
+    largest,
     narrow,
     widen,
 )
@@ -31,13 +33,13 @@ from viva.engine.kernels.compiler import (
 _EVERYTHING = 2**62
 
 
-def attend_one(
-    query: torch.Tensor, store: torch.Tensor, start: int, lengths: Any, scale: float, window: int | None
+def attend_rows(
+    query: torch.Tensor, store: torch.Tensor, start: int, lengths: Array, scale: float, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one new token per row to its row's own keys.
+    """Attention of the last tokens of rows to their row's own keys up to themselves.
 
     Args:
-        query: ``[B, Q, 1, D]``.
+        query: ``[B, Q, T, D]``.
         store: ``[2, R, K, L, D]``.
         start: The first query's row of the store.
         lengths: Keys that each row has, ``[B]``.
@@ -45,51 +47,33 @@ def attend_one(
         window: Keys that are seen, counting back from the query's own.
 
     Returns:
-        Averages of values, ``[B, Q, 1, D]``, and logarithms of the sums of weights, ``[B, Q, 1]`` float32.
-    """
-    rows, heads, _, size = query.shape
-    asked = query.reshape(rows, heads, size).contiguous()
-    output, sums = torch.empty_like(asked), asked.new_empty(rows, heads, dtype=torch.float32)
-    arrays = as_array(asked), as_array(store), as_array(output), sums.numpy()
-    seen = _EVERYTHING if window is None else window
-    _attend_one(arrays[0], arrays[1], start, lengths, seen, np.float32(scale), arrays[2], arrays[3])
-    return output[:, :, None], sums[:, :, None]
-
-
-def attend_many(
-    query: torch.Tensor, store: torch.Tensor, start: int, lengths: Any, scale: float, window: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`attend_one` of ``T`` new tokens per row, which are the last ones of its keys, and do not see later ones.
-
-    Args:
-        query: ``[B, Q, T, D]``.
-        store: As with `attend_one`.
-        start: As with `attend_one`.
-        lengths: As with `attend_one`.
-        scale: Of the scores.
-        window: As with `attend_one`.
-
-    Returns:
         Averages of values, ``[B, Q, T, D]``, and logarithms of the sums of weights, ``[B, Q, T]`` float32.
     """
+    seen, factor = _EVERYTHING if window is None else window, np.float32(scale)
     asked = query.transpose(1, 2).contiguous()
     output, sums = torch.empty_like(asked), torch.empty(query.shape[:3])
-    past = lengths - query.shape[2]
-    rows = as_array(asked), as_array(store), start, past, _EVERYTHING if window is None else window
-    _attend_many(*rows, np.float32(scale), as_array(output), sums.numpy())
+    num_new = query.shape[2]
+    if num_new == 1:
+        asked, found, logsums = asked[:, 0], output[:, 0], sums[:, :, 0]
+        _attend_one(
+            as_array(asked), as_array(store), start, lengths, seen, factor, as_array(found), logsums.numpy()
+        )
+    else:
+        past = lengths - num_new
+        _attend_many(
+            as_array(asked), as_array(store), start, past, seen, factor, as_array(output), sums.numpy()
+        )
     return output.transpose(1, 2), sums
 
 
 _ONE_BLOCK = 64
 """Keys whose scores are held at once. Stores have room for a multiple of it."""
-_LANES = 16
-"""Numbers that are compared at once."""
 
 
 @inner
 def _weigh_block(
-    query: Any, keys: Any, values: Any, start: int, first: int, last: int, scores: Any, lanes: Any
-) -> Any:
+    query: Array, keys: Array, values: Array, start: int, first: int, last: int, scores: Array, lanes: Array
+) -> np.float32:
     """Scores of one query, ``[D]``, with a block of keys; returns the largest. Keys that are not seen get ``-inf``."""
     for j in range(_ONE_BLOCK):
         scores[j] = -np.inf
@@ -106,15 +90,11 @@ def _weigh_block(
         for j in range(_ONE_BLOCK):
             if start + j < first or start + j >= last:
                 scores[j] = -np.inf
-    lanes[:] = -np.inf
-    for j in range(0, _ONE_BLOCK, _LANES):  # a maximum in one number would be one comparison after another
-        for i in range(_LANES):
-            lanes[i] = scores[j + i] if scores[j + i] > lanes[i] else lanes[i]
-    return lanes.max()
+    return largest(scores, _ONE_BLOCK, lanes)
 
 
 @inner
-def _add_values(weights: Any, values: Any, start: int, last: int, keys: Any, average: Any) -> None:
+def _add_values(weights: Array, values: Array, start: int, last: int, keys: Array, average: Array) -> None:
     """Add a block's values by their weights to ``[D]``."""
     for j in range(0, min(_ONE_BLOCK, last - start), 4):
         fetch(keys, start + _ONE_BLOCK + j, 4)
@@ -130,7 +110,14 @@ def _add_values(weights: Any, values: Any, start: int, last: int, keys: Any, ave
 
 @inner
 def _attend_head(
-    query: Any, keys: Any, values: Any, first: int, last: int, scale: Any, output: Any, sums: Any
+    query: Array,
+    keys: Array,
+    values: Array,
+    first: int,
+    last: int,
+    scale: np.float32,
+    output: Array,
+    sums: Array,
 ) -> None:
     """One row's query heads that share keys, ``[G, D]``: the average of values in blocks, under one softmax."""
     groups, size = query.shape
@@ -142,7 +129,7 @@ def _attend_head(
     tops = np.full(groups, -np.inf, np.float32)
     totals = np.zeros(groups, np.float32)
     scores = np.empty(_ONE_BLOCK, np.float32)
-    lanes = np.empty(_LANES, np.float32)
+    lanes = np.empty(MAX_LANES, np.float32)
     for start in range(first // _ONE_BLOCK * _ONE_BLOCK, last, _ONE_BLOCK):
         for g in range(groups):
             top = max(tops[g], _weigh_block(wide[g], keys, values, start, first, last, scores, lanes))
@@ -164,20 +151,16 @@ def _attend_head(
 
 @Kernel
 def _attend_one(
-    query: Any, store: Any, start: int, lengths: Any, window: int, scale: Any, output: Any, sums: Any
+    query: Array,
+    store: Array,
+    start: int,
+    lengths: Array,
+    window: int,
+    scale: np.float32,
+    output: Array,
+    sums: Array,
 ) -> None:
-    """Attention of one new token per row to its row's own keys.
-
-    Args:
-        query: ``[N, Q, D]``.
-        store: ``[2, R, K, L, D]``.
-        start: The first query's row of the store.
-        lengths: Keys that each row has, ``[N]``.
-        window: Keys that are seen, counting back from the last.
-        scale: Of the scores.
-        output: ``[N, Q, D]``; written to.
-        sums: Logarithms of the sums of weights, ``[N, Q]`` float32; written to.
-    """
+    """One new token per row: ``[N, Q, D]`` queries, ``[N]`` keys that each sees; `attend_rows` has the rest."""
     num_rows = len(query)
     num_keys = store.shape[2]
     groups = query.shape[1] // num_keys
@@ -199,7 +182,7 @@ _LOWEST = np.float32(-1e30)
 
 
 @inner
-def _multiply(left: Any, at: Any, rows: int, right: Any, sums: Any, count: int, keep: int) -> None:
+def _multiply(left: Array, at: Place, rows: int, right: Array, sums: Array, count: int, keep: int) -> None:
     """`add_tile` for any number of rows; factors and sums have the columns of a tile."""
     begin, row_step, step = at
     whole = rows // TILE_ROWS * TILE_ROWS
@@ -208,23 +191,12 @@ def _multiply(left: Any, at: Any, rows: int, right: Any, sums: Any, count: int, 
         add_tile(
             left, (begin + row * row_step, row_step, step), right, (0, TILE_COLUMNS), sums, place, count, keep
         )
-    place = (whole * TILE_COLUMNS, TILE_COLUMNS)
-    rest = rows - whole
-    add_rest(
-        rest,
-        left,
-        (begin + whole * row_step, row_step, step),
-        right,
-        (0, TILE_COLUMNS),
-        sums,
-        place,
-        count,
-        keep,
-    )
+    place, at = (whole * TILE_COLUMNS, TILE_COLUMNS), (begin + whole * row_step, row_step, step)
+    add_rest(rows - whole, left, at, right, (0, TILE_COLUMNS), sums, place, count, keep)
 
 
 @inner
-def _hide(scores: Any, first: int, count: int, places: Any, window: int) -> None:
+def _hide(scores: Array, first: int, count: int, places: Array, window: int) -> None:
     """Give keys behind a query, or beyond its window, a score of ``-inf``."""
     least, most = places.min(), places.max()
     for key in range(count):
@@ -235,7 +207,7 @@ def _hide(scores: Any, first: int, count: int, places: Any, window: int) -> None
 
 
 @inner
-def _weigh_columns(scores: Any, count: int, tops: Any, totals: Any, average: Any) -> None:
+def _weigh_columns(scores: Array, count: int, tops: Array, totals: Array, average: Array) -> None:
     """Turn scores into weights, and let what was found before be relative to the same largest score."""
     shrunk = np.empty(TILE_COLUMNS, np.float32)
     for column in range(TILE_COLUMNS):
@@ -258,20 +230,16 @@ def _weigh_columns(scores: Any, count: int, tops: Any, totals: Any, average: Any
 
 @Kernel
 def _attend_many(
-    query: Any, store: Any, start: int, past: Any, window: int, scale: Any, output: Any, sums: Any
+    query: Array,
+    store: Array,
+    start: int,
+    past: Array,
+    window: int,
+    scale: np.float32,
+    output: Array,
+    sums: Array,
 ) -> None:
-    """Attention of new tokens to their row's own keys up to themselves.
-
-    Args:
-        query: ``[B, T, Q, D]``.
-        store: ``[2, R, K, L, D]``.
-        start: The first row's row of the store.
-        past: Tokens that each row had before, ``[B]``.
-        window: Keys that are seen, counting back from the query's own.
-        scale: Of the scores.
-        output: ``[B, T, Q, D]``; written to.
-        sums: Logarithms of the sums of weights, ``[B, Q, T]`` float32; written to.
-    """
+    """Several: ``[B, T, Q, D]`` queries, ``[B]`` tokens that each row had before; `attend_rows` has the rest."""
     num_new, size, heads = query.shape[1], query.shape[3], store.shape[2]
     groups = query.shape[2] // heads
     blocks = -(-num_new * groups // TILE_COLUMNS)

@@ -11,13 +11,13 @@ number is not assumed away.
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import llvmlite.binding as llvm
 import numba
@@ -26,6 +26,8 @@ import torch
 from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
+from numba.core.base import BaseContext
+from numba.core.typing.templates import Signature
 
 _ENABLED = os.environ.get("VIVA_KERNELS") != "off"
 """The one switch: without kernels the engine computes by torch's operations."""
@@ -35,20 +37,31 @@ _LOG2_E = np.float32(1.4426950408889634)
 _ROUND = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _LEAST, _MOST = np.float32(-87.0), np.float32(88.0)
-_OPTIONS: dict[str, Any] = {
+_OPTIONS: dict[str, object] = {
     "error_model": "numpy",  # an error at a division by zero, as Python has it, forbids vectors
     "fastmath": {"contract", "reassoc", "nsz"},
 }
+Array = np.ndarray
+PartT = TypeVar("PartT", bound=Callable[..., object])
+Place = tuple[int, int, int]
+"""Where a matrix begins in an array, and the distances of its rows and of its columns."""
+RowPlace = tuple[int, int]
+"""Where a matrix of neighbouring columns begins, and the distance of its rows."""
+Value = Any  # of LLVM; what the library is inferred to give does not hold
+Values = Sequence[Value]
+Codegen = tuple[Signature, Callable[..., Value]]
+"""A part's types, and what writes its instructions."""
+_njit: Any = numba.njit  # numba has no types
 _intrinsic: Any = extending.intrinsic
 
 
-def inner(function: Any) -> Any:
+def inner(function: PartT) -> PartT:
     """A part of a kernel, always inlined.
 
     A call would find this process' own code of the part, or, where the kernel's code was kept, a copy of it compiled
     within the kernel, whose sums may have another order.
     """
-    return numba.njit(forceinline=True, **_OPTIONS)(function)
+    return _njit(forceinline=True, **_OPTIONS)(function)
 
 
 class Kernel:
@@ -57,12 +70,12 @@ class Kernel:
     Threads do not survive a fork, and numba's end a process that tries; where there is one, it needs none woken.
     """
 
-    def __init__(self, function: Any) -> None:
-        self._in_threads: Any = numba.njit(parallel=True, **_OPTIONS)(_copied(function, "in_threads"))
-        self._alone: Any = numba.njit(**_OPTIONS)(_copied(function, "alone"))
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._in_threads = _njit(parallel=True, **_OPTIONS)(_copied(function, "in_threads"))
+        self._alone = _njit(**_OPTIONS)(_copied(function, "alone"))
         _kernels.append(self)
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: object) -> None:
         """Compute in threads where that is possible."""
         compute = self._in_threads if _has_threads() else self._alone
         try:
@@ -126,17 +139,17 @@ def num_threads() -> int:
     return numba.get_num_threads() if _has_threads() else 1
 
 
-def as_array(tensor: torch.Tensor) -> Any:
+def as_array(tensor: torch.Tensor) -> Array:
     """The memory of a contiguous tensor, bfloat16 as int16."""
     return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def as_rows(tensor: torch.Tensor) -> Any:
+def as_rows(tensor: torch.Tensor) -> Array:
     """The memory of a contiguous tensor as a matrix of its last dimension."""
     return as_array(tensor.view(-1, tensor.shape[-1]))
 
 
-def _copied(function: Any, suffix: str) -> Any:
+def _copied(function: Callable[..., None], suffix: str) -> FunctionType:
     """A copy under a name of its own, by which kept code is found.
 
     It changes with any kernel's source: numba by itself looks at one file, not at what is called from others.
@@ -155,10 +168,12 @@ def _digest() -> int:
 
 
 @_intrinsic
-def widen(context: Any, value: Any) -> Any:
+def widen(context: object, value: types.Type) -> Codegen:
     """A stored number as float32."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
+    ) -> Value:
         if value == types.float32:
             return arguments[0]
         bits = builder.shl(builder.zext(arguments[0], ir.IntType(32)), ir.IntType(32)(16))
@@ -168,26 +183,32 @@ def widen(context: Any, value: Any) -> Any:
 
 
 @_intrinsic
-def _bits(context: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _bits(context: object, value: types.Type) -> Codegen:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
+    ) -> Value:
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.int32(types.float32), generate
 
 
 @_intrinsic
-def _from_bits(context: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _from_bits(context: object, value: types.Type) -> Codegen:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
+    ) -> Value:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.int32), generate
 
 
 @_intrinsic
-def narrow(context: Any, value: Any, like: Any) -> Any:
+def narrow(context: object, value: types.Type, like: types.Type) -> Codegen:
     """A float32 as another number is stored: bfloat16 is rounded to nearest, ties to even."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
+    ) -> Value:
         if like == types.float32:
             return arguments[0]
         word = ir.IntType(32)
@@ -202,10 +223,12 @@ def narrow(context: Any, value: Any, like: Any) -> Any:
 
 
 @_intrinsic
-def fetch(context: Any, array: Any, row: Any, count: Any) -> Any:
+def fetch(context: object, array: types.Type, row: types.Type, count: types.Type) -> Codegen:
     """Begin to read rows of a matrix ahead of their use. Past its end that does nothing."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
+    ) -> Value:
         kind = signature.args[0]
         matrix = context.make_array(kind)(context, builder, arguments[0])
         size = builder.extract_value(matrix.shape, 1)
@@ -223,8 +246,8 @@ def fetch(context: Any, array: Any, row: Any, count: Any) -> Any:
 
 
 # with sums in any order, what is added and taken away for rounding would vanish
-@numba.njit(error_model="numpy", forceinline=True, fastmath={"contract"})
-def exp(given: Any) -> Any:
+@_njit(error_model="numpy", forceinline=True, fastmath={"contract"})
+def exp(given: np.float32) -> np.float32:
     """``e^x`` to 2 units in the last place; 0 below ``e^-87`` and ``e^88`` above that (Cephes' polynomial)."""
     x = _LEAST if given < _LEAST else given
     x = _MOST if x > _MOST else x
@@ -242,6 +265,29 @@ def exp(given: Any) -> Any:
     return np.float32(0) if given < _LEAST else y
 
 
+MAX_LANES = 16
+"""Numbers that `largest` compares at once."""
+
+
+@inner
+def largest(numbers: Array, length: int, lanes: Array) -> np.float32:
+    """The largest of the first numbers of an array; what is no number is passed over.
+
+    Args:
+        numbers: Float32.
+        length: How many.
+        lanes: Room for `MAX_LANES` numbers: a maximum in one would be one comparison after another.
+    """
+    whole = length // MAX_LANES * MAX_LANES
+    lanes[:] = -np.inf
+    for first in range(0, whole, MAX_LANES):
+        for i in range(MAX_LANES):
+            lanes[i] = numbers[first + i] if numbers[first + i] > lanes[i] else lanes[i]
+    for i in range(length - whole):
+        lanes[i] = numbers[whole + i] if numbers[whole + i] > lanes[i] else lanes[i]
+    return lanes.max()
+
+
 _IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512f"))
 _LANES, _VECTORS = (16, 4) if _IS_WIDE else (8, 2)
 TILE_ROWS = 6
@@ -255,28 +301,24 @@ _POINTER = _VECTOR.as_pointer()
 
 
 @_literal_intrinsic
-def _add(
-    context: Any,
-    rows: Any,
-    left: Any,
-    at: Any,
-    right: Any,
-    right_at: Any,
-    sums: Any,
-    sums_at: Any,
-    count: Any,
-    keep: Any,
-) -> Any:
+def _add(context: object, rows: types.IntegerLiteral, *given: types.Type) -> Codegen:
     """`add_tile` of so many rows, a literal number."""
     pair, triple = (types.UniTuple(types.int64, size) for size in (2, 3))
-    number = types.int64
+    left, _, right, _, sums, _, number, _ = given
     signature = types.void(rows, left, triple, right, pair, sums, pair, number, number)
     return signature, _generate(rows.literal_value)
 
 
 @inner
 def add_tile(
-    left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, count: int, keep: int
+    left: Array,
+    at: Place,
+    right: Array,
+    right_at: RowPlace,
+    sums: Array,
+    sums_at: RowPlace,
+    count: int,
+    keep: int,
 ) -> None:
     """``sums[r, c] = keep * sums[r, c] + sum_k left[r, k] right[k, c]`` for all ``r`` and ``c`` of a tile.
 
@@ -295,7 +337,15 @@ def add_tile(
 
 @inner
 def add_rest(
-    rows: int, left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, count: int, keep: int
+    rows: int,
+    left: Array,
+    at: Place,
+    right: Array,
+    right_at: RowPlace,
+    sums: Array,
+    sums_at: RowPlace,
+    count: int,
+    keep: int,
 ) -> None:
     """`add_tile` of fewer rows."""
     if rows == 1:
@@ -310,8 +360,10 @@ def add_rest(
         _add(5, left, at, right, right_at, sums, sums_at, count, keep)
 
 
-def _generate(num_rows: int) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _generate(num_rows: int) -> Callable[..., Value]:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
+    ) -> Value:
         left, right, sums = (
             (context.make_array(signature.args[i])(context, builder, arguments[i]).data, arguments[i + 1])
             for i in (1, 3, 5)
@@ -333,36 +385,36 @@ def _generate(num_rows: int) -> Any:
             _multiply(builder, numbers, [_load(builder, place) for place in _vectors(builder, row)], totals)
         for row, kept in zip(places, totals, strict=True):
             for place, total in zip(row, kept, strict=True):
-                builder.store(builder.load(total), place).align = 4
+                builder.store(builder.load(total), place, align=4)
         return context.get_dummy_value()
 
     return generate
 
 
-def _begin_of(builder: Any, data: Any, at: Any) -> tuple[Any, Any]:
+def _begin_of(builder: ir.IRBuilder, data: Value, at: Value) -> tuple[Value, Value]:
     """The first place of a matrix, and the distance of its rows."""
     begin, step = cgutils.unpack_tuple(builder, at)
     return builder.gep(data, [begin]), step
 
 
-def _vectors(builder: Any, row: Any) -> list[Any]:
+def _vectors(builder: ir.IRBuilder, row: Value) -> list[Value]:
     """Places of the vectors of a row."""
     return [
         builder.bitcast(builder.gep(row, [_INDEX(index * _LANES)]), _POINTER) for index in range(_VECTORS)
     ]
 
 
-def _load(builder: Any, place: Any) -> Any:
+def _load(builder: ir.IRBuilder, place: Value) -> Value:
     return builder.load(place, align=4)
 
 
-def _widened(builder: Any, number: Any) -> Any:
+def _widened(builder: ir.IRBuilder, number: Value) -> Value:
     if number.type == ir.FloatType():
         return number
     return builder.bitcast(builder.shl(builder.zext(number, _WORD), _WORD(16)), ir.FloatType())
 
 
-def _start(builder: Any, places: Sequence[Any], totals: Sequence[Any], keep: Any) -> None:
+def _start(builder: ir.IRBuilder, places: Sequence[Values], totals: Sequence[Values], keep: Value) -> None:
     """Let sums begin with what is there, or with nothing."""
     with builder.if_else(builder.icmp_signed("!=", keep, _INDEX(0))) as (kept, fresh):
         for branch, is_kept in ((kept, True), (fresh, False)):
@@ -373,7 +425,7 @@ def _start(builder: Any, places: Sequence[Any], totals: Sequence[Any], keep: Any
                         builder.store(_load(builder, place) if is_kept else zero, total)
 
 
-def _multiply(builder: Any, numbers: Sequence[Any], vectors: Sequence[Any], totals: Sequence[Any]) -> None:
+def _multiply(builder: ir.IRBuilder, numbers: Values, vectors: Values, totals: Sequence[Values]) -> None:
     """Add each number's products with all vectors to the sums of its row."""
     kinds = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     fused = cgutils.get_or_insert_function(builder.module, kinds, f"llvm.fma.v{_LANES}f32")

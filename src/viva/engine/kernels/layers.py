@@ -1,18 +1,30 @@
-"""The steps between the products of a layer: norms, rotation and storing, gates.
+"""The steps between the products of a layer: norms, rotation and storing, gates; and drawing tokens.
 
 Arrays are C-contiguous, of float32, or of bfloat16 seen as int16 (numpy has no such type); results are rounded once.
 
 Shapes: ``B`` rows of ``T`` new tokens, ``N = B T``, ``H`` hidden size, ``F`` inner size, ``Q`` query heads, ``K``
-key-value heads, ``D`` head size, ``R`` rows of a store and ``L`` tokens that each has room for.
+key-value heads, ``D`` head size, ``R`` rows of a store and ``L`` tokens that each has room for, ``V`` vocabulary.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import numba
 import numpy as np
 import torch
 
-from viva.engine.kernels.compiler import Kernel, as_array, as_rows, exp, inner, narrow, use_threads, widen
+from viva.engine.kernels.compiler import (
+    MAX_LANES,
+    Array,
+    Kernel,
+    as_array,
+    as_rows,
+    exp,
+    inner,
+    largest,
+    narrow,
+    use_threads,
+    widen,
+)
 
 
 class Norm:
@@ -74,9 +86,9 @@ def gate(both: torch.Tensor) -> torch.Tensor:
 
 def place(
     inner: torch.Tensor,
-    norms: tuple[Any, np.float32],
-    rotation: tuple[Any, Any],
-    where: tuple[Any, Any],
+    norms: tuple[Array, np.float32],
+    rotation: tuple[Array, Array],
+    where: tuple[Array, Array],
     store: torch.Tensor,
     num_queries: int,
 ) -> torch.Tensor:
@@ -113,7 +125,7 @@ _SERIAL = 2**15
 
 
 @inner
-def _normalise_row(row: Any, weight: Any, eps: Any, output: Any) -> None:
+def _normalise_row(row: Array, weight: Array, eps: np.float32, output: Array) -> None:
     size = len(row)
     total = np.float32(0)
     for i in range(size):
@@ -125,7 +137,7 @@ def _normalise_row(row: Any, weight: Any, eps: Any, output: Any) -> None:
 
 
 @Kernel
-def _normalise(hidden: Any, weight: Any, eps: Any, output: Any) -> None:
+def _normalise(hidden: Array, weight: Array, eps: np.float32, output: Array) -> None:
     """Root mean square norm: ``[N, H]`` hidden states and ``[H]`` weights to ``[N, H]``."""
     if hidden.size <= _SERIAL:
         for n in range(len(hidden)):
@@ -136,7 +148,7 @@ def _normalise(hidden: Any, weight: Any, eps: Any, output: Any) -> None:
 
 
 @inner
-def _normalise_row_back(row: Any, weight: Any, eps: Any, slope: Any, output: Any) -> None:
+def _normalise_row_back(row: Array, weight: Array, eps: np.float32, slope: Array, output: Array) -> None:
     size = len(row)
     total = np.float32(0)
     along = np.float32(0)
@@ -152,21 +164,21 @@ def _normalise_row_back(row: Any, weight: Any, eps: Any, slope: Any, output: Any
 
 
 @Kernel
-def _normalise_back(hidden: Any, weight: Any, eps: Any, slopes: Any, output: Any) -> None:
+def _normalise_back(hidden: Array, weight: Array, eps: np.float32, slopes: Array, output: Array) -> None:
     """Slopes by what `normalise` took, ``[N, H]``, from those by what it gave."""
     for n in numba.prange(len(hidden)):
         _normalise_row_back(hidden[n], weight, eps, slopes[n], output[n])
 
 
 @inner
-def _gate_row(gate: Any, up: Any, output: Any) -> None:
+def _gate_row(gate: Array, up: Array, output: Array) -> None:
     for i in range(len(output)):
         x = widen(gate[i])
         output[i] = narrow(x * widen(up[i]) / (np.float32(1) + exp(-x)), output[i])
 
 
 @Kernel
-def _gate(both: Any, output: Any) -> None:
+def _gate(both: Array, output: Array) -> None:
     """``silu(g) u`` of ``[N, 2 F]`` gates and values side by side, to ``[N, F]``."""
     size = output.shape[1]
     if output.size <= _SERIAL:
@@ -178,14 +190,14 @@ def _gate(both: Any, output: Any) -> None:
 
 
 @Kernel
-def _gate_pair(gates: Any, values: Any, output: Any) -> None:
+def _gate_pair(gates: Array, values: Array, output: Array) -> None:
     """``silu(g) u`` of two ``[N, F]``."""
     for n in numba.prange(len(gates)):
         _gate_row(gates[n], values[n], output[n])
 
 
 @inner
-def _gate_row_back(gate: Any, up: Any, slope: Any, to_gate: Any, to_up: Any) -> None:
+def _gate_row_back(gate: Array, up: Array, slope: Array, to_gate: Array, to_up: Array) -> None:
     for i in range(len(gate)):
         x, y = widen(gate[i]), widen(slope[i])
         share = np.float32(1) / (np.float32(1) + exp(-x))
@@ -196,14 +208,16 @@ def _gate_row_back(gate: Any, up: Any, slope: Any, to_gate: Any, to_up: Any) -> 
 
 
 @Kernel
-def _gate_back(gates: Any, values: Any, slopes: Any, to_gates: Any, to_values: Any) -> None:
+def _gate_back(gates: Array, values: Array, slopes: Array, to_gates: Array, to_values: Array) -> None:
     """Slopes by what `gate_pair` took, from those by what it gave, all ``[N, F]``."""
     for n in numba.prange(len(gates)):
         _gate_row_back(gates[n], values[n], slopes[n], to_gates[n], to_values[n])
 
 
 @inner
-def _rotate_head(head: Any, weight: Any, eps: Any, cosines: Any, sines: Any, wide: Any, output: Any) -> None:
+def _rotate_head(
+    head: Array, weight: Array, eps: np.float32, cosines: Array, sines: Array, wide: Array, output: Array
+) -> None:
     size = len(head)
     for i in range(size):
         wide[i] = widen(head[i])
@@ -223,7 +237,15 @@ def _rotate_head(head: Any, weight: Any, eps: Any, cosines: Any, sines: Any, wid
 
 @inner
 def _place_token(
-    inner: Any, weight: Any, eps: Any, cosines: Any, sines: Any, store: Any, row: int, place: int, query: Any
+    inner: Array,
+    weight: Array,
+    eps: np.float32,
+    cosines: Array,
+    sines: Array,
+    store: Array,
+    row: int,
+    place: int,
+    query: Array,
 ) -> None:
     heads, size = query.shape
     num_keys = store.shape[2]
@@ -240,32 +262,102 @@ def _place_token(
 
 @Kernel
 def _place(
-    inner: Any,
-    weight: Any,
-    eps: Any,
-    cosines: Any,
-    sines: Any,
-    rows: Any,
-    places: Any,
-    store: Any,
-    query: Any,
+    inner: Array,
+    weight: Array,
+    eps: np.float32,
+    cosines: Array,
+    sines: Array,
+    rows: Array,
+    places: Array,
+    store: Array,
+    query: Array,
 ) -> None:
-    """Norm of heads where they have one, rotation, and storing of keys and values.
-
-    Args:
-        inner: ``[N, Q + 2 K, D]``: queries, keys and values.
-        weight: Of the heads' norms, ``[Q + K, D]``, or ``[0, D]`` without norms.
-        eps: Of the norms.
-        cosines: ``[N, D]``.
-        sines: As `cosines`.
-        rows: Of the store, ``[N]``.
-        places: Of the tokens among their row's own, ``[N]``.
-        store: ``[2, R, K, L, D]``; written to.
-        query: ``[N, Q, D]``; written to.
-    """
+    """`place` of ``[N, Q + 2 K, D]`` queries, keys and values; writes to ``store`` and ``query``, ``[N, Q, D]``."""
     if inner.size <= _SERIAL:
         for n in range(len(inner)):
             _place_token(inner[n], weight, eps, cosines[n], sines[n], store, rows[n], places[n], query[n])
     else:
         for n in numba.prange(len(inner)):
             _place_token(inner[n], weight, eps, cosines[n], sines[n], store, rows[n], places[n], query[n])
+
+
+def draw(
+    logits: torch.Tensor, divisors: torch.Tensor, greedy: Sequence[int], uniforms: Sequence[float]
+) -> torch.Tensor:
+    """One token per row; see `viva.engine.sampling.draw_tokens`.
+
+    Args:
+        logits: ``[B, V]`` float32; minus infinity for tokens that cannot be drawn.
+        divisors: Temperatures, ``[B]``; 1 for greedy rows.
+        greedy: Rows that take their most likely token.
+        uniforms: ``B`` numbers in ``[0, 1)``.
+
+    Returns:
+        Tokens, their logprobs and the sums of weights, the largest of which is 1, ``[3, B]`` float64.
+    """
+    output = torch.empty(3, len(logits), dtype=torch.float64)
+    temperatures = divisors.numpy().copy()
+    temperatures[list(greedy)] = 0
+    _draw(as_array(logits.contiguous()), temperatures, np.array(uniforms), output.numpy())
+    return output
+
+
+_SPAN = 128
+"""Tokens whose weights are added up before a number is looked for."""
+
+
+@inner
+def _add_span(logits: Array, first: int, top: np.float32, temperature: np.float32) -> np.float32:
+    total = np.float32(0)
+    for i in range(first, min(first + _SPAN, len(logits))):
+        total += exp((logits[i] - top) / temperature)
+    return total
+
+
+@inner
+def _find_token(logits: Array, top: np.float32, temperature: np.float32, ends: Array, target: float) -> int:
+    """The first token, of a weight above zero, up to which the weights sum to more than the target."""
+    span = 0
+    while ends[span] <= target:
+        span += 1
+    total = ends[span - 1] if span else 0.0
+    token = 0
+    for i in range(span * _SPAN, min(span * _SPAN + _SPAN, len(logits))):
+        weight = exp((logits[i] - top) / temperature)
+        total += weight
+        if weight > 0:
+            token = i
+        if total > target:
+            break
+    return token
+
+
+@inner
+def _draw_row(
+    logits: Array, temperature: float, number: float
+) -> tuple[int, float | np.float32, float | np.float32]:
+    top = largest(logits, len(logits), np.empty(MAX_LANES, np.float32))
+    exact = temperature if temperature > 0 else 1.0
+    divisor = np.float32(exact)
+    ends = np.empty(-(-len(logits) // _SPAN), np.float64)
+    total = 0.0
+    for span in range(len(ends)):
+        total += _add_span(logits, span * _SPAN, top, divisor)
+        ends[span] = total
+    token = 0
+    if not np.isfinite(total):
+        return token, total, total
+    if temperature > 0:
+        # strictly below the sum, so that the search ends on something above zero
+        token = _find_token(logits, top, divisor, ends, min(number * total, np.nextafter(total, 0.0)))
+    else:
+        while logits[token] < top:
+            token += 1
+    return token, (np.float64(logits[token]) - top) / exact - np.log(total), total
+
+
+@Kernel
+def _draw(logits: Array, temperatures: Array, numbers: Array, output: Array) -> None:
+    """`draw` of ``[B, V]`` float32, ``[B]`` and ``[B]`` float64 (0 is greedy) to ``[3, B]`` float64."""
+    for n in numba.prange(len(logits)):
+        output[0, n], output[1, n], output[2, n] = _draw_row(logits[n], temperatures[n], numbers[n])

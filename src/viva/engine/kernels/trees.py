@@ -11,7 +11,7 @@ of queries, ``L`` keys of a cell.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numba
 import numpy as np
@@ -19,14 +19,17 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from viva.engine.kernels.compiler import (
+    MAX_LANES,
     TILE_COLUMNS,
     TILE_ROWS,
+    Array,
     Kernel,
     add_rest,
     add_tile,
     as_array,
     exp,
     inner,
+    largest,
     narrow,
     num_threads,
     use_threads,
@@ -37,8 +40,10 @@ if TYPE_CHECKING:
 
 _BLOCK_ROWS = 96
 """Queries of a block: a whole number of tiles."""
-_LANES = 16
-"""Numbers that are compared at once."""
+
+
+TreeArrays = tuple[Array, Array, Array, Array]
+"""``plan`` of `_attend_tree`."""
 
 
 class TreePlan:
@@ -74,7 +79,7 @@ class TreePlan:
         self._stretches = np.array(stretches, dtype=np.int64)
         self._hidden = np.concatenate(masks)
 
-    def arrays(self, indices: Sequence[int], groups: int) -> tuple[Any, ...]:
+    def arrays(self, indices: Sequence[int], groups: int) -> TreeArrays:
         """The ``plan`` of the kernels for some of the cells."""
         blocks = [
             (index, first)
@@ -107,8 +112,7 @@ def attend_tree(
     Returns:
         ``[1, S, Q, D]``.
     """
-    output: Any = _CompiledAttention.apply(query, key, value, plan, cells, scale)
-    return output
+    return cast(torch.Tensor, _CompiledAttention.apply(query, key, value, plan, cells, scale))
 
 
 class _CompiledAttention(torch.autograd.Function):
@@ -166,7 +170,7 @@ class _CompiledAttention(torch.autograd.Function):
         return by_query.reshape(query.shape).to(query.dtype), *by_keys, None, None, None
 
 
-def _queries(states: torch.Tensor, groups: int, scale: float) -> Any:
+def _queries(states: torch.Tensor, groups: int, scale: float) -> Array:
     """``[1, Q, S, D]`` as scaled rows of the key-value heads, ``[K, (N + R) D]``, those of a token together."""
     _, heads, tokens, size = states.shape
     rows = tokens * groups
@@ -176,14 +180,14 @@ def _queries(states: torch.Tensor, groups: int, scale: float) -> Any:
     return store.flatten(1).numpy()
 
 
-def _rows(states: torch.Tensor) -> Any:
+def _rows(states: torch.Tensor) -> Array:
     """``[1, K, S, D]`` as rows of whole tiles, ``[K, S D]``."""
     store = _zeros(*states.shape[1:])
     store[..., : states.shape[3]] = states[0]
     return store.flatten(1).numpy()
 
 
-def _columns(states: torch.Tensor) -> Any:
+def _columns(states: torch.Tensor) -> Array:
     """``[1, K, S, D]`` as columns, ``[K, D (S + W)]``, where ``D`` is of whole tiles."""
     _, heads, tokens, size = states.shape
     width = -(-size // TILE_COLUMNS) * TILE_COLUMNS
@@ -198,7 +202,9 @@ def _zeros(heads: int, rows: int, size: int) -> torch.Tensor:
 
 
 @inner
-def _by_keys(rows: Any, first: int, count: int, keys: Any, stretches: Any, size: int, products: Any) -> None:
+def _by_keys(
+    rows: Array, first: int, count: int, keys: Array, stretches: Array, size: int, products: Array
+) -> None:
     """Products of rows, ``[N, D]``, from the first on with the keys of a cell, ``[D, S + W]``: ``[count, L + W]``."""
     step, width = products.shape[1], len(keys) // size
     flat = products.reshape(-1)
@@ -215,7 +221,7 @@ def _by_keys(rows: Any, first: int, count: int, keys: Any, stretches: Any, size:
 
 
 @inner
-def _by_values(weights: Any, count: int, values: Any, stretches: Any, size: int, sums: Any) -> None:
+def _by_values(weights: Array, count: int, values: Array, stretches: Array, size: int, sums: Array) -> None:
     """Sums of the rows of a cell's keys, ``[S, D]``, by weights ``[count, L]``: ``[count, D]``."""
     step = weights.shape[1]
     flat, total = weights.reshape(-1), sums.reshape(-1)
@@ -231,7 +237,9 @@ def _by_values(weights: Any, count: int, values: Any, stretches: Any, size: int,
 
 
 @inner
-def _to_keys(weights: Any, count: int, rows: Any, first: int, stretches: Any, size: int, sums: Any) -> None:
+def _to_keys(
+    weights: Array, count: int, rows: Array, first: int, stretches: Array, size: int, sums: Array
+) -> None:
     """Add rows, ``[N, D]``, from the first on by weights ``[count, L]`` to what a cell's keys have, ``[S, D]``."""
     step = weights.shape[1]
     flat = weights.reshape(-1)
@@ -251,15 +259,15 @@ def _to_keys(weights: Any, count: int, rows: Any, first: int, stretches: Any, si
 
 @inner
 def _score(
-    query: Any,
-    keys: Any,
-    block: Any,
-    cell: Any,
-    stretches: Any,
-    hidden: Any,
+    query: Array,
+    keys: Array,
+    block: Array,
+    cell: Array,
+    stretches: Array,
+    hidden: Array,
     groups: int,
     size: int,
-    scores: Any,
+    scores: Array,
 ) -> int:
     """Scores of a block with its cell's keys, ``-inf`` where one is not seen; returns how many queries it has."""
     first, shown, length = block[1], cell[4], cell[5]
@@ -273,15 +281,9 @@ def _score(
 
 
 @inner
-def _weigh(scores: Any, length: int, lanes: Any) -> Any:
+def _weigh(scores: Array, length: int, lanes: Array) -> tuple[np.float32, np.float32]:
     """Turn a row of scores into weights, the largest of which is 1; returns the logarithm of the sum and the sum."""
-    for key in range(length, -(-length // _LANES) * _LANES):
-        scores[key] = -np.inf
-    lanes[:] = -np.inf
-    for key in range(0, length, _LANES):  # a maximum in one number would be one comparison after another
-        for i in range(_LANES):
-            lanes[i] = scores[key + i] if scores[key + i] > lanes[i] else lanes[i]
-    top = lanes.max()
+    top = largest(scores, length, lanes)
     total = np.float32(0)
     for key in range(length):
         scores[key] = exp(scores[key] - top)
@@ -290,7 +292,9 @@ def _weigh(scores: Any, length: int, lanes: Any) -> Any:
 
 
 @Kernel
-def _attend_tree(query: Any, keys: Any, values: Any, plan: Any, groups: int, output: Any, sums: Any) -> None:
+def _attend_tree(
+    query: Array, keys: Array, values: Array, plan: TreeArrays, groups: int, output: Array, sums: Array
+) -> None:
     """Attention of packed tokens to those on their paths.
 
     Args:
@@ -313,7 +317,7 @@ def _attend_tree(query: Any, keys: Any, values: Any, plan: Any, groups: int, out
         scores = np.empty((_BLOCK_ROWS, longest), np.float32)
         average = np.empty((_BLOCK_ROWS, size), np.float32)
         totals = np.empty(_BLOCK_ROWS, np.float32)
-        lanes = np.empty(_LANES, np.float32)
+        lanes = np.empty(MAX_LANES, np.float32)
         count = _score(query[head], keys[head], block, cell, stretches, hidden, groups, size, scores)
         for row in range(count):
             sums[head, block[1] + row], totals[row] = _weigh(scores[row], cell[5], lanes)
@@ -326,7 +330,7 @@ def _attend_tree(query: Any, keys: Any, values: Any, plan: Any, groups: int, out
 
 
 @inner
-def _bend(weights: Any, slopes: Any, length: int, logsum: Any, mean: Any) -> None:
+def _bend(weights: Array, slopes: Array, length: int, logsum: Array, mean: Array) -> None:
     """Scores to weights, and slopes of weights to slopes of scores."""
     for key in range(length):
         weights[key] = exp(weights[key] - logsum)
@@ -334,7 +338,14 @@ def _bend(weights: Any, slopes: Any, length: int, logsum: Any, mean: Any) -> Non
 
 
 @Kernel
-def _attend_tree_back(given: Any, slopes: Any, kept: Any, plan: Any, groups: int, found: Any) -> None:
+def _attend_tree_back(
+    given: tuple[Array, ...],
+    slopes: Array,
+    kept: tuple[Array, Array],
+    plan: TreeArrays,
+    groups: int,
+    found: tuple[Array, Array, Array],
+) -> None:
     """Slopes by what `_attend_tree` took from those by what it gave.
 
     Args:
