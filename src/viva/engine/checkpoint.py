@@ -25,13 +25,15 @@ from viva.integrity import SEAL, is_inside, sealed, unsealed
 from viva.model_files import check_base, model_digests
 
 MANIFEST = "checkpoint.json"
+Manifest = dict[str, Any]
+"""What a checkpoint says of itself, as JSON."""
 _FORMAT = 2
 _UNSEALED = 1
 """The format of before manifests were sealed."""
 
 
 def write_checkpoint(
-    path: Path, description: dict[str, Any], write_files: Callable[[Path], None], *, overwrite: bool
+    path: Path, description: Manifest, write_files: Callable[[Path], None], *, overwrite: bool
 ) -> None:
     """Write a checkpoint so that it is there completely or not at all.
 
@@ -49,7 +51,7 @@ def write_checkpoint(
 
 
 def _write_checkpoint(
-    path: Path, description: dict[str, Any], write_files: Callable[[Path], None], *, overwrite: bool
+    path: Path, description: Manifest, write_files: Callable[[Path], None], *, overwrite: bool
 ) -> None:
     _recover(path)
     if path.exists() and not overwrite:
@@ -102,7 +104,7 @@ def _recover(path: Path) -> None:
         os.rename(_replaced(path), path)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> Manifest:
     """The description of a checkpoint, after checking every file's digest.
 
     Raises:
@@ -135,10 +137,10 @@ def _check_file(path: Path, name: str, digest: str) -> None:
         )
 
 
-def _read_manifest(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_manifest(file: Path) -> tuple[Manifest, dict[str, str]]:
     """The manifest, and the files it lists with their digests."""
     try:
-        stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        stored: Manifest = json.loads(file.read_text(encoding="utf-8"))
         manifest = unsealed(stored, MANIFEST)
         listed: dict[str, str] = dict(manifest["files"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, cast
 from viva.engine.loading import load_errors
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    import numpy as np
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -125,7 +126,7 @@ class _File:
         """Metadata of a key."""
         return self.fields.get(key, default)
 
-    def floats(self, tensor: _Tensor) -> Any:
+    def floats(self, tensor: _Tensor) -> "np.ndarray":
         """The tensor as a float32 NumPy array."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
@@ -245,7 +246,7 @@ def _save_model(stored: _File, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     config = _config(stored)
-    weights: dict[str, Any] = {}
+    weights: dict[str, np.ndarray] = {}
     for name, tensor in stored.tensors.items():
         if name == _ROPE_FACTORS:
             continue
@@ -264,7 +265,7 @@ def _save_model(stored: _File, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def _config(stored: _File) -> Any:
+def _config(stored: _File) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     architecture = stored.field("general.architecture")
@@ -292,7 +293,7 @@ def _config(stored: _File) -> Any:
     return config
 
 
-def _scale_rotation(config: "PretrainedConfig", factors: Any) -> None:
+def _scale_rotation(config: "PretrainedConfig", factors: "np.ndarray") -> None:
     """Give the configuration the scaling of Llama 3.1 and later that has these factors.
 
     Raises:
@@ -321,7 +322,7 @@ def _special(stored: _File) -> dict[str, int]:
     return {f"{short}_token": int(number) for short, number in found.items() if number is not None}
 
 
-def _tokenizer(stored: _File) -> Any:
+def _tokenizer(stored: _File) -> "PreTrainedTokenizerBase":
     """The file's tokenizer: byte-level BPE, cut as ``tokenizer.ggml.pre`` says."""
     from tokenizers import (
         AddedToken,

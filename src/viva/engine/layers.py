@@ -15,7 +15,7 @@ heads, ``D`` head size, ``R`` places that are read.
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -49,6 +49,22 @@ _DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 """Models that hold such layers, and otherwise an embedding, rotary embeddings and a norm."""
 
 
+class RootMeanSquare(Protocol):
+    """A norm of ``transformers``."""
+
+    weight: nn.Parameter
+    variance_epsilon: float
+
+
+class Gated(Protocol):
+    """A gated layer of ``transformers``."""
+
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+    act_fn: object
+
+
 def fuse_layers(module: "PreTrainedModel") -> "PreTrainedModel":
     """Replace the layers of a decode copy by fused ones where they are of a known kind; returns the module."""
     for parent in list(module.modules()):
@@ -70,7 +86,7 @@ def is_stock(module: nn.Module, kinds: Collection[str]) -> bool:
     return kind.__name__ in kinds and kind.__module__.startswith("transformers.models.")
 
 
-def uses_silu(mlp: Any) -> bool:
+def uses_silu(mlp: Gated) -> bool:
     """Whether a gated layer's activation is the one that kernels compute."""
     return type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
@@ -122,7 +138,7 @@ class FusedDecoder(nn.Module):
                 ragged=ragged,
                 is_last=number == len(self.layers),
             )
-        return BaseModelOutputWithPast(last_hidden_state=cast(Any, self._norm(hidden)))
+        return BaseModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, self._norm(hidden)))
 
 
 class FusedLayer(nn.Module):
@@ -179,7 +195,7 @@ class FusedLayer(nn.Module):
         return self._down.added_to(hidden, gate(self._gate_up(self._second_norm(hidden))))
 
 
-def _norm(norm: Any) -> Norm:
+def _norm(norm: RootMeanSquare) -> Norm:
     return Norm(norm.weight, norm.variance_epsilon)
 
 
@@ -234,7 +250,7 @@ class FrozenNorm(nn.Module):
 class GatedMLP(nn.Module):
     """``down(silu(gate(x)) up(x))``."""
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp: Gated) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
@@ -294,14 +310,14 @@ class LastLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.self_attn: Any
-        self.mlp: Any
-        self.input_layernorm: Any
-        self.post_attention_layernorm: Any
+        self.self_attn: nn.Module
+        self.mlp: nn.Module
+        self.input_layernorm: nn.Module
+        self.post_attention_layernorm: nn.Module
         for name, part in layer.named_children():
             self.add_module(name, part)
         self._read = torch.empty(0)
-        self.self_attn.o_proj.register_forward_pre_hook(self._pick_inputs)
+        cast(nn.Module, self.self_attn.o_proj).register_forward_pre_hook(self._pick_inputs)
 
     def forward(
         self, hidden: torch.Tensor, *, read: torch.Tensor, tree: TreeStep | None = None, **given: object

@@ -12,8 +12,8 @@ that only compute, on a CPU.
 Shapes: ``n`` rows of ``I`` inputs, ``O`` outputs.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import nn
@@ -53,9 +53,9 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self._packed: Any = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
-        self._product: Any = torch.ops.mkldnn._linear_pointwise.default
-        self._sum: Any = torch.ops.mkldnn._linear_pointwise.binary
+        self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+        self._product: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+        self._sum: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.binary
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[..., I]`` inputs to ``[..., O]`` outputs."""
@@ -128,7 +128,7 @@ def pack_linears(module: "PreTrainedModel") -> "PreTrainedModel":
     """Replace the linear layers of a decode copy by packed ones where that is possible; returns the module."""
     for parent in list(module.modules()):
         for names in _JOINT:
-            layers: list[Any] = [getattr(parent, name, None) for name in names]
+            layers = [getattr(parent, name, None) for name in names]
             if _can_join(layers):
                 joint = _Joint(layers)
                 for index, name in enumerate(names):
@@ -144,7 +144,9 @@ def is_packable(layer: object) -> TypeGuard[nn.Linear]:
     return type(layer) is nn.Linear and can_pack(layer.weight)
 
 
-def _can_join(layers: Sequence[Any]) -> bool:
-    return all(map(is_packable, layers)) and (
-        len({(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in layers}) == 1
-    )
+def _can_join(layers: Sequence[object]) -> "TypeGuard[Sequence[nn.Linear]]":
+    linears = [layer for layer in layers if is_packable(layer)]
+    kinds = {
+        (layer.in_features, layer.weight.dtype, "bias" in dict(layer.named_parameters())) for layer in linears
+    }
+    return len(linears) == len(layers) and len(kinds) == 1

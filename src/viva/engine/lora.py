@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -114,7 +114,7 @@ def add_adapter(base: BaseModel, settings: AdapterSettings) -> "PreTrainedModel"
     names = target_modules(module, settings)
     _warn_of_experts(base, settings)
     for name in names:
-        layer: Any = module.get_submodule(name)
+        layer = cast(nn.Linear, module.get_submodule(name))
         module.set_submodule(name, AdaptedLinear(layer, settings.rank, ALPHA / settings.rank))
     generator = torch.Generator().manual_seed(settings.seed % 2**63)
     for name, parameter in adapter_tensors(module).items():
@@ -163,7 +163,7 @@ def check_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], rank: in
     Raises:
         ValueError: It names a layer that the model lacks, or has other shapes.
     """
-    layers: dict[str, Any] = dict(base.module.named_modules())
+    layers = cast(dict[str, nn.Linear], dict(base.module.named_modules()))
     advice = f"Give the model that it was trained on; this is {base.name!r}."
     for key in adapter:
         name, _, part = key.rpartition(".")
@@ -194,7 +194,7 @@ def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: f
     for key in adapter:
         name, _, part = key.rpartition(".")
         if part == "lora_A":
-            layer: Any = module.get_submodule(name)
+            layer = cast(nn.Linear, module.get_submodule(name))
             weight = layer.weight.detach()
             merged = torch.addmm(weight.float(), adapter[f"{name}.lora_B"], adapter[key], alpha=scale)
             layer.weight = nn.Parameter(merged.to(weight.dtype), requires_grad=False)
@@ -249,8 +249,16 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``[..., I]`` inputs to ``[..., O]`` outputs, of the weight's type."""
-        output: Any = _AdaptedProduct.apply(
-            input.reshape(-1, self.in_features), self.weight, self.bias, self.lora_A, self.lora_B, self.scale
+        output = cast(
+            torch.Tensor,
+            _AdaptedProduct.apply(
+                input.reshape(-1, self.in_features),
+                self.weight,
+                self.bias,
+                self.lora_A,
+                self.lora_B,
+                self.scale,
+            ),
         )
         return output.view(*input.shape[:-1], self.out_features)
 

@@ -23,7 +23,7 @@ of a batch, ``M`` of them wanted, ``U`` distinct pairs of place and token, ``R``
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -334,8 +334,8 @@ def target_logprobs(
         ``[M, K]`` float32, with a graph that can be gone through once if gradients are enabled.
     """
     logits = head_logits(module, hidden)
-    logprobs: Any = _TargetLogprobs.apply(logits if temperature == 1 else logits / temperature, targets)
-    return logprobs
+    scaled = logits if temperature == 1 else logits / temperature
+    return cast(torch.Tensor, _TargetLogprobs.apply(scaled, targets))
 
 
 class _TargetLogprobs(torch.autograd.Function):

@@ -56,7 +56,7 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self.is_usable = True
         self._device = device
-        self._stream: Any = None
+        self._stream: torch.cuda.Stream | None = None
 
     def record(self, run: Run) -> tuple[torch.Tensor, Run]:
         """See `Recorder`.

@@ -301,10 +301,21 @@ _POINTER = _VECTOR.as_pointer()
 
 
 @_literal_intrinsic
-def _add(context: object, rows: types.IntegerLiteral, *given: types.Type) -> Codegen:
+def _add(  # an intrinsic takes no variable number of arguments
+    context: object,
+    rows: types.IntegerLiteral,
+    left: types.Type,
+    at: types.Type,
+    right: types.Type,
+    right_at: types.Type,
+    sums: types.Type,
+    sums_at: types.Type,
+    count: types.Type,
+    keep: types.Type,
+) -> Codegen:
     """`add_tile` of so many rows, a literal number."""
     pair, triple = (types.UniTuple(types.int64, size) for size in (2, 3))
-    left, _, right, _, sums, _, number, _ = given
+    number = types.int64
     signature = types.void(rows, left, triple, right, pair, sums, pair, number, number)
     return signature, _generate(rows.literal_value)
 
