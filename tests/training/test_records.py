@@ -16,7 +16,6 @@ from transitions import transition
 from viva.training.batch import make_batch, plain_batch
 from viva.training.loop import train
 from viva.training.records import chosen_groups, token_rows
-from viva.training.update import UpdateResult
 
 
 def texts(tokens):
@@ -27,9 +26,8 @@ def kept(folder):
     return [json.loads(line) for line in (folder / "tokens.jsonl").read_text().splitlines()]
 
 
-def updated(data_D, logprobs_D):
-    tensors = [tinker.TensorData.from_numpy(np.asarray(values, dtype=np.float32)) for values in logprobs_D]
-    return UpdateResult(data_D=data_D, logprobs_D=tensors, metrics={})
+def tensors(logprobs_D):
+    return [tinker.TensorData.from_numpy(np.asarray(values, dtype=np.float32)) for values in logprobs_D]
 
 
 async def test_a_run_keeps_one_group_every_so_many_steps_with_the_spans_that_earned(tmp_path):
@@ -67,7 +65,7 @@ def test_training_logprobs_land_on_the_tokens_they_belong_to():
     batch = plain_batch([plain])
     lengths = [len(datum.loss_fn_inputs["mask"].data) for datum in batch.data_D]
     logprobs_D = [np.arange(length) + 10.0 * place for place, length in enumerate(lengths)]
-    (row,) = token_rows([plain], [0], batch, updated(batch.data_D, logprobs_D), texts)
+    (row,) = token_rows([plain], [0], batch, tensors(logprobs_D), texts)
     first, second = row["turns"][:2]
     # targets 5 6 9 7: places 0 and 1 are the first turn, place 2 is context, place 3 the second turn
     assert (first["training"], second["training"]) == ([0.0, 1.0], [3.0])
@@ -84,7 +82,7 @@ async def test_samples_of_strategies_have_anchor_weight_and_both_contexts():
     old_D = [
         logprobs_of(BARE, datum.loss_fn_inputs["target_tokens"].to_numpy()) - 0.5 for datum in batch.data_D
     ]
-    made = updated(batch.data_D, old_D)
+    made = tensors(old_D)
     plain, swapped = token_rows(outcomes_P, [0, 1], batch, made, texts)
     assert (plain["strategy"], swapped["strategy"]) == ("iid", "hint")
     assert (plain["turns"][0]["sampled_in"], swapped["turns"][0]["sampled_in"]) == (None, f"<{HINT}>")

@@ -11,8 +11,8 @@ from transitions import as_plain, tokens, trajectories, transition
 
 from viva.experts.strategy import Completion, ExpertGroupBuilder
 from viva.training.batch import ExpertConfig, make_batch
-from viva.training.data_processing import assemble_training_data, trajectory_to_data
-from viva.training.samples import action_values, batch_samples
+from viva.training.data_processing import action_values, assemble_training_data, trajectory_to_data
+from viva.training.samples import batch_samples
 
 
 class NoEngine:

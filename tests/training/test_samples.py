@@ -10,8 +10,9 @@ from tinker_cookbook.rl.types import Trajectory
 from transitions import transition
 
 from viva.experts.strategy import Completion
+from viva.training.data_processing import action_values
 from viva.training.rollouts import GroupOutcome
-from viva.training.samples import action_values, batch_samples, context_key, with_values
+from viva.training.samples import batch_samples, context_key, with_values
 
 SEEN, BARE = [20, 21], [10]
 """A sampling context and a training context."""

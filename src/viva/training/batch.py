@@ -33,11 +33,11 @@ from viva.experts.samples import FloatArray, Sample, sample_record
 from viva.experts.strategy import credit_of, is_strategy, strategy_of
 from viva.rewards.credit import GroupCredit
 from viva.run.clients import TrainingClient
+from viva.training.data_processing import action_values, trained_values
 from viva.training.metrics import advantage_metrics, credit_metrics, strategy_metrics
 from viva.training.rollouts import GroupOutcome
 from viva.training.samples import (
     TrainedSample,
-    action_values,
     batch_samples,
     centred_rewards_of,
     with_values,
@@ -278,7 +278,7 @@ def _logprobs(check: SamplerCheck) -> FloatArray:
     """The trainer's, of the trained tokens in order."""
     return np.concatenate(
         [
-            logprobs.to_numpy()[datum.loss_fn_inputs["mask"].to_numpy() > 0].astype(np.float64)
+            trained_values(datum, logprobs)
             for datum, logprobs in zip(check.data_D, check.logprobs_D, strict=True)
         ]
     )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
 import tinker
 from tinker_cookbook.rl.types import (
     PARSE_ERROR_MASKED_METRIC_KEY,
@@ -24,6 +25,7 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.supervised.common import create_rightshifted_model_input_and_leftshifted_targets
 
+from viva.experts.samples import FloatArray
 from viva.experts.strategy import ContextTransform
 
 Advantage: TypeAlias = float | Sequence[float | Sequence[float]]
@@ -98,6 +100,16 @@ def _float_tensor(values_T: list[float]) -> tinker.TensorData:
     return tinker.TensorData(data=values_T, dtype="float32", shape=[len(values_T)])
 
 
+def trained_values(datum: tinker.Datum, values: tinker.TensorData) -> FloatArray:
+    """Values of a datum's trained tokens (``mask > 0``), in order."""
+    return values.to_numpy()[datum.loss_fn_inputs["mask"].to_numpy() > 0].astype(np.float64)
+
+
+def action_values(datum: tinker.Datum, name: str) -> FloatArray:
+    """An input of the loss at the trained tokens of a datum, in order."""
+    return trained_values(datum, datum.loss_fn_inputs[name])
+
+
 def observation_elements(observation: Observation) -> list[Element]:
     """An observation's tokens and images, in order."""
     elements: list[Element] = []
@@ -151,7 +163,7 @@ def trajectory_to_data(
     data_D: list[tinker.Datum] = []
     current = _Sequence()
     for index, transition in enumerate(traj.transitions):
-        observation = _training_context(transition.ob, index, context_transform)
+        observation = training_context(transition.ob, index, context_transform)
         if not current.is_extended_by(observation):
             data_D.append(current.to_datum())
             current = _Sequence()
@@ -162,9 +174,14 @@ def trajectory_to_data(
     return data_D
 
 
-def _training_context(
+def training_context(
     observation: Observation, index: int, context_transform: ContextTransform | None
 ) -> list[Element]:
+    """Tokens and images that a turn is trained behind.
+
+    Raises:
+        ValueError: If the transform leaves none.
+    """
     if context_transform is None:
         return observation_elements(observation)
     elements = observation_elements(context_transform(observation, index))
@@ -173,6 +190,11 @@ def _training_context(
             f"the training context of turn {index} is empty; a context_transform must return at least one token"
         )
     return elements
+
+
+def without_silent(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
+    """The datums of which any token is trained."""
+    return [datum for datum in data_D if any(datum.loss_fn_inputs["mask"].data)]
 
 
 def assemble_training_data(
@@ -198,7 +220,7 @@ def assemble_training_data(
                 continue
             new_D = trajectory_to_data(traj, advantage, transform)
             if not isinstance(advantage, (int, float)):
-                new_D = [datum for datum in new_D if any(datum.loss_fn_inputs["mask"].data)]
+                new_D = without_silent(new_D)
             data_D.extend(new_D)
             sources_D.extend([DatumSource(group_index=group_index, seat=seat)] * len(new_D))
     return data_D, sources_D

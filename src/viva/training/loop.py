@@ -311,7 +311,8 @@ async def _update(
     return batch.metrics | result.metrics, _Kept(
         samples=[{"step": step, **record} for record in batch.records if keeps_samples],
         tokens=[
-            {"step": step, **row} for row in token_rows(outcomes_P, chosen, batch, result, run.token_texts)
+            {"step": step, **row}
+            for row in token_rows(outcomes_P, chosen, batch, result.logprobs_D, run.token_texts)
         ],
     )
 

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import tinker
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.experts.diagnostics import clustered_stderr
 from viva.experts.strategy import strategy_of, unpaid_seats_of
 from viva.rewards.credit import GroupCredit
+from viva.training.data_processing import action_values, trained_values
 from viva.training.rollouts import GroupOutcome, Place
 from viva.training.samples import TrainedSample
 
@@ -33,13 +33,18 @@ def summary(name: str, values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _mean_by_key(rows: Iterable[Mapping[str, float | int]]) -> dict[str, float]:
-    """Mean of every key over the rows that have it."""
+def _columns(rows: Iterable[Mapping[str, float | int]]) -> dict[str, list[float]]:
+    """Values of every key in the rows that have it."""
     values: dict[str, list[float]] = {}
     for row in rows:
         for key, value in row.items():
             values.setdefault(key, []).append(float(value))
-    return {key: math.fsum(column) / len(column) for key, column in values.items()}
+    return values
+
+
+def mean_by_key(rows: Iterable[Mapping[str, float | int]]) -> dict[str, float]:
+    """Mean of every key over the rows that have it."""
+    return {key: math.fsum(column) / len(column) for key, column in _columns(rows).items()}
 
 
 def _members(outcome: GroupOutcome) -> list[tuple[Trajectory, Mapping[str, float | int]]]:
@@ -80,11 +85,11 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= {f"rollout/errors/{error_type}": count for error_type, count in sorted(errors.items())}
     metrics |= _drop_rates(outcomes_P)
     members = [member for outcome in outcomes_P for member in _members(outcome)]
-    metrics |= _mean_by_key(own for _, own in members)
-    metrics |= _mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
+    metrics |= mean_by_key(own for _, own in members)
+    metrics |= mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
     metrics |= _length_metrics([traj for traj, _ in members])
     metrics |= summary("reward", _rewards(outcomes_P))
-    void = _mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
+    void = mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
     metrics |= {f"void/{name}": value for name, value in void.items()}
     return metrics | _tag_metrics(outcomes_P)
 
@@ -181,16 +186,11 @@ def logprob_metrics(
     Raises:
         FloatingPointError: If a logprob is not finite.
     """
-    sampled_parts: list[npt.NDArray[np.float64]] = []
-    trained_parts: list[npt.NDArray[np.float64]] = []
-    for datum, logprobs in zip(data_D, logprobs_D, strict=True):
-        mask_T = datum.loss_fn_inputs["mask"].to_numpy() > 0
-        sampled_parts.append(datum.loss_fn_inputs["logprobs"].to_numpy()[mask_T].astype(np.float64))
-        trained_parts.append(logprobs.to_numpy()[mask_T].astype(np.float64))
-    if not sampled_parts:
+    if not data_D:
         return {}
-    sampled = np.concatenate(sampled_parts)
-    gap = sampled - np.concatenate(trained_parts)
+    sampled = np.concatenate([action_values(datum, "logprobs") for datum in data_D])
+    trained = [trained_values(datum, own) for datum, own in zip(data_D, logprobs_D, strict=True)]
+    gap = sampled - np.concatenate(trained)
     if not np.isfinite(gap).all():
         raise FloatingPointError(
             "the engine returned logprobs that are not finite numbers; this update is not to be trusted"
@@ -244,30 +244,19 @@ def _trained_tokens(sample: TrainedSample) -> int:
 
 
 def _sampled_tokens(outcome: GroupOutcome) -> int:
-    if outcome.group is None:
-        return 0
-    return sum(
-        len(turn.ac.tokens)
-        for seat, trajectory in enumerate(outcome.group.trajectories_G)
-        for turn in trajectory.transitions
-        if seat not in outcome.failed_seats
-    )
+    return sum(len(turn.ac.tokens) for trajectory, _ in _members(outcome) for turn in trajectory.transitions)
 
 
 def _reported(outcomes_P: Sequence[GroupOutcome]) -> dict[str, list[list[float]]]:
     """Values by key, one list for every group that reports it."""
     reported: dict[str, list[list[float]]] = {}
     for outcome in outcomes_P:
-        values: dict[str, list[float]] = {}
-        if outcome.group is None:
-            continue
-        members = zip(outcome.group.trajectories_G, outcome.group.metrics_G, strict=True)
-        for seat, (trajectory, own) in enumerate(members):
-            if seat in outcome.failed_seats:
-                continue
-            for row in (own, *(turn.metrics for turn in trajectory.transitions)):
-                for key, value in row.items():
-                    values.setdefault(key, []).append(float(value))
-        for key, own in values.items():
-            reported.setdefault(key, []).append(own)
+        members = _members(outcome)
+        rows = [
+            row
+            for trajectory, own in members
+            for row in (own, *(turn.metrics for turn in trajectory.transitions))
+        ]
+        for key, values in _columns(rows).items():
+            reported.setdefault(key, []).append(values)
     return reported

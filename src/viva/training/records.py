@@ -24,17 +24,17 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import tinker
 
 from viva.experts.estimation import Estimate
-from viva.experts.samples import FloatArray
 from viva.experts.strategy import credit_of, is_strategy, record_of, strategy_of
 from viva.rewards.credit import GroupCredit
 from viva.run.secrets import hidden_tokens
 from viva.training.batch import Batch
 from viva.training.data import derive_seed
+from viva.training.data_processing import action_values, trained_values
 from viva.training.rollouts import GroupOutcome
-from viva.training.samples import Context, TrainedSample, TrainedTurn, action_values
-from viva.training.update import UpdateResult
+from viva.training.samples import Context, TrainedSample, TrainedTurn
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
 """Text of every token, see `viva.rewards.credit.token_texts`."""
@@ -70,7 +70,7 @@ def token_rows(
     outcomes_P: Sequence[GroupOutcome],
     chosen: Sequence[int],
     batch: Batch,
-    result: UpdateResult,
+    logprobs_D: Sequence[tinker.TensorData],
     texts: TokenTexts | None,
 ) -> list[dict[str, Any]]:
     """Records of some groups.
@@ -79,16 +79,16 @@ def token_rows(
         outcomes_P: All groups of the batch.
         chosen: Places of those to keep.
         batch: What was trained of them.
-        result: The update on it.
+        logprobs_D: Logprobs of its datums, from the update.
         texts: Texts of tokens; without it, only ids are kept, and contexts are not.
     """
     turns_P: dict[int, list[dict[str, Any]]] = {index: [] for index in chosen}
     start = 0
     for sample, made, count in zip(batch.samples_N, batch.estimates_N, batch.num_data_N(), strict=True):
-        places, start = range(start, start + count), start + count
+        own, start = slice(start, start + count), start + count
         if sample.outcome_index in turns_P:
             credit = credit_of(outcomes_P[sample.outcome_index].builder)
-            values = _sample_values(sample, made, result, places, is_plain=batch.is_plain)
+            values = _sample_values(sample, made, batch.data_D[own], logprobs_D[own], is_plain=batch.is_plain)
             turns_P[sample.outcome_index] += _sample_turns(sample, values, credit, texts)
     return [_row(index, outcomes_P[index], turns) for index, turns in turns_P.items()]
 
@@ -98,20 +98,27 @@ _Values = Mapping[str, Sequence[float | None] | None]
 
 
 def _sample_values(
-    sample: TrainedSample, made: Estimate, result: UpdateResult, places: Sequence[int], *, is_plain: bool
+    sample: TrainedSample,
+    made: Estimate,
+    data_D: Sequence[tinker.Datum],
+    logprobs_D: Sequence[tinker.TensorData],
+    *,
+    is_plain: bool,
 ) -> _Values:
     count = sum(weight > 0 for turn in sample.turns_K for weight in turn.weights)
     nothing: list[float | None] = [None] * count
+
+    def trained(name: str) -> list[float]:
+        return [float(value) for datum in data_D for value in action_values(datum, name)]
+
+    training = [trained_values(datum, own) for datum, own in zip(data_D, logprobs_D, strict=True)]
+    weights_T = None if made.weights_T is None else np.minimum(made.weights_T, np.finfo(np.float64).max)
     return {
-        "training": _trained(result, places) if places else nothing,
-        "anchor": None if is_plain else _inputs(result, places, "logprobs") if places else nothing,
-        "weights": None if is_plain else nothing if made.weights_T is None else _floats(made.weights_T),
-        "advantages": _inputs(result, places, "advantages") if places else [0.0] * count,
+        "training": [float(value) for values in training for value in values] if data_D else nothing,
+        "anchor": None if is_plain else trained("logprobs") if data_D else nothing,
+        "weights": None if is_plain else nothing if weights_T is None else weights_T.tolist(),
+        "advantages": trained("advantages") if data_D else [0.0] * count,
     }
-
-
-def _floats(values_T: FloatArray) -> list[float]:
-    return [float(value) for value in np.minimum(values_T, np.finfo(np.float64).max)]
 
 
 def _sample_turns(
@@ -183,19 +190,3 @@ def _span(start: int, stop: int, stream: str, reward: float) -> dict[str, Any]:
 
 def _rounded(values: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else float(f"{value:.6g}") for value in values]
-
-
-def _trained(result: UpdateResult, places: Sequence[int]) -> list[float]:
-    """Logprobs of the trained tokens of some datums, in order."""
-    return [
-        float(value)
-        for place in places
-        for value in result.logprobs_D[place].to_numpy()[
-            result.data_D[place].loss_fn_inputs["mask"].to_numpy() > 0
-        ]
-    ]
-
-
-def _inputs(result: UpdateResult, places: Sequence[int], name: str) -> list[float]:
-    """An input of the loss at the trained tokens of some datums, in order."""
-    return [float(value) for place in places for value in action_values(result.data_D[place], name)]

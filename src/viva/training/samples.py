@@ -28,7 +28,14 @@ from tinker_cookbook.rl.types import (
 from viva.experts.samples import FloatArray
 from viva.experts.strategy import Completion, StrategyInfo, completions_of, credit_of, strategy_of
 from viva.rewards.credit import GroupCredit, group_advantages, stream_advantages
-from viva.training.data_processing import Element, assemble_training_data, observation_elements
+from viva.training.data_processing import (
+    Element,
+    model_input,
+    observation_elements,
+    training_context,
+    trajectory_to_data,
+    without_silent,
+)
 from viva.training.rollouts import GroupOutcome
 
 Context: TypeAlias = tuple[Element, ...]
@@ -86,12 +93,6 @@ def context_key(context: Sequence[Element]) -> Hashable:
     return tuple(each if isinstance(each, int) else each.model_dump_json() for each in context)
 
 
-def action_values(datum: tinker.Datum, name: str) -> FloatArray:
-    """An input of the loss at the trained tokens of a datum, in order."""
-    inputs = datum.loss_fn_inputs
-    return inputs[name].to_numpy()[inputs["mask"].to_numpy() > 0].astype(np.float64)
-
-
 def with_values(
     data_D: Sequence[tinker.Datum], advantages_T: FloatArray, logprobs_T: FloatArray
 ) -> list[tinker.Datum]:
@@ -133,28 +134,18 @@ def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False)
     Raises:
         ValueError: If completions or credit do not fit what was sampled.
     """
-    planned_N: list[_Seat] = []
+    samples_N: list[TrainedSample] = []
     for index, outcome in enumerate(outcomes_P):
         if outcome.group is None:
             continue
         plans_G = _plain_plans(outcome, outcome.group) if is_plain else _plans(outcome, outcome.group)
         prompt = index if is_plain else _prompt(outcome.group, strategy_of(outcome.builder))
-        planned_N += [
-            _Seat(index=index, seat=seat, prompt=prompt, plan=plan, outcome=outcome, group=outcome.group)
+        samples_N += [
+            _sample(outcome, outcome.group, seat, plan, index=index, prompt=prompt, is_plain=is_plain)
             for seat, plan in enumerate(plans_G)
             if plan and seat not in outcome.failed_seats
         ]
-    cut_N = [planned.cut(is_plain=is_plain) for planned in planned_N]
-    group = TrajectoryGroup([trajectory for trajectory, _ in cut_N], [0.0] * len(cut_N), [{} for _ in cut_N])
-    weights_N = [[part.weights for part in planned.plan] for planned in planned_N]
-    data_D, sources_D = assemble_training_data([group], [weights_N])
-    data_N: list[list[tinker.Datum]] = [[] for _ in planned_N]
-    for datum, source in zip(data_D, sources_D, strict=True):
-        data_N[source.seat].append(datum)
-    return [
-        planned.sample(turns_K, own_D)
-        for planned, (_, turns_K), own_D in zip(planned_N, cut_N, data_N, strict=True)
-    ]
+    return samples_N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,89 +162,67 @@ class _Part:
     has_gap: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seat:
-    """A seat with the plan of its turns."""
+def _sample(
+    outcome: GroupOutcome,
+    group: TrajectoryGroup,
+    seat: int,
+    plan: Sequence[_Part],
+    *,
+    index: int,
+    prompt: Hashable,
+    is_plain: bool,
+) -> TrainedSample:
+    """A seat cut to its trained turns, behind its training contexts."""
+    strategy, trajectory = strategy_of(outcome.builder), group.trajectories_G[seat]
+    trained_K: list[Transition] = []
+    turns_K: list[TrainedTurn] = []
+    for part in plan:
+        sampled = trajectory.transitions[part.turn]
+        transition = _cut(sampled, part)
+        transform = strategy.context_transform
+        context = None if is_plain else training_context(transition.ob, part.turn, transform)
+        if context is not None and transform is not None:
+            transition = replace(transition, ob=model_input(context))
+        trained_K.append(transition)
+        turns_K.append(_turn(part, sampled, transition, context))
+    data_D = trajectory_to_data(replace(trajectory, transitions=trained_K), [part.weights for part in plan])
+    return TrainedSample(
+        outcome_index=index,
+        seat=seat,
+        strategy=strategy.strategy_id,
+        prompt=prompt,
+        reward=group.get_total_rewards()[seat],
+        finished=all(trajectory.transitions[part.turn].ac.stop_reason == "stop" for part in plan),
+        turns_K=tuple(turns_K),
+        data_D=tuple(without_silent(data_D)),
+        advantages_T=_own_advantages(plan, strategy),
+    )
 
-    index: int
-    seat: int
-    prompt: Hashable
-    plan: Sequence[_Part]
-    outcome: GroupOutcome
-    group: TrajectoryGroup
 
-    @property
-    def trajectory(self) -> Trajectory:
-        return self.group.trajectories_G[self.seat]
-
-    def cut(self, *, is_plain: bool) -> tuple[Trajectory, list[TrainedTurn]]:
-        """The trajectory cut to its trained turns, behind its training contexts, and the same turn by turn."""
-        transform = strategy_of(self.outcome.builder).context_transform
-        trained_K: list[Transition] = []
-        turns_K: list[TrainedTurn] = []
-        for part in self.plan:
-            transition = _cut(self.trajectory.transitions[part.turn], part)
-            swapped = transition.ob if transform is None else transform(transition.ob, part.turn)
-            if transform is not None and not swapped.length:
-                raise ValueError(
-                    f"the training context of turn {part.turn} is empty; a context_transform must return at least one "
-                    "token"
-                )
-            trained = transition if transform is None else replace(transition, ob=swapped)
-            trained_K.append(trained)
-            turns_K.append(self._plain_turn(part) if is_plain else self._turn(part, transition, trained))
-        return replace(self.trajectory, transitions=trained_K), turns_K
-
-    def _plain_turn(self, part: _Part) -> TrainedTurn:
-        action = self.trajectory.transitions[part.turn].ac
-        return TrainedTurn(
-            sampled_in=(),
-            trained_in=(),
-            turn=part.turn,
-            first=0,
-            tokens=tuple(action.tokens),
-            logprobs=tuple(action.logprobs),
-            weights=part.weights,
-        )
-
-    def _turn(self, part: _Part, sampled: Transition, trained: Transition) -> TrainedTurn:
-        masked = next(place for place, weight in enumerate(part.weights) if weight > 0)
-        tokens, logprobs = sampled.ac.tokens, sampled.ac.logprobs
-        before = self.trajectory.transitions[part.turn].ac.tokens[: part.start + masked]
-        return TrainedTurn(
-            sampled_in=(*observation_elements(sampled.ob), *before),
-            trained_in=(*observation_elements(trained.ob), *tokens[:masked]),
-            turn=part.turn,
-            first=part.start + masked,
-            tokens=tuple(tokens[masked:]),
-            logprobs=tuple(logprobs[masked:]),
-            weights=part.weights[masked:],
-            has_gap=part.has_gap,
-        )
-
-    def sample(self, turns_K: Sequence[TrainedTurn], data_D: Sequence[tinker.Datum]) -> TrainedSample:
-        turns = self.trajectory.transitions
-        strategy = strategy_of(self.outcome.builder)
-        return TrainedSample(
-            outcome_index=self.index,
-            seat=self.seat,
-            strategy=strategy.strategy_id,
-            prompt=self.prompt,
-            reward=self.group.get_total_rewards()[self.seat],
-            finished=all(turns[part.turn].ac.stop_reason == "stop" for part in self.plan),
-            turns_K=tuple(turns_K),
-            data_D=tuple(data_D),
-            advantages_T=_own_advantages(self.plan, strategy),
-        )
+def _turn(
+    part: _Part, sampled: Transition, trained: Transition, context: Sequence[Element] | None
+) -> TrainedTurn:
+    """A turn as it was sampled and as it is trained; without a context, in plain self-play, from its first token on."""
+    masked = 0 if context is None else next(place for place, weight in enumerate(part.weights) if weight > 0)
+    tokens, logprobs, first = trained.ac.tokens, trained.ac.logprobs, part.start + masked
+    before = sampled.ac.tokens[:first]
+    return TrainedTurn(
+        sampled_in=() if context is None else (*observation_elements(sampled.ob), *before),
+        trained_in=() if context is None else (*context, *tokens[:masked]),
+        turn=part.turn,
+        first=first,
+        tokens=tuple(tokens[masked:]),
+        logprobs=tuple(logprobs[masked:]),
+        weights=part.weights[masked:],
+        has_gap=part.has_gap,
+    )
 
 
 def _prompt(group: TrajectoryGroup, strategy: StrategyInfo) -> Hashable:
     for trajectory in group.trajectories_G:
         if trajectory.transitions:
             first = trajectory.transitions[0].ob
-            if strategy.context_transform is not None:
-                first = strategy.context_transform(first, 0)
-            return context_key(observation_elements(first))
+            return context_key(training_context(first, 0, strategy.context_transform))
     return ()
 
 

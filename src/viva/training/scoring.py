@@ -20,7 +20,7 @@ from viva.experts.estimation import Estimator, Need
 from viva.experts.estimators import Distill
 from viva.experts.samples import FloatArray
 from viva.run.clients import TrainingClient
-from viva.training.data_processing import model_input, trajectory_to_data
+from viva.training.data_processing import model_input, trained_values, trajectory_to_data
 from viva.training.samples import TrainedSample, context_key
 from viva.training.update import for_engine
 
@@ -169,7 +169,7 @@ async def _forward(client: TrainingClient, requests: Sequence[Sequence[tinker.Da
         return [np.zeros(0) for _ in requests]
     output = await client.forward(for_engine(client, data_D), "importance_sampling")
     trained_D = [
-        record["logprobs"].to_numpy()[datum.loss_fn_inputs["mask"].to_numpy() > 0].astype(np.float64)
+        trained_values(datum, record["logprobs"])
         for datum, record in zip(data_D, output.loss_fn_outputs, strict=True)
     ]
     bounds = [0, *accumulate(len(data) for data in requests)]

@@ -19,7 +19,7 @@ import tinker
 
 from viva.engine.adam import check_adam
 from viva.run.clients import TrainingClient, takes_mask, takes_temperature
-from viva.training.metrics import logprob_metrics
+from viva.training.metrics import logprob_metrics, mean_by_key
 from viva.training.remote import EngineError
 
 EXACT_GAP = 1e-4
@@ -85,9 +85,8 @@ class SamplerCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
-    """The datums of an update, their logprobs and its metrics."""
+    """The logprobs and metrics of an update."""
 
-    data_D: Sequence[tinker.Datum]
     logprobs_D: Sequence[tinker.TensorData]
     """Logprobs of every target token that is not masked, under the policy that the gradient was taken of."""
     metrics: dict[str, float]
@@ -211,7 +210,7 @@ async def update_policy(
     if not data_D:
         checked = _drift((), (), (), check)
         _check_gap(checked, config.max_logprob_gap)
-        return UpdateResult(data_D=(), logprobs_D=(), metrics=metrics | checked)
+        return UpdateResult(logprobs_D=(), metrics=metrics | checked)
     pending: list[
         tuple[Sequence[Awaitable[tinker.ForwardBackwardOutput]], Awaitable[tinker.OptimStepResponse]]
     ] = []
@@ -241,7 +240,7 @@ async def update_policy(
         data_D, logprobs_D, [place for place in own if place < len(minibatches[0])], check
     )
     _check_gap(before_any_step, config.max_logprob_gap)
-    return UpdateResult(data_D=data_D, logprobs_D=logprobs_D, metrics=metrics)
+    return UpdateResult(logprobs_D=logprobs_D, metrics=metrics)
 
 
 def _check_data(data_D: Sequence[tinker.Datum]) -> None:
@@ -302,16 +301,18 @@ def _engine_metrics(
 ) -> dict[str, float]:
     """The engine's own metrics, averaged over the substeps (``loss:sum`` becomes ``optim/loss``)."""
     rows = [output.metrics for output in outputs] + [response.metrics or {} for response in responses]
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        for key, value in row.items():
-            name = "loss" if key == "loss:sum" else key.removeprefix("optim/")
-            if not math.isfinite(value):
-                raise FloatingPointError(
-                    f"the engine reported {key}={value}, which is not a finite number; this update is not to be trusted"
-                )
-            values.setdefault(f"optim/{name}", []).append(float(value))
-    return {key: math.fsum(column) / len(column) for key, column in values.items()}
+    for key, value in ((key, value) for row in rows for key, value in row.items()):
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the engine reported {key}={value}, which is not a finite number; this update is not to be trusted"
+            )
+    return mean_by_key(
+        {
+            "optim/loss" if key == "loss:sum" else f"optim/{key.removeprefix('optim/')}": value
+            for key, value in row.items()
+        }
+        for row in rows
+    )
 
 
 _NORM = "grad_norm"
