@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from viva.run.adapters import staged_adapter
+from viva.run.export import staged_adapter
 
 PLAIN = {"peft_type": "LORA", "lora_alpha": 32, "bias": "none", "base_model_name_or_path": "tiny"}
 

@@ -18,7 +18,7 @@ from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST
 from viva.integrity import sealed
 from viva.recipes.data import HubSource, load_hub
-from viva.run.adapters import staged_adapter
+from viva.run.export import staged_adapter
 
 CODE = f"open({MARK!r}, 'w').close()"
 SHELL = f"touch {MARK}"

@@ -233,7 +233,7 @@ def test_an_adapter_in_bfloat16_from_a_server_is_exported(trained, tmp_path, mon
     async def fetch(service, state_path, folder, *, base_url):
         return shutil.copytree(given, folder)
 
-    monkeypatch.setattr("viva.run.adapters.fetch_adapter", fetch)
+    monkeypatch.setattr("viva.run.export.fetch_adapter", fetch)
     monkeypatch.setattr("viva.training.service.make_service", lambda engine, *, state_dir: None)
     options = ExportOptions(to=str(tmp_path / "out"), model_name=str(tmp_path / "base"))
     adapter, merged = export_run(run, options)

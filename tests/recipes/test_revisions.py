@@ -14,8 +14,7 @@ from viva.hub import pinned, split_revision
 from viva.recipes.common import learning_rate, resolve_model
 from viva.recipes.critique_self_play import Config
 from viva.recipes.data import HubSource, PromptSources, load_hub, load_prompts
-from viva.run.adapters import staged_adapter
-from viva.run.export import export_weights
+from viva.run.export import export_weights, staged_adapter
 from viva.training.service import context_window
 
 NAME, COMMITS = "someone/Model", {"main": "0" * 40, "v2": "2" * 40}

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from web_servers import QuietHandler
 
 from viva.engine.checkpoint import read_state
-from viva.run.adapters import fetch_adapter, staged_adapter
+from viva.run.export import fetch_adapter, staged_adapter
 
 STATE = "tinker://run/weights/000003"
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

@@ -130,7 +130,7 @@ def _fetched(
     """A state of a remote engine as one of the local engine."""
     import tinker
 
-    from viva.run.adapters import fetch_adapter, staged_adapter
+    from viva.run.export import fetch_adapter, staged_adapter
     from viva.training.remote import explain
     from viva.training.service import EngineConfig, make_service
 

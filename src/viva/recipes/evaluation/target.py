@@ -13,9 +13,8 @@ from viva.hub import split_revision
 from viva.judging.policy import SamplingClient
 from viva.model_files import check_base, model_digests
 from viva.recipes.common import located, resolve_model
-from viva.run.adapters import is_adapter, staged_adapter
 from viva.run.clients import ServiceClient, settled
-from viva.run.export import choose_checkpoint
+from viva.run.export import choose_checkpoint, is_adapter, staged_adapter
 from viva.run.folder import RunFolder
 from viva.run.log import StopRule
 from viva.training.service import EngineConfig, context_window, make_service
