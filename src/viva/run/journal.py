@@ -69,15 +69,11 @@ class Journal:
         self._folder = folder
         self._environment = environment
         self._open: dict[str, _Answers] = {}
-        self._now: _Answers | None = None
+        self.now: _Answers | None = None
+        """Those of the part that goes on."""
 
     def client(self, client: SamplingClient, version: int | str) -> "JournaledClient":
-        """A client whose calls during a `part` go through the journal.
-
-        Args:
-            client: Who is asked.
-            version: Tells its weights from those of the run's other clients.
-        """
+        """A client whose calls during a `part` go through the journal; `version` distinguishes its weights."""
         return JournaledClient(client, version, self)
 
     @asynccontextmanager
@@ -98,15 +94,17 @@ class Journal:
         if mode == "off":
             yield
             return
-        answers = self._open.pop(name, None) or self._begin(name, mode)
-        self._now = answers
+        answers, path = self._open.pop(name, None), self._folder / f"{name}.jsonl"
+        if answers is None:
+            answers = _Turns(path) if mode == "turns" else _Step(path, self._environment())
+        self.now = answers
         try:
             yield
         except BaseException:
-            self._now = None
+            self.now = None
             await answers.close(is_whole=False)
             raise
-        self._now = None
+        self.now = None
         if not is_last:
             self._open[name] = answers
             return
@@ -130,22 +128,6 @@ class Journal:
             if not number.isdecimal() or int(number) < step:
                 path.unlink()
 
-    def call(
-        self, version: int | str, ask: Callable[[], Any], arguments: Callable[[], Mapping[str, Any]]
-    ) -> Any:
-        """The return value of a client's ``sample``: a kept answer, or the engine's future, whose answer is kept."""
-        if self._now is None:
-            return ask()
-        key = self._now.key(version, arguments())
-        stored = self._now.take(key)
-        if stored is None:
-            return _RecordingFuture(ask(), self._now, key)
-        return _CachedResponse(decode_answer(stored))
-
-    def _begin(self, name: str, mode: JournalMode) -> "_Answers":
-        path = self._folder / f"{name}.jsonl"
-        return _Turns(path) if mode == "turns" else _Step(path, dict(self._environment()))
-
 
 class JournaledClient:
     """A sampling client that asks the journal first. Everything but ``sample`` is the client's own."""
@@ -158,11 +140,14 @@ class JournaledClient:
         # the signature stays that of the client: judges look there for what it can return
         @functools.wraps(client.sample)
         def sample(*args: Any, **options: Any) -> Any:
-            return journal.call(
-                version,
-                lambda: client.sample(*args, **options),
-                lambda: signature.bind(*args, **options).arguments,
-            )
+            answers = journal.now
+            if answers is None:
+                return client.sample(*args, **options)
+            key = answers.key(version, signature.bind(*args, **options).arguments)
+            stored = answers.take(key)
+            if stored is None:
+                return _RecordingFuture(client.sample(*args, **options), answers, key)
+            return _CachedResponse(decode_answer(stored))
 
         self.sample = sample
 
@@ -207,7 +192,7 @@ class _Answers(ABC):
 
     @abstractmethod
     def keep(self, key: str, response: Any) -> None:
-        """Keep an answer."""
+        """Keep the answer to a call."""
 
     @abstractmethod
     async def close(self, *, is_whole: bool) -> None:

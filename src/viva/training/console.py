@@ -1,11 +1,11 @@
 """Progress of a run or an evaluation: a display that stays in its place on a terminal, plain lines elsewhere."""
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Self, TypeAlias
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -133,18 +133,48 @@ _ZERO = 1e-9
 _SAMPLED = "rollout/sampled_tokens"
 
 
-@dataclass(slots=True)
-class _Trend:
-    """The first value of a metric, and the last ones."""
+class _Display(ABC):
+    """Lines on a console, and on a terminal a display below them that stays in its place."""
 
-    first: float
-    last: deque[float] = field(init=False)
+    def __init__(
+        self,
+        console: Console,
+        clock: Callable[[], float],
+        *,
+        is_shown: bool = True,
+        is_transient: bool = False,
+    ) -> None:
+        self.console = console
+        self._clock = clock
+        self._live: Live | None = None
+        if is_shown and console.is_interactive:
+            self._live = Live(
+                console=console,
+                get_renderable=self.display,
+                refresh_per_second=BARS_PER_SECOND,
+                transient=is_transient,
+            )
 
-    def __post_init__(self) -> None:
-        self.last = deque([self.first], maxlen=_TREND_STEPS)
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end(is_complete=kind is None)
+        if self._live is not None:
+            self._live.stop()
+
+    @abstractmethod
+    def display(self) -> RenderableType:
+        """The terminal's display. A thread of its own draws it, at any time."""
+
+    @abstractmethod
+    def _end(self, *, is_complete: bool = True) -> None:
+        """End what is shown as going on."""
 
 
-class RunConsole:
+class RunConsole(_Display):
     """Progress of one run. Use it as a context manager.
 
     Args:
@@ -166,12 +196,12 @@ class RunConsole:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.console = console if console is not None else Console(highlight=False)
+        console = console if console is not None else Console(highlight=False)
+        super().__init__(console, clock, is_shown=show_steps)
         self._num_steps = num_steps
         self._first_step = first_step
         self._next_step = first_step
         self._show_steps = show_steps
-        self._clock = clock
         self._started = self._step_began = clock()
         self._phase: str | None = "starting"
         self._progress: StepProgress | None = None
@@ -180,30 +210,18 @@ class RunConsole:
         """Tokens that a part of the last evaluation sampled, by its title."""
         self._title = ""
         self._sampled: float | None = None
-        self._trends: dict[str, _Trend] = {}
+        self._first: dict[str, float] = {}
+        self._last: dict[str, deque[float]] = {}
+        """The first value of every metric that is shown, and the last ones."""
         self._said: set[str] = set()
         self._recent: deque[Mapping[str, float]] = deque(maxlen=WINDOW)
         """Metrics of the last steps with rollouts."""
         self._num_played = self._num_updates = 0.0
-        self._live: Live | None = None
-        if show_steps and self.console.is_interactive:
-            self._live = Live(
-                console=self.console,
-                get_renderable=self.display,
-                refresh_per_second=BARS_PER_SECOND,
-            )
         for metrics in history:
             self.measured(metrics)
 
-    def __enter__(self) -> "RunConsole":
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _end(self, *, is_complete: bool = True) -> None:
         self._phase = self._progress = self._evaluation = None
-        if self._live is not None:
-            self._live.stop()
 
     def message(self, text: str) -> None:
         """Print one line of text, without credentials."""
@@ -279,18 +297,13 @@ class RunConsole:
             self._num_updates += metrics.get("optim/steps", 0)
         self._sampled = metrics.get(_SAMPLED, self._sampled)
         for shown in _SHOWN:
-            if shown.key not in metrics:
-                continue
-            if shown.key in self._trends:
-                self._trends[shown.key].last.append(metrics[shown.key])
-            else:
-                self._trends[shown.key] = _Trend(metrics[shown.key])
+            if shown.key in metrics:
+                value = metrics[shown.key]
+                self._first.setdefault(shown.key, value)
+                self._last.setdefault(shown.key, deque(maxlen=_TREND_STEPS)).append(value)
 
     def display(self) -> RenderableType:
-        """The terminal's display: the run, the step, and the numbers that matter.
-
-        A thread of its own draws it, at any time.
-        """
+        """The run, the step, and the numbers that matter."""
         phase, progress, evaluation = self._phase, self._progress, self._evaluation
         bars = Table.grid(padding=(0, 1))
         bars.add_row(
@@ -311,13 +324,13 @@ class RunConsole:
         for column in ("left", "right", "left", "left"):
             figures.add_column(justify=column, no_wrap=True)
         for shown in _SHOWN:
-            trend = self._trends.get(shown.key)
-            if trend is None or (shown.is_hidden_at_zero and max(map(abs, trend.last)) < _ZERO):
+            last = self._last.get(shown.key)
+            if last is None or (shown.is_hidden_at_zero and max(map(abs, last)) < _ZERO):
                 continue
-            row = [shown.label, shown.form.format(trend.last[-1])]
-            if self.console.width >= _TREND_WIDTH and len(trend.last) > 1:
-                spark = sparkline(trend.last) if self.console.encoding.startswith("utf") else ""
-                row += [spark, f"from {shown.form.format(trend.first)}"]
+            row = [shown.label, shown.form.format(last[-1])]
+            if self.console.width >= _TREND_WIDTH and len(last) > 1:
+                spark = sparkline(last) if self.console.encoding.startswith("utf") else ""
+                row += [spark, f"from {shown.form.format(self._first[shown.key])}"]
             figures.add_row(*row)
         return figures
 
@@ -359,7 +372,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole_seconds:02d} s" if minutes else f"{whole_seconds} s"
 
 
-class EvaluationConsole:
+class EvaluationConsole(_Display):
     """Progress of an evaluation. Use it as a context manager; it writes to the error stream, tables go to the other.
 
     Args:
@@ -370,32 +383,11 @@ class EvaluationConsole:
     def __init__(
         self, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = console if console is not None else Console(stderr=True, highlight=False)
-        self._clock = clock
+        console = console if console is not None else Console(stderr=True, highlight=False)
+        super().__init__(console, clock, is_transient=True)
         self._title = ""
         self._began = clock()
         self._progress: StepProgress | None = None
-        self._live: Live | None = None
-        if self.console.is_interactive:
-            self._live = Live(
-                console=self.console,
-                get_renderable=self.display,
-                refresh_per_second=BARS_PER_SECOND,
-                transient=True,
-            )
-
-    def __enter__(self) -> "EvaluationConsole":
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._end()
-        if self._live is not None:
-            self._live.stop()
 
     def begin(self, title: str, count: int, noun: str) -> StepProgress:
         """A part begins: a `Begin`."""
@@ -405,17 +397,17 @@ class EvaluationConsole:
         return progress
 
     def display(self) -> RenderableType:
-        """The terminal's display. A thread of its own draws it, at any time."""
+        """The part that goes on."""
         bars = Table.grid(padding=(0, 1))
         progress = self._progress
         if progress is not None:
             bars.add_row(*progress_row(self._title, progress))
         return bars
 
-    def _end(self) -> None:
+    def _end(self, *, is_complete: bool = True) -> None:
         """A line for the part that is over."""
         progress = self._progress
-        if progress is None:
+        if progress is None or not is_complete:
             return
         self._progress = None
         took = duration(self._clock() - self._began)

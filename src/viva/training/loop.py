@@ -136,12 +136,8 @@ class Training:
     interrupts: Interrupts = field(default_factory=Interrupts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """Rows for ``samples.jsonl`` and ``tokens.jsonl``."""
-
-    samples: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    tokens: list[dict[str, Any]]
+_Rows: TypeAlias = dict[str, list[dict[str, Any]]]
+"""Lines of a step for the run's files: ``transcripts``, ``samples`` and ``tokens``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,18 +276,17 @@ async def _step(run: Training, step: int, ahead: RolloutsAhead[_PlayedStep], con
     clock.lap("rollouts")
     console.phase("updating")
     with run.interrupts.protected():
-        updated, kept = await _update(run, step, played.result, console)
+        updated, rows = await _update(run, step, played.result, console)
         metrics |= updated
         clock.lap("update")
         metrics |= clock.all(metrics["rollout/sampled_tokens"], played.seconds)
-        rows = [transcript_row(step, index, outcome) for index, outcome in enumerate(outcomes_P)]
-        _log(run, step, metrics, rows, kept)
+        _log(run, step, metrics, rows)
         console.step_done(step, metrics)
 
 
 async def _update(
     run: Training, step: int, played: _PlayedStep, console: RunConsole
-) -> tuple[dict[str, float], _Kept]:
+) -> tuple[dict[str, float], _Rows]:
     """Train on a batch; metrics, and what is kept of it."""
     config, outcomes_P = run.config, played.outcomes_P
     keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
@@ -308,13 +303,12 @@ async def _update(
         sent=None if played.stream is None else played.stream.sent,
     )
     keeps_samples = bool(config.samples_every) and step % config.samples_every == 0
-    return batch.metrics | result.metrics, _Kept(
-        samples=[{"step": step, **record} for record in batch.records if keeps_samples],
-        tokens=[
-            {"step": step, **row}
-            for row in token_rows(outcomes_P, chosen, batch, result.logprobs_D, run.token_texts)
-        ],
-    )
+    tokens = token_rows(outcomes_P, chosen, batch, result.logprobs_D, run.token_texts)
+    return batch.metrics | result.metrics, {
+        "transcripts": [transcript_row(step, index, outcome) for index, outcome in enumerate(outcomes_P)],
+        "samples": [{"step": step, **record} for record in batch.records if keeps_samples],
+        "tokens": [{"step": step, **row} for row in tokens],
+    }
 
 
 async def _snapshot(run: Training, step: int) -> SamplingClient:
@@ -421,15 +415,8 @@ def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], c
         )
 
 
-def _log(
-    run: Training,
-    step: int,
-    metrics: Mapping[str, float],
-    transcripts: Sequence[Mapping[str, Any]] = (),
-    kept: _Kept | None = None,
-) -> None:
-    samples, tokens = ((), ()) if kept is None else (kept.samples, kept.tokens)
-    run.folder.log.write_step(step, metrics, transcripts, samples, tokens)
+def _log(run: Training, step: int, metrics: Mapping[str, float], rows: _Rows | None = None) -> None:
+    run.folder.log.write_step(step, metrics, **(rows or {}))
     for sink in run.sinks:
         sink(step, metrics)
 

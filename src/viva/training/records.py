@@ -90,7 +90,14 @@ def token_rows(
             credit = credit_of(outcomes_P[sample.outcome_index].builder)
             values = _sample_values(sample, made, batch.data_D[own], logprobs_D[own], is_plain=batch.is_plain)
             turns_P[sample.outcome_index] += _sample_turns(sample, values, credit, texts)
-    return [_row(index, outcomes_P[index], turns) for index, turns in turns_P.items()]
+    return [
+        {
+            "group": index,
+            "strategy": strategy_of(outcomes_P[index].builder).strategy_id,
+            "turns": [_without_secrets(turn) for turn in turns],
+        }
+        for index, turns in turns_P.items()
+    ]
 
 
 _Values = Mapping[str, Sequence[float | None] | None]
@@ -161,11 +168,6 @@ def _contexts(turn: TrainedTurn, texts: TokenTexts | None) -> dict[str, str | No
 
 def _text(context: Context, texts: TokenTexts) -> str:
     return "".join(texts([element for element in context if isinstance(element, int)]))
-
-
-def _row(index: int, outcome: GroupOutcome, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    told = [_without_secrets(turn) for turn in turns]
-    return {"group": index, "strategy": strategy_of(outcome.builder).strategy_id, "turns": told}
 
 
 def _without_secrets(turn: Mapping[str, Any]) -> dict[str, Any]:

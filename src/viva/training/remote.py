@@ -129,12 +129,17 @@ def _plain_transport() -> httpx.AsyncBaseTransport | None:
     return AsyncPyqwestTransport(transport=transport)
 
 
+def _ask(base_url: str, path: str) -> Any:
+    """The answer to a request for a path of a server, to be closed."""
+    address, headers = split_address(base_url)
+    request = urllib.request.Request(address.rstrip("/") + path, headers=headers)
+    return _OPENER.open(request, timeout=_ANSWER_S)
+
+
 def _problem(base_url: str) -> str | None:
     """The reason why no server answers at an address; ``None`` if one does, whatever the answer is."""
-    address, headers = split_address(base_url)
     try:
-        request = urllib.request.Request(address.rstrip("/") + _HEALTH, headers=headers)
-        with _OPENER.open(request, timeout=_ANSWER_S):
+        with _ask(base_url, _HEALTH):
             return None
     except urllib.error.HTTPError as error:
         return None if error.code < 500 else f"it answers {error.code} {error.reason}"
@@ -193,10 +198,8 @@ def check_version(base_url: str) -> None:
 
 def _takes_json_alone(base_url: str) -> bool:
     """Whether a server's own description names JSON alone; without a description, it may take anything."""
-    address, headers = split_address(base_url)
     try:
-        request = urllib.request.Request(address.rstrip("/") + "/openapi.json", headers=headers)
-        with _OPENER.open(request, timeout=_ANSWER_S) as answer:
+        with _ask(base_url, "/openapi.json") as answer:
             description: Any = json.loads(answer.read(_LONGEST_DESCRIPTION))
         asked = description["paths"]["/api/v1/forward_backward"]["post"]["requestBody"]["content"]
     except (OSError, ValueError, RecursionError, http.client.HTTPException, KeyError, TypeError):

@@ -298,16 +298,14 @@ async def _abort(env: Abortable, reason: str) -> None:
         await pending
 
 
-class _Attempt:
-    """One attempt at a group: plays it and keeps what went wrong and what it cost."""
+class _Attempts:
+    """Plays a group, if need be again, and keeps what went wrong and what it cost."""
 
-    def __init__(
-        self, builder: EnvGroupBuilder, policy: SeatPolicy, *, group_index: int, number: int
-    ) -> None:
+    def __init__(self, builder: EnvGroupBuilder, policy: SeatPolicy, group_index: int) -> None:
         self.builder = builder
         self.policy = policy
         self.group_index = group_index
-        self.number = number
+        self.number = 0
         self.failures: list[RolloutFailure] = []
         self.failed_seats: frozenset[int] = frozenset()
         self.void_reason: str | None = None
@@ -315,8 +313,9 @@ class _Attempt:
         self.asked: Counter[Place] = Counter()
         self.void_metrics: list[Metrics] = []
 
-    async def run(self) -> TrajectoryGroup | None:
+    async def run(self, number: int) -> TrajectoryGroup | None:
         """The group, or ``None`` with ``void_reason`` set."""
+        self.number, self.failed_seats, self.void_reason = number, frozenset(), None
         try:
             envs = await _caught(self.builder.make_envs())
             if isinstance(envs, _Caught):
@@ -349,8 +348,8 @@ class _Attempt:
             results_G = None
             self._record_failed_aborts(errors, completers)
         finally:
-            self.num_sampled_tokens = sum(completer.num_sampled_tokens for completer in completers)
-            self.asked = Counter(place for completer in completers for place in completer.asked)
+            self.num_sampled_tokens += sum(completer.num_sampled_tokens for completer in completers)
+            self.asked.update(place for completer in completers for place in completer.asked)
         if results_G is None:
             return None
         trajectories_G: list[Trajectory] = []
@@ -381,7 +380,7 @@ class _Attempt:
             )
 
     def _keep_turn_metrics(self, trajectories_G: Sequence[Trajectory]) -> None:
-        self.void_metrics = [turn.metrics for traj in trajectories_G for turn in traj.transitions]
+        self.void_metrics += [turn.metrics for traj in trajectories_G for turn in traj.transitions]
 
     async def _rewards(self, trajectories_G: list[Trajectory], envs: Sequence[Env]) -> TrajectoryGroup:
         rewards_and_metrics_G = await self.builder.compute_group_rewards(trajectories_G, envs)
@@ -432,28 +431,20 @@ async def run_group(
     Returns:
         The outcome. It never raises for what happened inside the group, see the module's rules.
     """
-    failures: list[RolloutFailure] = []
-    num_sampled_tokens = 0
-    asked: Counter[Place] = Counter()
-    void_metrics: list[Metrics] = []
+    attempts = _Attempts(builder, policy, group_index)
     for number in range(max_retries + 1):
-        attempt = _Attempt(builder, policy, group_index=group_index, number=number)
-        group = await attempt.run()
-        failures.extend(attempt.failures)
-        num_sampled_tokens += attempt.num_sampled_tokens
-        asked.update(attempt.asked)
-        void_metrics.extend(attempt.void_metrics)
+        group = await attempts.run(number)
         if group is not None or number == max_retries:
             return GroupOutcome(
                 builder=builder,
                 group=group,
-                failed_seats=attempt.failed_seats if group is not None else frozenset(),
-                failures=tuple(failures),
-                void_reason=attempt.void_reason,
+                failed_seats=attempts.failed_seats if group is not None else frozenset(),
+                failures=tuple(attempts.failures),
+                void_reason=attempts.void_reason,
                 retries=number,
-                num_sampled_tokens=num_sampled_tokens,
-                asked=asked,
-                void_metrics=tuple(void_metrics),
+                num_sampled_tokens=attempts.num_sampled_tokens,
+                asked=attempts.asked,
+                void_metrics=tuple(attempts.void_metrics),
             )
     raise ValueError(f"max_retries must be 0 or more; got {max_retries}")
 

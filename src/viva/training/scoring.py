@@ -143,14 +143,13 @@ def _other_contexts(
     wanted: dict[tuple[int, str], tuple[tinker.Datum, ...]] = {}
     for index, sample in enumerate(samples_N):
         for name, source in known.get(sample.prompt, {}).items():
-            if name != names_N[index] and _is_wanted(estimator, name, on_policy=on_policy_N[index]):
+            # distillation looks at its own samples behind the teacher's context only
+            is_wanted = not isinstance(estimator, Distill) or (
+                on_policy_N[index] and name == estimator.teacher
+            )
+            if name != names_N[index] and is_wanted:
                 wanted[index, name] = _behind(samples_N[source], sample)
     return wanted
-
-
-def _is_wanted(estimator: Estimator, name: str, *, on_policy: bool) -> bool:
-    """Distillation looks at its own samples behind the teacher's context only."""
-    return not isinstance(estimator, Distill) or (on_policy and name == estimator.teacher)
 
 
 def _behind(context: TrainedSample, sample: TrainedSample) -> tuple[tinker.Datum, ...]:

@@ -195,7 +195,7 @@ async def update_policy(
         foreign_D: Datums whose logprobs are not those that the sampler drew from what is trained: another context,
             another temperature, or the trainer's own. Metrics of drift and entropy leave them out.
         check: What stands for them there.
-        sent: Requests that hold all of the datums, in order, if they were sent before.
+        sent: Requests that hold all of the datums, in order, if they were sent before, for a single substep.
 
     Raises:
         FloatingPointError: If a number of the data or of the engine's answers is not finite.
@@ -214,17 +214,18 @@ async def update_policy(
     pending: list[
         tuple[Sequence[Awaitable[tinker.ForwardBackwardOutput]], Awaitable[tinker.OptimStepResponse]]
     ] = []
-    if sent is not None:
-        pending.append((sent, client.optim_step(config.adam_params())))
-    for minibatch in _minibatches(data_D, config.num_substeps) if sent is None else ():
-        data = await _anchored(client, minibatch) if config.loss_fn == "dro" else minibatch
-        pending.append(([send(client, data, config)], client.optim_step(config.adam_params())))
+    minibatches = _minibatches(data_D, config.num_substeps)
+    for minibatch in minibatches:
+        requests = sent
+        if requests is None:
+            data = await _anchored(client, minibatch) if config.loss_fn == "dro" else minibatch
+            requests = [send(client, data, config)]
+        pending.append((requests, client.optim_step(config.adam_params())))
     outputs: list[tinker.ForwardBackwardOutput] = []
     responses: list[tinker.OptimStepResponse] = []
     for requests, optim_step in pending:
         outputs.append(_joined([await request for request in requests]))
         responses.append(await optim_step)
-    minibatches = _minibatches(data_D, config.num_substeps)
     for minibatch, output, response in zip(minibatches, outputs, responses, strict=True):
         check_applied_once(minibatch, output, response, config.loss_fn)
     logprobs_D = [record["logprobs"] for output in outputs for record in output.loss_fn_outputs]
