@@ -58,12 +58,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class Journal:
-    """The journal of a run folder.
-
-    Args:
-        folder: Of its files.
-        environment: What the answers of a ``steps`` engine depend on besides the run's options.
-    """
+    """The journal of a run folder; `environment` gives what a ``steps`` engine depends on beside the run's options."""
 
     def __init__(self, folder: Path, *, environment: Callable[[], Mapping[str, str]]) -> None:
         self._folder = folder
@@ -349,12 +344,7 @@ class _RecordingFuture:
 
 
 def call_key(version: int | str, arguments: Mapping[str, Any]) -> str | None:
-    """A digest of a call; ``None`` if its arguments are of a kind that has no digest.
-
-    Args:
-        version: Of the policy that is asked.
-        arguments: Of ``sample``, by name.
-    """
+    """A digest of a policy's version and the arguments of ``sample``; ``None`` if one is of a kind without digest."""
     digest = hashlib.blake2b(repr(version).encode(), digest_size=16)
     for name in sorted(arguments):
         value = arguments[name]

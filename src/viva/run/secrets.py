@@ -15,7 +15,7 @@ from typing import Any, cast
 from urllib.parse import quote, unquote
 
 KEY_VARIABLE = "TINKER_API_KEY"
-"""Where the key of hosted Tinker is."""
+"""The environment variable with the key of hosted Tinker."""
 
 _USER_INFO = re.compile(r"(?<=://)[^/\s?#\"'<>]*@")
 _PARAMETER = re.compile(r"([?&][\w-]*(?:key|token|secret|password|signature)=)([^&\s\"'<>]+)", re.IGNORECASE)
@@ -115,7 +115,7 @@ def printable(text: str) -> str:
 
 
 def _secret_spans(text: str) -> list[tuple[int, int]]:
-    """Where secrets stand: begin and end of each, in order, none over another."""
+    """Begin and end of every secret in a text, in order, without overlaps."""
     if len(text) < _SHORTEST_KEY:
         return []
     merged: list[tuple[int, int]] = []

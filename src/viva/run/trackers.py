@@ -1,4 +1,4 @@
-"""Where a run's metrics go besides its own files: the console, TensorBoard, Trackio, Weights & Biases.
+"""Trackers of a run's metrics besides its own files: the console, TensorBoard, Trackio, Weights & Biases.
 
 Each tracker gets every step once. A run that is resumed repeats the steps since its last checkpoint, with the same
 results. What a tracker has been given is kept in ``trackers.json``: it is not given the same step again, unless it

@@ -179,10 +179,10 @@ class RunConsole(_Display):
 
     Args:
         num_steps: Of the whole run.
-        first_step: Where it begins or goes on.
-        show_steps: Whether there are steps to see; messages and warnings there are in any case.
+        first_step: The step at which it begins or goes on.
+        show_steps: Whether steps are shown; messages and warnings are in any case.
         history: Metrics of the steps before.
-        console: Where to write.
+        console: By default the terminal.
         clock: Seconds.
     """
 
@@ -373,12 +373,7 @@ def duration(seconds: float) -> str:
 
 
 class EvaluationConsole(_Display):
-    """Progress of an evaluation. Use it as a context manager; it writes to the error stream, tables go to the other.
-
-    Args:
-        console: Where to write.
-        clock: Seconds.
-    """
+    """Progress of an evaluation. Use it as a context manager; it writes to the error stream, tables go to the other."""
 
     def __init__(
         self, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic

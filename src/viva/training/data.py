@@ -57,7 +57,7 @@ def prompts_digest(*lists: Iterable[PromptItem]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOrder:
-    """Which prompts a batch gets: shuffled passes over the data, one after another, without gaps.
+    """The prompts of every batch: shuffled passes over the data, one after another, without gaps.
 
     Position ``p`` of the endless sequence is entry ``p % n`` of pass ``p // n``. Every pass is a permutation, so all
     prompts are seen equally often, also where a batch is larger than the data or spans two passes.

@@ -73,14 +73,14 @@ def token_rows(
     logprobs_D: Sequence[tinker.TensorData],
     texts: TokenTexts | None,
 ) -> list[dict[str, Any]]:
-    """Records of some groups.
+    """Records of the groups at the `chosen` places.
 
     Args:
         outcomes_P: All groups of the batch.
         chosen: Places of those to keep.
-        batch: What was trained of them.
-        logprobs_D: Logprobs of its datums, from the update.
-        texts: Texts of tokens; without it, only ids are kept, and contexts are not.
+        batch: Made of the groups.
+        logprobs_D: Of the batch's datums, from the update.
+        texts: Without it, only ids are kept, and contexts are not.
     """
     turns_P: dict[int, list[dict[str, Any]]] = {index: [] for index in chosen}
     start = 0

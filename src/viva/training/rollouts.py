@@ -456,13 +456,9 @@ async def run_groups(
     max_retries: int = 1,
     on_group: Callable[[int, GroupOutcome], None] | None = None,
 ) -> list[GroupOutcome]:
-    """Play all groups of a batch concurrently; outcomes in the order of the builders.
+    """Play all groups of a batch concurrently, see `run_group`; outcomes in the order of the builders.
 
-    Args:
-        builders_P: The groups.
-        policy: Hands each seat its completer.
-        max_retries: See `run_group`.
-        on_group: Called with a group's place as it ends; not in group order.
+    ``on_group`` is called with a group's place as it ends, not in group order.
     """
 
     async def run(index: int, builder: EnvGroupBuilder) -> GroupOutcome:

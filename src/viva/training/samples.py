@@ -124,12 +124,8 @@ def centred_rewards_of(outcome: GroupOutcome) -> dict[int, float]:
 def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False) -> list[TrainedSample]:
     """All samples of the groups that are not void, group by group and seat by seat.
 
-    Failed seats have none, and neither have seats of which nothing is trained; in plain self-play, these have samples
-    without datums.
-
-    Args:
-        outcomes_P: The groups.
-        is_plain: Whether they are plain self-play, see above.
+    Failed seats have none, and neither have seats of which nothing is trained; in plain self-play (`is_plain`), these
+    have samples without datums.
 
     Raises:
         ValueError: If completions or credit do not fit what was sampled.

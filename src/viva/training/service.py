@@ -1,4 +1,4 @@
-"""Which engine computes: the embedded one, or a remote one with the same interface.
+"""The engine of a run: the embedded one, or a remote one with the same interface.
 
 SDKs up to tinker 0.22, which SkyRL's newest release needs, block until a client is made; newer ones answer at once with
 a future of it. `make_service` gives both the newer form.

@@ -336,10 +336,10 @@ def check_applied_once(
     """Make sure that a step used the gradient of the data it followed.
 
     Args:
-        data_D: What the step was to learn from.
-        output: What the engine said of their loss.
-        response: What it said of the step.
-        loss_fn: Of the data.
+        data_D: The data of the step.
+        output: The engine's answer about their loss.
+        response: Its answer about the step.
+        loss_fn: The loss.
 
     Raises:
         RepeatedStepError: If the gradient was used up before.
