@@ -196,8 +196,6 @@ class RunConsole(_Display):
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        console = console if console is not None else Console(highlight=False)
-        super().__init__(console, clock, is_shown=show_steps)
         self._num_steps = num_steps
         self._first_step = first_step
         self._next_step = first_step
@@ -219,6 +217,9 @@ class RunConsole(_Display):
         self._num_played = self._num_updates = 0.0
         for metrics in history:
             self.measured(metrics)
+        # last, since what is shown is drawn once where the display is made
+        console = console if console is not None else Console(highlight=False)
+        super().__init__(console, clock, is_shown=show_steps)
 
     def _end(self, *, is_complete: bool = True) -> None:
         self._phase = self._progress = self._evaluation = None
@@ -378,11 +379,11 @@ class EvaluationConsole(_Display):
     def __init__(
         self, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        console = console if console is not None else Console(stderr=True, highlight=False)
-        super().__init__(console, clock, is_transient=True)
         self._title = ""
         self._began = clock()
         self._progress: StepProgress | None = None
+        console = console if console is not None else Console(stderr=True, highlight=False)
+        super().__init__(console, clock, is_transient=True)
 
     def begin(self, title: str, count: int, noun: str) -> StepProgress:
         """A part begins: a `Begin`."""
