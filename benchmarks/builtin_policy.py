@@ -18,8 +18,8 @@ from viva.threads import prepare_threads
 async def measure(num_problems: int) -> dict[str, float]:
     from viva.conversation.rendering import load_renderer
     from viva.engine import LocalServiceClient
-    from viva.eval.answers import is_correct
     from viva.eval.direct import DirectEvaluator, DirectSampler
+    from viva.judging.answers import is_correct
     from viva.judging.comparison import TournamentPattern
     from viva.judging.judge import PolicySelfComparisonJudge
     from viva.judging.policy import PolicyRef

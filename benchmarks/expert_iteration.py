@@ -88,7 +88,7 @@ class StyleCounter:
     count: int = 0
 
     def __call__(self, text: str, answer: str) -> bool:
-        from viva.eval.answers import is_correct
+        from viva.judging.answers import is_correct
 
         self.count += text.startswith(STYLE)
         return is_correct(text, answer)

@@ -3,8 +3,8 @@
 viva train math_efficiency 'strategies=["iid", "examples/rationalise.py:rationalise"]' train_prompts_path=problems.jsonl
 """
 
-from viva.eval.answers import extract_answer
 from viva.experts.assisted import PromptAugmentedGroupBuilder
+from viva.judging.answers import extract_answer
 from viva.recipes.strategies import Task
 
 

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from viva.eval.answers import CHECKS, AnswerCheck
 from viva.eval.conversations import Conversations, MeteredClient, play_all
 from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
 from viva.eval.records import WRONG
+from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import accepts

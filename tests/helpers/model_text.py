@@ -11,12 +11,12 @@ from viva.conversation.protocol import Reading, View, read_solution
 from viva.conversation.records import AgentResponse, Critique, CritiqueReply, Revision, Solution
 from viva.conversation.rendering import read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, parse_reply
-from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct, marked_answer
-from viva.eval.expressions import same_expression
 from viva.experts.assisted import leak
 from viva.experts.conversation_expert import ends_behind, solution_tokens
+from viva.judging.answers import CHECKS, answer_key, extract_answer, is_correct, marked_answer
 from viva.judging.ballots import Ballot, Preference, Tie, pair_of
 from viva.judging.comparison import Outcome
+from viva.judging.expressions import same_expression
 from viva.judging.judge import parse_verdict
 from viva.judging.ranking import parse_ranking, ranking_status
 from viva.view.report import embedded_json

@@ -7,9 +7,9 @@ import chz
 from pages import blocks, codes, page, tables
 
 import viva.eval.records as records
-from viva.eval.answers import CHECKS
 from viva.eval.figures import conversation_figures, direct_figures
 from viva.eval.records import COMPARISON_FORMAT, FORMAT
+from viva.judging.answers import CHECKS
 from viva.recipes.evaluation import KINDS, EvalOptions
 
 PAGE = page("eval.md")

@@ -17,8 +17,10 @@ from viva.judging.policy import PolicyRef
 from viva.recipes.math_efficiency import Config
 from viva.recipes.programs import recipe_summaries, train_recipe
 from viva.recipes.strategies import STRATEGIES, EfficientEnv, EfficientReward, Graded, Task, find_strategies
-from viva.testing import tiny_renderer
+from viva.rewards import find_reward
+from viva.testing import ScriptedPolicy, tiny_renderer
 from viva.training.data import PromptItem
+from viva.training.rollouts import run_group
 from viva.view.estimates import EstimateOptions, estimate_run
 
 main = partial(train_recipe, "math_efficiency")
@@ -152,6 +154,14 @@ def problems(tmp_path_factory):
         ({"token_budget": 0}, "token_budget must be 1 or more"),
         ({"length_weight": 1.0}, "length_weight must be 0 or more and below 1"),
         ({"batch_size": 12}, "batch_size must be divisible by the samples of all strategies: .* 8 or 16"),
+        ({"reward": "majority"}, "reward=majority pays plain samples as a group; use strategies=iid"),
+        ({"reward": "tournament"}, "reward=tournament pays conversations; of single replies use answers"),
+        ({"reward": "shuffled_tournament", "strategies": ["iid"]}, "pays conversations; of single replies"),
+        ({"reward": "majorty"}, "Did you mean 'majority'"),
+        (
+            {"train_prompts": ["no answer"], "reward": "shuffled", "strategies": ["iid"]},
+            "every problem needs a known answer",
+        ),
         ({"train_prompts": ["no answer"]}, "every problem needs a known answer; 1 of 5 have none"),
     ],
 )
@@ -188,6 +198,52 @@ def test_an_option_that_cannot_be_read_ends_the_program_with_status_2(capsys):
 
 def test_viva_train_finds_the_recipe():
     assert recipe_summaries()["math_efficiency"].startswith("Expert iteration on problems")
+
+
+def test_rewards_that_know_no_answers_need_none(problems):
+    plan = config(
+        train_prompts_path=str(problems), train_prompts=["no answer"], reward="majority", strategies=["iid"]
+    ).make_plan()
+    assert "reward majority" in plan.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards"),
+    [("majority", [1.0, 1.0, 0.0]), ("log_probability", [-1.0] * 3), ("shuffled", None)],
+)
+async def test_a_group_of_plain_samples_is_paid_by_its_reward(name, rewards):
+    renderer, texts = tiny_renderer(), ["It is 9", "So 9", "It is 72"]
+    task = Task(
+        item=PromptItem(question="What is 8 x 9?", answer="72"),
+        seed=1,
+        renderer=renderer,
+        reward=EfficientReward(answer="72", token_budget=100, length_weight=0.5),
+        group_size=3,
+        policy=PolicyRef(),
+        judge=lambda: None,
+        group_reward=find_reward(name),
+    )
+    builder = task.group()
+    asked = iter(texts)
+    policy = ScriptedPolicy(renderer=renderer, script=lambda prompt, call: next(asked))
+
+    class Seats:
+        def seat(self, **place):
+            return policy
+
+    group = (await run_group(builder, Seats(), max_retries=0)).group
+    found = group.get_total_rewards()
+    right = [
+        each["correct"]
+        for each in (turn.metrics for traj in group.trajectories_G for turn in traj.transitions)
+    ]
+    assert right == [0, 0, 1]
+    if rewards is None:  # the reward with its length term, by one of the three
+        assert sorted(found)[:2] == [0, 0]
+        assert 0.5 < max(found) < 1
+    else:
+        assert found == rewards
+    assert list(builder.record()["rewards"].values()) == found
 
 
 async def test_every_strategy_makes_a_group_that_is_trained_on_the_bare_question():

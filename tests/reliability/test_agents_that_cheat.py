@@ -13,7 +13,7 @@ import re
 import pytest
 from review_agents import BOTH, QUALITIES, but, everyone, honest, play, streams_of
 
-from viva.eval.answers import extract_answer
+from viva.judging.answers import extract_answer
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef

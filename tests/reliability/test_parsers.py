@@ -30,9 +30,9 @@ from viva.conversation.critiques import read_critiques, read_revision
 from viva.conversation.prompts import quote
 from viva.conversation.protocol import read_solution
 from viva.conversation.replies import ObjectScanner, parse_reply
-from viva.eval.answers import CHECKS, answer_key, extract_answer, is_correct
-from viva.eval.expressions import same_expression
 from viva.experts.conversation_expert import solution_tokens
+from viva.judging.answers import CHECKS, answer_key, extract_answer, is_correct
+from viva.judging.expressions import same_expression
 from viva.judging.judge import parse_verdict
 from viva.judging.ranking import parse_ranking
 

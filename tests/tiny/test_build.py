@@ -29,7 +29,7 @@ from build_tiny.texts import (
     remark,
     revision_example,
 )
-from viva.eval.answers import is_correct
+from viva.judging.answers import is_correct
 from viva.judging.ranking import parse_ranking
 from viva.tiny.tasks import STYLED
 

@@ -304,3 +304,42 @@ def test_easier_problems_add_nothing_to_a_correlation(
     )
     assert (plain is None) == (shifted is None)
     assert plain is None or shifted == pytest.approx(plain, abs=1e-9)
+
+
+def test_the_known_answers_go_along_with_the_truth_and_shuffled_ones_with_nothing(
+    make_review_run: MakeRun,
+) -> None:
+    folder = make_review_run("robust")
+    (answers,) = rescore(folder, RescoreOptions(reward="answers")).streams
+    assert answers.stream == "total"
+    assert answers.truth[1] == pytest.approx(1.0)
+    (shuffled,) = rescore(folder, RescoreOptions(reward="shuffled")).streams
+    assert shuffled.means[1] == answers.means[1]
+    assert shuffled.truth[1] is not None
+    assert shuffled.truth[1] < 0.9
+    assert rescore(folder, RescoreOptions(reward="shuffled")).streams == (shuffled,)
+
+
+def test_the_majority_is_scored_on_conversations_of_any_protocol(make_run: MakeRun) -> None:
+    result = rescore(make_run(), RescoreOptions(reward="majority"))
+    (change,) = result.streams
+    assert change.means[1] is not None
+    assert 0 < change.means[1] <= 1
+    assert result.num_other == 0
+    assert "reward" in rescore_text(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reward": "log_probability"}, "must be one that stored solutions suffice for.*'log_probability'"),
+        ({"reward": "tournament"}, "must be one that stored solutions suffice for.*'tournament'"),
+        ({"reward": "majorty"}, "Did you mean 'majority'"),
+        ({"reward": "majority", "fit": "joint"}, "fit are rules of critique self-play; leave them out"),
+    ],
+)
+def test_a_reward_that_transcripts_do_not_suffice_for_is_refused(
+    make_run: MakeRun, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rescore(make_run(), RescoreOptions(**options))

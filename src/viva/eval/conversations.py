@@ -15,9 +15,9 @@ import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.records import ReplyStatus, Solution
-from viva.eval.answers import AnswerCheck
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
 from viva.experts.strategy import record_of
+from viva.judging.answers import AnswerCheck
 from viva.judging.policy import PolicyRef, SamplingClient, response_of
 from viva.judging.records import ConversationRecord, TurnRecord
 from viva.rewards.base import Grader

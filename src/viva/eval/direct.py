@@ -13,8 +13,8 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt, read_reply
-from viva.eval.answers import answer_key, is_correct
 from viva.eval.records import WRONG, Answer, Asked, Played
+from viva.judging.answers import answer_key, is_correct
 from viva.judging.policy import SamplingClient
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import BatchUnit, Plan
     from viva.recipes.strategies import StrategyFactory, Task
+    from viva.rewards.solutions import SolutionReward
     from viva.training.batch import ExpertConfig
     from viva.training.data import BuilderFactory, PromptItem
     from viva.training.loop import Training
@@ -78,6 +79,10 @@ class Config(RecipeConfig):
         default=10, doc="steps between batches that are kept for viva estimate; 0 keeps none"
     )
 
+    reward: str = chz.field(
+        default="answers",
+        doc="answers; with strategies=iid also majority, log_probability, shuffled or shuffled_majority",
+    )
     length_weight: float = chz.field(
         default=0.1, doc="share of the reward of a right answer that depends on its length, below 1"
     )
@@ -134,6 +139,32 @@ class Config(RecipeConfig):
             on_waste=self.on_waste,
         )
 
+    def group_reward(self) -> SolutionReward | None:
+        """The reward of groups of plain samples, if it is not the known answers.
+
+        Raises:
+            ValueError: If the option names none, or there are other strategies.
+        """
+        from viva.experts.strategy import IID
+        from viva.rewards import Shuffled, find_reward
+        from viva.rewards.solutions import SolutionReward
+
+        reward = find_reward(self.reward)
+        if reward.name == "answers":
+            return None
+        of = reward.of if isinstance(reward, Shuffled) else reward
+        if not isinstance(reward, SolutionReward) or not isinstance(of, SolutionReward):
+            raise ValueError(
+                f"reward={self.reward} pays conversations; of single replies use answers, majority, log_probability, "
+                "shuffled or shuffled_majority"
+            )
+        if set(self.strategies) != {IID}:
+            raise ValueError(
+                f"reward={self.reward} pays plain samples as a group; use strategies=iid; got "
+                f"{', '.join(self.strategies)}"
+            )
+        return reward
+
     def game(self) -> Game:
         """What the strategy ``conversation`` plays."""
         from viva.rewards import peer_review, tournament
@@ -180,6 +211,8 @@ class Config(RecipeConfig):
         strategies = list(find_strategies(self.strategies))
         _check_mixture(self, strategies)
         _check_estimator(self, strategies)
+        reward = self.group_reward()
+        told = "" if reward is None else f"reward {self.reward}, "
         if self.max_staleness or self.stream_updates:
             raise ValueError(
                 "the estimators weigh a whole batch that the policy being trained has sampled; leave out "
@@ -189,7 +222,7 @@ class Config(RecipeConfig):
         plan = plan_run(
             self,
             recipe="math_efficiency",
-            summary=f"{', '.join(strategies)}, estimator {self.estimator}",
+            summary=f"{', '.join(strategies)}, {told}estimator {self.estimator}",
             unit=self.unit(strategies),
             record={
                 "hint": DEFAULT_HINT if self.hint is None else self.hint,
@@ -197,7 +230,8 @@ class Config(RecipeConfig):
                 "user_code": {name: source_digest(name) for name in self.strategies if is_target(name)},
             },
         )
-        _check_answers(plan)
+        if reward is None or reward.needs_answers:
+            _check_answers(plan)
         return plan
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
@@ -209,7 +243,7 @@ class Config(RecipeConfig):
         from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
         from viva.training.data import MixtureDataset
 
-        policy = PolicyRef(timeout_s=self.policy_timeout_s)
+        policy, group_reward = PolicyRef(timeout_s=self.policy_timeout_s), self.group_reward()
 
         @functools.cache
         def judge() -> PolicySelfComparisonJudge:
@@ -221,7 +255,7 @@ class Config(RecipeConfig):
                 seed=seed,
                 renderer=opened.renderer,
                 reward=EfficientReward(
-                    answer=item.answer or "",
+                    answer=item.answer,
                     token_budget=self.budget,
                     length_weight=self.length_weight,
                     grader=plan.grader,
@@ -230,6 +264,7 @@ class Config(RecipeConfig):
                 policy=policy,
                 judge=judge,
                 options=self,
+                group_reward=group_reward,
             )
 
         def as_strategy(name: str, factory: StrategyFactory) -> BuilderFactory:

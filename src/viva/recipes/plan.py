@@ -9,14 +9,15 @@ from typing import Any
 import chz
 
 from viva.conversation.prompts import persona
-from viva.eval.answers import AnswerCheck, find_check
 from viva.hub import pinned, split_revision
+from viva.judging.answers import AnswerCheck
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.rewards.base import Grader
 from viva.run.log import StopRule
 from viva.run.trackers import choose_trackers
+from viva.selfplay.user_code import find_check
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 

@@ -109,7 +109,8 @@ class Config(ConversationConfig):
     protocol: str = chz.field(doc="path.py:PROTOCOL or module:PROTOCOL; critique or round_robin")
     reward: str | None = chz.field(
         default=None,
-        doc="tournament, peer_review, path.py:FUNCTION or module:FUNCTION; default: the protocol's",
+        doc="tournament, peer_review, majority, log_probability, answers, shuffled or shuffled_NAME of any of them, "
+        "path.py:FUNCTION or module:FUNCTION; default: the protocol's",
     )
     on_failure: Literal["void", "continue"] | None = chz.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, doc="when an agent fails; default: as the protocol says"

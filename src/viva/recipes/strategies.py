@@ -19,6 +19,8 @@ bound: a recipe that did so looked better on the replies that were finished, and
 truncated ones were counted.
 
 A truncated reply is wrong: whatever it says, it was not the policy that ended it. Its rate is a metric, ``truncated``.
+
+Another reward of `viva.rewards` (option ``reward``) pays groups of plain samples as a whole, instead.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +44,6 @@ from tinker_cookbook.rl.types import (
 
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.conversation.rendering import read_reply
-from viva.eval.answers import is_correct
 from viva.experts.assisted import (
     FeedbackGroupBuilder,
     GeneratedFeedback,
@@ -53,11 +54,13 @@ from viva.experts.assisted import (
 )
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.strategy import BestOfGroupBuilder, iid
+from viva.judging.answers import is_correct
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.records import ConversationRecord
 from viva.recipes.math_efficiency import Config
 from viva.rewards.base import Grader
+from viva.rewards.solutions import SolutionReward, Solutions
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.data import PromptItem
 
@@ -76,7 +79,7 @@ class Graded:
 
     reward: float
     metrics: dict[str, float]
-    """``correct``, ``truncated``, and, if it is right, ``correct_tokens``."""
+    """``truncated``; ``correct``, where the answer is known, and ``correct_tokens``, if the reply is right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +90,8 @@ class EfficientReward:
         ValueError: If the budget or the weight makes no sense.
     """
 
-    answer: str
-    """The known answer; GSM8K's worked solutions (``... #### 72``) are read as they are."""
+    answer: str | None
+    """The known answer; GSM8K's worked solutions (``... #### 72``) are read as they are. ``None``: nothing is right."""
     token_budget: int
     """N. Longer replies, where the sampler allows them, earn no less than one of N tokens."""
     length_weight: float = DEFAULT_LENGTH_WEIGHT
@@ -114,9 +117,10 @@ class EfficientReward:
             num_tokens: Tokens that were sampled, those of thinking and the end of the turn included.
             is_finished: Whether the policy ended it.
         """
-        is_right = is_finished and self.grader(text, self.answer)
+        is_right = is_finished and self.answer is not None and self.grader(text, self.answer)
         share = min(num_tokens / self.token_budget, 1.0)
-        metrics = {"correct": float(is_right), "truncated": float(not is_finished)}
+        known = {} if self.answer is None else {"correct": float(is_right)}
+        metrics = known | {"truncated": float(not is_finished)}
         if is_right:
             metrics["correct_tokens"] = float(num_tokens)
         return Graded(reward=(1.0 - self.length_weight * share) if is_right else 0.0, metrics=metrics)
@@ -131,6 +135,7 @@ class EfficientEnv(PromptAugmentedEnv):
         reward: Of its replies.
         sampling_convo_prefix: Messages before the question as it is sampled: the hint. None by default.
         leak_phrases: See `PromptAugmentedEnv`.
+        is_paid: Whether the step pays the reward; if not, the group does.
     """
 
     def __init__(
@@ -141,8 +146,10 @@ class EfficientEnv(PromptAugmentedEnv):
         *,
         sampling_convo_prefix: Sequence[Message] = (),
         leak_phrases: Sequence[str] = (),
+        is_paid: bool = True,
     ) -> None:
         super().__init__(renderer, list(sampling_convo_prefix), [], leak_phrases=leak_phrases)
+        self.is_paid = is_paid
         self.question = question
         self.reward = reward
         self.replied: tuple[str, Graded] | None = None
@@ -154,15 +161,15 @@ class EfficientEnv(PromptAugmentedEnv):
 
     def check_answer(self, sample_str: str) -> bool:
         """Whether a text gives the known answer."""
-        return self.reward.grader(sample_str, self.reward.answer)
+        return self.reward.answer is not None and self.reward.grader(sample_str, self.reward.answer)
 
     def check_format(self, sample_str: str) -> bool:
         """Any form is allowed that the answer can be found in; what is paid is `EfficientReward`."""
         return True
 
     def get_reference_answer(self) -> str:
-        """The known answer."""
-        return self.reward.answer
+        """The known answer, or an empty text."""
+        return self.reward.answer or ""
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Grade the reply; the episode is over."""
@@ -171,7 +178,7 @@ class EfficientEnv(PromptAugmentedEnv):
         graded = self.reward(text, num_tokens=len(action), is_finished=is_finished)
         self.replied = text, graded
         return StepResult(
-            reward=graded.reward,
+            reward=graded.reward if self.is_paid else 0.0,
             episode_done=True,
             next_observation=tinker.ModelInput.empty(),
             next_stop_condition=self.stop_condition,
@@ -195,6 +202,8 @@ class Task:
     """The run's one judge, which is that policy."""
     options: Config = field(default_factory=Config)
     """Those of the run."""
+    group_reward: SolutionReward | None = None
+    """Pays the replies of a group of plain samples in place of `reward`."""
 
     @property
     def hint(self) -> str:
@@ -210,11 +219,18 @@ class Task:
             self.reward,
             sampling_convo_prefix=prefix,
             leak_phrases=leak_phrases,
+            is_paid=self.group_reward is None,
         )
 
     def group(self) -> ProblemGroupBuilder:
         """The bare problem, asked `group_size` times."""
-        return _AskedProblem(env_thunk=self.env, num_envs=self.group_size, dataset_name="problems")
+        return _AskedProblem(
+            env_thunk=self.env,
+            num_envs=self.group_size,
+            dataset_name="problems",
+            group_reward=self.group_reward,
+            seed=self.seed,
+        )
 
     def verify(self, solution: str) -> float:
         """The reward of a solution that was not sampled as a reply of its own; its length is that of its text."""
@@ -226,22 +242,44 @@ class Task:
 class _AskedProblem(ProblemGroupBuilder):
     """A problem asked several times, whose replies are kept for the transcript."""
 
+    group_reward: SolutionReward | None = None
+    seed: int = 0
     kept: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """The last group's record, once its rewards were asked for."""
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Those of the problem's environments alone; keeps what was said."""
-        self.kept[:] = [_record(env_group)]
-        return await super().compute_group_rewards(trajectory_group, env_group)
+        """Those of the group's reward, if it has one, beside the environments' own; keeps what was said."""
+        if self.group_reward is None:
+            self.kept[:] = [_record(env_group)]
+            return await super().compute_group_rewards(trajectory_group, env_group)
+        group = _solutions(trajectory_group, env_group, self.seed)
+        rewards, figures = self.group_reward.pay(group), self.group_reward.figures(group)
+        self.kept[:] = [_record(env_group, rewards)]
+        return [(reward, figures) for reward in rewards]
 
     def record(self) -> dict[str, Any] | None:
         """The problem and its replies, with the keys of a conversation of one round."""
         return self.kept[0] if self.kept else None
 
 
-def _record(env_group: Sequence[Env]) -> dict[str, Any]:
+def _solutions(trajectories_G: Sequence[Trajectory], env_group: Sequence[Env], seed: int) -> Solutions:
+    """The replies of a group of plain samples, graded where the answer is known."""
+    asked = [env for env in env_group if isinstance(env, EfficientEnv)]
+    replied = [env.replied or ("", Graded(reward=0.0, metrics={"truncated": 1.0})) for env in asked]
+    texts = [text for text, _ in replied]
+    return Solutions(
+        final_G=texts,
+        first_G=texts,
+        finished_G=[not graded.metrics["truncated"] for _, graded in replied],
+        logprobs_G_T=[trajectory.transitions[-1].ac.logprobs for trajectory in trajectories_G],
+        graded_G=None if asked[0].reward.answer is None else [graded.reward for _, graded in replied],
+        seed=seed,
+    )
+
+
+def _record(env_group: Sequence[Env], rewards: Sequence[float] | None = None) -> dict[str, Any]:
     asked = [env for env in env_group if isinstance(env, EfficientEnv)]
     replies = {seat: env.replied for seat, env in enumerate(asked) if env.replied is not None}
     question, answer = asked[0].question, asked[0].reward.answer
@@ -262,7 +300,9 @@ def _record(env_group: Sequence[Env]) -> dict[str, Any]:
         answer=answer,
         protocol="problem",
         order="simultaneous",
-        rewards={seat: graded.reward for seat, (_, graded) in replies.items()},
+        rewards={
+            seat: graded.reward if rewards is None else rewards[seat] for seat, (_, graded) in replies.items()
+        },
         correct={
             seat: bool(graded.metrics["correct"])
             for seat, (_, graded) in replies.items()

@@ -4,9 +4,13 @@ import inspect
 from difflib import get_close_matches
 from typing import Any, cast
 
+from viva.rewards.answers import answers
 from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
 from viva.rewards.critique import PeerReview, peer_review
+from viva.rewards.log_probability import log_probability
+from viva.rewards.majority import majority
 from viva.rewards.pairwise import Tournament, tournament
+from viva.rewards.shuffled import Shuffled
 
 __all__ = [
     "FunctionReward",
@@ -14,13 +18,38 @@ __all__ = [
     "PeerReview",
     "Reward",
     "RewardFunction",
+    "Shuffled",
     "Tournament",
+    "answers",
     "find_reward",
+    "log_probability",
+    "majority",
     "peer_review",
+    "shuffled",
     "tournament",
 ]
 
-_NAMED = {"peer_review": peer_review, "tournament": tournament}
+
+def shuffled(of: object = "answers") -> Shuffled:
+    """Any reward permuted within its group by the run's seed: a control that must not learn.
+
+    Args:
+        of: The reward, as `find_reward` takes it. On the command line it is part of the name: ``shuffled_tournament``.
+
+    Raises:
+        ValueError: If it is no reward.
+    """
+    return Shuffled(of=find_reward(of))
+
+
+_NAMED = {
+    "answers": answers,
+    "log_probability": log_probability,
+    "majority": majority,
+    "peer_review": peer_review,
+    "shuffled": shuffled,
+    "tournament": tournament,
+}
 
 
 def find_reward(value: object) -> Reward:
@@ -37,6 +66,8 @@ def find_reward(value: object) -> Reward:
     if isinstance(value, str):
         if value in _NAMED:
             return _NAMED[value]()
+        if value.startswith("shuffled_"):
+            return shuffled(value.removeprefix("shuffled_"))
         close = get_close_matches(value, _NAMED, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(

@@ -137,6 +137,21 @@ def correctness(played: Played) -> tuple[dict[int, bool] | None, dict[int, Metri
     return correct, {} if correct is None or first is None else truth_metrics(first, correct)
 
 
+def check_solutions(conversation: Conversation, what: str) -> None:
+    """Refuse a conversation in which an agent that did not fail gave no final solution.
+
+    Raises:
+        ValueError: It opens with `what`.
+    """
+    failed = {failure.agent_id for failure in conversation.failures}
+    without = set(range(conversation.num_agents)) - failed - set(conversation.final_solutions)
+    if without:
+        raise ValueError(
+            f"{what} final solutions, which agents {sorted(without)} do not give: let the reader of one of their "
+            "segments return a Solution"
+        )
+
+
 Earnings: TypeAlias = Iterable[tuple[int, int, float]]
 """Ranges ``[start, stop)`` of a reply's tokens, and the reward of each."""
 
@@ -205,6 +220,20 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
     )
 
 
+def paid(played: Played, scored: Scored) -> Scored:
+    """The pay with the metrics that every reward can give, and told to the transcript."""
+    correct, truth = correctness(played)
+    totals = {agent_id: scored.rewards[agent_id, 0] for agent_id in played.agents}
+    played.record.update(rewards=totals, correct=correct)
+    metrics = {
+        agent_id: spoken(played.conversation, agent_id)
+        | {"reward/mean": total, f"agent_{agent_id}/reward": total}
+        | truth.get(agent_id, {})
+        for agent_id, total in totals.items()
+    }
+    return replace(scored, metrics=metrics)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FunctionReward(Reward):
     """A user's function of the `Conversation`, whose ``answer`` is the known one, if there is one.
@@ -227,7 +256,6 @@ class FunctionReward(Reward):
         if inspect.isawaitable(found):
             found = await found
         pay = self._checked(found, played)
-        correct, truth = correctness(played)
         if isinstance(next(iter(pay)), str):
             by_segment = cast(Mapping[str, Mapping[int, float]], pay)
             streams = {
@@ -241,15 +269,7 @@ class FunctionReward(Reward):
             )
         else:
             scored = agent_pay(played, cast(Mapping[int, float], pay))
-        totals = {agent_id: scored.rewards[agent_id, 0] for agent_id in played.agents}
-        played.record.update(rewards=totals, correct=correct)
-        metrics = {
-            agent_id: spoken(played.conversation, agent_id)
-            | {"reward/mean": total, f"agent_{agent_id}/reward": total}
-            | truth.get(agent_id, {})
-            for agent_id, total in totals.items()
-        }
-        return replace(scored, metrics=metrics)
+        return paid(played, scored)
 
     def _checked(self, found: object, played: Played) -> Pay:
         what = f"the reward {self.name!r} must return rewards by agent id, or by segment and agent id"

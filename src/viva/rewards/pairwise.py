@@ -14,7 +14,7 @@ from viva.judging.comparison import (
     win_rate,
 )
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
-from viva.rewards.base import Played, Reward, Scored, agent_pay, correctness, spoken
+from viva.rewards.base import Played, Reward, Scored, agent_pay, check_solutions, correctness, spoken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,7 @@ class Tournament(Reward):
         Raises:
             ValueError: With the agents that give none.
         """
-        failed = {failure.agent_id for failure in conversation.failures}
-        without = set(range(conversation.num_agents)) - failed - set(conversation.final_solutions)
-        if without:
-            raise ValueError(
-                f"a tournament compares final solutions, which agents {sorted(without)} do not give: let the reader of "
-                "one of their segments return a Solution"
-            )
+        check_solutions(conversation, "a tournament compares")
 
     def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
         """The judge, and who replies when."""

@@ -10,6 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from viva.judging.answers import CHECKS, AnswerCheck, answer_key
+
 _HERE = "python"
 _remembered: dict[str, Any] = {}
 """Objects that this process has handed over itself, by name."""
@@ -101,3 +105,29 @@ def _module(where: str) -> ModuleType:
         raise ValueError(
             f"cannot import {where!r}: {error}. Give a path.py:ATTRIBUTE, or install it."
         ) from error
+
+
+def find_check(name: str) -> AnswerCheck:
+    """The check of a name.
+
+    Raises:
+        ValueError: If there is none, or the user's code is not there.
+    """
+    if name in CHECKS:
+        return CHECKS[name]
+    if not is_target(name):
+        raise ValueError(
+            f"grader must be one of {', '.join(CHECKS)}, or your own as module:FUNCTION or path.py:FUNCTION; "
+            f"got {name!r}"
+        )
+    function = load_target(name)
+    if not callable(function):
+        raise ValueError(f"grader={name} is no function; it must take a reply and the known answer")
+
+    def is_right(text: str, answer: str) -> bool:
+        verdict: object = function(text, answer)
+        if not isinstance(verdict, bool | np.bool_):
+            raise ValueError(f"grader={name} must return True or False; got {verdict!r}")
+        return bool(verdict)
+
+    return AnswerCheck(name=name, is_right=is_right, vote=answer_key)

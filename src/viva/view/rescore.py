@@ -2,15 +2,17 @@
 
 Ballots, critiques and comparisons are read back from the transcripts, scored as in training
 (`viva.rewards.review.score_review`) by the run's own rules with what the options change in them, and set side by side
-with the rewards that were paid. One conversation is in memory at a time.
+with the rewards that were paid; or, with ``reward=NAME``, final solutions of conversations of any kind are scored by
+that reward. One conversation is in memory at a time.
 """
 
 import math
+import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import chz
 import numpy as np
@@ -22,13 +24,17 @@ from viva.judging.ballots import ballot_accuracy
 from viva.judging.bradley_terry import BradleyTerryError, reward_truth_gap
 from viva.judging.comparison import Comparison, Outcome, same_words
 from viva.judging.records import ConversationRecord
+from viva.rewards import Shuffled, find_reward
 from viva.rewards.critique import review_votes
+from viva.rewards.log_probability import LogProbability
 from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review
+from viva.rewards.solutions import SolutionReward, stored_solutions
 from viva.view.files import iter_transcripts, text_table
 
 _Rewards = Mapping[int, float | None]
 """By agent."""
 
+_Paid = Mapping[int, float]
 _STREAMS = ("r_sol", "r_meta", "r_diag", "total")
 _RULES: TypeAdapter[ReviewRules] = TypeAdapter(ReviewRules)
 
@@ -37,6 +43,10 @@ _RULES: TypeAdapter[ReviewRules] = TypeAdapter(ReviewRules)
 class RescoreOptions:
     """Options of rescore; what is not given stays as it was in the run."""
 
+    reward: str | None = chz.field(
+        default=None,
+        doc="another reward of the final solutions, of any protocol: majority, answers, shuffled, shuffled_majority",
+    )
     preset: Literal["paper", "robust"] | None = chz.field(
         default=None, doc="all choices of this preset, but for weights and prior_precision"
     )
@@ -103,18 +113,23 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
         ValueError: If the folder holds no conversation that can be scored, a stored value is damaged, an option is
             out of range, a fit fails, or a joint fit has nothing that links the two rounds.
     """
+    reward = _reward(options)
     _changed(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
-    totals = _Totals()
+    totals = _Totals(_STREAMS if reward is None else ("total",))
     torn: list[str] = []
     for where, transcript in iter_transcripts(run_dir, torn):
         record = transcript.record
-        if record is None or record.protocol != "critique_self_play":
+        if record is None or (reward is None and record.protocol != "critique_self_play"):
             totals.num_other += 1
-        elif transcript.void or not record.streams:
+        elif transcript.void or not (record.streams if reward is None else record.rewards):
             totals.num_void += 1
         else:
             try:
-                totals.add(record, _rules(record, options))
+                if reward is None:
+                    totals.add_review(record, _rules(record, options))
+                else:
+                    seed = random.Random(f"{transcript.step}/{transcript.group}").getrandbits(31)
+                    totals.add(record, {"total": (record.rewards, _paid_by(reward, record, seed))})
             except (ValueError, BradleyTerryError) as error:
                 raise ValueError(f"{where}: {error}") from error
             except (LookupError, TypeError) as error:
@@ -123,9 +138,10 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
                     "damaged or was changed. Put it back from a copy, or take this line out"
                 ) from error
     if not totals.num_conversations:
+        hint = "Give the folder of a run of critique_self_play." if reward is None else "Give another folder."
         raise ValueError(
             f"{str(run_dir)!r} has no conversation to score again: {totals.num_void} were void, and "
-            f"{totals.num_other} not critique self-play. Give the folder of a run of critique_self_play."
+            f"{totals.num_other} {'not critique self-play' if reward is None else 'without a record'}. {hint}"
         )
     return Rescoring(
         num_conversations=totals.num_conversations,
@@ -136,6 +152,34 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
         num_gaps=len(totals.gaps["total"][0]),
         is_torn=bool(torn),
     )
+
+
+def _reward(options: RescoreOptions) -> SolutionReward | None:
+    """The reward that is named, if one is.
+
+    Raises:
+        ValueError: If stored solutions do not suffice for it, or rules of the other kind are given with it.
+    """
+    if options.reward is None:
+        return None
+    rules = [name for name, value in chz.asdict(options).items() if value is not None and name != "reward"]
+    if rules:
+        raise ValueError(f"{', '.join(rules)} are rules of critique self-play; leave them out beside reward")
+    reward = find_reward(options.reward)
+    of = reward.of if isinstance(reward, Shuffled) else reward
+    if not isinstance(of, SolutionReward) or isinstance(of, LogProbability):
+        raise ValueError(
+            "reward must be one that stored solutions suffice for: majority, answers, shuffled or shuffled_majority; "
+            f"got {options.reward!r}, which needs more than a transcript holds"
+        )
+    return cast(SolutionReward, reward)
+
+
+def _paid_by(reward: SolutionReward, record: ConversationRecord, seed: int) -> dict[int, float]:
+    """What a reward pays for the final solutions, by agent."""
+    conversation = record.conversation()
+    group = stored_solutions(conversation, seed=seed, right=record.correct)
+    return dict(zip(sorted(conversation.final_solutions), reward.pay(group), strict=True))
 
 
 def _rules(record: ConversationRecord, options: RescoreOptions) -> ReviewRules:
@@ -155,7 +199,7 @@ def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
     changes: dict[str, Any] = {
         name: value
         for name, value in chz.asdict(options).items()
-        if value is not None and name not in ("preset", "reward_weights")
+        if value is not None and name not in ("preset", "reward", "reward_weights")
     }
     return replace(chosen, **changes, weights={**chosen.weights, **(options.reward_weights or {})})
 
@@ -175,18 +219,27 @@ def _require_links(conversation: Conversation, judged: Mapping[int, Sequence[Com
 class _Totals:
     """All conversations so far."""
 
+    streams: InitVar[Sequence[str]]
     num_conversations: int = 0
     num_void: int = 0
     num_other: int = 0
-    rewards: dict[str, list[tuple[_Rewards, _Rewards, _Rewards]]] = field(
-        default_factory=lambda: {name: [] for name in _STREAMS}
-    )
+    rewards: dict[str, list[tuple[_Rewards, _Rewards, _Rewards]]] = field(init=False)
     """Old, new and truth of every conversation, by stream."""
-    gaps: dict[str, tuple[list[float], list[float]]] = field(
-        default_factory=lambda: {name: ([], []) for name in ("r_sol", "total")}
-    )
+    gaps: dict[str, tuple[list[float], list[float]]] = field(init=False)
 
-    def add(self, record: ConversationRecord, rules: ReviewRules) -> None:
+    def __post_init__(self, streams: Sequence[str]) -> None:
+        self.rewards = {name: [] for name in streams}
+        self.gaps = {name: ([], []) for name in ("r_sol", "total") if name in streams}
+
+    def add(self, record: ConversationRecord, paid: Mapping[str, tuple[_Paid, _Paid]]) -> None:
+        """Count a conversation whose final solutions were paid, old and new, by stream."""
+        self.num_conversations += 1
+        right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
+        for name, (old, new) in paid.items():
+            self.rewards[name].append((old, new, right))
+        self._add_gaps(record, paid)
+
+    def add_review(self, record: ConversationRecord, rules: ReviewRules) -> None:
         """Score a conversation again."""
         conversation, judged = record.conversation(), stored_comparisons(record)
         if rules.fit == "joint":
@@ -199,13 +252,15 @@ class _Totals:
         for (name, rewards), found in zip(self.rewards.items(), new, strict=True):
             old = {agent: streams.get(name) for agent, streams in record.streams.items()}
             rewards.append((old, found, truth.get(name, {})))
-        if record.correct:
-            paid = {"r_sol": (record.scores.final, scores.r_sol), "total": (record.rewards, scores.totals)}
-            for name, gaps in self.gaps.items():
-                for rewards, found in zip(paid[name], gaps, strict=True):
-                    gap = reward_truth_gap(rewards, record.correct)
-                    if gap is not None:
-                        found.append(gap)
+        paid = {"r_sol": (record.scores.final, scores.r_sol), "total": (record.rewards, scores.totals)}
+        self._add_gaps(record, paid)
+
+    def _add_gaps(self, record: ConversationRecord, paid: Mapping[str, tuple[_Paid, _Paid]]) -> None:
+        for name, gaps in self.gaps.items() if record.correct else ():
+            for rewards, found in zip(paid[name], gaps, strict=True):
+                gap = reward_truth_gap(rewards, record.correct or {})
+                if gap is not None:
+                    found.append(gap)
 
 
 def _change(stream: str, rewards: Sequence[tuple[_Rewards, _Rewards, _Rewards]]) -> StreamChange:

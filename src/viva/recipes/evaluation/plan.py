@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import chz
 
 from viva.conversation.prompts import counted, persona
-from viva.eval.answers import AnswerCheck, find_check
+from viva.judging.answers import AnswerCheck
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as ConversationConfig
 from viva.recipes.critique_self_play import Config as CritiqueConfig
@@ -18,6 +18,7 @@ from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
 from viva.recipes.protocol import Config as ProtocolConfig
 from viva.run.files import place_problem
+from viva.selfplay.user_code import find_check
 from viva.tiny import model_path
 from viva.training.data import PromptItem, prompts_digest
 from viva.training.service import EngineConfig, choose_engine

@@ -5,7 +5,7 @@ Where the answer stands, in this order: the last ``\\boxed{...}``; else what fol
 
 ``math``
     A known answer that is a number is met by numbers of equal value only (``8+1`` does not answer 9); any other by an
-    equal normalised text or an equal expression (`viva.eval.expressions`).
+    equal normalised text or an equal expression (`viva.judging.expressions`).
 ``exact``
     The final answer, or the whole reply, is the known answer letter for letter.
 ``choice``
@@ -22,10 +22,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-import numpy as np
-
-from viva.eval.expressions import same_expression
-from viva.selfplay.user_code import is_target, load_target
+from viva.judging.expressions import same_expression
 
 _BOXED = "\\boxed{"
 _MARKERS = ("answer is", "####", "answer:")
@@ -43,8 +40,11 @@ def is_correct(text: str, answer: str) -> bool:
     of it if there is none.
     """
     given, wanted = extract_answer(text), _known_answer(answer)
-    if given is None or wanted is None:
-        return False
+    return given is not None and wanted is not None and same_answer(given, wanted)
+
+
+def same_answer(given: str, wanted: str) -> bool:
+    """Whether a final answer, as `extract_answer` gives it, is another one: an equal number, text or expression."""
     given_value, wanted_value = _value(given), _value(wanted)
     if given_value is not None and wanted_value is not None:
         return given_value == wanted_value
@@ -220,32 +220,6 @@ class AnswerCheck:
     """The answer of a reply; equal texts are one vote. ``None``: nothing that could be counted."""
     refuses: Callable[[str], str | None] = lambda answer: None
     """A message about a known answer that could never be met."""
-
-
-def find_check(name: str) -> AnswerCheck:
-    """The check of a name.
-
-    Raises:
-        ValueError: If there is none, or the user's code is not there.
-    """
-    if name in CHECKS:
-        return CHECKS[name]
-    if not is_target(name):
-        raise ValueError(
-            f"grader must be one of {', '.join(CHECKS)}, or your own as module:FUNCTION or path.py:FUNCTION; "
-            f"got {name!r}"
-        )
-    function = load_target(name)
-    if not callable(function):
-        raise ValueError(f"grader={name} is no function; it must take a reply and the known answer")
-
-    def is_right(text: str, answer: str) -> bool:
-        verdict: object = function(text, answer)
-        if not isinstance(verdict, bool | np.bool_):
-            raise ValueError(f"grader={name} must return True or False; got {verdict!r}")
-        return bool(verdict)
-
-    return AnswerCheck(name=name, is_right=is_right, vote=answer_key)
 
 
 def _is_exact(text: str, answer: str) -> bool:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.eval.answers import CHECKS, answer_key, find_check, is_correct
+from viva.judging.answers import CHECKS, answer_key, is_correct
+from viva.selfplay.user_code import find_check
 
 
 @pytest.mark.parametrize(

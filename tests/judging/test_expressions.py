@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from viva.eval import expressions
-from viva.eval.answers import is_correct
-from viva.eval.expressions import MAX_LENGTH, same_expression
+from viva.judging import expressions
+from viva.judging.answers import is_correct
+from viva.judging.expressions import MAX_LENGTH, same_expression
 
 
 @pytest.mark.parametrize(

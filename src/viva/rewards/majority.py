@@ -1,0 +1,99 @@
+"""The reward ``majority``: test-time reinforcement learning (TTRL, Zuo et al., 2025, arXiv 2504.16084).
+
+The answer that most solutions of a problem give is its label, and agreeing with the label pays:
+
+    label = argmax_a sum_j 1[v_j = a],    r_i = 1[s_i = label]
+
+with ``v_j`` the voting solutions and ``s_i`` those that are paid. Where ``m`` answers have the most votes, each is the
+label in the share 1/m: where all solutions differ, all are paid alike, and nothing is trained. Answers are read out of
+the solutions and compared as by ``grader=math`` (`viva.judging.answers`): ``x/2`` is ``0.5x``, by math-verify. A reply
+that was cut at the token limit, or that gives no answer, does not vote and earns 0.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tinker_cookbook.rl.types import Metrics
+
+from viva.judging.answers import answer_key, extract_answer, same_answer
+from viva.rewards.solutions import SolutionReward, Solutions
+
+
+def answer_groups(solutions: Sequence[str]) -> list[int | None]:
+    """A number for each solution, equal where their answers are; ``None`` for a solution without an answer."""
+    leaders: list[str] = []
+    number_of: dict[str, int] = {}
+    keys = [answer_key(text) for text in solutions]
+    for key, text in zip(keys, solutions, strict=True):
+        if key is None or key in number_of:
+            continue
+        answer = extract_answer(text) or key
+        known = [
+            number
+            for number, leader in enumerate(leaders)
+            if same_answer(answer, leader) or same_answer(leader, answer)
+        ]
+        number_of[key] = known[0] if known else len(leaders)
+        if not known:
+            leaders.append(answer)
+    return [None if key is None else number_of[key] for key in keys]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Majority(SolutionReward):
+    """Agreement of a final solution with the majority."""
+
+    voters: Literal["final", "first"] = "final"
+    """Who votes in a conversation: the final solutions, or the first ones (its proposals), which nobody has talked out
+    of their opinion."""
+    name: str = "majority"
+
+    def __post_init__(self) -> None:
+        """Reject voters that there are not.
+
+        Raises:
+            ValueError: If they are neither.
+        """
+        if self.voters not in ("final", "first"):
+            raise ValueError(f"voters must be 'final' or 'first'; got {self.voters!r}")
+
+    def pay(self, group: Solutions) -> list[float]:
+        """Shares of the label, in [0, 1]."""
+        final_G, _, labels = self._votes(group)
+        return [1 / len(labels) if answer in labels else 0.0 for answer in final_G]
+
+    def figures(self, group: Solutions) -> Metrics:
+        """The share of the votes that the label has, and where answers are known whether it is right."""
+        final_G, voting, labels = self._votes(group)
+        metrics: Metrics = {}
+        if voting:
+            metrics["majority/share"] = sum(vote in labels for vote in voting) / len(voting) / len(labels)
+        if group.graded_G is not None and labels:
+            right = {answer for answer, grade in zip(final_G, group.graded_G, strict=True) if grade > 0}
+            metrics["majority/correct"] = len(right & labels) / len(labels)
+        return metrics
+
+    def _votes(self, group: Solutions) -> tuple[list[int | None], list[int], set[int]]:
+        """Answers of the final solutions that are finished, all votes, and the answers with the most of them."""
+        numbers = answer_groups([*group.final_G, *group.first_G])
+        final_G, first_G = (
+            [number if is_done else None for number, is_done in zip(own, group.finished_G, strict=True)]
+            for own in (numbers[: len(group)], numbers[len(group) :])
+        )
+        votes = [vote for vote in (final_G if self.voters == "final" else first_G) if vote is not None]
+        counts = Counter(votes)
+        return final_G, votes, {answer for answer, n in counts.items() if n == max(counts.values())}
+
+
+def majority(*, voters: Literal["final", "first"] = "final") -> Majority:
+    """Agreement with the majority of the answers as reward (TTRL); needs no known answers.
+
+    Args:
+        voters: ``final`` solutions of a conversation vote, or its ``first`` ones, the proposals.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    return Majority(voters=voters)

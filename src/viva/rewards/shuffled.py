@@ -1,0 +1,113 @@
+"""The reward ``shuffled``: any reward permuted within its group, the floor of all others.
+
+    r'_i = r_pi(i),    pi a uniformly random permutation of the group, drawn from the run's seed
+
+The rewards keep their distribution in every group (and every stream and round of it), and lose all connection with what
+was said: the expected advantage of every sample is 0. A training that learns from them learns from something else.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tinker_cookbook.rl.types import Metrics
+
+from viva.conversation.protocol import Protocol
+from viva.conversation.records import Conversation
+from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.rewards.base import Played, Reward, Scored
+from viva.rewards.credit import GroupCredit
+from viva.rewards.solutions import SolutionReward, Solutions
+
+
+def permuted(values: Sequence[float], seed: int, stream: str = "") -> list[float]:
+    """The values in an order that follows from the seed; streams of one seed have different orders."""
+    order = list(values)
+    random.Random(f"{seed}/shuffled/{stream}").shuffle(order)
+    return order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffled(SolutionReward):
+    """Another reward, permuted. Judge, checks and metrics are the other's, but for the metrics ``agent_N/reward``."""
+
+    of: Reward
+    name: str = "shuffled"
+
+    @property
+    def judge(self) -> JudgeOptions | None:
+        """The other's."""
+        return self.of.judge
+
+    @property
+    def needs_answers(self) -> bool:
+        """As the other."""
+        return isinstance(self.of, SolutionReward) and self.of.needs_answers
+
+    def check(self, protocol: Protocol, num_agents: int) -> None:
+        """As the other."""
+        self.of.check(protocol, num_agents)
+
+    def check_played(self, conversation: Conversation) -> None:
+        """As the other."""
+        self.of.check_played(conversation)
+
+    def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
+        """As the other."""
+        return self.of.new_record(protocol, judge)
+
+    def pay(self, group: Solutions) -> list[float]:
+        """The other's, permuted.
+
+        Raises:
+            ValueError: If the other pays conversations only.
+        """
+        if not isinstance(self.of, SolutionReward):
+            raise ValueError(
+                f"the reward {self.of.name!r} pays conversations; of samples or stored solutions shuffle answers, "
+                "majority or log_probability"
+            )
+        return permuted(self.of.pay(group), group.seed)
+
+    def figures(self, group: Solutions) -> Metrics:
+        """The other's."""
+        return self.of.figures(group) if isinstance(self.of, SolutionReward) else {}
+
+    async def score(self, played: Played) -> Scored:
+        """Ask the other, then permute the rewards of agents, and those of spans within their stream and round.
+
+        The transcript keeps in ``rewards`` what was paid, and in ``unshuffled`` what the other reward was.
+        """
+        scored = await self.of.score(played)
+        rewards: dict[tuple[int, int], float] = {}
+        for lane in sorted({lane for _, lane in scored.rewards}):
+            seats = sorted(seat for seat in scored.rewards if seat[1] == lane)
+            values = permuted([scored.rewards[seat] for seat in seats], played.seed, f"lane {lane}")
+            rewards |= dict(zip(seats, values, strict=True))
+        agents = sorted({agent_id for agent_id, _ in rewards})
+        totals = {
+            agent_id: math.fsum(reward for seat, reward in rewards.items() if seat[0] == agent_id)
+            for agent_id in agents
+        }
+        played.record["unshuffled"] = played.record.get("rewards", {})
+        played.record["rewards"] = totals
+        metrics = {
+            agent_id: own | {f"agent_{agent_id}/reward": totals[agent_id]}
+            for agent_id, own in scored.metrics.items()
+        }
+        credit = None if scored.credit is None else shuffled_credit(scored.credit, played.seed)
+        return replace(scored, rewards=rewards, metrics=metrics, credit=credit)
+
+
+def shuffled_credit(credit: GroupCredit, seed: int) -> GroupCredit:
+    """The same spans, their rewards permuted within each stream and round."""
+    spans = [
+        replace(span, reward=reward)
+        for (stream, round_index), own in credit.streams().items()
+        for span, reward in zip(
+            own, permuted([span.reward for span in own], seed, f"{stream} {round_index}"), strict=True
+        )
+    ]
+    return replace(credit, spans=tuple(spans))

@@ -1,0 +1,127 @@
+"""Rewards that need nothing but solutions of one problem: of plain samples, or of the agents of a conversation.
+
+Legend: ``_G`` solutions of one problem, ``_T`` sampled tokens of the reply that gives one.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tinker_cookbook.rl.types import Metrics
+
+from viva.conversation.protocol import Protocol
+from viva.conversation.records import Conversation, Solution
+from viva.rewards.base import Played, Reward, Scored, agent_pay, check_solutions, graded, paid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solutions:
+    """Solutions of one problem, all lists in one order."""
+
+    final_G: Sequence[str]
+    """The solutions that are paid."""
+    first_G: Sequence[str]
+    """Before they were revised; those of plain samples are the same."""
+    finished_G: Sequence[bool]
+    """Whether the policy ended the reply itself."""
+    logprobs_G_T: Sequence[Sequence[float]] | None
+    """Sampling logprobs of the replies in nats, thinking and stop token included; ``None`` if they are not known."""
+    graded_G: Sequence[float] | None
+    """Rewards by the known answer; ``None`` if there is none."""
+    seed: int
+
+    def __len__(self) -> int:
+        """Number of solutions."""
+        return len(self.final_G)
+
+
+class SolutionReward(Reward):
+    """A reward of solutions, see the module; a conversation's final ones are paid on all tokens of their agents."""
+
+    @property
+    def needs_answers(self) -> bool:
+        """Whether it looks at the known answer; by default not."""
+        return False
+
+    @abstractmethod
+    def pay(self, group: Solutions) -> list[float]:
+        """Rewards of the final solutions, in order.
+
+        Raises:
+            ValueError: If something that it needs is not known.
+        """
+
+    def figures(self, group: Solutions) -> Metrics:
+        """Metrics about the group, next to its rewards; by default none."""
+        del group
+        return {}
+
+    def check(self, protocol: Protocol, num_agents: int) -> None:
+        """Refuse a conversation of one agent, of whom nobody can say whether it was better than others.
+
+        Raises:
+            ValueError: If there are fewer than two agents.
+        """
+        del protocol
+        if num_agents < 2:
+            raise ValueError(
+                f"num_agents must be at least 2, or there is nobody to compare; got {num_agents}"
+            )
+
+    def check_played(self, conversation: Conversation) -> None:
+        """Refuse a conversation without final solutions.
+
+        Raises:
+            ValueError: With the agents that give none.
+        """
+        check_solutions(conversation, f"the reward {self.name!r} pays")
+
+    async def score(self, played: Played) -> Scored:
+        """Pay the final solutions.
+
+        Raises:
+            ValueError: If an agent that finished gave none, or something that the reward needs is not known.
+        """
+        self.check_played(played.conversation)
+        group = _solutions_of(played)
+        rewards = dict(zip(played.agents, self.pay(group), strict=True))
+        scored = paid(played, agent_pay(played, rewards))
+        shared = self.figures(group)
+        return replace(scored, metrics={agent: own | shared for agent, own in scored.metrics.items()})
+
+
+def stored_solutions(conversation: Conversation, *, seed: int, right: dict[int, bool] | None) -> Solutions:
+    """The solutions of a stored conversation, by agent id, without their logprobs; all count as finished.
+
+    Raises:
+        ValueError: If an agent that finished gave none.
+    """
+    check_solutions(conversation, "solutions are scored")
+    final, first = conversation.final_solutions, conversation.first_solutions
+    return Solutions(
+        final_G=[final[agent_id] for agent_id in sorted(final)],
+        first_G=[first[agent_id] for agent_id in sorted(final)],
+        finished_G=[True] * len(final),
+        logprobs_G_T=None,
+        graded_G=None if right is None else [float(right[agent_id]) for agent_id in sorted(final)],
+        seed=seed,
+    )
+
+
+def _solutions_of(played: Played) -> Solutions:
+    """Those of a conversation that was just played, by agent id; each with the reply that gave it."""
+    right = graded(played.conversation.final_solutions, played.answer, played.grader)
+    stored = stored_solutions(played.conversation, seed=played.seed, right=right)
+    replies = {}
+    for seat, place in enumerate(played.protocol.seats(played.conversation.num_agents)):
+        turns = [turn for turn in played.conversation.turns if (turn.agent_id, turn.lane) == place]
+        transitions = played.trajectories_G[seat].transitions
+        for turn, transition in zip(turns, transitions, strict=place[0] in played.agents):
+            if isinstance(turn.response, Solution):
+                replies[turn.agent_id] = transition.ac
+    actions_G = [replies[agent_id] for agent_id in played.agents]
+    return replace(
+        stored,
+        finished_G=[action.stop_reason == "stop" for action in actions_G],
+        logprobs_G_T=[action.logprobs for action in actions_G],
+    )
