@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from viva.judging.answers import CHECKS, AnswerCheck, answer_key
 
 _HERE = "python"
@@ -124,9 +122,11 @@ def find_check(name: str) -> AnswerCheck:
     if not callable(function):
         raise ValueError(f"grader={name} is no function; it must take a reply and the known answer")
 
+    from numpy import bool_
+
     def is_right(text: str, answer: str) -> bool:
         verdict: object = function(text, answer)
-        if not isinstance(verdict, bool | np.bool_):
+        if not isinstance(verdict, bool | bool_):
             raise ValueError(f"grader={name} must return True or False; got {verdict!r}")
         return bool(verdict)
 
