@@ -16,7 +16,7 @@ from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.rewards.base import Grader
 from viva.run.log import StopRule
-from viva.run.trackers import choose_trackers
+from viva.run.trackers import TrackerChoice, choose_trackers
 from viva.selfplay.user_code import find_check
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
@@ -109,13 +109,10 @@ def plan_run(
     """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
 
     Args:
-        config: The options.
-        recipe: The recipe's name, for ``config.json``.
         summary: One conversation in words, for the user.
-        record: What ``config.json`` holds beside, or instead of, the options as they were given.
+        record: Entries of ``config.json`` beside, or instead of, the options as they were given.
         unit: The smallest batch; by default one conversation of ``num_agents``.
         items: Prompts to train and to test on; by default those that the options name.
-        stop_rule: Ends the run early.
 
     Raises:
         ValueError: For anything the user has to mend.
@@ -154,23 +151,29 @@ def plan_run(
         },
         free_options=_FREE_OPTIONS - ({"save_every"} if config.max_staleness else set()),
         num_steps=len(order),
-        trackers=choose_trackers(
-            config.trackers, wandb_project=config.wandb_project, wandb_name=config.wandb_name
-        ),
+        trackers=_trackers(config),
         load_checkpoint_path=config.load_checkpoint_path,
         ttl_seconds=config.ttl_seconds if engine.server else None,
         order=order,
         test=tuple(test_items),
         summary=summary,
         unit=unit,
-        learning_rate=learning_rate(
-            config.learning_rate,
-            pinned(config.model_name, config.model_revision),
-            is_lora=config.lora_rank > 0,
-            is_local=engine.server is None,
-        ),
+        learning_rate=_learning_rate(config, engine),
         check=find_check(config.grader),
         stop_rule=stop_rule,
+    )
+
+
+def _trackers(config: RecipeConfig) -> tuple[TrackerChoice, ...]:
+    return choose_trackers(config.trackers, wandb_project=config.wandb_project, wandb_name=config.wandb_name)
+
+
+def _learning_rate(config: RecipeConfig, engine: EngineConfig) -> float:
+    return learning_rate(
+        config.learning_rate,
+        pinned(config.model_name, config.model_revision),
+        is_lora=config.lora_rank > 0,
+        is_local=engine.server is None,
     )
 
 

@@ -23,11 +23,13 @@ A truncated reply is wrong: whatever it says, it was not the policy that ended i
 Another reward of `viva.rewards` (option ``reward``) pays groups of plain samples as a whole, instead.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import isbuiltin, signature
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import tinker
 from tinker_cookbook.renderers.base import Message, Renderer
@@ -58,11 +60,13 @@ from viva.judging.answers import is_correct
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.policy import PolicyRef
 from viva.judging.records import ConversationRecord
-from viva.recipes.math_efficiency import Config
 from viva.rewards.base import Grader
 from viva.rewards.solutions import SolutionReward, Solutions
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.data import PromptItem
+
+if TYPE_CHECKING:
+    from viva.recipes.math_efficiency import Config
 
 CONVERSATION = "conversation"
 """Name of the strategy whose group is one conversation, of ``num_agents`` samples."""
