@@ -109,10 +109,13 @@ def plan_run(
     """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
 
     Args:
+        config: The options.
+        recipe: The recipe's name, for ``config.json``.
         summary: One conversation in words, for the user.
         record: Entries of ``config.json`` beside, or instead of, the options as they were given.
         unit: The smallest batch; by default one conversation of ``num_agents``.
         items: Prompts to train and to test on; by default those that the options name.
+        stop_rule: Ends the run early.
 
     Raises:
         ValueError: For anything the user has to mend.
