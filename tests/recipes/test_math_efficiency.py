@@ -222,6 +222,7 @@ async def test_a_group_of_plain_samples_is_paid_by_its_reward(name, rewards):
         policy=PolicyRef(),
         judge=lambda: None,
         group_reward=find_reward(name),
+        options=Config(),
     )
     builder = task.group()
     asked = iter(texts)
@@ -261,6 +262,7 @@ async def test_every_strategy_makes_a_group_that_is_trained_on_the_bare_question
         group_size=2,
         policy=policy,
         judge=judge,
+        options=Config(),
     )
     bare = task.env().get_training_observation()
     for name, factory in find_strategies([*STRATEGIES, EXAMPLE]).items():

@@ -192,7 +192,7 @@ class EfficientEnv(PromptAugmentedEnv):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a strategy makes a group for: one problem of one batch."""
+    """One problem of one batch, for which a strategy makes a group."""
 
     item: PromptItem
     seed: int
@@ -204,7 +204,7 @@ class Task:
     """Always holds the newest policy, for what a strategy samples besides its turns."""
     judge: Callable[[], PolicySelfComparisonJudge]
     """The run's one judge, which is that policy."""
-    options: Config = field(default_factory=Config)
+    options: Config
     """Those of the run."""
     group_reward: SolutionReward | None = None
     """Pays the replies of a group of plain samples in place of `reward`."""
