@@ -65,7 +65,7 @@ def test_a_resumed_run_that_samples_ahead_saves_as_before(tmp_path: Path) -> Non
         "base_url": "http://s",
     }
     ahead, plain = (Config(**options, max_staleness=staleness).make_plan() for staleness in (1, 0))
-    assert plain.options.free_options - ahead.options.free_options == {"save_every"}
+    assert plain.free_options - ahead.free_options == {"save_every"}
 
 
 def test_what_the_code_names_as_options_are_options() -> None:
