@@ -21,8 +21,7 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.eval.direct import DirectEvaluator, DirectSampler
     from viva.judging.answers import is_correct
     from viva.judging.comparison import TournamentPattern
-    from viva.judging.judge import PolicySelfComparisonJudge
-    from viva.judging.policy import PolicyRef
+    from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.selfplay.critique import critique_group
     from viva.selfplay.round_robin import round_robin_group
     from viva.tiny import model_path

@@ -97,7 +97,7 @@ class Measured:
 async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
     """Play, score and train the groups of these strategies of the first batch."""
     from viva.experts.strategy import strategy_of
-    from viva.run.clients import settled
+    from viva.sdk import settled
     from viva.training.batch import make_batch
     from viva.training.rollouts import Policy, run_groups
     from viva.training.update import update_policy

@@ -25,7 +25,7 @@ from viva.engine import LocalSamplingClient
 from viva.recipes.common import RunOptions, finish_run, open_run, resolve_model
 from viva.recipes.config import parse_options
 from viva.rewards.credit import token_texts
-from viva.run.clients import settled
+from viva.sdk import settled
 from viva.tiny.tasks import Problem, problems
 from viva.training.loop import LoopConfig, Training, train
 from viva.training.service import EngineConfig

@@ -42,14 +42,13 @@ ALLOWED["api"] = frozenset({*CHAIN, "eval", "recipes", "threads", "view"})
 ALLOWED["cli"] = frozenset({*CHAIN, "doctor", "engine", "eval", "tiny", "recipes", "view"})
 
 HELPERS = {
-    "integrity": set[str](),
     "sdk": set[str](),
     "threads": set[str](),
     "hub": set[str](),
-    "model_files": {"hub", "integrity"},
+    "model_files": {"hub"},
 }
 """Single modules that rooms from the engine on use, and what they import themselves."""
-for room in ("engine", "run", "training", "testing", "view", "eval", "recipes", "cli"):
+for room in ("engine", "run", "training", "testing", "view", "eval", "doctor", "recipes", "cli"):
     ALLOWED[room] |= HELPERS.keys()
 ALLOWED |= {helper: frozenset(imported) for helper, imported in HELPERS.items()}
 

@@ -40,8 +40,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from transformers import AutoTokenizer
 
     from viva.conversation.rendering import load_renderer
-    from viva.judging.policy import PolicyRef
-    from viva.run.clients import settled
+    from viva.judging.judge import PolicyRef
+    from viva.sdk import settled
     from viva.selfplay.round_robin import round_robin_group
     from viva.training.batch import plain_batch
     from viva.training.rollouts import Policy, run_groups

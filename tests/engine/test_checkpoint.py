@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from viva.engine import checkpoint
 from viva.engine.checkpoint import MANIFEST, read_checkpoint, read_tensors, write_checkpoint, write_tensors
-from viva.integrity import SEAL, check_name, sealed, unsealed
+from viva.model_files import SEAL, check_name, sealed, unsealed
 from viva.run.export import export_weights
 
 

@@ -13,7 +13,7 @@ import torch
 
 from viva.engine import checkpoint
 from viva.engine.checkpoint import MANIFEST, read_checkpoint, read_tensors, write_checkpoint, write_tensors
-from viva.integrity import SEAL, check_name, is_inside, sealed, unsealed
+from viva.model_files import SEAL, check_name, is_inside, sealed, unsealed
 
 
 def write_two(folder: Path) -> None:

@@ -17,7 +17,7 @@ from tiny_engine import ints, params, plain_logprobs, run, supervised, train, we
 
 from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient
 from viva.engine.checkpoint import MANIFEST
-from viva.integrity import sealed
+from viva.model_files import sealed
 
 TEXTS = [list(b"The answer is 42."), list(b"No, it is 7, because 3 + 4 = 7.")]
 STEP = tinker.AdamParams(learning_rate=0.02, weight_decay=0.01)

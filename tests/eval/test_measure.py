@@ -10,8 +10,7 @@ from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_toke
 from viva.eval.records import WRONG
 from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import accepts
+from viva.judging.judge import PolicySelfComparisonJudge, accepts
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import (
     Reply,

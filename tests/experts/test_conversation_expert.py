@@ -9,8 +9,7 @@ from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder, ends_behind, solution_tokens
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.selfplay.critique import critique_group
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import Reply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of

@@ -35,7 +35,7 @@ from viva.experts.strategy import (
     is_strategy,
     strategy_of,
 )
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef
 from viva.testing import Reply, ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
 

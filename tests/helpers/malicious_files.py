@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from watched import MARK
 
 from viva.engine.checkpoint import MANIFEST, read_checkpoint
-from viva.integrity import sealed
+from viva.model_files import sealed
 from viva.run.checkpoints import Checkpoints
 from viva.run.files import read_json
 from viva.view.run_index import read_run

@@ -16,7 +16,7 @@ from watched import MARK
 from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST
-from viva.integrity import sealed
+from viva.model_files import sealed
 from viva.recipes.data import HubSource, load_hub
 from viva.run.export import staged_adapter
 

@@ -15,8 +15,7 @@ import pytest
 from tinker_cookbook.completers import TokenCompleter
 
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.rewards.review import PRESETS
 from viva.selfplay.critique import critique_group
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder

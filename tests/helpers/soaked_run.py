@@ -26,7 +26,7 @@ from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl import Config
 from viva.recipes.demo import demo_options
 from viva.recipes.loop import run_recipe
-from viva.run.clients import settled
+from viva.sdk import settled
 from viva.training import service
 
 FAILING_SHARE = 0.02

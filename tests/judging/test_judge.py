@@ -20,8 +20,7 @@ from viva.judging.comparison import (
     TournamentPattern,
     win_minus_loss,
 )
-from viva.judging.judge import JudgeError, PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef, sample
+from viva.judging.judge import JudgeError, PolicyRef, PolicySelfComparisonJudge, sample
 from viva.testing import (
     CHAT_TOKENS,
     HANG,

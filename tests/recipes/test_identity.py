@@ -12,8 +12,7 @@ from random_models import make_model
 from safetensors.torch import load_file, save_file
 
 import viva.cli
-from viva.integrity import SEAL, sealed
-from viva.model_files import model_digests
+from viva.model_files import SEAL, model_digests, sealed
 from viva.recipes import common
 from viva.recipes.programs import train_recipe
 from viva.run.log import RunLog

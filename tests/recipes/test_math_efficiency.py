@@ -12,8 +12,7 @@ from pages import codes, generic, page, tables
 from random_models import make_model
 
 from viva.experts.strategy import strategy_of
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.math_efficiency import Config
 from viva.recipes.programs import recipe_summaries, train_recipe
 from viva.recipes.strategies import STRATEGIES, EfficientEnv, EfficientReward, Graded, Task, find_strategies

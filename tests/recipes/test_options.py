@@ -211,7 +211,7 @@ def test_the_default_prompt_of_the_judge_is_looked_up_when_the_run_is_planned(mo
 
 
 def test_a_missing_learning_rate_is_told_before_a_model_is_loaded(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("viva.training.learning_rate._fetched_config", lambda name: None)
+    monkeypatch.setattr("viva.training.service._fetched_config", lambda name: None)
     monkeypatch.setattr(
         "viva.training.service.make_service", lambda *_, **__: pytest.fail("the engine was opened")
     )

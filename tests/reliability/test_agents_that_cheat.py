@@ -15,8 +15,7 @@ from review_agents import BOTH, QUALITIES, but, everyone, honest, play, streams_
 
 from viva.judging.answers import extract_answer
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.strategies import EfficientReward
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, injecting, tiny_renderer, turn_of

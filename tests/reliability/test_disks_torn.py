@@ -223,7 +223,7 @@ def test_without_a_check_the_damage_is_seen_by_the_test(killed, tmp_path, monkey
     if place.endswith("_digest"):
         import json
 
-        from viva.integrity import sealed
+        from viva.model_files import sealed
 
         for manifest in folder.rglob("checkpoint.json"):
             content = json.loads(manifest.read_text())

@@ -22,8 +22,7 @@ from random_models import make_model
 from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training import rollouts

@@ -19,8 +19,7 @@ from watched import KernelWatch, unwatched, watching
 
 from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST, read_checkpoint
-from viva.integrity import check_name, sealed
-from viva.model_files import check_model_folder
+from viva.model_files import check_model_folder, check_name, sealed
 from viva.recipes.evaluation.target import find_target
 from viva.recipes.export import ExportOptions, export_run
 from viva.run.folder import prepare_run_folder

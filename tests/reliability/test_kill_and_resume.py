@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from viva.integrity import SEAL
+from viva.model_files import SEAL
 
 RECIPE = "1 kill and resume"
 SEED = 8

@@ -13,8 +13,7 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.judging.comparison import VERDICT_PREFIX, TournamentPattern
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.run.folder import prepare_run_folder
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of

@@ -6,7 +6,7 @@ import pytest
 import tinker
 
 import viva.engine
-from viva.run.clients import settled
+from viva.sdk import settled
 from viva.tiny import model_path
 from viva.training.service import EngineConfig, awaitable_service, make_service
 

@@ -11,7 +11,7 @@ import tinker
 import web_servers
 from web_servers import QuietHandler
 
-from viva.run.clients import settled
+from viva.sdk import settled
 from viva.training import remote
 from viva.training.remote import check_address, explain
 from viva.training.service import EngineConfig, make_service

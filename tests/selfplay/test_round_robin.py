@@ -13,8 +13,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Env
 
 from viva.judging.comparison import VERDICT_PREFIX, NoValidComparisonsError, TournamentPattern
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.selfplay.group import ConversationVoidError, MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import (

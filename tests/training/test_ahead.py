@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.experts.strategy import is_strategy
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef
 from viva.training.ahead import RolloutsAhead
 from viva.training.loop import LoopConfig, train
 from viva.training.update import UpdateConfig

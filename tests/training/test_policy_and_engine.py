@@ -8,9 +8,8 @@ from bandit_engine import BanditSampler, Done
 from tinker_cookbook import hyperparam_utils
 
 from viva.training.data import derive_seed
-from viva.training.learning_rate import LARGEST_RATE, default_learning_rate
 from viva.training.rollouts import Policy, PromptTooLongError, SeededCompleter
-from viva.training.service import EngineConfig, context_window
+from viva.training.service import LARGEST_RATE, EngineConfig, context_window, default_learning_rate
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 

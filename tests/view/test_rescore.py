@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import viva.cli
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.rewards.review import review_rules
 from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tinker
 
-from viva.judging.policy import SamplingClient, sample
-from viva.run.clients import ServiceClient, TrainingClient, settled
+from viva.judging.judge import SamplingClient, sample
+from viva.sdk import ServiceClient, TrainingClient, settled
 
 Answer: TypeAlias = Literal["yes", "no", "wrong"]
 """``no``: the engine refuses or fails. ``wrong``: it answers, but not with what the API promises."""

@@ -9,8 +9,8 @@ import tinker
 from viva.doctor.bench import Bench, Finding, Probe, WrongAnswerError
 from viva.doctor.sampling import SAMPLING
 from viva.doctor.training import FORMULAS, TRAINING, direction_probe, value_probe
-from viva.run.clients import ServiceClient, TrainingClient
 from viva.run.secrets import without_secrets
+from viva.sdk import ServiceClient, TrainingClient
 
 PROBES: tuple[Probe, ...] = (
     *(value_probe(loss_fn) for loss_fn in FORMULAS),

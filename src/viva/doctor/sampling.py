@@ -11,7 +11,7 @@ import tinker
 
 from viva.doctor.bench import Array, Bench, Probe, WrongAnswerError, policy_datum
 from viva.doctor.training import calibrate, quietest
-from viva.judging.policy import accepts, sample
+from viva.judging.judge import accepts, sample
 
 _TOP_K = 5
 _NUM_SAMPLES = 4

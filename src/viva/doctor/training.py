@@ -18,7 +18,7 @@ import numpy as np
 import tinker
 
 from viva.doctor.bench import Array, Bench, Probe, WrongAnswerError, logprobs_of, policy_datum, total_loss
-from viva.run.clients import settled
+from viva.sdk import settled
 
 _GROWTH = 4.0
 _LARGEST_RATE = 0.2

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from viva.engine.lora import AdapterSettings
-from viva.integrity import SEAL, is_inside, sealed, unsealed
-from viva.model_files import check_base, model_digests
+from viva.model_files import SEAL, check_base, is_inside, model_digests, sealed, unsealed
 
 MANIFEST = "checkpoint.json"
 Manifest = dict[str, Any]

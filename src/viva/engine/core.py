@@ -18,7 +18,7 @@ from viva.engine.model import BaseModel, cast_weights, load_base_model
 from viva.engine.policy import ModuleBuilder
 from viva.engine.replay import GraphRecorder, Recorder, check_replays
 from viva.engine.scheduler import EngineLimits, OperationQueue, Pump
-from viva.integrity import is_inside
+from viva.model_files import is_inside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

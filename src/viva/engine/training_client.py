@@ -20,7 +20,7 @@ from viva.engine.packing import Example, make_examples
 from viva.engine.policy import LossResult, Policy
 from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
 from viva.engine.scheduler import LocalFuture, Operation
-from viva.integrity import check_name
+from viva.model_files import check_name
 from viva.sdk import async_twin, awaited_twin, refuses_the_rest
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from viva.conversation.records import ReplyStatus, Solution
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck
-from viva.judging.policy import PolicyRef, SamplingClient, response_of
+from viva.judging.judge import PolicyRef, SamplingClient, response_of
 from viva.judging.records import ConversationRecord, TurnRecord
 from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen

@@ -15,7 +15,7 @@ from viva.conversation.prompts import direct_messages
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.eval.records import WRONG, Answer, Asked, Played
 from viva.judging.answers import answer_key, is_correct
-from viva.judging.policy import SamplingClient
+from viva.judging.judge import SamplingClient
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed
 from viva.training.rollouts import PromptTooLongError, SeededCompleter

@@ -40,7 +40,7 @@ from viva.conversation.protocol import View
 from viva.conversation.records import CritiqueReply
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.experts.strategy import Completion, weighted_turns
-from viva.judging.policy import PolicyRef, sample
+from viva.judging.judge import PolicyRef, sample
 
 RIGHT_FEEDBACK = "Your answer is right."
 WRONG_FEEDBACK = "Your answer is wrong. Try again."

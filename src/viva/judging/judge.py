@@ -1,4 +1,4 @@
-"""The policy compares pairs of its own solutions.
+"""The policy compares pairs of its own solutions; `PolicyRef` is the place where the policy is swapped.
 
 Two modes. ``logprob``: the judge's reply is made to begin with `VERDICT_PREFIX`, and the probabilities of
 the labels at the next position are read in one forward pass, without generation; their soft score beats the
@@ -13,13 +13,15 @@ better" names no winner here.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import tinker
 from tinker_cookbook.renderers.base import Renderer
@@ -39,7 +41,69 @@ from viva.judging.comparison import (
     pairs,
     same_words,
 )
-from viva.judging.policy import PolicyRef, SamplingClient, accepts, sample
+
+
+class SamplingClient(Protocol):
+    """The one method of tinker's ``SamplingClient`` that judging needs, with whatever future it returns."""
+
+    def sample(
+        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
+    ) -> Any:
+        """Draw completions of one prompt."""
+        ...
+
+
+@dataclass(kw_only=True)
+class PolicyRef:
+    """Holds the sampling client that judges now.
+
+    The training loop sets it: at every step for a judge that follows the policy, once for one that stays what it
+    was.
+    """
+
+    sampling_client: SamplingClient | None = None
+    timeout_s: float | None = None
+    """Longest time one comparison may take. Results then depend on the clock, so it is off by default."""
+
+    def current(self) -> SamplingClient:
+        """The client that is set.
+
+        Raises:
+            RuntimeError: If none is.
+        """
+        if self.sampling_client is None:
+            raise RuntimeError(
+                "the judge has no policy: set PolicyRef.sampling_client to a sampling client before rewards "
+                "are computed (the training loop does so at every step)"
+            )
+        return self.sampling_client
+
+
+def accepts(client: SamplingClient, option: str) -> bool:
+    """Whether the client's ``sample`` takes an option; SDKs and engines differ in what they can return."""
+    parameters = inspect.signature(client.sample).parameters
+    return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+async def sample(
+    client: SamplingClient,
+    prompt: tinker.ModelInput,
+    params: tinker.SamplingParams,
+    num_samples: int = 1,
+    **options: Any,
+) -> tinker.SampleResponse:
+    """Completions of a prompt from a client of any version, with further options of its ``sample``."""
+    return await response_of(
+        cast(Any, client).sample(prompt=prompt, num_samples=num_samples, sampling_params=params, **options)
+    )
+
+
+async def response_of(pending: Any) -> tinker.SampleResponse:
+    """The response behind an awaitable, or behind the ``concurrent.futures.Future`` of older clients."""
+    if inspect.isawaitable(pending):
+        return await cast(Awaitable[tinker.SampleResponse], pending)
+    return await asyncio.wrap_future(cast(Future[tinker.SampleResponse], pending))
+
 
 JudgeMode = Literal["logprob", "verdict"]
 

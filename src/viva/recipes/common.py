@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.run.checkpoints import Checkpoint
-    from viva.run.clients import ServiceClient, TrainingClient
     from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder
     from viva.run.trackers import OpenTracker, TrackerChoice
+    from viva.sdk import ServiceClient, TrainingClient
     from viva.training.loop import Training
     from viva.training.service import EngineConfig
 
@@ -131,7 +131,7 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def learning_rate(given: float | None, model_name: str, *, is_lora: bool, is_local: bool = False) -> float:
-    """The rate that was given, else the built-in policy's own, else `viva.training.learning_rate`'s for the model.
+    """The rate that was given, else the built-in policy's own, else `viva.training.service`'s for the model.
 
     Args:
         given: The option.
@@ -146,7 +146,7 @@ def learning_rate(given: float | None, model_name: str, *, is_lora: bool, is_loc
         return given
     if model_name == _BUILT_IN and is_lora:
         return _BUILT_IN_RATE
-    from viva.training.learning_rate import default_learning_rate
+    from viva.training.service import default_learning_rate
 
     return default_learning_rate(resolve_model(model_name), is_lora=is_lora, may_fetch=is_local)
 
@@ -256,7 +256,7 @@ async def _open_client(
     options: RunOptions, prepared: PreparedFolder, service: ServiceClient
 ) -> tuple[TrainingClient, Checkpoint | None]:
     """A client with the newest state that can be read, or a new one where there is none."""
-    from viva.run.clients import settled
+    from viva.sdk import settled
 
     # the local engine's base model may have moved; a server knows where its own is
     where = {"base_model": options.model} if options.engine.engine == "local" else {}

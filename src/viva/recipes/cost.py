@@ -38,7 +38,7 @@ from viva.scaling.hardware import (
     step_time,
 )
 from viva.tiny import model_path
-from viva.training.learning_rate import cached_config
+from viva.training.service import cached_config
 
 _RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol")
 """Recipes that can be counted."""

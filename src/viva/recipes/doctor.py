@@ -11,7 +11,7 @@ from viva.doctor.bench import Bench, Finding
 from viva.doctor.examination import FEATURES, PROBES, barred, examine
 from viva.recipes.common import resolve_model
 from viva.recipes.plan import at_least
-from viva.run.clients import settled
+from viva.sdk import settled
 from viva.training.remote import watched
 from viva.training.service import EngineConfig, choose_engine, make_service
 

@@ -13,7 +13,7 @@ from viva.conversation.prompts import counted
 from viva.doctor.examination import check_engine
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef
 from viva.recipes.common import (
     REFUSED,
     FailedRunError,
@@ -26,9 +26,9 @@ from viva.recipes.common import (
 from viva.recipes.config import RecipeConfig
 from viva.recipes.plan import Plan
 from viva.rewards.credit import Decoder, token_texts
-from viva.run.clients import settled
 from viva.run.folder import RunFolder
 from viva.run.trackers import CONSOLE, OpenTracker
+from viva.sdk import settled
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError

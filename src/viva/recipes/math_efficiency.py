@@ -237,8 +237,7 @@ class Config(RecipeConfig):
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
         from viva.experts.strategy import ExpertGroupBuilder
-        from viva.judging.judge import PolicySelfComparisonJudge
-        from viva.judging.policy import PolicyRef
+        from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
         from viva.recipes.loop import make_training
         from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
         from viva.training.data import MixtureDataset

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.conversation.protocol import Protocol
-    from viva.judging.judge import PolicySelfComparisonJudge
-    from viva.judging.policy import PolicyRef
+    from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.rewards.base import Grader, Reward

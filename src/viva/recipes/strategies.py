@@ -57,8 +57,7 @@ from viva.experts.assisted import (
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.answers import is_correct
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.policy import PolicyRef
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import Grader
 from viva.rewards.solutions import SolutionReward, Solutions

@@ -5,7 +5,7 @@ how long the log files were, and what the run was computed with. Random streams 
 functions of the seed and the step, so nothing else has to be kept. The index is written after the state is complete and
 replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
 
-Every line has a seal (`viva.integrity`) and the digests of the log files, so that damage is found: what cannot be
+Every line has a seal (`viva.model_files`) and the digests of the log files, so that damage is found: what cannot be
 trusted is passed over for the checkpoint before it, with a note. A line also has the digest of its state's manifest,
 and the index is there from the run's beginning, before the first state: a state that was exchanged, or an index that
 is gone, is refused, and no state is deleted for it.
@@ -26,9 +26,9 @@ from typing import Any
 import tinker
 
 from viva import __version__
-from viva.integrity import MismatchError, check_name, is_inside, sealed, unsealed
-from viva.run.clients import TrainingClient
+from viva.model_files import MismatchError, check_name, is_inside, sealed, unsealed
 from viva.run.files import naming, write_atomic
+from viva.sdk import TrainingClient
 
 _INDEX = "checkpoints.jsonl"
 _BLOCK = 1 << 20

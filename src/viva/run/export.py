@@ -32,11 +32,11 @@ from viva.engine.lora import ALPHA, AdapterSettings
 from viva.hub import pinned, split_revision
 from viva.model_files import BASE_FILE, check_base, model_digests, spell_rotary_twice
 from viva.run.checkpoints import Checkpoint
-from viva.run.clients import ServiceClient, settled
 from viva.run.files import written_beside
 from viva.run.folder import RunFolder
 from viva.run.log import StopRule
 from viva.run.secrets import without_secrets
+from viva.sdk import ServiceClient, settled
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _MODEL_FILE = "model.safetensors"

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from viva.integrity import sealed, unsealed
+from viva.model_files import sealed, unsealed
 from viva.run.secrets import without_secrets
 
 LOCK = ".viva.lock"
@@ -203,7 +203,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with its seal (`viva.integrity`), whole or not at all."""
+    """Write a JSON object with its seal (`viva.model_files`), whole or not at all."""
     write_atomic(path, json.dumps(sealed(content), indent=2, ensure_ascii=False) + "\n")
 
 

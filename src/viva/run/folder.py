@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from viva.integrity import SEAL, MismatchError, is_inside
-from viva.model_files import check_base
+from viva.model_files import SEAL, MismatchError, check_base, is_inside
 from viva.run.checkpoints import Checkpoint, Checkpoints, environment
 from viva.run.files import (
     LOCK,

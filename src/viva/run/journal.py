@@ -41,10 +41,9 @@ import numpy as np
 import tinker
 from pydantic import BaseModel
 
-from viva.judging.policy import SamplingClient, response_of
-from viva.run.clients import answers_together
+from viva.judging.judge import SamplingClient, response_of
 from viva.run.files import naming, write_atomic
-from viva.sdk import make_topk
+from viva.sdk import answers_together, make_topk
 
 JournalMode: TypeAlias = Literal["turns", "steps", "off"]
 

@@ -19,8 +19,8 @@ from typing import Generic, TypeVar
 
 import tinker
 
-from viva.judging.policy import SamplingClient
-from viva.run.clients import TrainingClient
+from viva.judging.judge import SamplingClient
+from viva.sdk import TrainingClient
 from viva.training.batch import plain_batch
 from viva.training.rollouts import GroupOutcome
 from viva.training.update import UpdateConfig, send

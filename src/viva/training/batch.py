@@ -32,7 +32,7 @@ from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
 from viva.experts.samples import FloatArray, Sample, sample_record
 from viva.experts.strategy import credit_of, is_strategy, strategy_of
 from viva.rewards.credit import GroupCredit
-from viva.run.clients import TrainingClient
+from viva.sdk import TrainingClient
 from viva.training.data_processing import action_values, trained_values
 from viva.training.metrics import advantage_metrics, credit_metrics, strategy_metrics
 from viva.training.rollouts import GroupOutcome

@@ -21,13 +21,13 @@ from tinker_cookbook.rl.types import RLDataset
 from viva.conversation.prompts import counted
 from viva.experts.strategy import is_strategy
 from viva.judging.comparison import NoValidComparisonsError
-from viva.judging.policy import PolicyRef, SamplingClient
+from viva.judging.judge import PolicyRef, SamplingClient
 from viva.run.checkpoints import Checkpoint
-from viva.run.clients import TrainingClient, answers_together, settled
 from viva.run.folder import RunFolder
 from viva.run.interrupts import Interrupts
 from viva.run.journal import JournalMode
 from viva.run.log import StopRule
+from viva.sdk import TrainingClient, answers_together, settled
 from viva.training.ahead import GroupStream, RolloutsAhead
 from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
 from viva.training.console import Begin, RunConsole

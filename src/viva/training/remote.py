@@ -22,8 +22,8 @@ import httpx
 import tinker
 
 from viva.hub import telling_wait
-from viva.run.clients import ServiceClient
 from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
+from viva.sdk import ServiceClient
 
 _HEALTH = "/api/v1/healthz"
 _ANSWER_S = 10.0

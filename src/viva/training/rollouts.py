@@ -31,7 +31,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, TrajectoryGroup
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.judging.policy import SamplingClient, sample
+from viva.judging.judge import SamplingClient, sample
 from viva.training.data import derive_seed
 
 

@@ -19,7 +19,7 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 from viva.experts.estimation import Estimator, Need
 from viva.experts.estimators import Distill
 from viva.experts.samples import FloatArray
-from viva.run.clients import TrainingClient
+from viva.sdk import TrainingClient
 from viva.training.data_processing import model_input, trained_values, trajectory_to_data
 from viva.training.samples import TrainedSample, context_key
 from viva.training.update import for_engine

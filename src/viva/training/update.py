@@ -18,7 +18,7 @@ import numpy as np
 import tinker
 
 from viva.engine.adam import check_adam
-from viva.run.clients import TrainingClient, takes_mask, takes_temperature
+from viva.sdk import TrainingClient, takes_mask, takes_temperature
 from viva.training.metrics import logprob_metrics, mean_by_key
 from viva.training.remote import EngineError
 

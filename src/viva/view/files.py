@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from viva.integrity import unsealed
 from viva.judging.records import Transcript
+from viva.model_files import unsealed
 from viva.run.secrets import printable
 from viva.view.log_check import check_log
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from viva.conversation.prompts import counted
-from viva.integrity import is_inside, unsealed
+from viva.model_files import is_inside, unsealed
 from viva.run.files import naming
 
 INDEX_FILE = "checkpoints.jsonl"

@@ -11,7 +11,7 @@ from lossy_proxy import UNHEARD, Fault, Proxy, drawn, named
 from skyrl_updates import CONFIG, SEED, datums, leave
 
 from viva.run.checkpoints import Checkpoints
-from viva.run.clients import settled
+from viva.sdk import settled
 from viva.training import update
 from viva.training.service import EngineConfig, make_service
 from viva.training.update import RepeatedStepError

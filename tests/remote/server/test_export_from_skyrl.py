@@ -9,8 +9,8 @@ from skyrl_updates import CONFIG, datums, leave
 from transformers import AutoModelForCausalLM
 
 from viva.recipes.export import ExportOptions, export_run
-from viva.run.clients import settled
 from viva.run.folder import prepare_run_folder
+from viva.sdk import settled
 from viva.training import update
 from viva.training.service import EngineConfig, make_service
 

@@ -27,13 +27,13 @@ from viva.eval.records import (
     write_evaluation,
     write_transcripts,
 )
-from viva.judging.policy import PolicyRef, SamplingClient
+from viva.judging.judge import PolicyRef, SamplingClient
 from viva.recipes.common import say
 from viva.recipes.evaluation import EvalOptions
 from viva.recipes.evaluation.plan import EvalPlan, TalkConfig, check_output, check_place, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.rewards.base import Grader
-from viva.run.clients import ServiceClient, settled
+from viva.sdk import ServiceClient, settled
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed
 from viva.training.records import transcript_row

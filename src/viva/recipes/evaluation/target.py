@@ -10,13 +10,13 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.rendering import load_renderer
 from viva.engine.checkpoint import MANIFEST
 from viva.hub import split_revision
-from viva.judging.policy import SamplingClient
+from viva.judging.judge import SamplingClient
 from viva.model_files import check_base, model_digests
 from viva.recipes.common import located, resolve_model
-from viva.run.clients import ServiceClient, settled
 from viva.run.export import choose_checkpoint, is_adapter, staged_adapter
 from viva.run.folder import RunFolder
 from viva.run.log import StopRule
+from viva.sdk import ServiceClient, settled
 from viva.training.service import EngineConfig, context_window, make_service
 from viva.view.files import read_config
 
