@@ -104,7 +104,7 @@ class StyleEvaluator:
     async def __call__(self, sampler, step: int) -> dict[str, float]:
         import tinker
 
-        from viva.conversation.prompts import direct_messages
+        from viva.conversation.protocol import direct_messages
         from viva.conversation.rendering import build_prompt
 
         self.counter.count = 0

@@ -25,8 +25,7 @@ from viva.conversation.critiques import (
     shown,
     shown_solution,
 )
-from viva.conversation.prompts import persona
-from viva.conversation.protocol import View
+from viva.conversation.protocol import View, persona
 from viva.tiny.tasks import Problem, answer_of, sample_problem, worked_solution, working_of, wrong_solution
 
 __all__ = [

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.prompts import quote
-from viva.conversation.protocol import Protocol, Round, Segment, Sight, View, draw_aliases, read_solution
+from viva.conversation.protocol import (
+    Protocol,
+    Round,
+    Segment,
+    Sight,
+    View,
+    draw_aliases,
+    quote,
+    read_solution,
+)
 from viva.conversation.records import (
     AgentResponse,
     Conversation,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 
 
 @pytest.mark.parametrize(

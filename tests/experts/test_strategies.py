@@ -16,7 +16,7 @@ from strategy_making import (
 from tinker_cookbook.rl import data_processing as cookbook
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.conversation.prompts import direct_messages
+from viva.conversation.protocol import direct_messages
 from viva.conversation.rendering import build_prompt
 from viva.experts.assisted import (
     RIGHT_FEEDBACK,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from chat_formats import renderer_of
 
 from viva.conversation.critiques import read_critiques, read_revision
-from viva.conversation.prompts import quote
-from viva.conversation.protocol import Reading, View, read_solution
+from viva.conversation.protocol import Reading, View, quote, read_solution
 from viva.conversation.records import AgentResponse, Critique, CritiqueReply, Revision, Solution
 from viva.conversation.rendering import read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, parse_reply

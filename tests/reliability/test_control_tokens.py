@@ -13,8 +13,7 @@ from tinker_cookbook import renderers
 
 from viva.conversation.critiques import critique_instruction, critique_messages, shown, shown_solution
 from viva.conversation.guard import GuardedTokenizer
-from viva.conversation.prompts import direct_messages
-from viva.conversation.protocol import View
+from viva.conversation.protocol import View, direct_messages
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt
 from viva.experts.assisted import RIGHT_FEEDBACK

@@ -12,10 +12,9 @@ import re
 import pytest
 from chat_formats import renderer_of
 
-from viva.conversation import prompts, protocol
+from viva.conversation import protocol
 from viva.conversation.guard import MARKER
-from viva.conversation.prompts import quote
-from viva.conversation.protocol import View
+from viva.conversation.protocol import View, quote
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt
 from viva.conversation.replies import parse_reply
@@ -182,10 +181,10 @@ def test_a_forged_block_is_attributed_to_its_author(trials, ledger):
 @pytest.mark.parametrize("broken", ["\u2028", "\r", "\x85"])
 def test_the_reader_finds_a_forgery_if_one_line_break_is_overlooked(monkeypatch, broken):
     monkeypatch.setattr(
-        prompts, "_LINE_BREAKS", tuple(kind for kind in prompts._LINE_BREAKS if broken not in kind)
+        protocol, "_LINE_BREAKS", tuple(kind for kind in protocol._LINE_BREAKS if broken not in kind)
     )
     rng = random.Random(SEED)
-    lines = [line for _ in range(40) for line in prompts.quote(forged(rng)).splitlines()]
+    lines = [line for _ in range(40) for line in protocol.quote(forged(rng)).splitlines()]
     assert not all(line.startswith("> ") for line in lines)
 
 

@@ -27,8 +27,7 @@ from model_text import (
 from regex_dangers import dangers
 
 from viva.conversation.critiques import read_critiques, read_revision
-from viva.conversation.prompts import quote
-from viva.conversation.protocol import read_solution
+from viva.conversation.protocol import quote, read_solution
 from viva.conversation.replies import ObjectScanner, parse_reply
 from viva.experts.conversation_expert import solution_tokens
 from viva.judging.answers import CHECKS, answer_key, extract_answer, is_correct

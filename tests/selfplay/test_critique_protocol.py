@@ -17,8 +17,8 @@ from viva.conversation.critiques import (
     shown,
     shown_solution,
 )
-from viva.conversation.prompts import persona as persona_of
 from viva.conversation.protocol import View
+from viva.conversation.protocol import persona as persona_of
 from viva.conversation.records import Conversation, CritiqueReply, Revision
 from viva.judging.ballots import Preference
 from viva.judging.ranking import RankingReply

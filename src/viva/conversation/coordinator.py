@@ -9,8 +9,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from viva.conversation.guard import LineTokens
-from viva.conversation.prompts import persona
-from viva.conversation.protocol import Protocol, View, draw_aliases
+from viva.conversation.protocol import Protocol, View, draw_aliases, persona
 from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, Turn
 
 

@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from viva.conversation.prompts import introduction, quote
-from viva.conversation.protocol import Reading, View
+from viva.conversation.protocol import Reading, View, introduction, quote
 from viva.conversation.records import Critique, CritiqueReply, ReplyStatus, Revision
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ CRITIQUE_PERSONAS: dict[int, str] = {
     6: "the Experimenter: try small cases and limits.",
     7: "the Constructor: build the solution from first principles.",
 }
-"""Personas by agent id; agents beyond them get numbered variants: `viva.conversation.prompts.persona`."""
+"""Personas by agent id; agents beyond them get numbered variants: `viva.conversation.protocol.persona`."""
 
 
 def shown(title: str, text: str) -> str:

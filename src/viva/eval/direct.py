@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.conversation.prompts import direct_messages
+from viva.conversation.protocol import direct_messages
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.eval.records import WRONG, Answer, Asked, Played
 from viva.judging.answers import answer_key, is_correct

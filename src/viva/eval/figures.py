@@ -5,7 +5,7 @@ Legend: ``n`` answers to one problem, ``N`` agents of a conversation.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, plurality
 from viva.eval.records import AgentAnswers, Answer, Asked, Difference, Evaluation, Figure, Played
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap

@@ -35,7 +35,7 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-from viva.conversation.prompts import direct_messages
+from viva.conversation.protocol import direct_messages
 from viva.conversation.records import Conversation, Solution
 from viva.conversation.rendering import build_prompt
 from viva.experts.assisted import leak

@@ -13,7 +13,7 @@ from enum import StrEnum
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.preference_envs import TournamentPattern
 
-from viva.conversation.prompts import quote
+from viva.conversation.protocol import quote
 
 JUDGE_SYSTEM_PROMPT = """\
 You compare two solutions of one problem: correctness first, then clarity.

@@ -11,7 +11,7 @@ from typing import Any
 
 import chz
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, parse_options
 from viva.recipes.math_efficiency import Config as MathConfig

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.recipes.protocol import ConversationConfig, Game
 
 if TYPE_CHECKING:

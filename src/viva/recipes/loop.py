@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import tinker
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.doctor.examination import check_engine
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.recipes.config import RecipeConfig
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from viva.conversation.prompts import persona
-from viva.conversation.protocol import Protocol, View, draw_aliases
+from viva.conversation.protocol import Protocol, View, draw_aliases, persona
 from viva.conversation.records import Solution, Turn
 from viva.scaling.counts import Block, Call, Counter, Markers, Template, TrainedReply, message_blocks
 

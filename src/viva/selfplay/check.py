@@ -13,8 +13,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.prompts import counted
-from viva.conversation.protocol import Protocol, Round, Segment, View
+from viva.conversation.protocol import Protocol, Round, Segment, View, counted
 from viva.conversation.records import Conversation, ReplyStatus
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.round_robin import round_robin_protocol

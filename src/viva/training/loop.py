@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.experts.strategy import is_strategy
 from viva.judging.comparison import NoValidComparisonsError
 from viva.judging.judge import PolicyRef, SamplingClient

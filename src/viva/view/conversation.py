@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from viva.conversation.prompts import quote
+from viva.conversation.protocol import quote
 from viva.conversation.records import CritiqueReply, Solution
 from viva.judging.ranking import RankingReply
 from viva.judging.records import ConversationRecord, Transcript, TurnRecord

@@ -13,7 +13,7 @@ from typing import Any
 
 import chz
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.experts.diagnostics import Diagnostics, Recommendation, check_diagnostics, diagnose, recommend
 from viva.experts.estimation import Baseline, Estimator, choose_baseline, estimate
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator

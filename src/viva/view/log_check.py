@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.model_files import is_inside, unsealed
 from viva.run.files import naming
 

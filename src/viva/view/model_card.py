@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.run.secrets import without_secrets
 from viva.view.files import METRICS_FILE
 from viva.view.log_check import INDEX_FILE

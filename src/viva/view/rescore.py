@@ -18,7 +18,7 @@ import chz
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.conversation.records import Conversation
 from viva.judging.ballots import ballot_accuracy
 from viva.judging.bradley_terry import BradleyTerryError, reward_truth_gap

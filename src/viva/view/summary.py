@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.run.secrets import printable
 from viva.view.run_index import RunIndex, read_run
 

@@ -12,7 +12,7 @@ from typing import Any
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.conversation.prompts import counted
+from viva.conversation.protocol import counted
 from viva.eval.conversations import Conversations, play_all
 from viva.eval.direct import DirectSampler, ask_all, match_tokens
 from viva.eval.estimates import compare, summarise

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import chz
 
-from viva.conversation.prompts import counted, persona
+from viva.conversation.protocol import counted, persona
 from viva.judging.answers import AnswerCheck
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as ConversationConfig
