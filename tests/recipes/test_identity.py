@@ -336,8 +336,8 @@ def test_a_prompt_that_is_changed_while_the_run_goes_on_is_not_trained_on(
     problems.write_text(text)
     save = RunLog.write_step
 
-    def changing(self, step, *rest):
-        save(self, step, *rest)
+    def changing(self, *step, **rows):
+        save(self, *step, **rows)
         problems.write_text(text.replace("What is", "Who was"))
 
     with monkeypatch.context() as patch:
