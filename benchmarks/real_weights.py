@@ -1,0 +1,113 @@
+"""Which reward teaches a model that others trained? SmolLM2-135M-Instruct on word problems, before and after.
+
+    python benchmarks/real_weights.py [seeds=5] [arms=answers,...] [folder=runs/real_weights] [key=value ...]
+
+Arms are rewards of expert iteration on plain samples, at equal numbers of samples: ``answers`` (true answers, the
+ceiling), ``majority`` (majority vote of a group, TTRL), ``log_probability`` (the policy's own), ``shuffled`` (true
+answers dealt out at random within each group; must not learn). Training is that of ``make demo`` (206 one-step
+problems; 100 others to test on, without a step in common). Every policy is asked greedily, at temperature 1, and for
+the majority of eight answers at temperature 1. Cells that are in the folder are not repeated: one line each in
+``cells.jsonl``; the table has 95 % intervals (Student's t over seeds). Needs ``make models``.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from _intervals import interval
+
+import viva
+from viva.recipes.real_demo import model_path, real_options
+
+ARMS = ("answers", "majority", "log_probability", "shuffled")
+REWARDS = {"majority": "majority", "log_probability": "log_probability", "shuffled": "shuffled"}
+ASKED = {"temperature 0": (0.0, 1, "direct/avg@1"), "temperature 1": (1.0, 8, "direct/avg@8")}
+VOTED = ("majority of 8", "direct/maj@8")
+NUM_VOTED = 50
+"""The first so many problems are asked eight times each."""
+
+
+def measured(policy: viva.Run | str, options: dict[str, object]) -> dict[str, float]:
+    """Accuracy of a policy, by how it is asked."""
+    found: dict[str, float] = {}
+    for name, (temperature, count, key) in ASKED.items():
+        most = None if count == 1 else NUM_VOTED
+        evaluation = viva.evaluate(
+            policy,
+            eval_temperature=temperature,
+            num_samples=count,
+            max_test_samples=most,
+            resamples=100,
+            **options,
+        )
+        found[name] = evaluation.figures[key].value
+        if count > 1:
+            found[VOTED[0]] = evaluation.figures[VOTED[1]].value
+    return found
+
+
+def cell(arm: str, seed: int, folder: Path, changed: dict[str, str]) -> dict[str, object]:
+    """Train one policy and measure it."""
+    place = folder / f"{arm}-{seed}"
+    options = real_options(place, str(model_path()), seed=seed) | changed
+    if arm in REWARDS:
+        options["reward"] = REWARDS[arm]
+    from viva.recipes.config import parse_options
+    from viva.recipes.math_efficiency import Config
+
+    config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
+    named = {name: getattr(config, name) for name in options if name != "model_name"}
+    began = time.time()
+    run = viva.train("math_efficiency", model=str(model_path()), **named)
+    seconds = time.time() - began
+    sampled = float(run.metrics["rollout/sampled_tokens"].sum())
+    last = run.metrics.iloc[-4:].mean(numeric_only=True).to_dict()
+    return {
+        "arm": arm,
+        "seed": seed,
+        "seconds": seconds,
+        "sampled_tokens": sampled,
+        "reward": {name: value for name, value in last.items() if name.startswith(("reward/", "env/"))},
+        "after": measured(run, {}),
+    }
+
+
+def table(cells: list[dict[str, object]], before: dict[str, float]) -> str:
+    """One row an arm: accuracy after training, mean and interval over seeds."""
+    names = [*ASKED, VOTED[0]]
+    rows = [["arm", "seeds", *names], ["untrained", "", *(f"{100 * before[name]:.1f}" for name in names)]]
+    for arm in ARMS:
+        found = [each["after"] for each in cells if each["arm"] == arm]
+        if found:
+            figures = (interval([each[name] for each in found], scale=100).lstrip("+") for name in names)
+            rows.append([arm, str(len(found)), *figures])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main(argv: list[str]) -> None:
+    """Run what is missing and print the table."""
+    given = dict(argument.split("=", 1) for argument in argv)
+    num_seeds, folder = int(given.pop("seeds", "5")), Path(given.pop("folder", "runs/real_weights"))
+    arms = given.pop("arms", ",".join(ARMS)).split(",")
+    if unknown := sorted(set(arms) - set(ARMS)):
+        sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "cells.jsonl"
+    cells = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    base = folder / "untrained.json"
+    if not base.exists():
+        options = real_options(folder / "untrained", str(model_path()))
+        asked = {"test_prompts_path": options["test_prompts_path"], "max_tokens": int(options["max_tokens"])}
+        base.write_text(json.dumps(measured(str(model_path()), asked)))
+    for seed in range(num_seeds):
+        for arm in arms:
+            if not any(each["arm"] == arm and each["seed"] == seed for each in cells):
+                cells.append(cell(arm, seed, folder, given))
+                with kept.open("a") as file:
+                    file.write(f"{json.dumps(cells[-1])}\n")
+    sys.stdout.write(f"\n{table(cells, json.loads(base.read_text()))}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
