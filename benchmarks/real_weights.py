@@ -18,7 +18,7 @@ from pathlib import Path
 from _intervals import interval
 
 import viva
-from viva.recipes.real_demo import model_path, real_options
+from viva.recipes.demo import model_path, real_options
 
 ARMS = ("answers", "majority", "log_probability", "shuffled")
 REWARDS = {"majority": "majority", "log_probability": "log_probability", "shuffled": "shuffled"}
