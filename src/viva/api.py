@@ -88,7 +88,7 @@ class Run:
 
     @property
     def conversations(self) -> Conversations:
-        """What was said, judged and paid, in the order it was trained on."""
+        """Conversations with their verdicts and rewards, in the order they were trained on."""
         return Conversations(self.path / "transcripts.jsonl")
 
     def evaluate(

@@ -460,7 +460,7 @@ def _unknown(noun: str, value: str, allowed: list[str]) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """What an error says; those of the disk do not say what to do."""
+    """Text of an error; errors of the disk get a remedy."""
     if isinstance(error, BrokenPipeError):  # no mistake: nobody reads on, see `main`
         raise error
     if isinstance(error, OSError) and error.filename is not None:

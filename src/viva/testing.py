@@ -50,7 +50,7 @@ HANG = math.inf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a scripted policy says to one prompt."""
+    """A scripted policy's reply to one prompt."""
 
     text: str
     ended: bool = True

@@ -82,7 +82,7 @@ class MultiAgentCoordinator:
 
     @property
     def conversation(self) -> Conversation:
-        """What was said so far, in order of (round, agent, lane), whatever arrived first."""
+        """Turns so far, in order of (round, agent, lane), whatever arrived first."""
         turns = [turn for turns_L_R in self._turns_A_L_R for turns_R in turns_L_R for turn in turns_R]
         return Conversation(
             question=self.question,
@@ -93,7 +93,7 @@ class MultiAgentCoordinator:
         )
 
     def visible_turns(self, agent_id: int, lane: int = 0) -> tuple[Turn, ...]:
-        """What an agent may read before its next turn; of this, a prompt shows what the round's sights name.
+        """Turns that an agent may read before its next one; a prompt shows those that the round's sights name.
 
         All rounds before, and in a sequential round also what agents of lower id said in it.
         """

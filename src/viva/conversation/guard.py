@@ -212,7 +212,7 @@ class GuardedTokenizer:
 
 
 def _anchor(inner: Any) -> str:
-    """What keeps the tokenizer from putting a space before a piece; empty if it puts none, or nothing keeps it."""
+    """Text that keeps the tokenizer from putting a space before a piece; empty if it puts none, or nothing keeps it."""
 
     def encode(text: str) -> list[int]:
         return list(inner.encode(text, add_special_tokens=False))

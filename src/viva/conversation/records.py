@@ -1,4 +1,4 @@
-"""What a conversation leaves behind: frozen values that can be stored, read back and scored again.
+"""Values of a finished conversation: frozen, so that they can be stored, read back and scored again.
 
 Indices: ``agent_id`` counts from 0 to ``num_agents - 1``; ``round_index`` counts from 0. A turn belongs to
 the round it was prompted for, whenever its reply arrives.
@@ -43,7 +43,7 @@ class Revision(Solution):
 
 
 class Critique(BaseModel):
-    """What one agent says about the solution of another."""
+    """One agent's critique of another's solution."""
 
     model_config = ConfigDict(frozen=True)
 

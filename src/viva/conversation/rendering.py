@@ -299,7 +299,7 @@ def read_reply(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
 def _parsed(
     renderer: Renderer, tokens: list[int], parse: Callable[[Renderer, list[int]], _Parsed]
 ) -> _Parsed:
-    """What a renderer's own reader makes of a reply, if that takes linear time; else the text before its stop."""
+    """A reply as the renderer's own reader parses it, if that takes linear time; else the text before its stop."""
     ended = tokens[-1:] and tokens[-1] in renderer.get_stop_sequences()
     # what the readers decode, too: it is decoded once
     if _is_plain(str(cast(Any, renderer.tokenizer).decode(tokens[:-1] if ended else tokens))):
@@ -337,7 +337,7 @@ def _before_stop(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
 
 
 def _without_leading_thoughts(renderer: Renderer, text: str) -> str:
-    """What follows the thinking a reply begins with; nothing if the thinking itself was cut."""
+    """The text behind the thinking that a reply begins with; empty if the thinking itself was cut."""
     start = 0
     if getattr(renderer, _OPENS_THOUGHTS, False) and not text.lstrip().startswith(_THINK_OPEN):
         text = _THINK_OPEN + text

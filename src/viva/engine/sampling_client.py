@@ -138,7 +138,7 @@ class LocalSamplingClient:
     compute_logprobs_async = awaited_twin(compute_logprobs)
 
     def get_telemetry(self) -> None:
-        """Nothing is reported to anybody."""
+        """``None``: the engine reports nothing to anybody."""
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""

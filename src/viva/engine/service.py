@@ -30,7 +30,7 @@ class LocalRestClient:
         self._core = core
 
     def get_telemetry(self) -> None:
-        """Nothing is reported to anybody."""
+        """``None``: the engine reports nothing to anybody."""
 
     def get_training_run_by_tinker_path(self, tinker_path: str) -> LocalFuture[types.TrainingRun]:
         """The run that a checkpoint is of, with the metadata that was stored.
@@ -206,7 +206,7 @@ class LocalServiceClient:
         return future
 
     def get_telemetry(self) -> None:
-        """Nothing is reported to anybody."""
+        """``None``: the engine reports nothing to anybody."""
 
     def create_rest_client(self) -> LocalRestClient:
         """A client that looks after checkpoints."""

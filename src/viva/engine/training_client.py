@@ -261,7 +261,7 @@ class LocalTrainingClient:
     create_sampling_client_async = async_twin(create_sampling_client)
 
     def get_telemetry(self) -> None:
-        """Nothing is reported to anybody."""
+        """``None``: the engine reports nothing to anybody."""
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""

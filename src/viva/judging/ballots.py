@@ -71,7 +71,7 @@ Ballots: TypeAlias = Mapping[int, Sequence[Vote]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """What one voter's writing amounts to."""
+    """One voter's preferences, as they count."""
 
     votes: tuple[Vote, ...]
     """At most one per pair, in the order in which the pairs were first named."""
@@ -165,7 +165,7 @@ def majority(votes: Iterable[Vote]) -> dict[_Pair, Preference]:
 
 
 def agreement(ballots: Ballots, *, leave_one_out: bool) -> dict[int, float | None]:
-    """How far every voter agrees with the majority of all, or of the others, in [0, 1]; see the module.
+    """Agreement of every voter with the majority of all, or of the others, in [0, 1]; see the module.
 
     ``None`` where there is nothing to divide by: an empty ballot, or no pair that counts.
 
@@ -280,7 +280,7 @@ def ballot_health(
 
 
 def _cycles(ballots: Ballots) -> Iterator[bool]:
-    """Of every decided triple of items, whether it is a cycle: everybody beats one of the others."""
+    """Whether each decided triple of items is a cycle: everybody beats one of the others."""
     decided = majority(pooled(ballots))
     items = dict.fromkeys(item for pair in decided for item in pair)
     for triple in itertools.combinations(items, 3):

@@ -171,7 +171,7 @@ class ConversationRecord(_Record):
         sys.stdout.write(f"{self}\n")
 
     def fields(self) -> dict[str, Any]:
-        """What is known of it, by name: a reward adds to this before it is a record again."""
+        """The record's fields by name: a reward adds to them before it is a record again."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
     @property

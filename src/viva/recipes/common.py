@@ -1,4 +1,4 @@
-"""What all recipes share: one run from its options to the exported adapter.
+"""One run of any recipe, from its options to the exported adapter.
 
 torch and what needs it are imported inside the functions, so that a recipe's ``--help`` and its checks are quick and
 the thread settings are in place before torch starts.

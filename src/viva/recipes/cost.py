@@ -231,7 +231,7 @@ def _game_calls(game: Game, text: Text) -> list[Call]:
 
 
 def _matches(game: Game) -> list[tuple[Hashable, Hashable]]:
-    """What the judge compares: final solutions in pairs, or every agent's revised solution with its proposal."""
+    """The judge's comparisons: final solutions in pairs, or every agent's revised solution with its proposal."""
     from viva.judging.comparison import pairs
     from viva.rewards import Tournament
 
@@ -329,7 +329,7 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
 
 
 def _shape(name: str) -> ModelShape:
-    """Of a preset, a folder, the built-in policy, or a hub's model that was loaded before."""
+    """Shape of a preset, a folder, the built-in policy, or a hub's model that was loaded before."""
     if name == "tiny":
         return replace(read_shape(str(model_path())), name=name)
     found = None if name in PRESETS or Path(name).expanduser().is_dir() else cached_config(name)

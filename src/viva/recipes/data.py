@@ -67,7 +67,7 @@ def item_digest(item: PromptItem) -> int:
 def unchanged(
     read: Callable[[int], PromptItem], digests: Sequence[int], source: str
 ) -> Callable[[int], PromptItem]:
-    """What reads the item at a place as it was.
+    """A reader of the item at a place as it was.
 
     Args:
         read: Reads the item at a place as it is.
@@ -113,7 +113,7 @@ def file_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def indexed_lines(path: Path, starts: Sequence[int]) -> Callable[[int], bytes]:
-    """What reads the line at a place.
+    """A reader of the line at a place.
 
     Args:
         path: Of the file.
@@ -390,7 +390,7 @@ def _unreadable(source: HubSource, error: Exception) -> ValueError:
 
 
 def _reason(error: Exception) -> str:
-    """What `datasets` found, which it hides behind an error of its own."""
+    """The cause that `datasets` hides behind an error of its own."""
     found: BaseException = error
     while found.__cause__ is not None and str(found.__cause__).strip():
         found = found.__cause__

@@ -87,7 +87,7 @@ class Config(RecipeConfig):
 
 
 def _made_by(config: Config) -> Any:
-    """What makes the data set.
+    """The maker of the data set.
 
     Raises:
         ValueError: If there is no such thing.

@@ -278,7 +278,7 @@ def _conversation_evaluators(
 
 
 def _disk_problem(error: Exception) -> str | None:
-    """What a file that cannot be written or read means; ``None`` if it is about something else."""
+    """Message about a file that cannot be written or read; ``None`` if the error is about something else."""
     if not isinstance(error, OSError) or error.filename is None:
         return None
     return f"{error.filename}: {error.strerror}. Make room there, or see to the disk."

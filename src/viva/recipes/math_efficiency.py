@@ -166,7 +166,7 @@ class Config(RecipeConfig):
         return reward
 
     def game(self) -> Game:
-        """What the strategy ``conversation`` plays."""
+        """The protocol and reward of the strategy ``conversation``."""
         from viva.rewards import peer_review, tournament
         from viva.selfplay.critique import critique_protocol
         from viva.selfplay.round_robin import round_robin_protocol

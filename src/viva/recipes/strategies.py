@@ -78,7 +78,7 @@ DEFAULT_LENGTH_WEIGHT = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
-    """What a reply earns, and why."""
+    """A reply's reward with its reasons."""
 
     reward: float
     metrics: dict[str, float]

@@ -310,7 +310,7 @@ def _said(conversation: Conversation, agent_id: int) -> Metrics:
 
 
 def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
-    """Of the blind ranking and of the verdict; agents with an even id saw one order, the others its reverse."""
+    """Health of the blind ranking and of the verdict; agents with an even id saw one order, the others its reverse."""
     metrics: Metrics = {}
     for name, ballots, segment in (
         ("ranking", votes.initial, "proposal"),
@@ -335,7 +335,7 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
 
 
 def _revision_judge_health(judged: Mapping[int, Sequence[Comparison]]) -> Metrics:
-    """Of the judge that compares revised with initial solutions: means over the agents it was asked about."""
+    """Health of the judge that compares revised with initial solutions: means over the agents it was asked about."""
     columns: dict[str, list[float]] = {}
     for comparisons in judged.values():
         for name, value in judge_health(comparisons).items():

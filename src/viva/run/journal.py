@@ -107,7 +107,7 @@ class Journal:
             report(answers.summary())
 
     async def close(self) -> None:
-        """Nothing follows; steps that were begun end early."""
+        """Close it: steps that were begun end early."""
         while self._open:
             await self._open.popitem()[1].close(is_whole=False)
 

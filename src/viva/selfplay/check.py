@@ -32,7 +32,7 @@ _HONEST = "\0honest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What became of one case."""
+    """Outcome of one case."""
 
     case: str
     """Who behaves how."""

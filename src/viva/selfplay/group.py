@@ -34,7 +34,7 @@ from viva.rewards.credit import GroupCredit
 
 
 class MultiAgentConversationEnv(Env):
-    """What one agent of a conversation sees and does in one lane; all seats of a conversation share a coordinator.
+    """One agent's seat in one lane of a conversation; all seats of a conversation share a coordinator.
 
     The policy is called once for every turn and never after the last one. Rewards come at the end, from the
     group's builder. A rollout loop that catches a failed policy call must tell `abort`, or the other agents
@@ -232,7 +232,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         ]
 
     def credit(self) -> GroupCredit | None:
-        """What the tokens of the last conversation earned; ``None``: what their seats did."""
+        """Credit of the last conversation's tokens; ``None``: each earned its seat's reward."""
         return self._credit
 
     def logging_tags(self) -> list[str]:
@@ -240,7 +240,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         return list(self.tags or (self.protocol.name,))
 
     def record(self) -> dict[str, Any] | None:
-        """What the transcript keeps of the last conversation whose rewards were asked for, ready for JSON.
+        """Record of the last conversation whose rewards were asked for, ready for JSON.
 
         The fields of `ConversationRecord` and what the reward adds. Of a void conversation, what there was of
         them; rewards is then empty. ``None`` before the first.

@@ -1,4 +1,4 @@
-"""What the page asks of runs, as values ready for JSON: the same for a server and for a report."""
+"""Answers to the page's requests, as values ready for JSON: the same for a server and for a report."""
 
 import json
 import re
@@ -20,7 +20,7 @@ class NotFoundError(LookupError):
 
 
 def run_answer(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
-    """What a run is, and how far it was read."""
+    """A run's description, and how far it was read."""
     model = run.config.get("model_name")
     return {
         "name": name,
@@ -113,7 +113,7 @@ def judge_answer(run: RunIndex, query: Query, page: int, size: int) -> dict[str,
 
 
 def evaluations_answer(runs: Sequence[RunIndex], names: Sequence[str]) -> list[dict[str, Any]]:
-    """What ``viva eval`` wrote into the runs' folders, and the results that were given themselves."""
+    """Results that ``viva eval`` wrote into the runs' folders, and those that were given themselves."""
     return [
         {"name": name, "results": read_evaluations(run.folder)} for run, name in zip(runs, names, strict=True)
     ]

@@ -133,7 +133,7 @@ def _answering(
 
 
 class _Api:
-    """What the page can ask. Requests are answered one at a time, between slices of the reading of files."""
+    """Handlers of the page's requests, which are answered one at a time, between slices of the reading of files."""
 
     def __init__(self, runs: Sequence[RunIndex]) -> None:
         self._runs = runs
@@ -142,7 +142,7 @@ class _Api:
         self._reading = Reading(runs, self._lock)
 
     def routes(self) -> list[Route]:
-        """What can be asked, by the last part of its address."""
+        """Handlers by the last part of their address."""
         locked: dict[str, Callable[[Request], Any]] = {
             "curves": lambda _: curve_layout({key for run in self._runs for key in run.metrics}),
             "series": self._series,

@@ -1,4 +1,4 @@
-"""What lists of conversations know of each: a small value instead of the whole text."""
+"""Entries of lists of conversations: a small value each instead of the whole text."""
 
 import math
 from collections import Counter
@@ -113,7 +113,7 @@ _ORDERS: dict[str, Callable[[Entry], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What is looked for; ``None`` and empty texts let everything pass."""
+    """A search; ``None`` and empty texts let everything pass."""
 
     step_from: int | None = None
     step_to: int | None = None
@@ -203,7 +203,7 @@ def page_of(found: Sequence[Entry], page: int, size: int) -> Sequence[Entry]:
 
 
 def facets(entries: Iterable[Entry]) -> dict[str, Any]:
-    """What there is to choose from: strategies with their counts, and the range of steps."""
+    """The choices of a search: strategies with their counts, and the range of steps."""
     entries = list(entries)
     counts = Counter(entry.strategy for entry in entries)
     steps = [entry.step for entry in entries]

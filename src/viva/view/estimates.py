@@ -40,7 +40,7 @@ class EstimateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatorFigures:
-    """What one estimator makes of the samples."""
+    """One estimator's figures of the samples."""
 
     name: str
     baseline: Baseline
@@ -52,7 +52,7 @@ class EstimatorFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimation:
-    """What all estimators make of a run's samples."""
+    """All estimators' figures of a run's samples."""
 
     steps: tuple[int, ...]
     """Of the batches."""
@@ -202,7 +202,7 @@ def estimation_text(result: Estimation) -> str:
 
 
 def _sample_lines(result: Estimation) -> list[str]:
-    """What does not depend on the estimator."""
+    """Lines that do not depend on the estimator."""
     if not result.estimators:
         return []
     rows = [("strategy", "samples", "reward", "finished", "gap/token", "gap in all", "self-check")]
@@ -216,7 +216,7 @@ def _sample_lines(result: Estimation) -> list[str]:
 
 
 def _half_width(stderr: float | None, form: str) -> str:
-    """Of the normal 95 % interval."""
+    """Half width of the normal 95 % interval."""
     return "" if stderr is None else f" ± {format(1.96 * stderr, form)}"
 
 

@@ -73,7 +73,7 @@ class GrowingFile:
                 yield start, line
 
     def rest(self) -> bytes:
-        """What stands behind the last whole line."""
+        """The text behind the last whole line."""
         return self.line_at(self.offset) if self.size > self.offset else b""
 
     def line_at(self, offset: int) -> bytes:
@@ -206,7 +206,7 @@ SourceKind = Literal["run", "result", "results"]
 
 
 def kind_of(source: Path) -> SourceKind:
-    """What lies there.
+    """Kind of the folder or file at a path.
 
     Raises:
         ValueError: If it is nothing that a page can be about.

@@ -39,7 +39,7 @@ _PATHS = ("log_path", "train_prompts_path", "test_prompts_path", "judge_prompt_p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What a card says."""
+    """Contents of a model card."""
 
     run: RunIndex
     num_steps: int

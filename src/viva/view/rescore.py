@@ -86,7 +86,7 @@ class StreamChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescoring:
-    """What other rules would have paid."""
+    """Rewards by other rules."""
 
     num_conversations: int
     num_void: int
@@ -176,7 +176,7 @@ def _reward(options: RescoreOptions) -> SolutionReward | None:
 
 
 def _paid_by(reward: SolutionReward, record: ConversationRecord, seed: int) -> dict[int, float]:
-    """What a reward pays for the final solutions, by agent."""
+    """A reward's payment for the final solutions, by agent."""
     conversation = record.conversation()
     group = stored_solutions(conversation, seed=seed, right=record.correct)
     return dict(zip(sorted(conversation.final_solutions), reward.pay(group), strict=True))
@@ -307,7 +307,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _truth(record: ConversationRecord, votes: ReviewVotes) -> dict[str, _Rewards]:
-    """What each reward should go along with, by stream and agent; nothing where no answer is known."""
+    """The truth that each reward should follow, by stream and agent; empty where no answer is known."""
     after, before = record.correct, record.correct_initial
     if after is None or before is None:
         return {}

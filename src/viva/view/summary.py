@@ -1,4 +1,4 @@
-"""What a reader wants to know of a run first: held-out accuracy before and after, and whether the run was healthy."""
+"""A run's headline: held-out accuracy before and after, and whether the run was healthy."""
 
 import math
 from collections import Counter
@@ -56,7 +56,7 @@ class Gain:
 
     @property
     def half_width(self) -> float | None:
-        """Of the difference's interval, taking the two measurements as independent.
+        """Half width of the difference's interval, taking the two measurements as independent.
 
         They ask the same questions, so this interval is wider than need be rather than too narrow.
         """
@@ -137,7 +137,7 @@ def summary_answer(run: RunIndex) -> dict[str, Any]:
 
 
 def _causes(run: RunIndex) -> list[dict[str, Any]]:
-    """What kept it from learning, in the words that the terminal had."""
+    """Causes that kept it from learning, in the words that the terminal had."""
     from viva.training.advice import told_causes  # loads what plays conversations
 
     rows: dict[int, dict[str, float]] = {step: {} for step, groups in run.points("rollout/groups") if groups}
