@@ -12,7 +12,8 @@ from huggingface_hub import constants, errors
 
 from viva import hub
 from viva.engine import LocalServiceClient
-from viva.recipes.data import HubSource, load_hub
+from viva.recipes.config import DataOptions
+from viva.recipes.data import load_hub
 from viva.training.service import default_learning_rate
 
 NAME = "someone/Model-8B"
@@ -115,7 +116,7 @@ def endpoint(
 ASKED = {
     "model": lambda: LocalServiceClient(device="cpu").create_lora_training_client(NAME),
     "rate": lambda: default_learning_rate(NAME, may_fetch=True),
-    "data": lambda: load_hub(HubSource(name=NAME)),
+    "data": lambda: load_hub(DataOptions(hf_dataset_name=NAME)),
 }
 
 

@@ -17,7 +17,8 @@ from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST
 from viva.model_files import sealed
-from viva.recipes.data import HubSource, load_hub
+from viva.recipes.config import DataOptions
+from viva.recipes.data import load_hub
 from viva.run.export import staged_adapter
 
 CODE = f"open({MARK!r}, 'w').close()"
@@ -74,7 +75,7 @@ def load_adapter(folder: Path) -> None:
 
 
 def load_data(path: Path) -> None:
-    load_hub(HubSource(name=str(path), prompt_column="prompt"))
+    load_hub(DataOptions(hf_dataset_name=str(path), hf_prompt_column="prompt"))
 
 
 def load_only(path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from viva.recipes.config import DataOptions
 from viva.recipes.data import (
-    HubSource,
-    PromptSources,
+    check_sources,
     load_hub,
     load_jsonl,
     load_prompts,
@@ -84,7 +84,7 @@ def test_no_source_gives_the_message_with_three_examples():
     with pytest.raises(
         ValueError, match="Must provide either train_prompts, train_prompts_path, or hf_dataset_name"
     ) as e:
-        PromptSources()
+        check_sources(DataOptions())
     for example in ("train_prompts_path=/path", "hf_dataset_name=openai/gsm8k", "'train_prompts="):
         assert example in str(e.value)
 
@@ -101,7 +101,7 @@ def test_no_source_gives_the_message_with_three_examples():
 )
 def test_sources_that_cannot_work_are_refused_before_anything_is_loaded(options, message):
     with pytest.raises(ValueError, match=message):
-        PromptSources(**options)
+        check_sources(DataOptions(**options))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,10 @@ def rows():
 
 
 def hub(name, **options):
-    return HubSource(name=str(name), **({"prompt_column": "question", "answer_column": "result"} | options))
+    return DataOptions(
+        hf_dataset_name=str(name),
+        **({"hf_prompt_column": "question", "hf_answer_column": "result"} | options),
+    )
 
 
 def test_a_saved_data_set_is_read_with_its_splits(tmp_path, rows):
@@ -150,7 +153,7 @@ def test_a_folder_of_files_has_its_splits(tmp_path, rows, monkeypatch):
 
 def test_a_test_set_needs_no_training_split(tmp_path, rows):
     datasets.DatasetDict(test=datasets.Dataset.from_dict(rows)).save_to_disk(tmp_path / "d")
-    found = load_test_prompts(None, hub(tmp_path / "d"), 2)
+    found = load_test_prompts(hub(tmp_path / "d", max_test_samples=2))
     assert [item.question for item in found] == rows["question"][:2]
     with pytest.raises(ValueError, match="has no split 'train'; it has test"):
         load_hub(hub(tmp_path / "d"))
@@ -161,11 +164,11 @@ def test_unknown_splits_and_columns_are_listed(tmp_path, rows):
     with pytest.raises(
         ValueError, match=r"no column 'questoin'; it has question, result. Did you mean question"
     ):
-        load_hub(hub(tmp_path / "d", prompt_column="questoin"))
+        load_hub(hub(tmp_path / "d", hf_prompt_column="questoin"))
     with pytest.raises(ValueError, match=r"no column 'x'.*Set hf_answer_column"):
-        load_hub(hub(tmp_path / "d", answer_column="x"))
+        load_hub(hub(tmp_path / "d", hf_answer_column="x"))
     with pytest.raises(ValueError, match="no split 'validation'; it has train"):
-        load_hub(hub(tmp_path / "d", test_split="validation"))
+        load_hub(hub(tmp_path / "d", hf_test_split="validation"))
 
 
 def test_rows_without_text_are_named(tmp_path):
@@ -183,11 +186,11 @@ def test_a_data_set_that_is_not_there_is_an_error_with_its_name(tmp_path, monkey
 
 def test_sources_are_joined_in_order_and_cut_to_their_limits(tmp_path, rows):
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "d")
-    sources = PromptSources(
+    sources = hub(
+        tmp_path / "d",
         train_prompts=["first"],
         train_prompts_path=str(write(tmp_path, '{"query": "second"}')),
         test_prompts_path=str(write(tmp_path, '{"text": "t1"}\n{"text": "t2"}', "test.jsonl")),
-        hub=hub(tmp_path / "d"),
         max_train_samples=4,
         max_test_samples=1,
     )
@@ -205,7 +208,7 @@ def test_columns_of_every_kind_of_file_are_mapped_and_rows_beyond_the_limit_are_
     for name in ("x.parquet", "x.jsonl", "x.csv"):
         path = tmp_path / name
         {"parquet": data.to_parquet, "jsonl": data.to_json, "csv": data.to_csv}[path.suffix[1:]](path)
-        source = HubSource(name=str(path), prompt_column="task", answer_column="solution")
+        source = DataOptions(hf_dataset_name=str(path), hf_prompt_column="task", hf_answer_column="solution")
         train, _ = load_hub(source, max_train=2)
         assert list(train) == [PromptItem(question="1+1", answer="2"), PromptItem(question="2+2", answer="4")]
         with pytest.raises(ValueError, match=r"train\[2\]: 'task' must be text that is not empty"):
@@ -220,7 +223,7 @@ def test_memory_stays_flat_whatever_the_size_of_a_file(tmp_path):
         path = tmp_path / f"{count}.jsonl"
         with path.open("w") as file:
             file.writelines(line for _ in range(count))
-        sources = PromptSources(train_prompts_path=str(path))
+        sources = DataOptions(train_prompts_path=str(path))
         tracemalloc.start()
         train, test = load_prompts(sources)
         assert len(prompts_digest(train, test)) == 16
@@ -243,7 +246,7 @@ def test_the_digest_is_that_of_the_lists_as_json(prompts, num_lists):
 
 def test_prompts_are_found_by_place_from_either_end_and_in_slices(tmp_path):
     path = write(tmp_path, '\ufeff{"query": "b"}\r\n\n{"query": "c"}\n')
-    train, _ = load_prompts(PromptSources(train_prompts=["a"], train_prompts_path=str(path)))
+    train, _ = load_prompts(DataOptions(train_prompts=["a"], train_prompts_path=str(path)))
     assert [train[place].question for place in (0, 1, 2, -1, -3)] == ["a", "b", "c", "c", "a"]
     assert [item.question for item in train[1:]] == ["b", "c"]
     with pytest.raises(IndexError):

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import chz
 import datasets
 import pytest
 import transformers
@@ -12,8 +13,9 @@ from random_models import make_model
 from viva.engine import LocalServiceClient
 from viva.hub import pinned, split_revision
 from viva.recipes.common import learning_rate, resolve_model
+from viva.recipes.config import DataOptions
 from viva.recipes.critique_self_play import Config
-from viva.recipes.data import HubSource, PromptSources, load_hub, load_prompts
+from viva.recipes.data import check_sources, load_hub, load_prompts
 from viva.run.export import export_weights, staged_adapter
 from viva.training.service import context_window
 
@@ -116,7 +118,7 @@ def test_options_name_the_revisions_and_the_run_keeps_them(tmp_path, monkeypatch
 
 
 ROWS = {"question": [f"{n}+1" for n in range(50)], "result": [str(n + 1) for n in range(50)]}
-COLUMNS = {"prompt_column": "question", "answer_column": "result"}
+COLUMNS = {"hf_prompt_column": "question", "hf_answer_column": "result"}
 
 
 @pytest.fixture
@@ -144,7 +146,9 @@ def data_hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_data_set_is_read_at_its_revision_streamed_or_not(data_hub, streaming):
-    source = HubSource(name="someone/data", revision="v2", streaming=streaming, **COLUMNS)
+    source = DataOptions(
+        hf_dataset_name="someone/data", hf_dataset_revision="v2", hf_streaming=streaming, **COLUMNS
+    )
     train, test = load_hub(source, max_train=7, max_test=3)
     assert data_hub == [("someone/data", None, "v2", streaming)]
     assert [item.question for item in train] == ROWS["question"][:7]
@@ -161,8 +165,8 @@ def test_a_stream_is_read_as_far_as_it_is_used(tmp_path, monkeypatch):
 
     stream = datasets.IterableDataset.from_generator(rows)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.IterableDatasetDict(train=stream))
-    hub = HubSource(name="someone/data", streaming=True)
-    train, test = load_prompts(PromptSources(hub=hub, max_train_samples=20))
+    source = DataOptions(hf_dataset_name="someone/data", hf_streaming=True, max_train_samples=20)
+    train, test = load_prompts(source)
     assert (len(train), test, train[19].question) == (20, [], "question 19")
     assert max(read) < 30
 
@@ -172,28 +176,28 @@ def test_a_file_is_streamed_by_its_builder(tmp_path, suffix):
     data = datasets.Dataset.from_dict(ROWS)
     path = tmp_path / f"d.{suffix}"
     data.to_parquet(path) if suffix == "parquet" else data.to_json(path)
-    whole, _ = load_hub(HubSource(name=str(path), **COLUMNS))
-    train, _ = load_hub(HubSource(name=str(path), streaming=True, **COLUMNS), max_train=5)
+    whole, _ = load_hub(DataOptions(hf_dataset_name=str(path), **COLUMNS))
+    train, _ = load_hub(DataOptions(hf_dataset_name=str(path), hf_streaming=True, **COLUMNS), max_train=5)
     assert list(train) == list(whole)[:5]
     with pytest.raises(ValueError, match=r"no column 'result2'.*Did you mean result"):
-        load_hub(HubSource(name=str(path), streaming=True, prompt_column="result2"))
+        load_hub(DataOptions(hf_dataset_name=str(path), hf_streaming=True, hf_prompt_column="result2"))
 
 
 def test_a_stream_that_breaks_is_told_with_its_name(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text('{"query": "a"}\n{"query": \n')
     with pytest.raises(ValueError, match=r"hf_dataset_name=.*d.jsonl .*could not be loaded"):
-        load_hub(HubSource(name=str(path), streaming=True), max_train=5)
+        load_hub(DataOptions(hf_dataset_name=str(path), hf_streaming=True), max_train=5)
 
 
 def test_streaming_needs_to_know_how_much(tmp_path):
-    hub = HubSource(name="someone/data", streaming=True)
+    source = DataOptions(hf_dataset_name="someone/data", hf_streaming=True)
     with pytest.raises(ValueError, match="set max_train_samples to how many"):
-        PromptSources(hub=hub)
+        check_sources(source)
     with pytest.raises(ValueError, match="set max_test_samples to how many"):
-        PromptSources(hub=hub, max_train_samples=5, max_test_samples=None)
+        check_sources(chz.replace(source, max_train_samples=5, max_test_samples=None))
 
 
 def test_a_revision_of_local_data_is_refused(tmp_path):
     with pytest.raises(ValueError, match="hf_dataset_revision=v2 is that of a data set on the hub"):
-        HubSource(name=str(tmp_path), revision="v2")
+        load_hub(DataOptions(hf_dataset_name=str(tmp_path), hf_dataset_revision="v2"))

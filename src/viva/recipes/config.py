@@ -25,7 +25,6 @@ from viva.run.secrets import guard_tracebacks, printable
 
 if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
-    from viva.recipes.data import HubSource, PromptSources
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
 
@@ -34,7 +33,30 @@ DEFAULT_DATAPOINTS = 131072
 
 
 @chz.chz
-class RecipeConfig:
+class DataOptions:
+    """Where prompts come from. Those to train on are joined in the order list, file, data set."""
+
+    train_prompts: list[str] | None = chz.field(default=None, doc='a list of prompts, like ["a", "b"]')
+    train_prompts_path: str | None = chz.field(
+        default=None, doc="JSONL with query, prompt, text or question; answer optional"
+    )
+    test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
+    hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")
+    hf_dataset_name_config: str | None = None
+    hf_dataset_revision: str | None = chz.field(default=None, doc="branch, tag or commit on the hub")
+    hf_streaming: bool = chz.field(
+        default=False, doc="fetch the first max_train_samples and max_test_samples rows only"
+    )
+    hf_prompt_column: str = "query"
+    hf_answer_column: str | None = None
+    hf_train_split: str = "train"
+    hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
+    max_train_samples: int | None = None
+    max_test_samples: int | None = 100
+
+
+@chz.chz
+class RecipeConfig(DataOptions):
     """Options of model, conversations, training, data, logging and engine."""
 
     model_name: str = chz.field(default="tiny", doc="hub name, model folder, or tiny (the built-in policy)")
@@ -81,24 +103,6 @@ class RecipeConfig:
     )
     seed: int = 0
 
-    train_prompts: list[str] | None = chz.field(default=None, doc='a list of prompts, like ["a", "b"]')
-    train_prompts_path: str | None = chz.field(
-        default=None, doc="JSONL with query, prompt, text or question; answer optional"
-    )
-    test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
-    hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")
-    hf_dataset_name_config: str | None = None
-    hf_dataset_revision: str | None = chz.field(default=None, doc="branch, tag or commit on the hub")
-    hf_streaming: bool = chz.field(
-        default=False, doc="fetch the first max_train_samples and max_test_samples rows only"
-    )
-    hf_prompt_column: str = "query"
-    hf_answer_column: str | None = None
-    hf_train_split: str = "train"
-    hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
-    max_train_samples: int | None = None
-    max_test_samples: int | None = 100
-
     log_path: str
     behavior_if_exists: Literal["ask", "delete", "resume", "raise"] = "ask"
     eval_every: int = chz.field(default=5, doc="steps between evaluations; 0 never evaluates")
@@ -133,38 +137,6 @@ class RecipeConfig:
     )
     device: str | None = chz.field(default=None, doc="cpu or cuda; a GPU if there is one")
     precision: Literal["float32", "fast", "bfloat16"] = "float32"
-
-    @property
-    def hub(self) -> HubSource | None:
-        """The data set among the sources, if one is named."""
-        from viva.recipes.data import HubSource
-
-        if self.hf_dataset_name is None:
-            return None
-        return HubSource(
-            name=self.hf_dataset_name,
-            config=self.hf_dataset_name_config,
-            revision=self.hf_dataset_revision,
-            streaming=self.hf_streaming,
-            prompt_column=self.hf_prompt_column,
-            answer_column=self.hf_answer_column,
-            train_split=self.hf_train_split,
-            test_split=self.hf_test_split,
-        )
-
-    @property
-    def sources(self) -> PromptSources:
-        """Where the prompts come from."""
-        from viva.recipes.data import PromptSources
-
-        return PromptSources(
-            train_prompts=self.train_prompts,
-            train_prompts_path=self.train_prompts_path,
-            test_prompts_path=self.test_prompts_path,
-            hub=self.hub,
-            max_train_samples=self.max_train_samples,
-            max_test_samples=self.max_test_samples,
-        )
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts; no model is loaded.

@@ -12,13 +12,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, cast, overload
 
 from viva.hub import hub_access, hub_problem, pinned
+from viva.recipes.config import DataOptions
 from viva.training.data import PromptItem, PromptsChangedError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -140,63 +140,30 @@ _LONGEST_LIST = 300
 _FILE_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubSource:
-    """A Hugging Face data set: its hub name, or the path of a folder or file."""
+def check_sources(options: DataOptions) -> None:
+    """Refuse sources that cannot work, before anything is loaded.
 
-    name: str
-    config: str | None = None
-    revision: str | None = None
-    """Branch, tag or commit on the hub."""
-    streaming: bool = False
-    """Fetch rows one by one, and no more than are used; these are kept in memory."""
-    prompt_column: str = "query"
-    answer_column: str | None = None
-    train_split: str = "train"
-    test_split: str | None = None
-    """``None`` takes the split called ``test`` if there is one."""
-
-    def __post_init__(self) -> None:
-        """Reject a revision of what is not on the hub."""
-        if self.revision is not None and Path(self.name).expanduser().exists():
+    Raises:
+        ValueError: With what to change.
+    """
+    if not options.train_prompts and options.train_prompts_path is None and options.hf_dataset_name is None:
+        raise ValueError(NO_SOURCE_MESSAGE)
+    for name in ("train_prompts_path", "test_prompts_path"):
+        path = getattr(options, name)
+        if path is not None:
+            _check_file(name, path)
+    for name in ("max_train_samples", "max_test_samples"):
+        limit = getattr(options, name)
+        if limit is not None and limit < 1:
+            raise ValueError(f"{name} must be 1 or more, or left out for all; got {limit}")
+        if limit is None and options.hf_dataset_name is not None and options.hf_streaming:
             raise ValueError(
-                f"hf_dataset_revision={self.revision} is that of a data set on the hub, but "
-                f"hf_dataset_name={self.name} is a local path; leave hf_dataset_revision out"
+                f"hf_streaming=true fetches the first rows only: set {name} to how many, or leave hf_streaming out"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSources:
-    """All sources of a run. Training prompts are joined in the order list, file, data set."""
-
-    train_prompts: Sequence[str] | None = None
-    train_prompts_path: str | None = None
-    test_prompts_path: str | None = None
-    hub: HubSource | None = None
-    max_train_samples: int | None = None
-    """Use only the first so many training prompts of all sources together."""
-    max_test_samples: int | None = 100
-
-    def __post_init__(self) -> None:
-        """Reject sources that cannot work, before anything is loaded."""
-        if not self.train_prompts and self.train_prompts_path is None and self.hub is None:
-            raise ValueError(NO_SOURCE_MESSAGE)
-        for name in ("train_prompts_path", "test_prompts_path"):
-            path = getattr(self, name)
-            if path is not None:
-                _check_file(name, path)
-        for name in ("max_train_samples", "max_test_samples"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} must be 1 or more, or left out for all; got {limit}")
-            if limit is None and self.hub is not None and self.hub.streaming:
-                raise ValueError(
-                    f"hf_streaming=true fetches the first rows only: set {name} to how many, or leave hf_streaming out"
-                )
-        for index, prompt in enumerate(self.train_prompts or ()):
-            if not prompt.strip():
-                raise ValueError(f"train_prompts[{index}] is empty; every prompt needs text")
-            _check_text(prompt, f"train_prompts[{index}]")
+    for index, prompt in enumerate(options.train_prompts or ()):
+        if not prompt.strip():
+            raise ValueError(f"train_prompts[{index}] is empty; every prompt needs text")
+        _check_text(prompt, f"train_prompts[{index}]")
 
 
 def _check_file(option: str, path: str) -> None:
@@ -204,41 +171,48 @@ def _check_file(option: str, path: str) -> None:
         raise ValueError(f"{option}={path} is not a file; give the path of a JSONL file")
 
 
-def load_prompts(sources: PromptSources) -> tuple[Sequence[PromptItem], list[PromptItem]]:
+def load_prompts(options: DataOptions) -> tuple[Sequence[PromptItem], list[PromptItem]]:
     """Training and test prompts of all sources, cut to their limits. Training prompts are read when they are asked for.
 
     Raises:
         ValueError: For anything that cannot be read; the message names file and line, or data set and column.
     """
-    limit = sources.max_train_samples
-    listed = [PromptItem(question=prompt) for prompt in sources.train_prompts or ()][:limit]
+    check_sources(options)
+    limit = options.max_train_samples
+    listed = [PromptItem(question=prompt) for prompt in options.train_prompts or ()][:limit]
     train: list[Sequence[PromptItem]] = [listed]
 
     def room() -> int | None:
         return None if limit is None else limit - sum(map(len, train))
 
-    if sources.train_prompts_path is not None and room() != 0:
-        train.append(load_jsonl(sources.train_prompts_path, limit=room()))
-    test = load_test_prompts(sources.test_prompts_path, None, sources.max_test_samples)
-    if sources.hub is not None:
-        hub_train, hub_test = load_hub(sources.hub, max_train=room(), max_test=sources.max_test_samples)
+    if options.train_prompts_path is not None and room() != 0:
+        train.append(load_jsonl(options.train_prompts_path, limit=room()))
+    test = _test_file(options)
+    if options.hf_dataset_name is not None:
+        hub_train, hub_test = load_hub(options, max_train=room(), max_test=options.max_test_samples)
         train.append(hub_train)
-        test = [*test, *hub_test][: sources.max_test_samples]
-    return LazyPrompts([(len(part), part.__getitem__) for part in train]), test
+        test += hub_test
+    return LazyPrompts([(len(part), part.__getitem__) for part in train]), test[: options.max_test_samples]
 
 
-def load_test_prompts(path: str | None, hub: HubSource | None, limit: int | None) -> list[PromptItem]:
-    """Test prompts alone, of a JSONL file and the test split of a data set, the first `limit` of them.
+def load_test_prompts(options: DataOptions) -> list[PromptItem]:
+    """Test prompts alone, of the JSONL file and the test split of the data set, the first ``max_test_samples``.
 
     Raises:
         ValueError: For anything that cannot be read.
     """
-    if path is not None:
-        _check_file("test_prompts_path", path)
-    items = [] if path is None else list(load_jsonl(path, limit=limit))
-    if hub is not None:
-        items += load_hub(hub, max_train=0, max_test=limit)[1]
-    return items[:limit]
+    items = _test_file(options)
+    if options.hf_dataset_name is not None:
+        items += load_hub(options, max_train=0, max_test=options.max_test_samples)[1]
+    return items[: options.max_test_samples]
+
+
+def _test_file(options: DataOptions) -> list[PromptItem]:
+    path = options.test_prompts_path
+    if path is None:
+        return []
+    _check_file("test_prompts_path", path)
+    return list(load_jsonl(path, limit=options.max_test_samples))
 
 
 def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:
@@ -320,49 +294,55 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def load_hub(
-    source: HubSource, *, max_train: int | None = None, max_test: int | None = None
+    options: DataOptions, *, max_train: int | None = None, max_test: int | None = None
 ) -> tuple[Sequence[PromptItem], list[PromptItem]]:
     """Training and test prompts of a Hugging Face data set; rows beyond the limits are not read.
 
     Raises:
         ValueError: If the data set, a split or a column cannot be found; the message lists what there is.
     """
-    splits = _load_splits(source)
-    train = LazyPrompts([]) if max_train == 0 else _rows(source, splits, source.train_split, max_train)
-    test_split = source.test_split or ("test" if "test" in splits else None)
-    test = list(_rows(source, splits, test_split, max_test)) if test_split else []
+    name = options.hf_dataset_name or ""
+    if options.hf_dataset_revision is not None and Path(name).expanduser().exists():
+        raise ValueError(
+            f"hf_dataset_revision={options.hf_dataset_revision} is that of a data set on the hub, but "
+            f"hf_dataset_name={name} is a local path; leave hf_dataset_revision out"
+        )
+    splits = _load_splits(name, options)
+    train = LazyPrompts([]) if max_train == 0 else _rows(options, splits, options.hf_train_split, max_train)
+    test_split = options.hf_test_split or ("test" if "test" in splits else None)
+    test = list(_rows(options, splits, test_split, max_test)) if test_split else []
     return train, test
 
 
-def _load_splits(source: HubSource) -> Mapping[str, Any]:
+def _load_splits(name: str, options: DataOptions) -> Mapping[str, Any]:
     import datasets
     from datasets.exceptions import DatasetsError
     from yaml import YAMLError
 
-    path = Path(source.name).expanduser()
+    path, streaming = Path(name).expanduser(), options.hf_streaming
     try:
         if any((path / marker).is_file() for marker in _SAVED_MARKERS):
             loaded: Any = datasets.load_from_disk(str(path))
         elif path.is_file() and path.suffix in _FILE_FORMATS:
             with _uncounted():
                 loaded = datasets.load_dataset(
-                    _FILE_FORMATS[path.suffix], data_files=str(path), streaming=source.streaming
+                    _FILE_FORMATS[path.suffix], data_files=str(path), streaming=streaming
                 )
         elif path.is_file():
             raise ValueError(f"it is a file that ends in {path.suffix or path.name!r}")
         else:
             with hub_access(str(path)):
                 loaded = datasets.load_dataset(
-                    str(path) if path.exists() else source.name,
-                    source.config,
-                    revision=source.revision,
-                    streaming=source.streaming,
+                    str(path) if path.exists() else name,
+                    options.hf_dataset_name_config,
+                    revision=options.hf_dataset_revision,
+                    streaming=streaming,
                 )
     # StopIteration: a JSON file without a line
     # RuntimeError: a folder with a script, which is not run; YAMLError: a description of something else than data
     except (OSError, ValueError, RuntimeError, YAMLError, DatasetsError, StopIteration) as error:
-        raise _unreadable(source, error) from error
-    return loaded if isinstance(loaded, Mapping) else {source.train_split: loaded}
+        raise _unreadable(options, error) from error
+    return loaded if isinstance(loaded, Mapping) else {options.hf_train_split: loaded}
 
 
 @contextmanager
@@ -378,13 +358,13 @@ def _uncounted() -> Generator[None]:
         config.HF_UPDATE_DOWNLOAD_COUNTS = before
 
 
-def _unreadable(source: HubSource, error: Exception) -> ValueError:
-    name = pinned(source.name, source.revision)
-    is_local = Path(source.name).expanduser().exists()
+def _unreadable(options: DataOptions, error: Exception) -> ValueError:
+    given = options.hf_dataset_name or ""
+    name, is_local = pinned(given, options.hf_dataset_revision), Path(given).expanduser().exists()
     problem = None if is_local else hub_problem(error, name=name, option="hf_dataset_name")
     return ValueError(
         problem
-        or f"hf_dataset_name={name} (config {source.config}) could not be loaded: {_reason(error)}. "
+        or f"hf_dataset_name={name} (config {options.hf_dataset_name_config}) could not be loaded: {_reason(error)}. "
         "Give a name of the hub, or the path of a folder or file with .parquet, .json, .jsonl or .csv data."
     )
 
@@ -399,46 +379,47 @@ def _reason(error: Exception) -> str:
     return str(found).strip().rstrip(".").replace("\n", " ")
 
 
-def _fetched(source: HubSource, rows: Any, limit: int | None) -> list[dict[str, Any]]:
+def _fetched(options: DataOptions, rows: Any, limit: int | None) -> list[dict[str, Any]]:
     """The first rows of a stream."""
     from datasets.exceptions import DatasetsError
 
     try:
         return list(islice(rows, limit))
     except (OSError, ValueError, DatasetsError) as error:
-        raise _unreadable(source, error) from error
+        raise _unreadable(options, error) from error
 
 
-def _rows(source: HubSource, splits: Mapping[str, Any], split: str, limit: int | None) -> LazyPrompts:
+def _rows(options: DataOptions, splits: Mapping[str, Any], split: str, limit: int | None) -> LazyPrompts:
+    name = options.hf_dataset_name or ""
     if split not in splits:
         raise ValueError(
-            f"data set {source.name} has no split {split!r}; it has {_listed(splits)}. "
+            f"data set {name} has no split {split!r}; it has {_listed(splits)}. "
             "Set hf_train_split or hf_test_split."
         )
     rows = splits[split]
     columns: list[str] = list(rows.column_names or ())
     if not hasattr(rows, "__len__"):  # a stream; tables that `datasets` saved are none
-        rows = _fetched(source, rows, limit)
+        rows = _fetched(options, rows, limit)
         columns = columns or list(
             rows[0] if rows else ()
         )  # the columns of some kinds of files are in the rows
     for option, column in (
-        ("hf_prompt_column", source.prompt_column),
-        ("hf_answer_column", source.answer_column),
+        ("hf_prompt_column", options.hf_prompt_column),
+        ("hf_answer_column", options.hf_answer_column),
     ):
         if column is not None and column not in columns:
             close = get_close_matches(column, columns, n=1)
             hint = f" Did you mean {_listed(close)}?" if close else ""
             raise ValueError(
-                f"data set {source.name} has no column {column!r}; it has {_listed(columns)}.{hint} Set {option}."
+                f"data set {name} has no column {column!r}; it has {_listed(columns)}.{hint} Set {option}."
             )
     count = len(rows) if limit is None else min(limit, len(rows))
 
     def item(index: int, row: Mapping[str, Any]) -> PromptItem:
-        answer = row[source.answer_column] if source.answer_column else None
+        answer = row[options.hf_answer_column] if options.hf_answer_column else None
         return _item(
-            row[source.prompt_column], answer, source.prompt_column, f"{source.name} {split}[{index}]"
+            row[options.hf_prompt_column], answer, options.hf_prompt_column, f"{name} {split}[{index}]"
         )
 
     digests = array("Q", (item_digest(item(index, row)) for index, row in enumerate(islice(rows, count))))
-    return LazyPrompts([(count, unchanged(lambda index: item(index, rows[index]), digests, source.name))])
+    return LazyPrompts([(count, unchanged(lambda index: item(index, rows[index]), digests, name))])

@@ -124,7 +124,7 @@ def plan_run(
     unit = unit or BatchUnit(samples=config.num_agents)
     at_least(config, {"max_training_datapoints": unit.samples})
     batch_size = resolve_batch_size(config.batch_size, unit.samples, unit.name)
-    train_items, test_items = items or load_prompts(config.sources)
+    train_items, test_items = items or load_prompts(config)
     groups_per_batch = batch_size // unit.samples * unit.prompts
     order = PromptOrder(
         items=train_items,

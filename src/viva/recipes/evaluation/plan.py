@@ -132,7 +132,7 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
     everything, source = _problems(shared, target, options)
     items = tuple(item for item in everything if item.answer is not None)
     if not items:
-        split = ", or its split (hf_test_split=...)" if shared.hub is not None else ""
+        split = ", or its split (hf_test_split=...)" if shared.hf_dataset_name is not None else ""
         raise ValueError(
             f"there is no problem with a known answer among the {len(everything)} {source}; give a test set with "
             f"some{split}"
@@ -190,10 +190,13 @@ def _check_conversation(config: TalkConfig) -> None:
 
 def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> tuple[list[PromptItem], str]:
     """All problems, and where they are from."""
-    if shared.test_prompts_path is not None or shared.hub is not None:
-        items = load_test_prompts(shared.test_prompts_path, shared.hub, shared.max_test_samples)
+    if shared.test_prompts_path is not None or shared.hf_dataset_name is not None:
+        items = load_test_prompts(shared)
         split = "" if shared.hf_test_split is None else f", split {shared.hf_test_split}"
-        places = [shared.test_prompts_path, None if shared.hub is None else f"{shared.hub.name}{split}"]
+        places = [
+            shared.test_prompts_path,
+            None if shared.hf_dataset_name is None else f"{shared.hf_dataset_name}{split}",
+        ]
         return items, f"of {' and '.join(place for place in places if place is not None)}"
     if target.folder is None and target.model == str(model_path()):
         from viva.tiny.tasks import problems
