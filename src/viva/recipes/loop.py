@@ -1,6 +1,6 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from signal import Signals
@@ -10,7 +10,6 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.conversation.protocol import counted
-from viva.doctor.examination import check_engine
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.judging.judge import PolicyRef
@@ -28,7 +27,7 @@ from viva.recipes.plan import Plan
 from viva.rewards.credit import Decoder, token_texts
 from viva.run.folder import RunFolder
 from viva.run.trackers import CONSOLE, OpenTracker
-from viva.sdk import settled
+from viva.sdk import ServiceClient, TrainingClient, settled
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError
@@ -84,13 +83,7 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
         plan = config.make_plan()
         engine = plan.engine
         async with watched(engine.base_url):
-            check = partial(
-                check_engine,
-                loss_fn=config.loss_fn,
-                loss_fn_config=config.loss_fn_config,
-                temperature=config.temperature,
-            )
-            opened = await open_run(plan, check if engine.engine == "remote" else None)
+            opened = await open_run(plan, _server_check(config) if engine.engine == "remote" else None)
             keep(opened)
             training = await config.build_training(plan, opened)
     # OSError: a model, file or folder that cannot be read; the others: a remote engine that refuses, or is gone
@@ -118,6 +111,18 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
             raise
         raise FailedRunError(f"{told} {_how_to_go_on(opened)}") from error
     return None if is_complete else training.interrupts.received
+
+
+def _server_check(config: RecipeConfig) -> Callable[[ServiceClient, TrainingClient], Awaitable[None]]:
+    """The doctor's examination of what the run will ask of a server."""
+    from viva.doctor.examination import check_engine
+
+    return partial(
+        check_engine,
+        loss_fn=config.loss_fn,
+        loss_fn_config=config.loss_fn_config,
+        temperature=config.temperature,
+    )
 
 
 async def judged_by(
