@@ -250,7 +250,7 @@ class Trials:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(server, tmp_path, trials, ledger, recipe):
     main = recipe == "conversation_preference_rl"
-    wanted = trials(short=5, full=300) if main else trials(short=0, full=10)
+    wanted = trials(short=3, full=300) if main else trials(short=0, full=10)
     if not wanted:
         pytest.skip("in the full form only")
     tried = Trials(server, tmp_path, random.Random(f"{SEED} {recipe}"), recipe)

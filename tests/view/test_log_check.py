@@ -35,7 +35,7 @@ LOGS = (
     "checkpoints.jsonl",
     "config.json",
 )
-MUTATIONS = 84
+MUTATIONS = 56
 """Of every log."""
 PROBLEM = ("damaged", "torn", "cannot be read", "nested too deeply")
 
