@@ -159,6 +159,13 @@ def test_conversation_preference_rl_is_counted_exactly(measured, order, pattern)
     agrees_on_training(found, config, groups=2)
 
 
+def test_a_reward_without_a_judge_costs_no_comparisons(measured) -> None:
+    config = PreferenceConfig(num_agents=3, max_rounds=2, batch_size=6, reward="answers")
+    found = measured(config, talk)
+    agrees(found, config)
+    assert found["verdicts"] == 0
+
+
 def review(prompt: str, call: int) -> str:
     if prompt.endswith(VERDICT_PREFIX):
         return ""
@@ -183,6 +190,14 @@ def test_critique_self_play_is_counted_exactly(measured, votes) -> None:
     agrees(found, config)
     # rankings that cannot be read earn nothing, and nothing of them is trained
     assert found.get("optim/tokens", 0) <= recipe_cost(config, EXACT).counts.trained.rows.tokens
+
+
+@pytest.mark.parametrize(("reward", "per_agent"), [("r_sol", 2), ("shuffled_r_sol", 2), ("majority", 0)])
+def test_every_reward_of_a_review_is_counted_exactly(measured, reward, per_agent) -> None:
+    config = CritiqueConfig(num_agents=3, batch_size=6, reward=reward)
+    found = measured(config, review, lambda prompt: {"A": 0.2, "B": 0.7, "T": 0.1})
+    agrees(found, config)
+    assert found["verdicts"] == 6 * per_agent
 
 
 def solve(prompt: str, call: int) -> str:

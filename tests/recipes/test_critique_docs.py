@@ -83,7 +83,7 @@ def test_every_command_of_the_page_is_one_that_could_start(
     plans = [line for line in lines if line.startswith(COMMAND)]
     rescorings = [line for line in lines if line.startswith("viva rescore ")]
     checks = [line for line in lines if line.startswith("viva protocol check ")]
-    assert (len(plans), len(rescorings), len(checks), len(lines)) == (4, 3, 2, 9)
+    assert (len(plans), len(rescorings), len(checks), len(lines)) == (4, 2, 2, 8)
     for line in plans:
         config = Blueprint(Config).make_from_argv(shlex.split(line.removeprefix(COMMAND)))
         chz.replace(config, model_name="some/model", learning_rate=1e-4).make_plan()

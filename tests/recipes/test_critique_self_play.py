@@ -54,6 +54,19 @@ def config(**options):
         ({"personas": {1: "x"}}, "personas must have the ids 0, 1, 2"),
         ({"stop_at": {"reward_truth": 0.4}}, "did you mean 'reward_truth_gap'"),
         ({"stop_at": {"reward_truth_gap": 1.4}}, "must be above 0 and at most 1; got 1.4"),
+        ({"reward": "r_dig"}, "unknown reward 'r_dig'.*Did you mean 'r_diag'"),
+        (
+            {"reward": "r_sol", "reward_weights": {"r_sol": 2.0}},
+            "reward_weights would change nothing: .* one stream",
+        ),
+        (
+            {"reward": "majority", "preset": "paper"},
+            "preset would change nothing: reward=majority has no such",
+        ),
+        (
+            {"reward": "answers", "judge_policy": "initial"},
+            "judge_policy would change nothing: .* asks no judge",
+        ),
         ({"stop_at": {}}, "a stop rule needs at least one level"),
         (
             {"train_prompts": None},
@@ -103,6 +116,28 @@ def test_the_rules_are_the_presets_but_for_what_is_given():
     rules = config(reward_weights={"r_diag": 0.0}, prior_precision=0.5).rules()
     assert rules.weights == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 0.0}
     assert rules.prior_precision == 0.5
+
+
+def test_another_reward_keeps_the_rules_that_it_has():
+    game = config(reward="r_sol", preset="paper", judge_policy="initial").game()
+    assert (game.reward.name, game.reward.rules.fit, game.reward.judge) == ("r_sol", "separate", None)
+    assert game.reward.rules.weights == {"r_sol": 1.0, "r_meta": 0.0, "r_diag": 0.0}
+    shuffled = config(reward="shuffled_peer_review", reward_weights={"r_sol": 3.0}).game().reward
+    assert shuffled.of.rules.weights["r_sol"] == 3.0
+    by_agents = config(reward="r_diag", revision_votes="agents").game()
+    assert [round_.name for round_ in by_agents.protocol.rounds][-1] == "compare"
+    assert config(reward="tournament", judge_policy="initial").game().reward.judge.policy == "initial"
+    assert config(reward="majority").make_plan().summary == "4 agents, reward majority"
+
+
+def test_a_reward_of_the_users_own_says_all_about_itself(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import viva\nmine = viva.rewards.r_sol(noise_floor=3.0)\n")
+    reward = config(reward=f"{path}:mine").game().reward
+    assert (reward.name, reward.rules.noise_floor) == ("r_sol", 3.0)
+    with pytest.raises(ValueError, match="preset would change nothing"):
+        config(reward=f"{path}:mine", preset="paper").game()
+    assert list(config(reward=f"{path}:mine").make_plan().record["user_code"]) == [f"{path}:mine"]
 
 
 def test_help_lists_the_options(capsys):
@@ -220,8 +255,11 @@ def test_a_run_that_is_resumed_equals_one_that_was_never_stopped(finished, model
         ({"preset": "paper"}, 15, 0),
         ({"revision_votes": "agents"}, 18, 0),
         ({"judge_policy": "initial"}, 15, 6),
+        ({"reward": "r_sol"}, 15, 6),
+        ({"reward": "majority"}, 15, 0),
+        ({"reward": "tournament"}, 15, 6),
     ],
-    ids=["paper", "agents-compare", "initial-judge"],
+    ids=["paper", "agents-compare", "initial-judge", "r_sol", "majority", "tournament"],
 )
 def test_every_way_to_score_plays_its_own_rounds(
     model, problems, tmp_path, options, num_turns, num_comparisons

@@ -9,17 +9,28 @@ is loaded.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import chz
 
 from viva.conversation.protocol import counted
-from viva.recipes.protocol import ConversationConfig, Game
+from viva.recipes.protocol import ConversationConfig, Game, refuse_unused, reward_named, user_code
 
 if TYPE_CHECKING:
     from viva.recipes.plan import Plan
     from viva.rewards import Tournament
+    from viva.rewards.base import Reward
+
+_JUDGE = (
+    "judge_mode",
+    "judge_policy",
+    "judge_prompt",
+    "judge_prompt_path",
+    "judge_max_tokens",
+    "judge_max_off_set_mass",
+)
 
 
 @chz.chz
@@ -31,6 +42,11 @@ class Config(ConversationConfig):
         default="sequential", doc="one after another, or all at once without seeing replies of the same round"
     )
 
+    reward: str | None = chz.field(
+        default=None,
+        doc="pays instead of win minus loss: majority, maca, answers, another name of viva.rewards, shuffled_NAME, "
+        "path.py:FUNCTION",
+    )
     judge_mode: Literal["logprob", "verdict"] = chz.field(
         default="logprob", doc="compare the labels' probabilities, or let the judge write a verdict"
     )
@@ -53,18 +69,43 @@ class Config(ConversationConfig):
     log_path: str = "runs/conversation_preference_rl"
 
     def game(self) -> Game:
-        """The conversation in turns, and the tournament.
+        """The conversation in turns, and the reward.
 
         Raises:
-            ValueError: If it could not be held, or an option of the judge is out of range.
+            ValueError: If it could not be held or paid, or an option of the judge is out of range.
         """
         from viva.selfplay.round_robin import round_robin_protocol
 
-        reward = self.tournament()
+        reward = self.paid_by()
         protocol = round_robin_protocol(
             self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
         )
+        reward.check(protocol, self.num_agents)
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
+
+    def paid_by(self) -> Reward:
+        """The reward, with this recipe's judge if it needs one.
+
+        Raises:
+            ValueError: If there is no such reward, or an option is given that would not change it.
+        """
+        from viva.rewards import Shuffled, Tournament
+        from viva.selfplay.user_code import is_target
+
+        own = self.tournament()
+        if self.reward is None:
+            return own
+        named = reward_named(self.reward)
+        of = named.of if isinstance(named, Shuffled) else named
+        is_whole = is_target(self.reward)
+        """A value of the user's own, which says all about itself."""
+        if isinstance(of, Tournament) and not is_whole:
+            return replace(named, of=own) if isinstance(named, Shuffled) else own
+        refuse_unused(self, ["tournament_pattern"], f"reward={self.reward} is no tournament")
+        if is_whole or of.judge is None:
+            refuse_unused(self, _JUDGE, f"reward={self.reward} asks no judge of this recipe")
+            return named
+        return named.judged_by(own.compared_by)
 
     def tournament(self) -> Tournament:
         """The reward.
@@ -112,16 +153,22 @@ class Config(ConversationConfig):
 
     def summary(self) -> str:
         """One conversation in words."""
-        return f"{counted(self.num_agents, 'agent')} x {counted(self.max_rounds, 'round')} ({self.order})"
+        told = "" if self.reward is None else f", reward {self.reward}"
+        return (
+            f"{counted(self.num_agents, 'agent')} x {counted(self.max_rounds, 'round')} ({self.order}){told}"
+        )
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts."""
         from viva.recipes.plan import plan_run
 
         self.tournament()
+        code = {"user_code": user_code(self.reward)} if user_code(self.reward) else {}
+        if self.num_agents >= 2:  # else a later check tells it better
+            self.game()
         return plan_run(
             self,
             recipe="conversation_preference_rl",
             summary=self.summary(),
-            record={"judge_prompt": self.judge_text()},
+            record={"judge_prompt": self.judge_text(), **code},
         )

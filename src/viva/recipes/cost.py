@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -222,27 +222,15 @@ def _game_calls(game: Game, text: Text) -> list[Call]:
         return [(str(message["role"]), str(message["content"])) for message in asked]
 
     return calls + judge_calls(
-        _matches(game),
+        [
+            (solution_key(*first), solution_key(*second))
+            for first, second in game.reward.matches(game.protocol, game.num_agents)
+        ],
         messages=messages,
         prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
         text=text,
         wave=max(call.wave for call in calls) + 1,
     )
-
-
-def _matches(game: Game) -> list[tuple[Hashable, Hashable]]:
-    """The judge's comparisons: final solutions in pairs, or every agent's revised solution with its proposal."""
-    from viva.judging.comparison import pairs
-    from viva.rewards import Tournament
-
-    agents, last = range(game.num_agents), len(game.protocol.rounds) - 1
-    if isinstance(game.reward, Tournament):
-        return [
-            (solution_key(first, last), solution_key(second, last))
-            for first, second in pairs(agents, game.reward.pattern)
-        ]
-    own = [(solution_key(agent_id, 0), solution_key(agent_id, 2)) for agent_id in agents]
-    return [match for first, second in own for match in ((first, second), (second, first))]
 
 
 def _math_cost(config: MathConfig, text: Text) -> RecipeCost:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.conversation.protocol import counted
-from viva.recipes.protocol import ConversationConfig, Game
+from viva.recipes.protocol import ConversationConfig, Game, refuse_unused, reward_named, user_code
 
 if TYPE_CHECKING:
     from viva.recipes.plan import Plan
+    from viva.rewards.base import Reward
     from viva.rewards.review import ReviewRules
 
 
@@ -27,6 +28,11 @@ class Config(ConversationConfig):
     """Options of critique self-play."""
 
     num_agents: int = chz.field(default=4, doc="agents in each conversation, 2 to 26")
+    reward: str | None = chz.field(
+        default=None,
+        doc="pays instead of all three streams: r_sol, r_meta or r_diag alone, another name of viva.rewards, "
+        "shuffled_NAME, path.py:FUNCTION",
+    )
     preset: Literal["paper", "robust"] = chz.field(
         default="robust", doc="how scores become rewards: as the CoNL paper, or its repaired form"
     )
@@ -67,31 +73,64 @@ class Config(ConversationConfig):
         return replace(rules, weights=weights, prior_precision=self.prior_precision)
 
     def game(self) -> Game:
-        """The conversation in which solutions are reviewed, and peer review.
+        """The conversation in which solutions are reviewed, and the reward.
 
         Raises:
-            ValueError: If it could not be held, or the rules say nothing.
+            ValueError: If it could not be held or paid, or the rules say nothing.
         """
-        from viva.judging.judge import JudgeOptions
+        from viva.rewards import Shuffled
         from viva.rewards.critique import PeerReview
         from viva.selfplay.critique import critique_protocol
 
-        rules, by_agents = self.rules(), self.revision_votes == "agents"
+        reward = self.paid_by()
+        of = reward.of if isinstance(reward, Shuffled) else reward
         protocol = critique_protocol(
             self.num_agents,
             personas=self.personas,
             on_failure=self.on_failure,
             votes_on_own=self.votes_on_own,
-            comparisons=rules.fit == "joint" and by_agents,
+            comparisons=isinstance(of, PeerReview) and of.agents_compare,
         )
-        judge = None if by_agents else JudgeOptions(policy=self.judge_policy)
-        return Game(
-            protocol=protocol, reward=PeerReview(rules=rules, compared_by=judge), num_agents=self.num_agents
-        )
+        reward.check(protocol, self.num_agents)
+        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
+
+    def paid_by(self) -> Reward:
+        """The reward by the recipe's rules and judge, as far as they are its own.
+
+        Raises:
+            ValueError: If there is no such reward, or an option is given that would not change it.
+        """
+        from viva.judging.judge import JudgeOptions
+        from viva.rewards import Shuffled
+        from viva.rewards.critique import PeerReview
+        from viva.rewards.review import STREAMS
+        from viva.rewards.streams import only
+        from viva.selfplay.user_code import is_target
+
+        judge = JudgeOptions(policy=self.judge_policy)
+        own = PeerReview(rules=self.rules(), compared_by=None if self.revision_votes == "agents" else judge)
+        if self.reward is None:
+            return own
+        named = reward_named(self.reward)
+        of = named.of if isinstance(named, Shuffled) else named
+        is_whole = is_target(self.reward)
+        """A value of the user's own, which says all about itself."""
+        if isinstance(of, PeerReview) and not is_whole:
+            if of.name in STREAMS:
+                refuse_unused(self, ["reward_weights"], f"reward={self.reward} pays one stream alone")
+                own = only(of.name, own)
+            return replace(named, of=own) if isinstance(named, Shuffled) else own
+        unused = ["preset", "reward_weights", "prior_precision", "revision_votes"]
+        refuse_unused(self, unused, f"reward={self.reward} has no such rules")
+        if is_whole or of.judge is None:
+            refuse_unused(self, ["judge_policy"], f"reward={self.reward} asks no judge of this recipe")
+            return named
+        return named.judged_by(judge)
 
     def summary(self) -> str:
         """One conversation in words."""
-        return f"{counted(self.num_agents, 'agent')}, {self.preset} rewards"
+        told = f"{self.preset} rewards" if self.reward is None else f"reward {self.reward}"
+        return f"{counted(self.num_agents, 'agent')}, {told}"
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts."""
@@ -103,5 +142,6 @@ class Config(ConversationConfig):
             self,
             recipe="critique_self_play",
             summary=self.summary(),
+            record={"user_code": user_code(self.reward)} if user_code(self.reward) else None,
             stop_rule=None if self.stop_at is None else StopRule(levels=self.stop_at),
         )

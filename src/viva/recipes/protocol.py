@@ -8,6 +8,7 @@ that its mistakes are reported first. The options that all recipes share mean th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -74,6 +75,37 @@ class Game:
         )
 
 
+def reward_named(value: object) -> Reward:
+    """The reward that an option or a protocol names, the user's own included.
+
+    Raises:
+        ValueError: If there is no such reward, or the user's code is not there.
+    """
+    from viva.rewards import find_reward
+    from viva.selfplay.user_code import is_target, load_target
+
+    return find_reward(load_target(value) if isinstance(value, str) and is_target(value) else value)
+
+
+def user_code(*names: str | None) -> dict[str, str | None]:
+    """Digests of the files of the user's own code among names, for ``config.json``."""
+    from viva.selfplay.user_code import is_target, source_digest
+
+    return {name: source_digest(name) for name in names if name is not None and is_target(name)}
+
+
+def refuse_unused(config: RecipeConfig, names: Sequence[str], why: str) -> None:
+    """Refuse options that were given and would change nothing.
+
+    Raises:
+        ValueError: With their names and ``why``.
+    """
+    defaults = type(config)(log_path=config.log_path)
+    given = [name for name in names if getattr(config, name) != getattr(defaults, name)]
+    if given:
+        raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
+
+
 @chz.chz
 class ConversationConfig(RecipeConfig):
     """Options of a recipe that trains conversations."""
@@ -108,8 +140,8 @@ class Config(ConversationConfig):
     protocol: str = chz.field(doc="path.py:PROTOCOL or module:PROTOCOL; critique or round_robin")
     reward: str | None = chz.field(
         default=None,
-        doc="tournament, peer_review, majority, log_probability, answers, shuffled or shuffled_NAME of any of them, "
-        "path.py:FUNCTION or module:FUNCTION; default: the protocol's",
+        doc="a name of viva.rewards (docs/rewards.md has the table), shuffled_NAME, path.py:FUNCTION or "
+        "module:FUNCTION; default: the protocol's",
     )
     on_failure: Literal["void", "continue"] | None = chz.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, doc="when an agent fails; default: as the protocol says"
@@ -124,9 +156,7 @@ class Config(ConversationConfig):
         Raises:
             ValueError: If there is none, it cannot be played, or the reward cannot pay its conversations.
         """
-        from viva.rewards import find_reward
         from viva.selfplay.check import find_protocol
-        from viva.selfplay.user_code import is_target, load_target
 
         protocol = find_protocol(self.protocol, self.num_agents)
         if self.personas is not None:
@@ -134,8 +164,7 @@ class Config(ConversationConfig):
         if self.on_failure is not None:
             protocol = replace(protocol, on_failure=self.on_failure)
         protocol.check()
-        named = protocol.reward if self.reward is None else self.reward
-        reward = find_reward(load_target(named) if isinstance(named, str) and is_target(named) else named)
+        reward = reward_named(protocol.reward if self.reward is None else self.reward)
         reward.check(protocol, self.num_agents)
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
@@ -148,7 +177,6 @@ class Config(ConversationConfig):
         """Check all options, play the protocol with scripted agents and load the prompts."""
         from viva.recipes.plan import plan_run
         from viva.selfplay.check import dry_runs
-        from viva.selfplay.user_code import is_target, source_digest
 
         game = self.game()
         protocol, reward = game.protocol, game.reward
@@ -159,13 +187,12 @@ class Config(ConversationConfig):
                 f"protocol {protocol.name!r} does not work with {self.num_agents} agents:\n{listed}"
             )
         reward.check_played(runs[0].conversation)
-        named = [name for name in (self.protocol, self.reward) if name is not None and is_target(name)]
         return plan_run(
             self,
             recipe="protocol",
             summary=self.summary(),
             record={
                 "reward_name": reward.name,
-                "user_code": {name: source_digest(name) for name in named},
+                "user_code": user_code(self.protocol, self.reward),
             },
         )

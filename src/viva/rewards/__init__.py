@@ -11,6 +11,7 @@ from viva.rewards.log_probability import log_probability
 from viva.rewards.majority import majority
 from viva.rewards.pairwise import Tournament, tournament
 from viva.rewards.shuffled import Shuffled
+from viva.rewards.streams import r_diag, r_meta, r_sol
 
 __all__ = [
     "FunctionReward",
@@ -25,6 +26,9 @@ __all__ = [
     "log_probability",
     "majority",
     "peer_review",
+    "r_diag",
+    "r_meta",
+    "r_sol",
     "shuffled",
     "tournament",
 ]
@@ -47,6 +51,9 @@ _NAMED = {
     "log_probability": log_probability,
     "majority": majority,
     "peer_review": peer_review,
+    "r_diag": r_diag,
+    "r_meta": r_meta,
+    "r_sol": r_sol,
     "shuffled": shuffled,
     "tournament": tournament,
 }

@@ -11,7 +11,8 @@ from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Metrics, Trajectory
 
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation, ReplyStatus, Turn
+from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
+from viva.judging.bradley_terry import reward_truth_gap
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 from viva.rewards.credit import GroupCredit, SpanCredit
 
@@ -20,6 +21,9 @@ Grader = Callable[[str, str], bool]
 
 Pay: TypeAlias = Mapping[int, float] | Mapping[str, Mapping[int, float]]
 """Rewards by agent id, or by segment and agent id."""
+
+Match: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+"""What a judge is shown first and second: (agent, round) of each solution."""
 
 RewardFunction = Callable[[Conversation], Pay | Awaitable[Pay]]
 """A user's reward."""
@@ -72,6 +76,16 @@ class Reward(ABC):
     def judge(self) -> JudgeOptions | None:
         """The judge it needs, if it needs one."""
         return None
+
+    def judged_by(self, judge: JudgeOptions) -> "Reward":
+        """The same reward with another judge; itself, if it needs none."""
+        del judge
+        return self
+
+    def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
+        """The comparisons that its judge makes of a conversation in which all solutions differ."""
+        del protocol, num_agents
+        return []
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol whose conversations it cannot pay; by default none.
@@ -127,6 +141,22 @@ def truth_metrics(first: Mapping[int, bool], final: Mapping[int, bool]) -> dict[
             f"agent_{agent_id}/correct": float(is_right),
         }
         for agent_id, is_right in final.items()
+    }
+
+
+def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, dict[str, float]]:
+    """Per agent, what revising did to its solution.
+
+    ``flip/right_to_wrong`` is given for agents that were right before and is 1 if they are wrong after, so its mean
+    over agents is the share of right solutions that were lost; ``flip/wrong_to_right`` likewise.
+    """
+    return {
+        agent_id: {
+            "flip/right_to_wrong" if before[agent_id] else "flip/wrong_to_right": float(
+                before[agent_id] != after[agent_id]
+            )
+        }
+        for agent_id in sorted(before.keys() & after.keys())
     }
 
 
@@ -223,12 +253,22 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
 def paid(played: Played, scored: Scored) -> Scored:
     """The pay with the metrics that every reward can give, and told to the transcript."""
     correct, truth = correctness(played)
+    first = graded(played.conversation.first_solutions, played.answer, played.grader)
+    flip = flips(first or {}, correct or {})
     totals = {agent_id: scored.rewards[agent_id, 0] for agent_id in played.agents}
     played.record.update(rewards=totals, correct=correct)
+    if first and len(
+        [turn for turn in played.conversation.turns if isinstance(turn.response, Solution)]
+    ) > len(first):
+        played.record["correct_initial"] = first
+    gap = None if correct is None else reward_truth_gap(totals, correct)
+    shared: Metrics = {} if gap is None else {"reward_truth_gap": gap}
     metrics = {
         agent_id: spoken(played.conversation, agent_id)
         | {"reward/mean": total, f"agent_{agent_id}/reward": total}
         | truth.get(agent_id, {})
+        | flip.get(agent_id, {})
+        | shared
         for agent_id, total in totals.items()
     }
     return replace(scored, metrics=metrics)

@@ -31,9 +31,11 @@ from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 from viva.judging.ranking import RankingReply
 from viva.rewards.base import (
     Earnings,
+    Match,
     Played,
     Reward,
     Scored,
+    flips,
     graded,
     segment_credit,
     spoken,
@@ -73,6 +75,16 @@ class PeerReview(Reward):
         """The judge of a joint fit."""
         return self.compared_by if self.rules.fit == "joint" else None
 
+    def judged_by(self, judge: JudgeOptions) -> "PeerReview":
+        """The same reward with another judge, where it has one."""
+        return self if self.compared_by is None else replace(self, compared_by=judge)
+
+    def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
+        """Every agent's first solution against its revised one, in both orders."""
+        del protocol
+        own = [((agent_id, 0), (agent_id, 2)) for agent_id in range(num_agents)]
+        return [match for first, second in own for match in ((first, second), (second, first))]
+
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol without the segments that are scored.
 
@@ -80,7 +92,7 @@ class PeerReview(Reward):
             ValueError: With those that are missing.
         """
         asked = {segment.name for round_ in protocol.rounds for segment in round_.segments}
-        needed = {*_SEGMENTS, "comparison"} if self._agents_compare else {*_SEGMENTS}
+        needed = {*_SEGMENTS, "comparison"} if self.agents_compare else {*_SEGMENTS}
         if missing := sorted(needed - asked):
             raise ValueError(
                 f"the reward {self.name!r} scores proposals, critiques and votes; protocol {protocol.name!r} does not "
@@ -88,7 +100,8 @@ class PeerReview(Reward):
             )
 
     @property
-    def _agents_compare(self) -> bool:
+    def agents_compare(self) -> bool:
+        """Whether the agents compare revised with first solutions, in a last round."""
         return self.rules.fit == "joint" and self.compared_by is None
 
     def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
@@ -361,19 +374,3 @@ def _truth(
         "judge/verdict/accuracy": ballot_accuracy(votes.final, correct),
     }
     return {name: value for name, value in figures.items() if value is not None}
-
-
-def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, dict[str, float]]:
-    """Per agent, what revising did to its solution.
-
-    ``flip/right_to_wrong`` is given for agents that were right before and is 1 if they are wrong after, so its mean
-    over agents is the share of right solutions that were lost; ``flip/wrong_to_right`` likewise.
-    """
-    return {
-        agent_id: {
-            "flip/right_to_wrong" if before[agent_id] else "flip/wrong_to_right": float(
-                before[agent_id] != after[agent_id]
-            )
-        }
-        for agent_id in sorted(before.keys() & after.keys())
-    }

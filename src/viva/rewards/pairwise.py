@@ -10,11 +10,12 @@ from viva.judging.comparison import (
     judge_accuracy,
     judge_health,
     matchup_count,
+    pairs,
     win_minus_loss,
     win_rate,
 )
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
-from viva.rewards.base import Played, Reward, Scored, agent_pay, check_solutions, correctness, spoken
+from viva.rewards.base import Match, Played, Reward, Scored, agent_pay, check_solutions, correctness, spoken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,15 @@ class Tournament(Reward):
     def judge(self) -> JudgeOptions:
         """The judge of the comparisons."""
         return self.compared_by
+
+    def judged_by(self, judge: JudgeOptions) -> "Tournament":
+        """The same comparisons by another judge."""
+        return replace(self, compared_by=judge)
+
+    def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
+        """Final solutions in pairs."""
+        last = len(protocol.rounds) - 1
+        return [((first, last), (second, last)) for first, second in pairs(range(num_agents), self.pattern)]
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a conversation of one agent.

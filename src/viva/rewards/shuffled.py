@@ -17,7 +17,7 @@ from tinker_cookbook.rl.types import Metrics
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
-from viva.rewards.base import Played, Reward, Scored
+from viva.rewards.base import Match, Played, Reward, Scored
 from viva.rewards.credit import GroupCredit
 from viva.rewards.solutions import SolutionReward, Solutions
 
@@ -40,6 +40,14 @@ class Shuffled(SolutionReward):
     def judge(self) -> JudgeOptions | None:
         """The other's."""
         return self.of.judge
+
+    def judged_by(self, judge: JudgeOptions) -> "Shuffled":
+        """The other with another judge, shuffled."""
+        return replace(self, of=self.of.judged_by(judge))
+
+    def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
+        """The other's."""
+        return self.of.matches(protocol, num_agents)
 
     @property
     def needs_answers(self) -> bool:
