@@ -1,11 +1,13 @@
 """Reading the final answer out of a solution, and grading it.
 
-Where the answer stands, in this order: the last ``\\boxed{...}``; else what follows the last "answer is", "####" or
-"Answer:"; else the last number; else the whole text. Checks (option ``grader``):
+Where the answer stands, in this order: the last ``\\boxed{...}``; else between the last ``<answer>`` and ``</answer>``;
+else what follows the last "answer is", "####" or "Answer:"; else the last number; else the whole text. Checks (option
+``grader``):
 
 ``math``
     A known answer that is a number is met by numbers of equal value only (``8+1`` does not answer 9); any other by an
-    equal normalised text or an equal expression (`viva.judging.expressions`).
+    equal normalised text or an equal expression (`viva.judging.expressions`). Problems of reasoning-gym are graded by
+    their family's own scorer, see `viva.judging.reasoning_gym`; the other checks see their plain answers.
 ``exact``
     The final answer, or the whole reply, is the known answer letter for letter.
 ``choice``
@@ -23,8 +25,10 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 from viva.judging.expressions import same_expression
+from viva.judging.reasoning_gym import find_problem, plain_answer
 
 _BOXED = "\\boxed{"
+_TAG = "<answer>"
 _MARKERS = ("answer is", "####", "answer:")
 _DIGITS = frozenset("0123456789")
 _NUMBER_PARTS = _DIGITS | frozenset(".,/")
@@ -38,7 +42,11 @@ def is_correct(text: str, answer: str) -> bool:
 
     A known answer may itself be a worked solution (GSM8K writes ``... #### 72``): what follows its mark counts, or all
     of it if there is none.
+    One that names a problem of reasoning-gym is met where its scorer gives 1.
     """
+    problem = find_problem(answer)
+    if problem is not None:
+        return problem.is_right(_answer_like(problem.answer, text))
     given, wanted = extract_answer(text), _known_answer(answer)
     return given is not None and wanted is not None and same_answer(given, wanted)
 
@@ -78,11 +86,29 @@ def answer_key(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str | None:
-    """The text in the last box, else behind the last mark such as "answer is"; ``None`` if there is neither."""
+    """The text in the last box, else in the last tag, else behind the last mark such as "answer is", else ``None``."""
     boxed = _last_boxed(text)
     if boxed is not None:
         return boxed.strip()
-    return _after_marker(text) or None
+    return _tagged(text) or _after_marker(text) or None
+
+
+def _answer_like(wanted: str, text: str) -> str:
+    """The answer of a reply, read as one of the form of `wanted`: a number, a line, or several lines.
+
+    It is what is marked; else the last number, where a number is wanted; else the whole reply.
+    """
+    marked = marked_answer(text)
+    if set(wanted) <= _NUMBER_PARTS | {"-"} and _value(wanted) is not None:
+        found = _last_number(text) if marked is None else _only_number(marked)
+    else:
+        found = _lines_after_marker(text) if "\n" in wanted and _tagged(text) is None else marked
+    return (found or marked or text).strip()
+
+
+def _tagged(text: str) -> str | None:
+    start = text.rfind(_TAG)
+    return None if start < 0 else text[start + len(_TAG) :].partition("</answer>")[0].strip()
 
 
 def _known_answer(answer: str) -> str | None:
@@ -113,14 +139,16 @@ def _last_boxed(text: str) -> str | None:
 
 
 def _after_marker(text: str) -> str | None:
+    rest = _lines_after_marker(text)
+    return None if rest is None else rest.split("\n", 1)[0].strip(" .*").strip()
+
+
+def _lines_after_marker(text: str) -> str | None:
     lowered = text.lower()
     if len(lowered) != len(text):  # a few capital letters change length; positions would not fit
         lowered = text
     end = max((lowered.rfind(marker) + len(marker) for marker in _MARKERS if marker in lowered), default=-1)
-    if end < 0:
-        return None
-    rest = text[end:].lstrip(" :\t\n*")
-    return rest.split("\n", 1)[0].strip(" .*").strip()
+    return None if end < 0 else text[end:].lstrip(" :\t\n*")
 
 
 def _numbers(text: str) -> list[str]:
@@ -223,7 +251,7 @@ class AnswerCheck:
 
 
 def _is_exact(text: str, answer: str) -> bool:
-    wanted = _spaced(answer)
+    wanted = _spaced(plain_answer(answer))
     return bool(wanted) and wanted in (_spaced(text), _spaced(marked_answer(text) or ""))
 
 

@@ -38,9 +38,13 @@ class DataOptions:
 
     train_prompts: list[str] | None = chz.field(default=None, doc='a list of prompts, like ["a", "b"]')
     train_prompts_path: str | None = chz.field(
-        default=None, doc="JSONL with query, prompt, text or question; answer optional"
+        default=None,
+        doc="JSONL with query, prompt, text or question; answer optional; or reasoning_gym:FAMILY,option=value",
     )
-    test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
+    test_prompts_path: str | None = chz.field(
+        default=None,
+        doc="JSONL of the test set, or reasoning_gym:FAMILY; default: of that family, other problems",
+    )
     hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")
     hf_dataset_name_config: str | None = None
     hf_dataset_revision: str | None = chz.field(default=None, doc="branch, tag or commit on the hub")

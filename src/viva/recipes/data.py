@@ -1,4 +1,4 @@
-"""Where prompts come from: a list, a JSONL file, a Hugging Face data set, or several of them together.
+"""Where prompts come from: a list, a JSONL file or a generator, a Hugging Face data set, or several of them together.
 
 Everything is read once at the start, to find mistakes, but nothing is kept: prompts are read again when their turn
 comes, from the file or from the memory-mapped data set.
@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, cast, overload
 
 from viva.hub import hub_access, hub_problem, pinned
+from viva.judging.reasoning_gym import find_family, is_generated
 from viva.recipes.config import DataOptions
+from viva.recipes.generated import generated_item, held_out_source, load_generated_test
 from viva.training.data import PromptItem, PromptsChangedError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -167,8 +169,12 @@ def check_sources(options: DataOptions) -> None:
 
 
 def _check_file(option: str, path: str) -> None:
-    if not Path(path).expanduser().is_file():
-        raise ValueError(f"{option}={path} is not a file; give the path of a JSONL file")
+    if is_generated(path):
+        find_family(path)
+    elif not Path(path).expanduser().is_file():
+        raise ValueError(
+            f"{option}={path} is not a file; give the path of a JSONL file, or reasoning_gym:FAMILY"
+        )
 
 
 def load_prompts(options: DataOptions) -> tuple[Sequence[PromptItem], list[PromptItem]]:
@@ -178,41 +184,67 @@ def load_prompts(options: DataOptions) -> tuple[Sequence[PromptItem], list[Promp
         ValueError: For anything that cannot be read; the message names file and line, or data set and column.
     """
     check_sources(options)
+    train = _own_train(options)
+    test = _own_test(options, train)
     limit = options.max_train_samples
-    listed = [PromptItem(question=prompt) for prompt in options.train_prompts or ()][:limit]
-    train: list[Sequence[PromptItem]] = [listed]
-
-    def room() -> int | None:
-        return None if limit is None else limit - sum(map(len, train))
-
-    if options.train_prompts_path is not None and room() != 0:
-        train.append(load_jsonl(options.train_prompts_path, limit=room()))
-    test = _test_file(options)
     if options.hf_dataset_name is not None:
-        hub_train, hub_test = load_hub(options, max_train=room(), max_test=options.max_test_samples)
+        room = None if limit is None else limit - sum(map(len, train))
+        hub_train, hub_test = load_hub(options, max_train=room, max_test=options.max_test_samples)
         train.append(hub_train)
         test += hub_test
     return LazyPrompts([(len(part), part.__getitem__) for part in train]), test[: options.max_test_samples]
 
 
 def load_test_prompts(options: DataOptions) -> list[PromptItem]:
-    """Test prompts alone, of the JSONL file and the test split of the data set, the first ``max_test_samples``.
+    """Test prompts alone, of the file or generator and the test split of the data set, the first ``max_test_samples``.
 
     Raises:
         ValueError: For anything that cannot be read.
     """
-    items = _test_file(options)
+    source = held_out_source(options)
+    items = _own_test(options, _own_train(options) if source is not None and is_generated(source) else [])
     if options.hf_dataset_name is not None:
         items += load_hub(options, max_train=0, max_test=options.max_test_samples)[1]
     return items[: options.max_test_samples]
 
 
-def _test_file(options: DataOptions) -> list[PromptItem]:
-    path = options.test_prompts_path
+def _own_train(options: DataOptions) -> list[Sequence[PromptItem]]:
+    """Training prompts of the list and of the file or generator."""
+    limit, path = options.max_train_samples, options.train_prompts_path
+    listed = [PromptItem(question=prompt) for prompt in options.train_prompts or ()][:limit]
+    room = None if limit is None else limit - len(listed)
+    if path is None or room == 0:
+        return [listed]
+    return [listed, load_prompts_path(path, limit=room)]
+
+
+def _own_test(options: DataOptions, train: Sequence[Sequence[PromptItem]]) -> list[PromptItem]:
+    """Test prompts of the file or generator; generated ones are none of those to train on."""
+    path = held_out_source(options)
     if path is None:
         return []
     _check_file("test_prompts_path", path)
+    if is_generated(path):
+        return load_generated_test(options, path, (item.question for part in train for item in part))
     return list(load_jsonl(path, limit=options.max_test_samples))
+
+
+def load_prompts_path(path: str, *, limit: int | None = None) -> LazyPrompts:
+    """Prompts of a JSONL file, or of ``reasoning_gym:FAMILY,option=value,...``.
+
+    Raises:
+        ValueError: If there is no such file or family.
+    """
+    if not is_generated(path):
+        return load_jsonl(path, limit=limit)
+    family = find_family(path)
+    count = len(family) if limit is None else min(limit, len(family))
+
+    def read(place: int) -> PromptItem:
+        return generated_item(family.problem(place))
+
+    digests = array("Q", (item_digest(read(place)) for place in range(count)))
+    return LazyPrompts([(count, unchanged(read, digests, family.name))])
 
 
 def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:

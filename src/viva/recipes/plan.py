@@ -14,6 +14,7 @@ from viva.judging.answers import AnswerCheck
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
+from viva.recipes.generated import generated_record
 from viva.rewards.base import Grader
 from viva.run.log import StopRule
 from viva.run.trackers import TrackerChoice, choose_trackers
@@ -148,6 +149,7 @@ def plan_run(
             "recipe": recipe,
             **chz.asdict(config),
             **(record or {}),
+            **generated_record(config),
             "engine": engine.engine,
             "batch_size": batch_size,
             "prompts_digest": prompts_digest(train_items, test_items),

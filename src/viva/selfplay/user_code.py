@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from viva.judging.answers import CHECKS, AnswerCheck, answer_key
+from viva.judging.reasoning_gym import plain_answer
 
 _HERE = "python"
 _remembered: dict[str, Any] = {}
@@ -125,7 +126,7 @@ def find_check(name: str) -> AnswerCheck:
     from numpy import bool_
 
     def is_right(text: str, answer: str) -> bool:
-        verdict: object = function(text, answer)
+        verdict: object = function(text, plain_answer(answer))
         if not isinstance(verdict, bool | bool_):
             raise ValueError(f"grader={name} must return True or False; got {verdict!r}")
         return bool(verdict)

@@ -45,7 +45,9 @@ class EvalOptions:
         default=None, doc="JSON file; default: a file in eval/ of the run's folder, or in runs/eval"
     )
 
-    test_prompts_path: str | None = chz.field(default=None, doc="JSONL of the test set")
+    test_prompts_path: str | None = chz.field(
+        default=None, doc="JSONL of the test set, or reasoning_gym:FAMILY"
+    )
     hf_dataset_name: str | None = chz.field(default=None, doc="Hugging Face data set, folder or file")
     hf_dataset_name_config: str | None = None
     hf_dataset_revision: str | None = chz.field(default=None, doc="branch, tag or commit on the hub")

@@ -14,6 +14,7 @@ from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.data import load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
+from viva.recipes.generated import held_out_source
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
 from viva.recipes.protocol import Config as ProtocolConfig
@@ -190,11 +191,11 @@ def _check_conversation(config: TalkConfig) -> None:
 
 def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> tuple[list[PromptItem], str]:
     """All problems, and where they are from."""
-    if shared.test_prompts_path is not None or shared.hf_dataset_name is not None:
+    if held_out_source(shared) is not None or shared.hf_dataset_name is not None:
         items = load_test_prompts(shared)
         split = "" if shared.hf_test_split is None else f", split {shared.hf_test_split}"
         places = [
-            shared.test_prompts_path,
+            held_out_source(shared),
             None if shared.hf_dataset_name is None else f"{shared.hf_dataset_name}{split}",
         ]
         return items, f"of {' and '.join(place for place in places if place is not None)}"

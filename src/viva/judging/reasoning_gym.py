@@ -1,0 +1,296 @@
+"""Problems of the package reasoning-gym (Stojanovski et al., 2025, arXiv 2505.24760) by name, and their own scorers.
+
+A source is ``reasoning_gym:FAMILY,option=value,...``, as in ``reasoning_gym:chain_sum,max_terms=3,seed=7,size=200``:
+options are the family's own, values are JSON (or plain words). A problem is a function of the source and a place in it.
+Families' scorers look at the whole problem, metadata included, so its known answer carries where it comes from:
+``11 [reasoning_gym:chain_sum,seed=7,size=200#12:9f3a01bc]``, the digest being that of question, answer and metadata.
+Whoever has that text can make the problem again, and grade a stored reply.
+
+Right is a score of exactly 1. Less is no answer: the default scorer pays ``len(answer) / len(reply)`` for any reply
+that contains the answer. Some scorers run the reply as Python; `viva.judging.tame` refuses what they must not see.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+from difflib import get_close_matches
+from typing import Any, cast
+
+from viva.judging.tame import is_tame
+
+PREFIX = "reasoning_gym:"
+PACKAGE_VERSION = "0.1.25"
+"""The version whose scorers were looked through for code that runs replies."""
+TRAIN_SEED = 0
+TEST_SEED = 1_000_000_000
+"""Far from every training seed: problem i of seed s is that of seed s + i, so near seeds share problems."""
+
+_NEEDS_HASH_SEED = frozenset(
+    {
+        "intermediate_integration",
+        "isomorphic_strings",
+        "knight_swap",
+        "polynomial_multiplication",
+        "ransom_note",
+        "word_ladder",
+    }
+)
+"""Families whose problems follow the order of Python's sets, which changes from process to process."""
+_REFUSED = {
+    "codeio": "its answers come from random programs and differ from call to call",
+    "composite": "it mixes families; name one of them",
+}
+_REFERENCE = re.compile(r"#(\d{1,12}):([0-9a-f]{8})\]\Z")
+_WORD = re.compile(r"[A-Za-z_][\w.+-]*")
+_CANNOT_SCORE = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(SyntaxError, AssertionError, RecursionError, NameError),
+)
+"""What a scorer raises on a reply that has not the form of an answer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem of a family."""
+
+    source: str
+    """The source's full name, `Family.name`."""
+    index: int
+    entry: dict[str, Any] = dataclasses.field(repr=False)
+
+    @property
+    def question(self) -> str:
+        """The question."""
+        return str(self.entry["question"])
+
+    @property
+    def answer(self) -> str:
+        """The answer, empty where a family knows none and checks replies instead."""
+        return "" if self.entry["answer"] is None else str(self.entry["answer"])
+
+    @property
+    def known_answer(self) -> str:
+        """The answer with where the problem comes from, see the module."""
+        return f"{self.answer} [{self.source}#{self.index}:{_digest(self.entry)}]".lstrip()
+
+    def score(self, answer: str) -> float:
+        """The family's score of an answer, in [0, 1]; 0 for what it cannot score, and for what must not be scored."""
+        family = find_family(self.source)
+        if answer != self.answer and not is_tame(family.family, answer):
+            return 0.0
+        try:
+            return float(family.dataset.score_answer(answer, self.entry))
+        except _CANNOT_SCORE:
+            return 0.0
+
+    def is_right(self, answer: str) -> bool:
+        """Whether the score is exactly 1."""
+        return self.score(answer) == 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family with its options."""
+
+    family: str
+    name: str
+    """Of the source: all options that were given, seed and size, sorted."""
+    dataset: Any = dataclasses.field(repr=False)
+
+    def __len__(self) -> int:
+        """Number of problems."""
+        return len(self.dataset)
+
+    def problem(self, index: int) -> Problem:
+        """The problem at a place."""
+        return _problem(self.name, index)
+
+
+def is_generated(path: str) -> bool:
+    """Whether the name of a source is one of reasoning-gym."""
+    return path.startswith(PREFIX)
+
+
+def plain_answer(answer: str) -> str:
+    """A known answer without where it comes from."""
+    found = _reference(answer)
+    return answer if found is None else answer[: found[0]].rstrip()
+
+
+def find_problem(answer: str) -> Problem | None:
+    """The problem that a known answer names, made again; ``None`` if it names none.
+
+    Raises:
+        ValueError: If the package is missing, or makes another problem now.
+    """
+    found = _reference(answer)
+    if found is None:
+        return None
+    start, name, index, digest = found
+    problem = find_family(name).problem(index)
+    if _digest(problem.entry) != digest or problem.answer != answer[:start].rstrip():
+        raise ValueError(
+            f"{name} makes another problem {index} than the one that was stored, whose answer was {answer[:start]!r}; "
+            "give PYTHONHASHSEED the value it had, or install the version of reasoning-gym that the run records"
+        )
+    return problem
+
+
+def find_family(name: str, *, seed: int = TRAIN_SEED, size: int | None = None) -> Family:
+    """The family that a source names.
+
+    Args:
+        name: Of the source.
+        seed: Where the name gives none.
+        size: Number of problems, where the name gives none; default: the family's own, 500.
+
+    Raises:
+        ValueError: If there is no such family or option, or an option has a value that the family refuses.
+    """
+    family, *parts = _split(name.removeprefix(PREFIX))
+    options: dict[str, Any] = {"seed": seed} | ({} if size is None else {"size": size})
+    given: set[str] = set()
+    for part in parts:
+        option, equals, value = part.partition("=")
+        if not equals or not option or option in given:
+            raise ValueError(
+                f"{name}: options must be name=value, each once, as in {PREFIX}chain_sum,max_terms=3; got {part!r}"
+            )
+        given.add(option)
+        options[option] = _value(value)
+    return _made(family, json.dumps(options, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=32)
+def _made(family: str, options_text: str) -> Family:
+    options: dict[str, Any] = json.loads(options_text)
+    registry = _registry()
+    if family in _REFUSED or family not in registry:
+        close = get_close_matches(family, registry, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        reason = _REFUSED.get(family, "there is no such family")
+        raise ValueError(
+            f"{PREFIX}{family}: {reason}.{hint} Allowed: {', '.join(sorted(set(registry) - set(_REFUSED)))}"
+        )
+    if family in _NEEDS_HASH_SEED and not os.environ.get("PYTHONHASHSEED", "").isdecimal():
+        raise ValueError(
+            f"{PREFIX}{family}: its problems follow the order of Python's sets, which differs from process to process. "
+            "Start viva with PYTHONHASHSEED=0 in the environment, or use another family"
+        )
+    dataset_class, config_class = registry[family]
+    known = [field.name for field in dataclasses.fields(config_class)]
+    for option in options:
+        if option not in known:
+            close = get_close_matches(option, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"{PREFIX}{family} has no option {option!r}; it has {', '.join(known)}.{hint}")
+    try:
+        config = config_class(**options)
+        dataset = dataset_class(config=config)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{PREFIX}{family} refuses {_written(options)}: {error or 'no reason given'}"
+        ) from error
+    options["size"] = config.size
+    return Family(family=family, name=f"{PREFIX}{family},{_written(options)}", dataset=dataset)
+
+
+def families() -> list[str]:
+    """Names of all families that can be used, sorted."""
+    return sorted(set(_registry()) - set(_REFUSED))
+
+
+def easiest_options(family: str) -> dict[str, Any]:
+    """The first level of the family's curriculum as options; empty where there is none that works."""
+    _registry()
+    from reasoning_gym.factory import create_curriculum, has_curriculum
+
+    if not has_curriculum(family):
+        return {}
+    curriculum: Any = create_curriculum(family)
+    for attribute in curriculum.attributes:
+        curriculum.set_attr_level(attribute, 0)
+    config, default = curriculum.generate_configuration(), _registry()[family][1]()
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    easiest = {name: value for name, value in values.items() if value != getattr(default, name)}
+    try:
+        _made(family, json.dumps(easiest | {"seed": TRAIN_SEED, "size": 1}))
+    except ValueError:
+        return {}
+    return easiest
+
+
+@functools.cache
+def _registry() -> dict[str, tuple[Any, Any]]:
+    """Classes of the data sets and of their options, by family."""
+    try:
+        version = importlib.metadata.version("reasoning-gym")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    if version != PACKAGE_VERSION:
+        raise ValueError(
+            f"{PREFIX}... needs reasoning-gym {PACKAGE_VERSION}, whose scorers were checked for code that runs "
+            f"replies; {'it is not installed' if version is None else f'{version} is installed'}. pip install "
+            "'viva-rl[reasoning-gym]'"
+        )
+    from reasoning_gym.factory import DATASETS  # the package fills it
+
+    return cast(dict[str, tuple[Any, Any]], DATASETS)
+
+
+@functools.lru_cache(maxsize=1024)
+def _problem(name: str, index: int) -> Problem:
+    family = find_family(name)
+    if not 0 <= index < len(family):
+        raise ValueError(f"{name} has the problems 0 to {len(family) - 1}; got {index}")
+    return Problem(source=name, index=index, entry=family.dataset[index])
+
+
+def _reference(answer: str) -> tuple[int, str, int, str] | None:
+    """Where the name of a source begins in a known answer, the name, the place, and the digest."""
+    start = answer.rfind(f"[{PREFIX}")
+    end = _REFERENCE.search(answer) if start >= 0 else None
+    if end is None or end.start() < start:
+        return None
+    return start, answer[start + 1 : end.start()], int(end.group(1)), end.group(2)
+
+
+def _digest(entry: dict[str, Any]) -> str:
+    text = repr((entry["question"], entry["answer"], entry.get("metadata")))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that stand outside brackets and quotes."""
+    parts, depth, is_quoted, start = list[str](), 0, False, 0
+    for place, letter in enumerate(text):
+        if letter == '"':
+            is_quoted = not is_quoted
+        elif not is_quoted:
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0)
+            if letter == "," and depth == 0:
+                parts.append(text[start:place])
+                start = place + 1
+    return [*parts, text[start:]]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _written(options: dict[str, Any]) -> str:
+    """Options as the name of a source has them."""
+
+    def told(value: Any) -> str:
+        if isinstance(value, str) and _WORD.fullmatch(value) and _value(value) == value:
+            return value
+        return json.dumps(value, separators=(",", ":"))
+
+    return ",".join(f"{name}={told(value)}" for name, value in sorted(options.items()))
