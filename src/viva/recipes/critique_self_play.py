@@ -119,6 +119,15 @@ class Config(ConversationConfig):
             if of.name in STREAMS:
                 refuse_unused(self, ["reward_weights"], f"reward={self.reward} pays one stream alone")
                 own = only(of.name, own)
+            if (
+                of.name == "r_meta"
+                and self.num_agents < 4
+                and not (self.votes_on_own and self.num_agents > 2)
+            ):
+                raise ValueError(
+                    f"reward={self.reward} needs voters who meet on a pair, of whom {self.num_agents} agents have too "
+                    "few, so nothing would be trained; use num_agents=4 or more, or votes_on_own=true among three"
+                )
             return replace(named, of=own) if isinstance(named, Shuffled) else own
         unused = ["preset", "reward_weights", "prior_precision", "revision_votes"]
         refuse_unused(self, unused, f"reward={self.reward} has no such rules")

@@ -146,14 +146,13 @@ class Config(RecipeConfig):
             ValueError: If the option names none, or there are other strategies.
         """
         from viva.experts.strategy import IID
-        from viva.rewards import Shuffled, find_reward
+        from viva.rewards import find_reward
         from viva.rewards.solutions import SolutionReward
 
         reward = find_reward(self.reward)
         if reward.name == "answers":
             return None
-        of = reward.of if isinstance(reward, Shuffled) else reward
-        if not isinstance(reward, SolutionReward) or not isinstance(of, SolutionReward):
+        if not isinstance(reward, SolutionReward) or not reward.pays_samples:
             raise ValueError(
                 f"reward={self.reward} pays conversations; of single replies use answers, majority, log_probability, "
                 "shuffled or shuffled_majority"

@@ -8,6 +8,7 @@ from viva.rewards.answers import answers
 from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
 from viva.rewards.critique import PeerReview, peer_review
 from viva.rewards.log_probability import log_probability
+from viva.rewards.maca import maca
 from viva.rewards.majority import majority
 from viva.rewards.pairwise import Tournament, tournament
 from viva.rewards.shuffled import Shuffled
@@ -24,6 +25,7 @@ __all__ = [
     "answers",
     "find_reward",
     "log_probability",
+    "maca",
     "majority",
     "peer_review",
     "r_diag",
@@ -49,6 +51,7 @@ def shuffled(of: object = "answers") -> Shuffled:
 _NAMED = {
     "answers": answers,
     "log_probability": log_probability,
+    "maca": maca,
     "majority": majority,
     "peer_review": peer_review,
     "r_diag": r_diag,

@@ -41,11 +41,31 @@ def answer_groups(solutions: Sequence[str]) -> list[int | None]:
     return [None if key is None else number_of[key] for key in keys]
 
 
+Voters = Literal["final", "first"]
+
+
+def votes_of(group: Solutions, voters: Voters = "final") -> tuple[list[int | None], list[int], set[int]]:
+    """Answers of the final solutions that are finished, all votes, and the answers with the most of them.
+
+    Args:
+        group: The solutions.
+        voters: Which of them vote.
+    """
+    numbers = answer_groups([*group.final_G, *group.first_G])
+    final_G, first_G = (
+        [number if is_done else None for number, is_done in zip(own, group.finished_G, strict=True)]
+        for own in (numbers[: len(group)], numbers[len(group) :])
+    )
+    votes = [vote for vote in (final_G if voters == "final" else first_G) if vote is not None]
+    counts = Counter(votes)
+    return final_G, votes, {answer for answer, n in counts.items() if n == max(counts.values())}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Majority(SolutionReward):
     """Agreement of a final solution with the majority."""
 
-    voters: Literal["final", "first"] = "final"
+    voters: Voters = "final"
     """Who votes in a conversation: the final solutions, or the first ones (its proposals), which nobody has talked out
     of their opinion."""
     name: str = "majority"
@@ -61,12 +81,12 @@ class Majority(SolutionReward):
 
     def pay(self, group: Solutions) -> list[float]:
         """Shares of the label, in [0, 1]."""
-        final_G, _, labels = self._votes(group)
+        final_G, _, labels = votes_of(group, self.voters)
         return [1 / len(labels) if answer in labels else 0.0 for answer in final_G]
 
     def figures(self, group: Solutions) -> Metrics:
         """The share of the votes that the label has, and where answers are known whether it is right."""
-        final_G, voting, labels = self._votes(group)
+        final_G, voting, labels = votes_of(group, self.voters)
         metrics: Metrics = {}
         if voting:
             metrics["majority/share"] = sum(vote in labels for vote in voting) / len(voting) / len(labels)
@@ -75,19 +95,8 @@ class Majority(SolutionReward):
             metrics["majority/correct"] = len(right & labels) / len(labels)
         return metrics
 
-    def _votes(self, group: Solutions) -> tuple[list[int | None], list[int], set[int]]:
-        """Answers of the final solutions that are finished, all votes, and the answers with the most of them."""
-        numbers = answer_groups([*group.final_G, *group.first_G])
-        final_G, first_G = (
-            [number if is_done else None for number, is_done in zip(own, group.finished_G, strict=True)]
-            for own in (numbers[: len(group)], numbers[len(group) :])
-        )
-        votes = [vote for vote in (final_G if self.voters == "final" else first_G) if vote is not None]
-        counts = Counter(votes)
-        return final_G, votes, {answer for answer, n in counts.items() if n == max(counts.values())}
 
-
-def majority(*, voters: Literal["final", "first"] = "final") -> Majority:
+def majority(*, voters: Voters = "final") -> Majority:
     """Agreement with the majority of the answers as reward (TTRL); needs no known answers.
 
     Args:

@@ -54,6 +54,11 @@ class Shuffled(SolutionReward):
         """As the other."""
         return isinstance(self.of, SolutionReward) and self.of.needs_answers
 
+    @property
+    def pays_samples(self) -> bool:
+        """As the other."""
+        return isinstance(self.of, SolutionReward) and self.of.pays_samples
+
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """As the other."""
         self.of.check(protocol, num_agents)

@@ -4,7 +4,7 @@ Legend: ``_G`` solutions of one problem, ``_T`` sampled tokens of the reply that
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tinker_cookbook.rl.types import Metrics
@@ -42,6 +42,11 @@ class SolutionReward(Reward):
     def needs_answers(self) -> bool:
         """Whether it looks at the known answer; by default not."""
         return False
+
+    @property
+    def pays_samples(self) -> bool:
+        """Whether it pays plain samples, too; by default it does."""
+        return True
 
     @abstractmethod
     def pay(self, group: Solutions) -> list[float]:
@@ -85,9 +90,13 @@ class SolutionReward(Reward):
         self.check_played(played.conversation)
         group = _solutions_of(played)
         rewards = dict(zip(played.agents, self.pay(group), strict=True))
-        scored = paid(played, agent_pay(played, rewards))
+        scored = paid(played, self.credited(played, rewards))
         shared = self.figures(group)
         return replace(scored, metrics={agent: own | shared for agent, own in scored.metrics.items()})
+
+    def credited(self, played: Played, rewards: Mapping[int, float]) -> Scored:
+        """The agents' rewards, and the tokens that earn them: by default all of an agent's."""
+        return agent_pay(played, rewards)
 
 
 def stored_solutions(conversation: Conversation, *, seed: int, right: dict[int, bool] | None) -> Solutions:
