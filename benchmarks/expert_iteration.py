@@ -104,8 +104,7 @@ class StyleEvaluator:
     async def __call__(self, sampler, step: int) -> dict[str, float]:
         import tinker
 
-        from viva.conversation.protocol import direct_messages
-        from viva.conversation.rendering import build_prompt
+        from viva.conversation.rendering import build_prompt, direct_messages
 
         self.counter.count = 0
         direct = replace(self.evaluator.direct, grader=self.counter)

@@ -5,8 +5,7 @@ import json
 import pytest
 from strategy_making import QUESTION, play, text_of, trained_text
 
-from viva.conversation.protocol import direct_messages
-from viva.conversation.rendering import build_prompt
+from viva.conversation.rendering import build_prompt, direct_messages
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder, ends_behind, solution_tokens
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge

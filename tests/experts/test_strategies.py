@@ -16,8 +16,7 @@ from strategy_making import (
 from tinker_cookbook.rl import data_processing as cookbook
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.conversation.protocol import direct_messages
-from viva.conversation.rendering import build_prompt
+from viva.conversation.rendering import build_prompt, direct_messages
 from viva.experts.assisted import (
     RIGHT_FEEDBACK,
     WRONG_FEEDBACK,

@@ -13,9 +13,9 @@ from tinker_cookbook import renderers
 
 from viva.conversation.critiques import critique_instruction, critique_messages, shown, shown_solution
 from viva.conversation.guard import GuardedTokenizer
-from viva.conversation.protocol import View, direct_messages
+from viva.conversation.protocol import View
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
-from viva.conversation.rendering import build_prompt
+from viva.conversation.rendering import build_prompt, direct_messages
 from viva.experts.assisted import RIGHT_FEEDBACK
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, judge_messages
 from viva.selfplay.round_robin import round_robin_protocol

@@ -12,19 +12,15 @@ write a line that looks like a header of the transcript or like somebody else's 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Literal
 
 from viva.conversation.records import CritiqueReply, Reply, ReplyStatus, Solution, Turn
-
-if TYPE_CHECKING:
-    from tinker_cookbook.renderers.base import Message
-
-
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message
@@ -88,11 +84,6 @@ def quote(text: str) -> str:
     for line_break in _LINE_BREAKS:
         text = text.replace(line_break, "\n")
     return "> " + text.replace("\n", "\n> ")
-
-
-def direct_messages(question: str) -> list[Message]:
-    """The messages that ask the bare question, without any conversation."""
-    return [{"role": "user", "content": question}]
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -241,8 +232,8 @@ class Round:
     Args:
         name: In reports, and of the segment if a text is asked.
         segments: What is asked. A text, or a function of the `View` that makes one, is a segment whose whole reply is a
-            solution and earns the reward; a text is put behind the agent's persona. Several segments are parallel
-            generations on the same sights; the place in the sequence is the lane.
+            solution and earns the reward; a text is put behind the agent's persona, see `Protocol.with_prompts`.
+            Several segments are parallel generations on the same sights; the place in the sequence is the lane.
         sights: What is seen, in order of its place in the prompt, most shared first. A name is that of a segment whose
             replies are all shown, quoted, with their agents' numbers.
         order: Who replies when.
@@ -275,12 +266,29 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The instruction that a text is: who the agent is, then the text."""
+    """The instruction that a text is: who the agent is, then the text with its placeholders filled in."""
 
     text: str
+    is_numbered: bool = True
+    """Whether the agent is told its number."""
 
     def __call__(self, view: View) -> str:
-        return f"{introduction(view.persona, view.agent_id)} {self.text}"
+        text = _PLACEHOLDER.sub(lambda found: _FILLED[found[1]](view), self.text)
+        if "{persona}" in self.text:
+            return text
+        return f"{introduction(view.persona, view.agent_id if self.is_numbered else None)} {text}"
+
+
+_FILLED: dict[str, Callable[[View], str]] = {
+    "persona": lambda view: introduction(view.persona),
+    "own": lambda view: view.own or "",
+    "others": lambda view: ", ".join(letter for letter in view.letters if letter != view.own),
+    "letters": lambda view: ", ".join(view.letters),
+    "round": lambda view: str(view.round_index + 1),
+}
+"""Placeholders of requests: the agent's persona as a sentence, its letter, the others' letters, all letters, and the
+round's number, counted from 1. Other braces stay as they are."""
+_PLACEHOLDER = re.compile(r"\{(" + "|".join(_FILLED) + r")\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +330,36 @@ class Protocol:
     def agents_needed(self, num_agents: int) -> int:
         """With fewer agents left than this, the conversation is over, by the failure rule."""
         return num_agents if self.on_failure == "void" else self.min_agents
+
+    def with_prompts(self, prompts: Mapping[str, str]) -> Protocol:
+        """The same protocol with other words.
+
+        Args:
+            prompts: The system message, by ``system``, and requests by the name of their segment; they may have the
+                placeholders ``{persona}`` (else the persona comes first), ``{own}``, ``{others}``, ``{letters}`` and
+                ``{round}``.
+
+        Raises:
+            ValueError: If a name is that of no segment.
+        """
+        known = ["system", *dict.fromkeys(each.name for round_ in self.rounds for each in round_.segments)]
+        for name in prompts:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise ValueError(f"prompts has no segment {name!r}; allowed: {', '.join(known)}.{hint}")
+
+        def said(segment: Segment) -> Segment:
+            text = prompts.get(segment.name)
+            return (
+                segment if text is None else replace(segment, instruction=_Request(text, is_numbered=False))
+            )
+
+        rounds = [
+            Round(each.name, [said(segment) for segment in each.segments], each.sights, each.order)
+            for each in self.rounds
+        ]
+        return replace(self, rounds=tuple(rounds), system_prompt=prompts.get("system", self.system_prompt))
 
     def prompt(self, question: str, turns: Sequence[Turn], view: View, lane: int = 0) -> str:
         """The user message of one turn.

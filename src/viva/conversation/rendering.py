@@ -215,6 +215,17 @@ def _in_one_chunk(prompt: tinker.ModelInput) -> tinker.ModelInput:
     return tinker.ModelInput.model_construct(chunks=[tinker.EncodedTextChunk.model_construct(tokens=tokens)])
 
 
+def direct_messages(question: str, system_prompt: str | None = None) -> list[Message]:
+    """The messages that ask the bare question, without any conversation."""
+    return [*system_messages(system_prompt), {"role": "user", "content": question}]
+
+
+def system_messages(*texts: str | None) -> list[Message]:
+    """One system message of the texts that are given, or none."""
+    given = [text for text in texts if text is not None]
+    return [{"role": "system", "content": "\n\n".join(given)}] if given else []
+
+
 def build_prompt(
     renderer: Renderer, messages: Sequence[Message], prefill: str | None = None
 ) -> tinker.ModelInput:

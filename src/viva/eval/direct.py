@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.conversation.protocol import direct_messages
-from viva.conversation.rendering import build_prompt, read_reply
+from viva.conversation.rendering import build_prompt, direct_messages, read_reply
 from viva.eval.records import WRONG, Answer, Asked, Played
 from viva.judging.answers import answer_key, is_correct
 from viva.judging.judge import SamplingClient
@@ -32,6 +31,7 @@ class DirectSampler:
     seed: int
     max_tokens: int
     temperature: float = 1.0
+    system_prompt: str | None = None
     context_window: int | None = None
     grader: Callable[[str, str], bool] = is_correct
     vote: Callable[[str], str | None] = answer_key
@@ -63,7 +63,7 @@ class DirectSampler:
             temperature=self.temperature,
             context_window=self.context_window,
         )
-        prompt = build_prompt(self.renderer, direct_messages(item.question))
+        prompt = build_prompt(self.renderer, direct_messages(item.question, self.system_prompt))
         try:
             reply = await completer(prompt, self.renderer.get_stop_sequences())
         except PromptTooLongError:

@@ -35,9 +35,8 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-from viva.conversation.protocol import direct_messages
 from viva.conversation.records import Conversation, Solution
-from viva.conversation.rendering import build_prompt
+from viva.conversation.rendering import build_prompt, direct_messages
 from viva.experts.assisted import leak
 from viva.experts.strategy import Completion, credit_of, record_of
 from viva.rewards.credit import token_ranges
@@ -79,6 +78,8 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
     verify: Callable[[str], float] | None = None
     """Reward of a final solution; one that was cut at the token limit earns 0. By default, the conversation's own
     rewards count."""
+    system_prompt: str | None = None
+    """System message before the bare question."""
     leak_phrases: tuple[str, ...] = ()
     """Words about the conversation that should not turn up in final solutions; their rate is the metric ``leak``."""
     strategy_id: str = "conversation"
@@ -110,7 +111,7 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
     def context_transform(self, observation: Observation, turn_index: int) -> Observation:
         """The bare question."""
         del observation, turn_index
-        return build_prompt(self.renderer, direct_messages(self.question))
+        return build_prompt(self.renderer, direct_messages(self.question, self.system_prompt))
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]

@@ -55,6 +55,10 @@ class DataOptions:
     hf_answer_column: str | None = None
     hf_train_split: str = "train"
     hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
+    question_template: str | None = chz.field(
+        default=None,
+        doc='what is asked, with the prompt in it, like "{question} Give only the final number."',
+    )
     max_train_samples: int | None = None
     max_test_samples: int | None = 100
 
@@ -66,6 +70,9 @@ class RecipeConfig(DataOptions):
     model_name: str = chz.field(default="tiny", doc="hub name, model folder, or tiny (the built-in policy)")
     model_revision: str | None = chz.field(default=None, doc="branch, tag or commit of a model on the hub")
     renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
+    system_prompt: str | None = chz.field(
+        default=None, doc="system message before questions that are asked directly; none by default"
+    )
     lora_rank: int = chz.field(default=32, doc="rank of the adapter; 0 trains all weights")
 
     num_agents: int = chz.field(default=3, doc="agents in each conversation")

@@ -81,7 +81,7 @@ class Config(ConversationConfig):
             self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
         )
         reward.check(protocol, self.num_agents)
-        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
+        return Game(protocol=self.worded(protocol), reward=reward, num_agents=self.num_agents)
 
     def paid_by(self) -> Reward:
         """The reward, with this recipe's judge if it needs one.

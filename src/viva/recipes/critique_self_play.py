@@ -92,7 +92,7 @@ class Config(ConversationConfig):
             comparisons=isinstance(of, PeerReview) and of.agents_compare,
         )
         reward.check(protocol, self.num_agents)
-        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
+        return Game(protocol=self.worded(protocol), reward=reward, num_agents=self.num_agents)
 
     def paid_by(self) -> Reward:
         """The reward by the recipe's rules and judge, as far as they are its own.

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import accumulate, islice
 from pathlib import Path
@@ -162,10 +163,24 @@ def check_sources(options: DataOptions) -> None:
             raise ValueError(
                 f"hf_streaming=true fetches the first rows only: set {name} to how many, or leave hf_streaming out"
             )
+    _check_template(options.question_template)
     for index, prompt in enumerate(options.train_prompts or ()):
         if not prompt.strip():
             raise ValueError(f"train_prompts[{index}] is empty; every prompt needs text")
         _check_text(prompt, f"train_prompts[{index}]")
+
+
+def _check_template(template: str | None) -> None:
+    if template is not None and "{question}" not in template:
+        raise ValueError(
+            f"question_template must have the place of the prompt in it, as {{question}}; got {template!r:.80}"
+        )
+
+
+def _as_asked(item: PromptItem, options: DataOptions) -> PromptItem:
+    """The item as it is asked."""
+    template = options.question_template
+    return item if template is None else replace(item, question=template.replace("{question}", item.question))
 
 
 def _check_file(option: str, path: str) -> None:
@@ -192,7 +207,12 @@ def load_prompts(options: DataOptions) -> tuple[Sequence[PromptItem], list[Promp
         hub_train, hub_test = load_hub(options, max_train=room, max_test=options.max_test_samples)
         train.append(hub_train)
         test += hub_test
-    return LazyPrompts([(len(part), part.__getitem__) for part in train]), test[: options.max_test_samples]
+    parts = [(len(part), _reader(part, options)) for part in train]
+    return LazyPrompts(parts), [_as_asked(item, options) for item in test[: options.max_test_samples]]
+
+
+def _reader(part: Sequence[PromptItem], options: DataOptions) -> Callable[[int], PromptItem]:
+    return lambda index: _as_asked(part[index], options)
 
 
 def load_test_prompts(options: DataOptions) -> list[PromptItem]:
@@ -201,11 +221,12 @@ def load_test_prompts(options: DataOptions) -> list[PromptItem]:
     Raises:
         ValueError: For anything that cannot be read.
     """
+    _check_template(options.question_template)
     source = held_out_source(options)
     items = _own_test(options, _own_train(options) if source is not None and is_generated(source) else [])
     if options.hf_dataset_name is not None:
         items += load_hub(options, max_train=0, max_test=options.max_test_samples)[1]
-    return items[: options.max_test_samples]
+    return [_as_asked(item, options) for item in items[: options.max_test_samples]]
 
 
 def _own_train(options: DataOptions) -> list[Sequence[PromptItem]]:

@@ -252,6 +252,7 @@ def _direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
                 seed=config.seed,
                 max_tokens=config.max_tokens,
                 temperature=temperature,
+                system_prompt=config.system_prompt,
                 context_window=opened.context_window,
                 grader=plan.check.is_right,
                 vote=plan.check.vote,

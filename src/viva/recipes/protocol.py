@@ -110,6 +110,11 @@ def refuse_unused(config: RecipeConfig, names: Sequence[str], why: str) -> None:
 class ConversationConfig(RecipeConfig):
     """Options of a recipe that trains conversations."""
 
+    prompts: dict[str, str] | None = chz.field(
+        default=None,
+        doc='other words: the system message and what segments ask, like {"system": "...", "proposal": "..."}',
+    )
+
     def game(self) -> Game:
         """The conversation that the options declare.
 
@@ -131,6 +136,14 @@ class ConversationConfig(RecipeConfig):
             policy, policy_refs = await judged_by(game.reward.judge.policy, plan, opened)
         make_builder = game.factory(opened.renderer, policy, plan.grader)
         return make_training(plan, opened, make_builder, policy_refs=policy_refs)
+
+    def worded(self, protocol: Protocol) -> Protocol:
+        """The protocol in the words that are given.
+
+        Raises:
+            ValueError: If they are for no segment of it.
+        """
+        return protocol if self.prompts is None else protocol.with_prompts(self.prompts)
 
 
 @chz.chz
@@ -163,6 +176,7 @@ class Config(ConversationConfig):
             protocol = replace(protocol, personas=self.personas)
         if self.on_failure is not None:
             protocol = replace(protocol, on_failure=self.on_failure)
+        protocol = self.worded(protocol)
         protocol.check()
         reward = reward_named(protocol.reward if self.reward is None else self.reward)
         reward.check(protocol, self.num_agents)

@@ -45,7 +45,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
-from viva.conversation.rendering import read_reply
+from viva.conversation.rendering import read_reply, system_messages
 from viva.experts.assisted import (
     FeedbackGroupBuilder,
     GeneratedFeedback,
@@ -136,7 +136,8 @@ class EfficientEnv(PromptAugmentedEnv):
         renderer: From `viva.conversation.rendering.load_renderer`.
         question: The problem.
         reward: Of its replies.
-        sampling_convo_prefix: Messages before the question as it is sampled: the hint. None by default.
+        sampling_convo_prefix: Messages before the question as it is sampled, such as a hint. None by default.
+        training_convo_prefix: Messages before the question as it is trained. None by default.
         leak_phrases: See `PromptAugmentedEnv`.
         is_paid: Whether the step pays the reward; if not, the group does.
     """
@@ -148,10 +149,13 @@ class EfficientEnv(PromptAugmentedEnv):
         reward: EfficientReward,
         *,
         sampling_convo_prefix: Sequence[Message] = (),
+        training_convo_prefix: Sequence[Message] = (),
         leak_phrases: Sequence[str] = (),
         is_paid: bool = True,
     ) -> None:
-        super().__init__(renderer, list(sampling_convo_prefix), [], leak_phrases=leak_phrases)
+        super().__init__(
+            renderer, list(sampling_convo_prefix), list(training_convo_prefix), leak_phrases=leak_phrases
+        )
         self.is_paid = is_paid
         self.question = question
         self.reward = reward
@@ -214,13 +218,14 @@ class Task:
         return DEFAULT_HINT if self.options.hint is None else self.options.hint
 
     def env(self, *, hint: str | None = None, leak_phrases: Sequence[str] = ()) -> EfficientEnv:
-        """The problem, sampled behind a hint (a system message) if one is given, and trained without it."""
-        prefix = [] if hint is None else [Message(role="system", content=hint)]
+        """The problem, sampled behind a hint (in the system message) if one is given, and trained without it."""
+        system_prompt = self.options.system_prompt
         return EfficientEnv(
             self.renderer,
             self.item.question,
             self.reward,
-            sampling_convo_prefix=prefix,
+            sampling_convo_prefix=system_messages(system_prompt, hint),
+            training_convo_prefix=system_messages(system_prompt),
             leak_phrases=leak_phrases,
             is_paid=self.group_reward is None,
         )
@@ -359,6 +364,7 @@ def _conversation(task: Task) -> EnvGroupBuilder:
         inner=conversation(task),
         question=task.item.question,
         renderer=task.renderer,
+        system_prompt=task.options.system_prompt,
         verify=task.verify if task.options.conversation_reward == "verifier" else None,
         leak_phrases=tuple(task.options.leak_phrases or ()),
     )

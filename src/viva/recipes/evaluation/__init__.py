@@ -55,6 +55,11 @@ class EvalOptions:
     hf_prompt_column: str | None = None
     hf_answer_column: str | None = None
     hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
+    question_template: str | None = chz.field(
+        default=None,
+        doc='what is asked, with the prompt in it, like "{question} Give only the final number."',
+    )
+    system_prompt: str | None = chz.field(default=None, doc="system message before direct questions")
     max_test_samples: int | None = chz.field(default=None, doc="use the first so many problems")
     num_test_conversations: int | None = chz.field(
         default=None, doc="problems that are also talked about; default: as in the run, else 24"

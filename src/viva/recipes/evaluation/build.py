@@ -144,6 +144,7 @@ async def _sample(
         seed=plan.shared.seed,
         max_tokens=plan.shared.max_tokens,
         temperature=plan.record["eval_temperature"],
+        system_prompt=plan.shared.system_prompt,
         context_window=opened.context_window,
         grader=plan.check.is_right,
         vote=plan.check.vote,

@@ -89,6 +89,8 @@ class EvalPlan:
             else shared.eval_temperature,
             "resamples": self.options.resamples,
         }
+        if shared.system_prompt is not None:
+            record["system_prompt"] = shared.system_prompt
         for kind, config in self.conversations.items():
             own = sorted(set(chz.chz_fields(type(config))) - set(chz.chz_fields(RecipeConfig)))
             names = [*own, "num_agents", "personas", "on_failure", "temperature", "max_retries"]
