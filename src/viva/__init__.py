@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from viva import rewards
-    from viva.api import Run, evaluate, load_run, train, train_async
+    from viva.api import Run, evaluate, load_run, screen, train, train_async
     from viva.conversation.protocol import Protocol, Round, Segment, Sight, View
     from viva.conversation.records import Conversation
 
@@ -21,6 +21,7 @@ __all__ = [
     "evaluate",
     "load_run",
     "rewards",
+    "screen",
     "train",
     "train_async",
 ]
@@ -28,7 +29,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _PLACES = {
-    "viva.api": ("Run", "evaluate", "load_run", "train", "train_async"),
+    "viva.api": ("Run", "evaluate", "load_run", "screen", "train", "train_async"),
     "viva.conversation.protocol": ("Protocol", "Round", "Segment", "Sight", "View"),
     "viva.conversation.records": ("Conversation",),
 }

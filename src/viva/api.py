@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from viva.conversation.protocol import Protocol
 from viva.judging.records import ConversationRecord, Transcript
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     import pandas
 
     from viva.eval.records import Evaluation
+    from viva.eval.screening import Screening
     from viva.rewards.base import Grader, Reward, RewardFunction
 
+ResultT = TypeVar("ResultT")
 Prompts = str | Path | Sequence[str] | Sequence[Mapping[str, Any]]
-"""A JSONL file, questions, or rows with ``query`` (or ``question``) and, where it is known, ``answer``."""
+"""A JSONL file or ``reasoning_gym:FAMILY``, questions, or rows with ``query`` (or ``question``), perhaps ``answer``."""
 
 
 class Conversations(Sequence[ConversationRecord]):
@@ -264,10 +266,40 @@ def evaluate(
     if callable(given.get("grader")):
         given["grader"] = remember(given["grader"])
     work = evaluate_policy(name, make_options(EvalOptions, given))
-    with ThreadPoolExecutor(1) as pool:  # the caller may have an event loop that runs, as in a notebook
-        text, evaluation = pool.submit(asyncio.run, work).result()
+    text, evaluation = _run_apart(work)
     sys.stdout.write(text)
     return evaluation
+
+
+def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening:
+    """Tell which reward can teach a policy a task, as ``viva screen`` does, and print the tables.
+
+    Args:
+        policy: A run, a model or an adapter.
+        task: Problems, with or without known answers.
+        **options: Those of ``viva screen``: ``num_problems``, ``num_samples``, ``temperature``, ...
+
+    Returns:
+        Figures, advice and every answer; a file holds the same.
+
+    Raises:
+        ValueError: If anything is wrong with the options; nothing was sampled then.
+    """
+    from viva.recipes.evaluation.screen import ScreenOptions, screen
+
+    prepare_threads()
+    name = str(policy.path if isinstance(policy, Run) else policy)
+    path = _prompt_options("train", task, "runs/screen/problems")["train_prompts_path"]
+    given = dict(options)
+    if callable(given.get("grader")):
+        given["grader"] = remember(given["grader"])
+    return _run_apart(screen(name, path, make_options(ScreenOptions, given)))
+
+
+def _run_apart(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of work in a loop of its own: the caller may have one that runs, as in a notebook."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def _prompt_options(which: str, prompts: Prompts | None, log_path: str) -> dict[str, Any]:

@@ -78,6 +78,20 @@ _ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
         ),
         _options("what to measure, and how"),
     ),
+    "screen": (
+        "which reward can teach a model a task: viva screen MODEL TASK key=value ...",
+        "Ask a model some hundred problems, greedily and as in training, have it judge its own answers, and tell which "
+        "reward can work there, or that none can and why. 'viva screen MODEL TASK --help' lists the options.",
+        _Argument(
+            "target",
+            metavar="MODEL",
+            help="a hub name, a GGUF file, the folder of a model, adapter or run, or tiny",
+        ),
+        _Argument(
+            "task", metavar="TASK", help="problems: a JSONL file, or reasoning_gym:FAMILY,option=value,..."
+        ),
+        _options("how the problems are asked"),
+    ),
     "report": (
         "write report.html for a run: viva report RUN [RUN2]",
         "Write one self-contained HTML file: the curves of a run, the judge over all conversations, some "
@@ -224,6 +238,7 @@ def _run(argv: Sequence[str] | None) -> int:
     commands: dict[str, Command] = {
         "train": _train,
         "eval": _eval,
+        "screen": _screen,
         "report": _report,
         "export": _export,
         "cost": _cost,
@@ -375,6 +390,18 @@ def _eval(options: argparse.Namespace) -> int:
     from viva.recipes.evaluation.build import evaluate
 
     _write(_ask_engine(evaluate(options.target, chosen)))
+    return 0
+
+
+@_refusing
+def _screen(options: argparse.Namespace) -> int:
+    from viva.recipes.config import parse_options
+    from viva.recipes.evaluation.screen import ScreenOptions, screen
+    from viva.threads import prepare_threads
+
+    prepare_threads()
+    chosen = parse_options(ScreenOptions, options.options)
+    _ask_engine(screen(options.target, options.task, chosen))
     return 0
 
 

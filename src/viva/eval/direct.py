@@ -48,13 +48,16 @@ class DirectSampler:
 
         The seed comes from the question's place in the test set and the answer's number.
         """
-        answer = await self._answer(sampler, index, item, number)
+        answer, _ = await self.sample(sampler, index, item, number)
         if progress is not None:
             progress.on_reply(answer.num_tokens)
             progress.on_group(answer)
         return answer
 
-    async def _answer(self, sampler: SamplingClient, index: int, item: PromptItem, number: int) -> Answer:
+    async def sample(
+        self, sampler: SamplingClient, index: int, item: PromptItem, number: int
+    ) -> tuple[Answer, Sequence[float]]:
+        """One answer, as `answer`, and the sampling logprobs of its tokens in nats."""
         place = (index, number) if number else (index,)
         completer = SeededCompleter(
             sampler=sampler,
@@ -67,16 +70,17 @@ class DirectSampler:
         try:
             reply = await completer(prompt, self.renderer.get_stop_sequences())
         except PromptTooLongError:
-            return WRONG
+            return WRONG, ()
         text, is_clean = read_reply(self.renderer, reply.tokens)
         is_finished = is_clean and reply.stop_reason == "stop"
-        return Answer(
+        answer = Answer(
             right=is_finished and self.grader(text, item.answer or ""),
             vote=self.vote(text) if is_finished else None,
             finished=is_finished,
             num_tokens=len(reply.tokens),
             text=text,
         )
+        return answer, reply.logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

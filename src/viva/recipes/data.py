@@ -154,7 +154,7 @@ def check_sources(options: DataOptions) -> None:
     for name in ("train_prompts_path", "test_prompts_path"):
         path = getattr(options, name)
         if path is not None:
-            _check_file(name, path)
+            check_prompts_path(name, path)
     for name in ("max_train_samples", "max_test_samples"):
         limit = getattr(options, name)
         if limit is not None and limit < 1:
@@ -183,7 +183,12 @@ def _as_asked(item: PromptItem, options: DataOptions) -> PromptItem:
     return item if template is None else replace(item, question=template.replace("{question}", item.question))
 
 
-def _check_file(option: str, path: str) -> None:
+def check_prompts_path(option: str, path: str) -> None:
+    """Refuse a source that is no file, nor a family that can be made.
+
+    Raises:
+        ValueError: It begins with the option's name.
+    """
     if is_generated(path):
         find_family(path)
     elif not Path(path).expanduser().is_file():
@@ -244,7 +249,7 @@ def _own_test(options: DataOptions, train: Sequence[Sequence[PromptItem]]) -> li
     path = held_out_source(options)
     if path is None:
         return []
-    _check_file("test_prompts_path", path)
+    check_prompts_path("test_prompts_path", path)
     if is_generated(path):
         return load_generated_test(options, path, (item.question for part in train for item in part))
     return list(load_jsonl(path, limit=options.max_test_samples))

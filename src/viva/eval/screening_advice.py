@@ -1,0 +1,248 @@
+"""Advice from the figures of a screening: which reward can work, or that none can and why.
+
+A reward ``works`` or ``fails`` only where its whole 95 % interval says so; else it is ``unclear``. Rules and their
+levels are in the functions below, each a few lines long.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from viva.eval.records import Figure
+from viva.eval.screening import Advice
+
+FEW_PROBLEMS = 5
+"""Problems with right and wrong answers below which a reward is not told to work or to fail."""
+FEW_ENDED = 0.5
+"""Share of replies that must be finished, and of those in which an answer must be found."""
+FEW_IN_REACH = 0.05
+"""Share of problems in reach below which hardly any group has a signal."""
+MUCH_SHARPER = 0.15
+"""Points of accuracy that the greedy answer may be above sampled ones."""
+MUCH_LENIENT = 0.1
+"""Points of accuracy that may be lost to the form of answers."""
+MOSTLY = 0.5
+"""Share of problems on which the majority must be right."""
+SETTLED = 0.95
+"""Share of equal answers above which voting has nothing left to teach."""
+
+Figures = Mapping[str, Figure]
+
+
+def screening_advice(figures: Figures, *, rewards: Sequence[str], has_answers: bool) -> tuple[Advice, ...]:
+    """Advice in the order of importance: what stands in the way, then each reward, then a summary."""
+    notes = _about_replies(figures)
+    if not has_answers:
+        return (*notes, *_without_answers(figures))
+    notes += _about_accuracy(figures)
+    told = [_about_answers(figures)]
+    told += [_about_reward(name, figures) for name in rewards]
+    if "judge/accuracy" in figures:
+        told.append(_about_judge(figures))
+    return (*notes, *told, _summary(told, figures))
+
+
+def _about_replies(figures: Figures) -> list[Advice]:
+    found: list[Advice] = []
+    finished, read = _value(figures, "replies/finished"), _value(figures, "replies/answer_found")
+    if finished < FEW_ENDED:
+        found.append(
+            _note(
+                "max_tokens",
+                f"only {_percent(finished)} of the replies end by themselves: raise max_tokens, or ask for less "
+                "(instruction=...)",
+            )
+        )
+    if read < FEW_ENDED:
+        found.append(
+            _note(
+                "instruction",
+                f"an answer is found in {_percent(read)} of the replies: name the form, as in "
+                "instruction='Give only the final number.'",
+            )
+        )
+    return found
+
+
+def _about_accuracy(figures: Figures) -> list[Advice]:
+    found: list[Advice] = []
+    greedy, sampled = _value(figures, "accuracy/greedy"), _value(figures, "accuracy/sampled")
+    if greedy - sampled > MUCH_SHARPER:
+        found.append(
+            _note(
+                "temperature",
+                f"greedy answers are right in {_percent(greedy)}, sampled ones in {_percent(sampled)}: lower the "
+                "temperature, and compare results at temperature 0, where mere sharpening shows no gain",
+            )
+        )
+    lost = _value(figures, "accuracy/sampled_lenient") - sampled
+    if lost > MUCH_LENIENT:
+        found.append(
+            _note(
+                "format",
+                f"another {_percent(lost)} of the replies name the right answer without giving it as theirs: "
+                "much of what is learnt first will be form",
+            )
+        )
+    return found
+
+
+def _about_answers(figures: Figures) -> Advice:
+    reach, never = _value(figures, "solved/in_20_to_80_percent"), _value(figures, "solved/never")
+    if reach >= FEW_IN_REACH:
+        return Advice(
+            about="answers",
+            verdict="works",
+            reason=f"{_percent(reach)} of the problems are solved in 20 to 80 % of tries, where a known "
+            "answer tells tries apart",
+        )
+    why = "hardly any is ever solved" if never > MOSTLY else "most are always solved"
+    remedy = (
+        "take easier problems, or strategies that help (hint, feedback)"
+        if never > MOSTLY
+        else "take harder problems"
+    )
+    return Advice(
+        about="answers",
+        verdict="fails",
+        reason=f"only {_percent(reach)} of the problems are in reach (20 to 80 % of tries): {why}; {remedy}",
+    )
+
+
+def _about_reward(name: str, figures: Figures) -> Advice:
+    figure = figures[f"correlation/{name}"]
+    told = f"correlation with the truth within groups {_with_interval(figure)}"
+    if name == "shuffled":
+        return _note("shuffled", f"{told}: the zero line")
+    if figure.value is None:
+        return Advice(
+            about=name, verdict="fails", reason="it tells no answers apart, or none are right and wrong"
+        )
+    majority = _majority(figures) if name == "majority" else None
+    if majority is not None and majority < MOSTLY:
+        return Advice(
+            about=name,
+            verdict="fails",
+            reason=f"the most frequent answer is right on {_percent(majority)} of the problems only; on all others "
+            f"training votes the right answer away ({told})",
+        )
+    if majority is not None and (figures["majority_less_sampled"].high or 0.0) < 0:
+        return Advice(
+            about=name,
+            verdict="fails",
+            reason=f"voting collapses: the most frequent answer is right less often ({_percent(majority)}) than a "
+            f"single one ({_percent(_value(figures, 'accuracy/sampled'))})",
+        )
+    # without an interval all draws agree, as where every group is ranked without a mistake
+    low, high = (
+        figure.value if figure.low is None else figure.low,
+        figure.value if figure.high is None else figure.high,
+    )
+    if figure.num_problems < FEW_PROBLEMS:
+        return Advice(about=name, verdict="unclear", reason=f"{told}, of {figure.num_problems} problems only")
+    verdict = "works" if low > 0 else "fails" if high <= 0 else "unclear"
+    if verdict == "works" and majority is not None:
+        told += f"; it can lift accuracy to about {_percent(majority)}, by sharpening"
+    elif verdict == "works" and name == "log_probability":
+        told += (
+            f"; it can lift accuracy to about the greedy one, {_percent(_value(figures, 'accuracy/greedy'))}"
+        )
+    return Advice(about=name, verdict=verdict, reason=told)
+
+
+def _about_judge(figures: Figures) -> Advice:
+    accuracy, bias = figures["judge/accuracy"], _value(figures, "judge/position_bias")
+    told = f"the model as judge is right on {_percent_interval(accuracy)} of pairs"
+    if accuracy.value is None:
+        return Advice(about="tournament", verdict="fails", reason="no pair could be judged")
+    told += f", and follows the order in {_percent(bias)} of them"
+    likelihood = figures.get("likelihood/accuracy")
+    if likelihood is not None and likelihood.value is not None:
+        told += f"; the likelihood of the reply alone is right on {_percent_interval(likelihood)}"
+    if accuracy.low is not None and accuracy.low > 0.5:
+        verdict = "works"
+    else:
+        verdict = "fails" if bias > MOSTLY or (accuracy.high or accuracy.value) <= 0.5 else "unclear"
+    return Advice(about="tournament", verdict=verdict, reason=told)
+
+
+def _summary(told: Sequence[Advice], figures: Figures) -> Advice:
+    works = [each.about for each in told if each.verdict == "works"]
+    free = [name for name in works if name != "answers"]
+    if free:
+        return _note("summary", f"without known answers: {', '.join(free)} can work")
+    if works:
+        return _note(
+            "summary",
+            "only known answers can teach here; no reward without them follows the truth on these problems",
+        )
+    hope = _value(figures, "accuracy/greedy")
+    return _note(
+        "summary",
+        f"no reward can work on these problems as they are asked (greedy accuracy {_percent(hope)}); change the "
+        "problems, the instruction or the model first",
+    )
+
+
+def _without_answers(figures: Figures) -> list[Advice]:
+    agreement, entropy = figures["answers/agreement"], figures["answers/entropy_bits"]
+    found: list[Advice] = []
+    if agreement.value is not None:
+        bits = f"{entropy.value or 0.0:.1f} bits of entropy"
+        told = f"{_percent(agreement.value)} of the answers to a problem agree ({bits})"
+        if agreement.value > SETTLED:
+            found.append(
+                Advice(about="majority", verdict="fails", reason=f"{told}: nothing is left to sharpen")
+            )
+        else:
+            found.append(
+                Advice(
+                    about="majority",
+                    verdict="unclear",
+                    reason=f"{told}; whether the most frequent one is right, only known "
+                    "answers tell: give some, even twenty",
+                )
+            )
+    if "judge/position_bias" in figures and figures["judge/position_bias"].value is not None:
+        bias = _value(figures, "judge/position_bias")
+        told = f"the model as judge follows the order in {_percent(bias)} of pairs of different answers"
+        verdict = "fails" if bias > MOSTLY else "unclear"
+        found.append(Advice(about="tournament", verdict=verdict, reason=told))
+    return found
+
+
+def _majority(figures: Figures) -> float | None:
+    """Of all answers, the last rung of the ladder."""
+    found = [figure.value for name, figure in figures.items() if name.startswith("accuracy/maj@")]
+    return found[-1] if found else None
+
+
+def _value(figures: Figures, name: str) -> float:
+    figure = figures.get(name)
+    return 0.0 if figure is None or figure.value is None else figure.value
+
+
+def _note(about: str, reason: str) -> Advice:
+    return Advice(about=about, verdict="note", reason=reason)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _percent_interval(figure: Figure) -> str:
+    value = _percent(figure.value or 0.0)
+    return (
+        value
+        if figure.low is None or figure.high is None
+        else f"{value} ({_percent(figure.low)} to {_percent(figure.high)})"
+    )
+
+
+def _with_interval(figure: Figure) -> str:
+    if figure.value is None:
+        return "unknown"
+    told = f"{figure.value:+.2f}"
+    return (
+        told
+        if figure.low is None or figure.high is None
+        else f"{told} ({figure.low:+.2f} to {figure.high:+.2f})"
+    )

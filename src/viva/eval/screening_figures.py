@@ -1,0 +1,238 @@
+"""From the answers of a screening to figures.
+
+The correlation of a reward with the truth is taken within groups, since only differences within a group are trained:
+with ``a`` and ``b`` the rewards and the rightness of the answers to a problem, each less its mean over them,
+
+    r = sum_P sum_N a b / sqrt(sum_P sum_N a^2 sum_P sum_N b^2)
+
+over all problems. Groups that are all right or all wrong add to the first sum below the root alone: what a reward pays
+there has nothing to do with the truth, but is trained on.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from viva.eval.estimates import Terms, ladder, majority_at_k, pass_at_k, summarise
+from viva.eval.records import Figure
+from viva.eval.screening import Screened, Try
+from viva.judging.comparison import Comparison, judge_accuracy, judge_health
+from viva.rewards.majority import answer_groups
+from viva.rewards.solutions import SolutionReward, Solutions
+from viva.training.data import derive_seed
+
+LOW, HIGH = 0.2, 0.8
+"""Shares of tries between which a problem is in reach."""
+_Term = tuple[float, float]
+_NOTHING: _Term = (0.0, 0.0)
+_QUANTILES = (0.025, 0.975)
+
+
+def screening_figures(
+    problems_P: Sequence[Screened], rewards: Mapping[str, SolutionReward], *, resamples: int, seed: int
+) -> dict[str, Figure]:
+    """All figures with 95 % intervals over problems; those that need known answers only where all are known."""
+    known = all(each.answer is not None for each in problems_P)
+    terms = _replies(problems_P) | _opinions(problems_P) | _judge(problems_P, is_known=known)
+    if known:
+        terms = _accuracies(problems_P) | _reach(problems_P) | terms | _likelihood(problems_P)
+    figures = summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
+    for name, reward in rewards.items() if known else ():
+        figures[f"correlation/{name}"] = correlation(
+            [
+                _centred(each, reward, derive_seed(seed, "reward", place))
+                for place, each in enumerate(problems_P)
+            ],
+            resamples=resamples,
+            seed=derive_seed(seed, "bootstrap"),
+        )
+    return figures
+
+
+def _accuracies(problems_P: Sequence[Screened]) -> dict[str, Terms]:
+    votes_P = [_votes(each) for each in problems_P]
+    n = len(votes_P[0])
+    figures: dict[str, Terms] = {
+        "accuracy/greedy": [(float(each.greedy.answer.right), 1.0) for each in problems_P],
+        "accuracy/sampled": [(_num_right(each), n) for each in problems_P],
+        "accuracy/greedy_lenient": [(float(each.greedy.is_named), 1.0) for each in problems_P],
+        "accuracy/sampled_lenient": [
+            (float(sum(one.is_named for one in each.tries_N)), n) for each in problems_P
+        ],
+    }
+    for k in ladder(n):
+        figures[f"accuracy/maj@{k}"] = [(majority_at_k(votes, k), 1.0) for votes in votes_P]
+    figures[f"accuracy/pass@{n}"] = [(pass_at_k(n, _num_right(each), n), 1.0) for each in problems_P]
+    figures["majority_less_sampled"] = [
+        (majority_at_k(votes, n) - _num_right(each) / n, 1.0)
+        for votes, each in zip(votes_P, problems_P, strict=True)
+    ]
+    figures["greedy_less_sampled"] = [
+        (float(each.greedy.answer.right) - _num_right(each) / n, 1.0) for each in problems_P
+    ]
+    return figures
+
+
+def _reach(problems_P: Sequence[Screened]) -> dict[str, Terms]:
+    shares = [_num_right(each) / len(each.tries_N) for each in problems_P]
+    return {
+        "solved/in_20_to_80_percent": [(float(LOW <= share <= HIGH), 1.0) for share in shares],
+        "solved/never": [(float(share == 0), 1.0) for share in shares],
+        "solved/always": [(float(share == 1), 1.0) for share in shares],
+    }
+
+
+def _replies(problems_P: Sequence[Screened]) -> dict[str, Terms]:
+    def share(flags: list[bool]) -> _Term:
+        return float(sum(flags)), float(len(flags))
+
+    return {
+        "replies/finished": [share([one.answer.finished for one in each.tries_N]) for each in problems_P],
+        "replies/greedy_finished": [share([each.greedy.answer.finished]) for each in problems_P],
+        "replies/answer_found": [share([one.has_answer for one in each.tries_N]) for each in problems_P],
+        "replies/tokens": [
+            (float(sum(one.answer.num_tokens for one in each.tries_N)), float(len(each.tries_N)))
+            for each in problems_P
+        ],
+    }
+
+
+def _opinions(problems_P: Sequence[Screened]) -> dict[str, Terms]:
+    """The share of the most frequent answer, and the entropy of the answers, of those that could be read."""
+    counts_P = [Counter(vote for vote, _ in _votes(each) if vote is not None) for each in problems_P]
+    return {
+        "answers/agreement": [
+            (max(counts.values()) / counts.total(), 1.0) if counts else _NOTHING for counts in counts_P
+        ],
+        "answers/entropy_bits": [(_entropy(counts), 1.0) if counts else _NOTHING for counts in counts_P],
+    }
+
+
+def _entropy(counts: Counter[str]) -> float:
+    shares = [count / counts.total() for count in counts.values()]
+    return -math.fsum(share * math.log2(share) for share in shares)
+
+
+def _judge(problems_P: Sequence[Screened], *, is_known: bool) -> dict[str, Terms]:
+    """Figures of judged pairs, in which the first answer is the right one where answers are known."""
+    both_P = [each.judged.both if each.judged is not None else None for each in problems_P]
+    if not any(both_P):
+        return {}
+    names = {"judge/position_bias": "judge/position_bias", "judge/invalid": "judge/invalid_rate"}
+    health_P = [judge_health(both) if both is not None else {} for both in both_P]
+    figures: dict[str, Terms] = {
+        name: [(health[key], 1.0) if key in health else _NOTHING for health in health_P]
+        for name, key in names.items()
+    }
+    figures["judge/first_shown_nats"] = [_NOTHING if both is None else _first_nats(both) for both in both_P]
+    if is_known:
+        figures["judge/accuracy"] = [_judge_accuracy(each) for each in problems_P]
+    return figures
+
+
+def _judge_accuracy(problem: Screened) -> _Term:
+    judged = problem.judged
+    if judged is None:
+        return _NOTHING
+    found = judge_accuracy(judged.both, {judged.first: True, judged.second: False})
+    return (found["judge/accuracy"], 1.0) if found else _NOTHING
+
+
+def _first_nats(both: Sequence[Comparison]) -> _Term:
+    """Mean log-odds of the answer that is shown first, in nats: 0 without bias, since each answer is first once."""
+    odds = [
+        math.log(each.probabilities[0] / each.probabilities[1])
+        for each in both
+        if each.probabilities is not None and min(each.probabilities[:2]) > 0
+    ]
+    return (math.fsum(odds) / 2, 1.0) if len(odds) == 2 else _NOTHING
+
+
+def _likelihood(problems_P: Sequence[Screened]) -> dict[str, Terms]:
+    """Share of the pairs of a right and a wrong answer in which the right reply is the more probable one."""
+
+    def pairs(problem: Screened, per_token: bool) -> _Term:
+        values = [
+            (one.answer.right, one.logprob / (one.answer.num_tokens if per_token else 1))
+            for one in problem.tries_N
+            if one.has_answer
+        ]
+        points = [
+            0.5 if good == bad else float(good > bad)
+            for is_right, good in values
+            if is_right
+            for is_wrong, bad in values
+            if not is_wrong
+        ]
+        return math.fsum(points) / len(points) if points else 0.0, float(bool(points))
+
+    return {
+        "likelihood/accuracy": [pairs(each, False) for each in problems_P],
+        "likelihood/accuracy_per_token": [pairs(each, True) for each in problems_P],
+    }
+
+
+def _votes(problem: Screened) -> list[tuple[str | None, bool]]:
+    """Answers as numbers of groups of equal ones, and whether they are right; ``None`` for those that do not vote."""
+    groups = answer_groups([one.answer.text if one.answer.finished else "" for one in problem.tries_N])
+    return [
+        (None if group is None else str(group), one.answer.right)
+        for group, one in zip(groups, problem.tries_N, strict=True)
+    ]
+
+
+def _num_right(problem: Screened) -> int:
+    return sum(one.answer.right for one in problem.tries_N)
+
+
+def solutions_of(tries_N: Sequence[Try], seed: int) -> Solutions:
+    """The answers to a problem as rewards see them."""
+    texts = [one.answer.text for one in tries_N]
+    return Solutions(
+        final_G=texts,
+        first_G=texts,
+        finished_G=[one.answer.finished for one in tries_N],
+        # the mean over tokens stands for them: no reward of solutions looks at single tokens
+        logprobs_G_T=[[one.logprob / one.answer.num_tokens] for one in tries_N],
+        graded_G=[float(one.answer.right) for one in tries_N],
+        seed=seed,
+    )
+
+
+def _centred(problem: Screened, reward: SolutionReward, seed: int) -> tuple[float, float, float]:
+    """Sums over the answers to a problem: of a b, a^2 and b^2, see the module; of those that were given."""
+    tries = [one for one in problem.tries_N if one.answer.num_tokens]
+    if len(tries) < 2:
+        return 0.0, 0.0, 0.0
+    paid = np.asarray(reward.pay(solutions_of(tries, seed)), dtype=np.float64)
+    truth = np.asarray([one.answer.right for one in tries], dtype=np.float64)
+    a, b = paid - paid.mean(), truth - truth.mean()
+    return float(a @ b), float(a @ a), float(b @ b)
+
+
+def correlation(sums_P: Sequence[tuple[float, float, float]], *, resamples: int, seed: int) -> Figure:
+    """Correlation within groups from the sums of a b, a^2 and b^2 by problem; ``None`` where nothing varies."""
+    sums = np.asarray(sums_P, dtype=np.float64)
+    counts = np.random.default_rng(seed).multinomial(
+        len(sums), np.full(len(sums), 1 / len(sums)), size=resamples
+    )
+    value = _ratios(sums.sum(axis=0, keepdims=True))
+    drawn = _ratios(counts @ sums)
+    low = high = None
+    if len(drawn) >= 0.95 * resamples and float(np.ptp(drawn)) > 1e-9:
+        low, high = (float(each) for each in np.quantile(drawn, _QUANTILES))
+    return Figure(
+        value=float(value[0]) if len(value) else None,
+        low=low,
+        high=high,
+        num_problems=int((sums[:, 2] > 0).sum()),
+    )
+
+
+def _ratios(
+    sums: "np.ndarray[tuple[int, int], np.dtype[np.float64]]",
+) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    below = np.sqrt(sums[:, 1] * sums[:, 2])
+    return sums[below > 1e-12, 0] / below[below > 1e-12]

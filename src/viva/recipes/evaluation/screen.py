@@ -1,0 +1,251 @@
+"""``viva screen``: options, samples, files and tables of a screening."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+
+from viva.conversation.protocol import counted
+from viva.eval.direct import DirectSampler
+from viva.eval.records import Figure
+from viva.eval.screening import Screener, Screening, write_screening
+from viva.eval.screening_advice import screening_advice
+from viva.eval.screening_figures import screening_figures
+from viva.judging.answers import AnswerCheck
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.recipes.common import say
+from viva.recipes.data import check_prompts_path, load_prompts_path
+from viva.recipes.evaluation import EvalOptions
+from viva.recipes.evaluation.plan import check_output, check_place, engine_of
+from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
+from viva.recipes.plan import at_least, not_negative
+from viva.rewards import find_reward
+from viva.rewards.solutions import SolutionReward
+from viva.selfplay.user_code import find_check
+from viva.training.console import EvaluationConsole
+from viva.training.data import PromptItem, derive_seed, prompts_digest
+from viva.training.remote import watched
+
+_FOLDER = Path("runs/screen")
+
+
+@chz.chz
+class ScreenOptions:
+    """Options of viva screen."""
+
+    num_problems: int = chz.field(default=100, doc="problems that are asked, the first of the task")
+    num_samples: int = chz.field(default=8, doc="tries at every problem, beside the greedy one")
+    temperature: float = chz.field(default=1.0, doc="of the tries; that of training")
+    max_tokens: int = chz.field(default=256, doc="longest reply")
+    instruction: str | None = chz.field(
+        default=None, doc="put behind every question, like 'Give only the final number.'"
+    )
+    num_pairs: int = chz.field(
+        default=100, doc="problems of which a pair of answers is judged; 0 judges none"
+    )
+    rewards: list[str] = chz.field(
+        default_factory=lambda: ["majority", "log_probability", "shuffled"],
+        doc="rewards of solutions that are held against the truth",
+    )
+    grader: str = chz.field(default="math", doc="math, exact, choice, module:FUNCTION or path.py:FUNCTION")
+    seed: int = 0
+    resamples: int = chz.field(default=2000, doc="draws of the bootstrap")
+    output: str | None = chz.field(default=None, doc="JSON file; default: a file in runs/screen")
+
+    checkpoint: str | None = chz.field(default=None, doc="of a run: last, best, base or a name like 000020")
+    renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
+    model_name: str | None = chz.field(default=None, doc="base model of an adapter or of remote weights")
+    engine: Literal["local", "remote"] | None = None
+    base_url: str | None = None
+    device: str | None = None
+    precision: Literal["float32", "fast", "bfloat16"] | None = None
+
+
+_DECIDES = (
+    "num_samples",
+    "temperature",
+    "max_tokens",
+    "instruction",
+    "num_pairs",
+    "rewards",
+    "seed",
+    "resamples",
+)
+"""Options that stand in the result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    target: Target
+    items: tuple[PromptItem, ...]
+    check: AnswerCheck
+    rewards: dict[str, SolutionReward]
+    task: str
+    record: dict[str, Any]
+    path: Path
+    """Path of the result file."""
+
+
+async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
+    """Screen a model for a task, and write the result file; its path is told.
+
+    Args:
+        name: A run folder, model, adapter or saved weights, as for ``viva eval``.
+        task: Problems, as in ``train_prompts_path``.
+        options: How they are asked.
+
+    Raises:
+        ValueError: For anything the user has to fix; nothing was sampled then.
+        EngineError: If a server is gone.
+    """
+    plan = _make_plan(name, task, options)
+    say(
+        f"{plan.task}, {counted(options.num_samples, 'try', 'tries')} each, temperature {options.temperature:g}"
+    )
+    own = {field: getattr(options, field) for field in ("engine", "base_url", "device", "precision")}
+    engine = engine_of(plan.target, EvalOptions(**own))
+    renderer_name = options.renderer_name or plan.target.config.get("renderer_name")
+    opened = await open_policy(plan.target, engine, renderer_name=renderer_name)
+    async with watched(engine.base_url):
+        with EvaluationConsole() as console:
+            screening = await _sample(plan, opened, options, console)
+    write_screening(plan.path, screening)
+    say(screening_text(screening).rstrip())
+    say(str(plan.path))
+    return screening
+
+
+def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
+    at_least(
+        options, {"num_problems": 1, "num_samples": 2, "max_tokens": 1, "num_pairs": 0, "resamples": 100}
+    )
+    not_negative(options, "temperature")
+    if options.temperature == 0:
+        raise ValueError(
+            "temperature must be positive: all tries would be the same; a greedy answer is asked anyway"
+        )
+    check_output(options.output)
+    check_prompts_path("TASK", task)
+    rewards = {each: _reward(each) for each in options.rewards}
+    check = find_check(options.grader)
+    target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
+    items = _asked(load_prompts_path(task, limit=options.num_problems), options.instruction)
+    for item in items:
+        if item.answer is not None and (why := check.refuses(item.answer)):
+            raise ValueError(why)
+    with_answer = [item for item in items if item.answer is not None]
+    told = f"{counted(len(items), 'problem')} of {task}"
+    if with_answer and len(with_answer) < len(items):
+        told += f" ({len(items) - len(with_answer)} without a known answer left out)"
+        items = with_answer
+    record = {each: getattr(options, each) for each in _DECIDES} | {"grader": check.name}
+    digest = prompts_digest(items)
+    stem = "".join(letter if letter.isalnum() else "-" for letter in f"{target.name}-{task}").strip("-")
+    mark = blake2b(
+        json.dumps([record, digest, target.name, target.model]).encode(), digest_size=4
+    ).hexdigest()
+    path = (
+        _FOLDER / f"{stem[-60:]}-{mark}.json" if options.output is None else Path(options.output).expanduser()
+    )
+    check_place(path)
+    return _Plan(
+        target=target,
+        items=tuple(items),
+        check=check,
+        rewards=rewards,
+        task=told,
+        record=record | {"prompts_digest": digest},
+        path=path,
+    )
+
+
+def _reward(name: str) -> SolutionReward:
+    reward = find_reward(name)
+    if not isinstance(reward, SolutionReward):
+        raise ValueError(
+            f"rewards must pay solutions, like majority, log_probability or shuffled; {name} pays conversations"
+        )
+    return reward
+
+
+def _asked(items: Sequence[PromptItem], instruction: str | None) -> list[PromptItem]:
+    behind = "" if instruction is None else f"\n{instruction}"
+    return [PromptItem(question=item.question + behind, answer=item.answer) for item in items]
+
+
+async def _sample(
+    plan: _Plan, opened: OpenPolicy, options: ScreenOptions, console: EvaluationConsole
+) -> Screening:
+    screener = Screener(
+        direct=DirectSampler(
+            renderer=opened.renderer,
+            seed=derive_seed(options.seed, "screen"),
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            context_window=opened.context_window,
+            grader=plan.check.is_right,
+            vote=plan.check.vote,
+        ),
+        check=plan.check,
+        num_samples=options.num_samples,
+        judge=PolicySelfComparisonJudge(PolicyRef(sampling_client=opened.client), opened.renderer),
+        num_pairs=options.num_pairs,
+    )
+    problems = await screener.ask(opened.client, plan.items, console.begin)
+    problems = await screener.have_judged(problems, options.seed, console.begin)
+    figures = screening_figures(problems, plan.rewards, resamples=options.resamples, seed=options.seed)
+    has_answers = plan.items[0].answer is not None
+    return Screening(
+        target=plan.target.summary | {"model": opened.model},
+        task=plan.task,
+        options={name: value for name, value in plan.record.items() if name != "prompts_digest"},
+        prompts_digest=plan.record["prompts_digest"],
+        has_answers=has_answers,
+        problems=problems,
+        figures=figures,
+        advice=screening_advice(figures, rewards=list(plan.rewards), has_answers=has_answers),
+    )
+
+
+def screening_text(screening: Screening) -> str:
+    """The figures and the advice as tables."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "figure", box=SIMPLE, title=f"{screening.target['name']}: {screening.task}", title_justify="left"
+    )
+    for title in ("value", "95 % interval", "problems"):
+        table.add_column(title, justify="right")
+    for name, figure in screening.figures.items():
+        table.add_row(name, _told(name, figure.value), _interval(name, figure), str(figure.num_problems))
+    advice = Table("about", "", "why", box=SIMPLE, title="Advice", title_justify="left")
+    for each in screening.advice:
+        advice.add_row(each.about, each.verdict, each.reason)
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    console.print(table, advice)
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
+
+
+def _told(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if name.startswith("correlation/") or name.endswith("nats"):
+        return f"{value:+.2f}"
+    if name.endswith(("tokens", "bits")):
+        return f"{value:.1f}"
+    return f"{100 * value:{'+' if '_less_' in name else ''}.1f} %"
+
+
+def _interval(name: str, figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return "-"
+    return f"{_told(name, figure.low)} to {_told(name, figure.high)}"

@@ -1,0 +1,209 @@
+"""Screening on a scripted engine: what is asked, counted, judged, and advised."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viva.eval.direct import DirectSampler
+from viva.eval.records import Answer, Figure
+from viva.eval.screening import Screened, Screener, Try, is_named, is_readable, pair_of
+from viva.eval.screening_advice import screening_advice
+from viva.eval.screening_figures import correlation, screening_figures
+from viva.judging.answers import CHECKS
+from viva.judging.comparison import VERDICT_PREFIX
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.rewards import find_reward
+from viva.testing import ScriptedSamplingClient, tiny_renderer
+from viva.training.data import PromptItem
+
+MATH = CHECKS["math"]
+RENDERER = tiny_renderer()
+REWARDS = {name: find_reward(name) for name in ("majority", "log_probability", "shuffled")}
+
+
+def attempt(text, *, right=False, logprob=-2.0, finished=True):
+    vote = MATH.vote(text) if finished else None
+    answer = Answer(right=right, vote=vote, finished=finished, num_tokens=2, text=text)
+    return Try(answer=answer, logprob=logprob, has_answer=vote is not None, is_named=right)
+
+
+def problem(numbers, known, *, greedy=None, logprobs=None):
+    """A problem whose tries answer these numbers."""
+    logprobs = logprobs or [-2.0] * len(numbers)
+    return Screened(
+        question="?",
+        answer=None if known is None else str(known),
+        greedy=attempt(str(greedy or numbers[0]), right=(greedy or numbers[0]) == known),
+        tries_N=tuple(
+            attempt(str(number), right=number == known, logprob=logprob)
+            for number, logprob in zip(numbers, logprobs, strict=True)
+        ),
+    )
+
+
+def figures(problems):
+    return screening_figures(problems, REWARDS, resamples=200, seed=0)
+
+
+def advice(problems):
+    found = figures(problems)
+    known = problems[0].answer is not None
+    return {each.about: each for each in screening_advice(found, rewards=list(REWARDS), has_answers=known)}
+
+
+def test_figures_by_hand():
+    found = figures([problem([1, 1, 1, 2], 1), problem([3, 3, 4, 5], 4), problem([6, 6, 6, 6], 7)])
+    assert {name: found[name].value for name in list(found) if name.startswith(("accuracy", "solved"))} == {
+        "accuracy/greedy": pytest.approx(1 / 3),
+        "accuracy/sampled": pytest.approx(4 / 12),
+        "accuracy/greedy_lenient": pytest.approx(1 / 3),
+        "accuracy/sampled_lenient": pytest.approx(4 / 12),
+        "accuracy/maj@2": pytest.approx((3 / 4 + 1 / 4 + 0) / 3),
+        "accuracy/maj@4": pytest.approx(1 / 3),
+        "accuracy/pass@4": pytest.approx(2 / 3),
+        "solved/in_20_to_80_percent": pytest.approx(2 / 3),
+        "solved/never": pytest.approx(1 / 3),
+        "solved/always": 0.0,
+    }
+    assert found["answers/agreement"].value == pytest.approx((0.75 + 0.5 + 1) / 3)
+    assert found["answers/entropy_bits"].value == pytest.approx((0.8112781 + 1.5 + 0) / 3)
+
+
+def test_a_majority_that_is_right_works_and_one_that_is_wrong_collapses():
+    good = advice([problem([1, 1, 1, 1, 1, 2, 3, 4], 1), problem([1, 1, 1, 1, 2, 2, 3, 4], 1)] * 20)
+    bad = advice([problem([2, 2, 2, 2, 1, 1, 1, 3], 1), problem([2, 2, 2, 1, 1, 3, 4, 5], 1)] * 20)
+    assert (good["majority"].verdict, bad["majority"].verdict) == ("works", "fails")
+    assert "it can lift accuracy to about 100 %" in good["majority"].reason
+    few = advice([problem([1, 1, 1, 1, 1, 2, 3, 4], 1)] * 4)
+    assert few["majority"].verdict == "unclear"
+    assert "right on 0 % of the problems only" in bad["majority"].reason
+    assert good["answers"].verdict == bad["answers"].verdict == "works"
+
+
+def test_where_nothing_is_in_reach_no_reward_works():
+    hard = advice([problem([2, 3, 4, 5, 6, 7, 8, 9], 1)] * 10)
+    assert hard["answers"].verdict == "fails"
+    assert "take easier problems" in hard["answers"].reason
+    assert "no reward can work" in hard["summary"].reason
+    easy = advice([problem([1] * 8, 1)] * 10)
+    assert "take harder problems" in easy["answers"].reason
+
+
+def test_a_greedy_answer_far_above_samples_asks_for_a_lower_temperature():
+    assert "lower the temperature" in advice([problem([2, 3, 4, 1], 1, greedy=1)] * 10)["temperature"].reason
+
+
+def test_the_log_probability_is_held_against_the_truth():
+    right_is_likely = problem([1, 1, 2, 2], 1, logprobs=[-1.0, -1.2, -3.0, -3.5])
+    right_is_unlikely = problem([1, 1, 2, 2], 1, logprobs=[-3.0, -3.5, -1.0, -1.2])
+    good, bad = figures([right_is_likely] * 5), figures([right_is_unlikely] * 5)
+    assert good["correlation/log_probability"].value > 0.9
+    assert bad["correlation/log_probability"].value < -0.9
+    assert (good["likelihood/accuracy"].value, bad["likelihood/accuracy"].value) == (1.0, 0.0)
+
+
+def test_shuffled_rewards_know_nothing():
+    value = figures([problem([1, 1, 2, 2], 1)] * 500)["correlation/shuffled"].value
+    assert abs(value) < 4 * (1 / 3 / 500) ** 0.5  # of groups of 4, r has the variance 1/3
+
+
+def test_the_correlation_counts_groups_without_a_difference_against_it():
+    mixed, alike = (2.0, 2.0, 2.0), (0.0, 2.0, 0.0)
+    assert correlation([mixed], resamples=100, seed=0).value == 1.0
+    assert correlation([mixed, alike], resamples=100, seed=0).value == pytest.approx(0.5**0.5)
+    assert correlation([alike], resamples=100, seed=0) == Figure(
+        value=None, low=None, high=None, num_problems=0
+    )
+
+
+def test_without_answers_only_what_needs_none_is_told():
+    found = figures([problem([1, 1, 2, 3], None)] * 5)
+    assert not [
+        name for name in found if name.startswith(("accuracy", "solved", "correlation", "likelihood"))
+    ]
+    told = advice([problem([1, 1, 2, 3], None)] * 5)
+    assert told["majority"].verdict == "unclear"
+    assert "only known answers tell" in told["majority"].reason
+    assert advice([problem([1, 1, 1, 1], None)] * 5)["majority"].verdict == "fails"
+
+
+def test_pairs_are_of_a_right_and_a_wrong_answer():
+    assert pair_of(problem([2, 1, 3], 1)) == (1, 0)
+    assert pair_of(problem([2, 3, 3], 1)) is None
+    assert pair_of(problem([2, 2, 3], None)) == (0, 2)
+    assert pair_of(problem([2, 2, 2], None)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "is_there"),
+    [
+        ("I think 42, no, 43", "42", True),
+        ("142 or 420", "42", False),
+        ("42.5", "42", False),
+        ("It is 42.", "42", True),
+        ("-42", "42", False),
+        ("It is Blue indeed", "blue", True),
+        ("bluebird", "blue", False),
+        ("so 72", "48 + 24 = 72 #### 72", True),
+        ("anything", None, False),
+    ],
+)
+def test_a_known_answer_is_found_in_any_place_but_not_within_another(text, answer, is_there):
+    assert is_named(text, answer) is is_there
+
+
+@given(st.text(), st.text())
+def test_looking_for_an_answer_never_raises(text, answer):
+    assert is_named(text, answer) in (True, False)
+    assert is_readable(text, MATH) in (True, False)
+
+
+def test_an_answer_stands_out_if_it_is_marked_a_number_or_short():
+    assert is_readable("The answer is blue.", MATH)
+    assert is_readable("so it must be 7", MATH)
+    assert is_readable("blue", MATH)
+    assert not is_readable("I would like to think about this for a while first", MATH)
+    assert not is_readable("", MATH)
+    assert not is_readable("I do not know", CHECKS["choice"])
+
+
+def test_a_model_is_asked_greedily_and_as_in_training_and_judges_in_both_orders():
+    def script(prompt, call):
+        if prompt.endswith(VERDICT_PREFIX):
+            return "A"
+        right = int(re.search(r"What is (\d+) \+ 1", prompt)[1]) + 1
+        return f"The answer is {right if call % 2 else 999}."
+
+    client = ScriptedSamplingClient(
+        renderer=RENDERER,
+        script=script,
+        next_token=lambda prompt: {"A": 0.75, "B": 0.25} if prompt.endswith(VERDICT_PREFIX) else {},
+    )
+    direct = DirectSampler(renderer=RENDERER, seed=0, max_tokens=60, temperature=0.7)
+    screener = Screener(
+        direct=direct,
+        check=MATH,
+        num_samples=6,
+        judge=PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER),
+        num_pairs=2,
+    )
+    items = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(4)]
+
+    async def screen():
+        return await screener.have_judged(await screener.ask(client, items), seed=0)
+
+    problems = asyncio.run(screen())
+    assert [len(each.tries_N) for each in problems] == [6] * 4
+    assert sum(each.judged is not None for each in problems) == 2
+    found = figures(problems)
+    # the judge always prefers what it sees first
+    assert found["judge/position_bias"].value == 1.0
+    assert found["judge/accuracy"].value == 0.5
+    assert found["judge/first_shown_nats"].value == pytest.approx(1.0986, abs=1e-3)
+    told = advice(problems)
+    assert told["tournament"].verdict == "fails"
+    json.dumps([each.reason for each in told.values()])
