@@ -39,11 +39,12 @@ def screened(capsys, model, task, **options):
 
 def test_a_task_with_answers(model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    asked = {"question_template": "{question} Only the number.", "system_prompt": "Be brief."}
     rows = [{"query": f"{n} + 1?", "answer": n + 1} for n in range(8)] + [{"query": "Why?"}]
-    out, found = screened(capsys, model, write(tmp_path / "task.jsonl", rows), instruction="Only the number.")
+    out, found = screened(capsys, model, write(tmp_path / "task.jsonl", rows), **asked)
     assert found["format"] == FORMAT
     assert len(found["problems"]) == 6
-    assert found["problems"][0]["question"] == "0 + 1?\nOnly the number."
+    assert found["problems"][0]["question"] == "0 + 1? Only the number."
     assert [len(each["tries_N"]) for each in found["problems"]] == [3] * 6
     for name in (
         "accuracy/greedy",
@@ -57,7 +58,7 @@ def test_a_task_with_answers(model, tmp_path, monkeypatch, capsys):
     assert found["advice"][-1]["about"] == "summary"
     assert found["options"]["num_samples"] == 3
     assert found["target"]["kind"] == "model"
-    again, same = screened(capsys, model, tmp_path / "task.jsonl", instruction="Only the number.")
+    again, same = screened(capsys, model, tmp_path / "task.jsonl", **asked)
     assert (again, same) == (out, found)
 
 
@@ -89,6 +90,7 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
         ("task.jsonl", ["num_samples=1"], "num_samples must be 2 or more; got 1"),
         ("task.jsonl", ['rewards=["tournament"]'], "tournament pays conversations"),
         ("task.jsonl", ['rewards=["majorty"]'], "Did you mean 'majority'"),
+        ("task.jsonl", ["question_template=no"], "question_template must have the place of the prompt"),
         ("task.jsonl", ["sample=3"], "unknown option 'sample'"),
         ("task.jsonl", ["grader=choice"], "grader=choice needs known answers"),
         ("task.jsonl", ["output=x.txt"], "output must be a file that ends in .json"),

@@ -48,15 +48,15 @@ def _about_replies(figures: Figures) -> list[Advice]:
             _note(
                 "max_tokens",
                 f"only {_percent(finished)} of the replies end by themselves: raise max_tokens, or ask for less "
-                "(instruction=...)",
+                "(question_template=...)",
             )
         )
     if read < FEW_ENDED:
         found.append(
             _note(
-                "instruction",
+                "question_template",
                 f"an answer is found in {_percent(read)} of the replies: name the form, as in "
-                "instruction='Give only the final number.'",
+                "question_template='{question} Give only the final number.'",
             )
         )
     return found
@@ -178,7 +178,7 @@ def _summary(told: Sequence[Advice], figures: Figures) -> Advice:
     return _note(
         "summary",
         f"no reward can work on these problems as they are asked (greedy accuracy {_percent(hope)}); change the "
-        "problems, the instruction or the model first",
+        "problems, how they are asked, or the model first",
     )
 
 

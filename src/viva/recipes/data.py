@@ -177,8 +177,8 @@ def _check_template(template: str | None) -> None:
         )
 
 
-def _as_asked(item: PromptItem, options: DataOptions) -> PromptItem:
-    """The item as it is asked."""
+def as_asked(item: PromptItem, options: DataOptions) -> PromptItem:
+    """The item as it is asked, by ``question_template``."""
     template = options.question_template
     return item if template is None else replace(item, question=template.replace("{question}", item.question))
 
@@ -213,11 +213,11 @@ def load_prompts(options: DataOptions) -> tuple[Sequence[PromptItem], list[Promp
         train.append(hub_train)
         test += hub_test
     parts = [(len(part), _reader(part, options)) for part in train]
-    return LazyPrompts(parts), [_as_asked(item, options) for item in test[: options.max_test_samples]]
+    return LazyPrompts(parts), [as_asked(item, options) for item in test[: options.max_test_samples]]
 
 
 def _reader(part: Sequence[PromptItem], options: DataOptions) -> Callable[[int], PromptItem]:
-    return lambda index: _as_asked(part[index], options)
+    return lambda index: as_asked(part[index], options)
 
 
 def load_test_prompts(options: DataOptions) -> list[PromptItem]:
@@ -231,7 +231,7 @@ def load_test_prompts(options: DataOptions) -> list[PromptItem]:
     items = _own_test(options, _own_train(options) if source is not None and is_generated(source) else [])
     if options.hf_dataset_name is not None:
         items += load_hub(options, max_train=0, max_test=options.max_test_samples)[1]
-    return [_as_asked(item, options) for item in items[: options.max_test_samples]]
+    return [as_asked(item, options) for item in items[: options.max_test_samples]]
 
 
 def _own_train(options: DataOptions) -> list[Sequence[PromptItem]]:

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -19,7 +18,8 @@ from viva.eval.screening_figures import screening_figures
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.common import say
-from viva.recipes.data import check_prompts_path, load_prompts_path
+from viva.recipes.config import DataOptions
+from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
 from viva.recipes.evaluation import EvalOptions
 from viva.recipes.evaluation.plan import check_output, check_place, engine_of
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
@@ -42,9 +42,11 @@ class ScreenOptions:
     num_samples: int = chz.field(default=8, doc="tries at every problem, beside the greedy one")
     temperature: float = chz.field(default=1.0, doc="of the tries; that of training")
     max_tokens: int = chz.field(default=256, doc="longest reply")
-    instruction: str | None = chz.field(
-        default=None, doc="put behind every question, like 'Give only the final number.'"
+    question_template: str | None = chz.field(
+        default=None,
+        doc='what is asked, with the prompt in it, like "{question} Give only the final number."',
     )
+    system_prompt: str | None = chz.field(default=None, doc="system message before every question")
     num_pairs: int = chz.field(
         default=100, doc="problems of which a pair of answers is judged; 0 judges none"
     )
@@ -67,14 +69,8 @@ class ScreenOptions:
 
 
 _DECIDES = (
-    "num_samples",
-    "temperature",
-    "max_tokens",
-    "instruction",
-    "num_pairs",
-    "rewards",
-    "seed",
-    "resamples",
+    *("num_samples", "temperature", "max_tokens", "question_template", "system_prompt"),
+    *("num_pairs", "rewards", "seed", "resamples"),
 )
 """Options that stand in the result."""
 
@@ -134,7 +130,9 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
     rewards = {each: _reward(each) for each in options.rewards}
     check = find_check(options.grader)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
-    items = _asked(load_prompts_path(task, limit=options.num_problems), options.instruction)
+    data = DataOptions(train_prompts_path=task, question_template=options.question_template)
+    check_sources(data)
+    items = [as_asked(item, data) for item in load_prompts_path(task, limit=options.num_problems)]
     for item in items:
         if item.answer is not None and (why := check.refuses(item.answer)):
             raise ValueError(why)
@@ -166,16 +164,11 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
 
 def _reward(name: str) -> SolutionReward:
     reward = find_reward(name)
-    if not isinstance(reward, SolutionReward):
+    if not isinstance(reward, SolutionReward) or not reward.pays_samples:
         raise ValueError(
             f"rewards must pay solutions, like majority, log_probability or shuffled; {name} pays conversations"
         )
     return reward
-
-
-def _asked(items: Sequence[PromptItem], instruction: str | None) -> list[PromptItem]:
-    behind = "" if instruction is None else f"\n{instruction}"
-    return [PromptItem(question=item.question + behind, answer=item.answer) for item in items]
 
 
 async def _sample(
@@ -187,6 +180,7 @@ async def _sample(
             seed=derive_seed(options.seed, "screen"),
             max_tokens=options.max_tokens,
             temperature=options.temperature,
+            system_prompt=options.system_prompt,
             context_window=opened.context_window,
             grader=plan.check.is_right,
             vote=plan.check.vote,
