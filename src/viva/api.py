@@ -285,7 +285,8 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
     Raises:
         ValueError: If anything is wrong with the options; nothing was sampled then.
     """
-    from viva.recipes.evaluation.screen import ScreenOptions, screen
+    from viva.recipes.evaluation import ScreenOptions
+    from viva.recipes.evaluation.screen import screen
 
     prepare_threads()
     name = str(policy.path if isinstance(policy, Run) else policy)

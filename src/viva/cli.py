@@ -82,14 +82,8 @@ _ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
         "which reward can teach a model a task: viva screen MODEL TASK key=value ...",
         "Ask a model some hundred problems, greedily and as in training, have it judge its own answers, and tell which "
         "reward can work there, or that none can and why. 'viva screen MODEL TASK --help' lists the options.",
-        _Argument(
-            "target",
-            metavar="MODEL",
-            help="a hub name, a GGUF file, the folder of a model, adapter or run, or tiny",
-        ),
-        _Argument(
-            "task", metavar="TASK", help="problems: a JSONL file, or reasoning_gym:FAMILY,option=value,..."
-        ),
+        _Argument("target", metavar="MODEL", help="a hub name, GGUF file, folder of a model or run, or tiny"),
+        _Argument("task", metavar="TASK", help="a JSONL file, or reasoning_gym:FAMILY,option=value,..."),
         _options("how the problems are asked"),
     ),
     "report": (
@@ -327,14 +321,20 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-@_refusing
-def _export(options: argparse.Namespace) -> int:
+def _chosen(config_class: type[ResultT], options: argparse.Namespace) -> ResultT:
+    """The options of a command that computes."""
     from viva.recipes.config import parse_options
-    from viva.recipes.export import ExportOptions, export_run
     from viva.threads import prepare_threads
 
     prepare_threads()
-    chosen = parse_options(ExportOptions, options.options)
+    return parse_options(config_class, options.options)
+
+
+@_refusing
+def _export(options: argparse.Namespace) -> int:
+    from viva.recipes.export import ExportOptions, export_run
+
+    chosen = _chosen(ExportOptions, options)
     _write("".join(f"{path}\n" for path in export_run(options.run, chosen)))
     return 0
 
@@ -370,23 +370,17 @@ def _ask_engine(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 @_refusing
 def _doctor(options: argparse.Namespace) -> int:
-    from viva.recipes.config import parse_options
     from viva.recipes.doctor import DoctorOptions, examine_engine
-    from viva.threads import prepare_threads
 
-    prepare_threads()
-    chosen = parse_options(DoctorOptions, options.options)
+    chosen = _chosen(DoctorOptions, options)
     return 0 if _ask_engine(examine_engine(chosen, lambda text: _write(f"{text}\n"))) else 1
 
 
 @_refusing
 def _eval(options: argparse.Namespace) -> int:
-    from viva.recipes.config import parse_options
     from viva.recipes.evaluation import EvalOptions
-    from viva.threads import prepare_threads
 
-    prepare_threads()
-    chosen = parse_options(EvalOptions, options.options)
+    chosen = _chosen(EvalOptions, options)
     from viva.recipes.evaluation.build import evaluate
 
     _write(_ask_engine(evaluate(options.target, chosen)))
@@ -395,12 +389,11 @@ def _eval(options: argparse.Namespace) -> int:
 
 @_refusing
 def _screen(options: argparse.Namespace) -> int:
-    from viva.recipes.config import parse_options
-    from viva.recipes.evaluation.screen import ScreenOptions, screen
-    from viva.threads import prepare_threads
+    from viva.recipes.evaluation import ScreenOptions
 
-    prepare_threads()
-    chosen = parse_options(ScreenOptions, options.options)
+    chosen = _chosen(ScreenOptions, options)
+    from viva.recipes.evaluation.screen import screen
+
     _ask_engine(screen(options.target, options.task, chosen))
     return 0
 

@@ -10,7 +10,7 @@ from random_models import make_model
 import viva
 import viva.cli
 from viva.eval.screening import FORMAT
-from viva.recipes.evaluation.screen import ScreenOptions
+from viva.recipes.evaluation import ScreenOptions
 
 SMALL = {"num_problems": 6, "num_samples": 3, "max_tokens": 6, "resamples": 100}
 

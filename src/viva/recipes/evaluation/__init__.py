@@ -1,4 +1,4 @@
-"""``viva eval``: its options, and the recipes' options that they come down to.
+"""``viva eval`` and ``viva screen``: their options, and the recipes' options that they come down to.
 
 A recipe's option means the same here. One that is not given is as in the run that is evaluated, or the recipe's default
 where the target is no run.
@@ -73,6 +73,40 @@ class EvalOptions:
     eval_temperature: float | None = chz.field(default=None, doc="of direct answers; default: temperature")
     seed: int | None = None
 
+    renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
+    model_name: str | None = chz.field(default=None, doc="base model of an adapter or of remote weights")
+    engine: Literal["local", "remote"] | None = None
+    base_url: str | None = None
+    device: str | None = None
+    precision: Literal["float32", "fast", "bfloat16"] | None = None
+
+
+@chz.chz
+class ScreenOptions:
+    """Options of viva screen."""
+
+    num_problems: int = chz.field(default=100, doc="problems that are asked, the first of the task")
+    num_samples: int = chz.field(default=8, doc="tries at every problem, beside the greedy one")
+    temperature: float = chz.field(default=1.0, doc="of the tries; that of training")
+    max_tokens: int = chz.field(default=256, doc="longest reply")
+    question_template: str | None = chz.field(
+        default=None,
+        doc='what is asked, with the prompt in it, like "{question} Give only the final number."',
+    )
+    system_prompt: str | None = chz.field(default=None, doc="system message before every question")
+    num_pairs: int = chz.field(
+        default=100, doc="problems of which a pair of answers is judged; 0 judges none"
+    )
+    rewards: list[str] = chz.field(
+        default_factory=lambda: ["majority", "log_probability", "shuffled"],
+        doc="rewards of solutions that are held against the truth",
+    )
+    grader: str = chz.field(default="math", doc="math, exact, choice, module:FUNCTION or path.py:FUNCTION")
+    seed: int = 0
+    resamples: int = chz.field(default=2000, doc="draws of the bootstrap")
+    output: str | None = chz.field(default=None, doc="JSON file; default: a file in runs/screen")
+
+    checkpoint: str | None = chz.field(default=None, doc="of a run: last, best, base or a name like 000020")
     renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
     model_name: str | None = chz.field(default=None, doc="base model of an adapter or of remote weights")
     engine: Literal["local", "remote"] | None = None

@@ -1,13 +1,11 @@
-"""``viva screen``: options, samples, files and tables of a screening."""
+"""``viva screen``: samples, file and tables of a screening."""
 
 import io
 import json
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
-
-import chz
+from typing import Any
 
 from viva.conversation.protocol import counted
 from viva.eval.direct import DirectSampler
@@ -20,7 +18,7 @@ from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.common import say
 from viva.recipes.config import DataOptions
 from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
-from viva.recipes.evaluation import EvalOptions
+from viva.recipes.evaluation import EvalOptions, ScreenOptions
 from viva.recipes.evaluation.plan import check_output, check_place, engine_of
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.recipes.plan import at_least, not_negative
@@ -32,40 +30,6 @@ from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.remote import watched
 
 _FOLDER = Path("runs/screen")
-
-
-@chz.chz
-class ScreenOptions:
-    """Options of viva screen."""
-
-    num_problems: int = chz.field(default=100, doc="problems that are asked, the first of the task")
-    num_samples: int = chz.field(default=8, doc="tries at every problem, beside the greedy one")
-    temperature: float = chz.field(default=1.0, doc="of the tries; that of training")
-    max_tokens: int = chz.field(default=256, doc="longest reply")
-    question_template: str | None = chz.field(
-        default=None,
-        doc='what is asked, with the prompt in it, like "{question} Give only the final number."',
-    )
-    system_prompt: str | None = chz.field(default=None, doc="system message before every question")
-    num_pairs: int = chz.field(
-        default=100, doc="problems of which a pair of answers is judged; 0 judges none"
-    )
-    rewards: list[str] = chz.field(
-        default_factory=lambda: ["majority", "log_probability", "shuffled"],
-        doc="rewards of solutions that are held against the truth",
-    )
-    grader: str = chz.field(default="math", doc="math, exact, choice, module:FUNCTION or path.py:FUNCTION")
-    seed: int = 0
-    resamples: int = chz.field(default=2000, doc="draws of the bootstrap")
-    output: str | None = chz.field(default=None, doc="JSON file; default: a file in runs/screen")
-
-    checkpoint: str | None = chz.field(default=None, doc="of a run: last, best, base or a name like 000020")
-    renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
-    model_name: str | None = chz.field(default=None, doc="base model of an adapter or of remote weights")
-    engine: Literal["local", "remote"] | None = None
-    base_url: str | None = None
-    device: str | None = None
-    precision: Literal["float32", "fast", "bfloat16"] | None = None
 
 
 _DECIDES = (
