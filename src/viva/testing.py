@@ -200,6 +200,9 @@ class ScriptedSamplingClient:
     next_token: Callable[[str], Mapping[str, float]] | None = None
     """From the text so far to probabilities of the next token, by its text: what requests for
     alternatives are answered with. They need not sum to 1; the rest goes to no token."""
+    prompt_logprob: Callable[[str, str], float] | None = None
+    """From the text before a token of a prompt and its own to its log-probability; by default requests for those get
+    no answer."""
     prompts: list[str] = field(default_factory=list[str])
     """Decoded prompts of all calls, in order of the calls."""
     seeds: list[int | None] = field(default_factory=list[int | None])
@@ -219,9 +222,23 @@ class ScriptedSamplingClient:
         """A future of the scripted samples; every sample is one call of the script."""
         self.seeds.append(sampling_params.seed)
         topk_prompt = topk_prompt_logprobs if include_prompt_logprobs else 0
+        if include_prompt_logprobs and not topk_prompt and self.prompt_logprob is not None:
+            return asyncio.ensure_future(self._score(prompt, self.prompt_logprob))
         return asyncio.ensure_future(
             self._respond(prompt, num_samples, sampling_params, topk_prompt, topk_sample_logprobs)
         )
+
+    async def _score(
+        self, prompt: tinker.ModelInput, logprob: Callable[[str, str], float]
+    ) -> tinker.SampleResponse:
+        from viva.sdk import make_response
+
+        tokenizer: Any = self.renderer.tokenizer
+        tokens = prompt.to_ints()
+        texts = [str(tokenizer.decode([token])) for token in tokens]
+        self.prompts.append("".join(texts))
+        found = [logprob("".join(texts[:place]), texts[place]) for place in range(1, len(texts))]
+        return make_response([], {"prompt_logprobs_np": np.array([np.nan, *found], dtype=np.float32)})
 
     async def _respond(
         self,

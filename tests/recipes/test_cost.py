@@ -71,8 +71,12 @@ class Recorder(pages.Trainer):
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, float]]:
     """Runs one step with a scripted engine; its metrics, and under ``judge`` and ``trained`` what was counted."""
 
-    def run(config: Any, script: Callable[[str, int], Any], next_token: Any = None) -> dict[str, Any]:
-        sampler = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=next_token)
+    def run(
+        config: Any, script: Callable[[str, int], Any], next_token: Any = None, scorer: Any = None
+    ) -> dict[str, Any]:
+        sampler = ScriptedSamplingClient(
+            renderer=RENDERER, script=script, next_token=next_token, prompt_logprob=scorer
+        )
         Recorder.trained = []
         monkeypatch.setattr(pages, "Trainer", Recorder)
         script_the_engine(monkeypatch, sampler)
@@ -91,7 +95,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
         }
         assert asyncio.run(run_recipe(chz.replace(config, **options))) is None
         (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        judged = [prompt for prompt in sampler.prompts if prompt.endswith(VERDICT_PREFIX)]
+        judged = [
+            prompt
+            for prompt in sampler.prompts
+            if prompt.endswith(VERDICT_PREFIX) or " student" in prompt  # of a judge or a scorer
+        ]
         num_replies = len(sampler.prompts) - len(judged)
         return {
             **row,
@@ -164,6 +172,40 @@ def test_a_reward_without_a_judge_costs_no_comparisons(measured) -> None:
     found = measured(config, talk)
     agrees(found, config)
     assert found["verdicts"] == 0
+
+
+def listening(before: str, token: str) -> float:
+    """A scorer that reads the first student's digit."""
+    first = before.rpartition("first student's answer:\n> ")[2][:1]
+    return -1.0 if token == first else -2.0
+
+
+def test_the_passes_of_a_scorer_are_counted_exactly(measured) -> None:
+    config = PreferenceConfig(
+        num_agents=3, max_rounds=2, batch_size=6, reward="peer_prediction", scorer_policy="current"
+    )
+    found = measured(config, talk, scorer=listening)
+    agrees(found, config)
+    assert found["verdicts"] == 2 * (3 + 6)
+
+
+def test_the_passes_of_a_scorer_over_plain_samples_are_counted_exactly(measured) -> None:
+    config = MathConfig(
+        strategies=["iid"],
+        group_size=4,
+        batch_size=8,
+        max_training_datapoints=8,
+        hf_answer_column=None,
+        max_tokens=64,
+        reward="peer_prediction",
+        scorer_policy="current",
+        estimator="importance_sampling",
+    )
+    found = measured(config, solve, scorer=listening)
+    counts = recipe_cost(config, EXACT).counts
+    assert (found["replies"], found["verdicts"]) == (counts.num_calls, counts.num_judge_calls)
+    assert found["verdicts"] == 2 * (4 + 12)
+    assert found["judge_prompts"] == counts.judge_prompts.rows.tokens
 
 
 def review(prompt: str, call: int) -> str:

@@ -250,6 +250,17 @@ def build_prompt(
     return renderer.build_generation_prompt(list(messages), prefill=prefill)
 
 
+def reply_tokens(renderer: Renderer, text: str) -> list[int]:
+    """Tokens of a reply as it stands behind `build_prompt`, without the end of the turn; none is a control token.
+
+    Raises:
+        ValueError: If the renderer is unguarded.
+    """
+    tokenizer = _require_guard(renderer)
+    begun = f" {text}" if isinstance(renderer, RoleColonRenderer) else text
+    return tokenizer.encode(tokenizer.shield(begun), add_special_tokens=False)
+
+
 def shield_messages(renderer: Renderer, messages: Sequence[Message]) -> list[Message]:
     """The messages with shielded contents, see `build_prompt`."""
     tokenizer = _require_guard(renderer)

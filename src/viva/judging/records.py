@@ -111,6 +111,8 @@ class ConversationRecord(_Record):
     turns: tuple[TurnRecord, ...] = ()
     failures: tuple[Failure, ...] = ()
     comparisons: tuple[ComparisonRecord, ...] = ()
+    gains: dict[int, dict[int, _Number]] | None = None
+    """By informant and target, where a scorer was asked: see `viva.judging.scorer.Scorer.gains`."""
     rules: dict[str, Any] = {}
     """How votes became rewards, where there is more than one way."""
     scores: ScoresRecord = ScoresRecord()

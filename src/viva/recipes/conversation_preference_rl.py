@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.conversation.protocol import counted
-from viva.recipes.protocol import ConversationConfig, Game, refuse_unused, reward_named, user_code
+from viva.recipes.protocol import ConversationConfig, Game
+from viva.recipes.reward import refuse_unused, reward_named, user_code
 
 if TYPE_CHECKING:
     from viva.recipes.plan import Plan
@@ -75,8 +76,10 @@ class Config(ConversationConfig):
             ValueError: If it could not be held or paid, or an option of the judge is out of range.
         """
         from viva.selfplay.round_robin import round_robin_protocol
+        from viva.selfplay.user_code import is_target
 
-        reward = self.paid_by()
+        is_whole = self.reward is not None and is_target(self.reward)
+        reward = self.with_scorer(self.paid_by(), is_whole=is_whole)
         protocol = round_robin_protocol(
             self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
         )

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import chz
+from tinker_cookbook.renderers.base import Message
 
-from viva.conversation.protocol import counted
+from viva.conversation.protocol import Protocol, Round, counted
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, parse_options
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least
 from viva.recipes.protocol import ConversationConfig, Game
+from viva.rewards.base import Reward
 from viva.scaling.counts import Call, Counts, Passes, count_step
 from viva.scaling.groups import (
     Lengths,
@@ -26,6 +28,7 @@ from viva.scaling.groups import (
     conversation_calls,
     judge_calls,
     problem_calls,
+    scorer_calls,
     solution_key,
 )
 from viva.scaling.hardware import (
@@ -55,7 +58,7 @@ _COUNTED = frozenset(
             "order",
         ),
         *("judge_mode", "judge_prompt", "judge_prompt_path", "tournament_pattern"),
-        *("protocol", "reward"),
+        *("protocol", "reward", "scorer_policy", "scorer_model", "prompts"),
         *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own"),
         *(
             "strategies",
@@ -209,28 +212,45 @@ def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
 
 
 def _game_calls(game: Game, text: Text) -> list[Call]:
-    """The calls of agents, then those of the judge that the reward asks for."""
-    from viva.judging.comparison import VERDICT_PREFIX, judge_messages
-
+    """The calls of agents, then those of the models that the reward asks for."""
     calls = conversation_calls(game.protocol, game.num_agents, text)
-    judge = game.reward.judge
-    if judge is None:
-        return calls
+    wave = max(call.wave for call in calls) + 1
+    return calls + _asked_calls(game.reward, game.protocol, game.num_agents, text, wave)
 
-    def messages(question: str, first: str, second: str) -> list[tuple[str, str]]:
-        asked = judge_messages(question, first, second, judge.system_prompt)
-        return [(str(message["role"]), str(message["content"])) for message in asked]
 
-    return calls + judge_calls(
-        [
-            (solution_key(*first), solution_key(*second))
-            for first, second in game.reward.matches(game.protocol, game.num_agents)
-        ],
-        messages=messages,
-        prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
-        text=text,
-        wave=max(call.wave for call in calls) + 1,
-    )
+def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wave: int) -> list[Call]:
+    """The calls of judge and scorer about one group of so many solutions."""
+    from viva.judging.comparison import VERDICT_PREFIX, judge_messages
+    from viva.judging.scorer import scorer_messages
+
+    calls: list[Call] = []
+    judge = reward.judge
+    if judge is not None:
+
+        def compared(question: str, first: str, second: str) -> list[tuple[str, str]]:
+            return _texts(judge_messages(question, first, second, judge.system_prompt))
+
+        calls += judge_calls(
+            [
+                (solution_key(*first), solution_key(*second))
+                for first, second in reward.matches(protocol, number)
+            ],
+            messages=compared,
+            prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
+            text=text,
+            wave=wave,
+        )
+    if reward.scorer is not None:
+
+        def predicted(question: str, informant: str | None) -> list[tuple[str, str]]:
+            return _texts(scorer_messages(question, informant))
+
+        calls += scorer_calls(number, messages=predicted, text=text, wave=wave)
+    return calls
+
+
+def _texts(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(str(message["role"]), str(message["content"])) for message in messages]
 
 
 def _math_cost(config: MathConfig, text: Text) -> RecipeCost:
@@ -253,6 +273,10 @@ def _math_cost(config: MathConfig, text: Text) -> RecipeCost:
         for index, together in enumerate(problems)
         for call in problem_calls(together, scoring, text, problem=("problem", index))
     ]
+    reward = config.group_reward()
+    if reward is not None:  # of plain samples, the only strategy then
+        samples = Protocol(name="samples", rounds=(Round("sample", "Solve."),))
+        calls += _asked_calls(reward, samples, config.group_size, text, max(call.wave for call in calls) + 1)
     unit = config.unit(config.strategies)
     units = resolve_batch_size(config.batch_size, unit.samples, unit.name) // unit.samples
     replies = [

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.conversation.protocol import counted
-from viva.recipes.protocol import ConversationConfig, Game, refuse_unused, reward_named, user_code
+from viva.recipes.protocol import ConversationConfig, Game
+from viva.recipes.reward import refuse_unused, reward_named, user_code
 
 if TYPE_CHECKING:
     from viva.recipes.plan import Plan
@@ -81,8 +82,10 @@ class Config(ConversationConfig):
         from viva.rewards import Shuffled
         from viva.rewards.critique import PeerReview
         from viva.selfplay.critique import critique_protocol
+        from viva.selfplay.user_code import is_target
 
-        reward = self.paid_by()
+        is_whole = self.reward is not None and is_target(self.reward)
+        reward = self.with_scorer(self.paid_by(), is_whole=is_whole)
         of = reward.of if isinstance(reward, Shuffled) else reward
         protocol = critique_protocol(
             self.num_agents,

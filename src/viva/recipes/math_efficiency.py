@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import chz
 
-from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
+from viva.recipes.config import DEFAULT_DATAPOINTS
 from viva.recipes.protocol import Game
+from viva.recipes.reward import ScorerConfig
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class Config(RecipeConfig):
+class Config(ScorerConfig):
     """Options of math efficiency."""
 
     strategies: list[str] = chz.field(
@@ -81,7 +82,7 @@ class Config(RecipeConfig):
 
     reward: str = chz.field(
         default="answers",
-        doc="answers; with strategies=iid also majority, log_probability, shuffled or shuffled_majority",
+        doc="answers; with strategies=iid also majority, log_probability, peer_prediction, shuffled, shuffled_NAME",
     )
     length_weight: float = chz.field(
         default=0.1, doc="share of the reward of a right answer that depends on its length, below 1"
@@ -149,13 +150,13 @@ class Config(RecipeConfig):
         from viva.rewards import find_reward
         from viva.rewards.solutions import SolutionReward
 
-        reward = find_reward(self.reward)
+        reward = self.with_scorer(find_reward(self.reward), is_whole=False)
         if reward.name == "answers":
             return None
         if not isinstance(reward, SolutionReward) or not reward.pays_samples:
             raise ValueError(
                 f"reward={self.reward} pays conversations; of single replies use answers, majority, log_probability, "
-                "shuffled or shuffled_majority"
+                "peer_prediction, shuffled or shuffled_majority"
             )
         if set(self.strategies) != {IID}:
             raise ValueError(
@@ -238,10 +239,13 @@ class Config(RecipeConfig):
         from viva.experts.strategy import ExpertGroupBuilder
         from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
         from viva.recipes.loop import make_training
+        from viva.recipes.reward import asked_by
         from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
         from viva.training.data import MixtureDataset
 
-        policy, group_reward = PolicyRef(timeout_s=self.policy_timeout_s), self.group_reward()
+        policy = PolicyRef(timeout_s=self.policy_timeout_s)
+        group_reward = self.group_reward()
+        group_judge, group_scorer, policy_refs = await asked_by(group_reward, plan, opened)
 
         @functools.cache
         def judge() -> PolicySelfComparisonJudge:
@@ -263,6 +267,8 @@ class Config(RecipeConfig):
                 judge=judge,
                 options=self,
                 group_reward=group_reward,
+                group_judge=group_judge,
+                group_scorer=group_scorer,
             )
 
         def as_strategy(name: str, factory: StrategyFactory) -> BuilderFactory:
@@ -287,7 +293,7 @@ class Config(RecipeConfig):
             ),
             experts=self.experts(),
             samples_every=self.samples_every,
-            policy_refs=[policy],
+            policy_refs=[policy, *policy_refs],
         )
 
 

@@ -8,20 +8,20 @@ that its mistakes are reported first. The options that all recipes share mean th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import chz
 
 from viva.conversation.protocol import counted
-from viva.recipes.config import RecipeConfig
+from viva.recipes.reward import ScorerConfig, reward_named, user_code
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.conversation.protocol import Protocol
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+    from viva.judging.scorer import Scorer
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.rewards.base import Grader, Reward
@@ -38,17 +38,26 @@ class Game:
     reward: Reward
     num_agents: int
 
-    def factory(self, renderer: Renderer, judge_policy: PolicyRef | None, grader: Grader) -> BuilderFactory:
+    def factory(
+        self,
+        renderer: Renderer,
+        judge_policy: PolicyRef | None,
+        grader: Grader,
+        scorer: Scorer | None = None,
+    ) -> BuilderFactory:
         """Makes the conversation about a prompt, for a seed.
 
         Args:
             renderer: Of the policy that talks and judges.
             judge_policy: The judge, where the reward asks for one.
             grader: Tells for the metrics whether a solution is right.
+            scorer: Where the reward asks for one.
         """
         options = self.reward.judge
         judge = None if options is None or judge_policy is None else options.make(judge_policy, renderer)
-        return lambda item, seed: self.group(item, seed, renderer=renderer, judge=judge, grader=grader)
+        return lambda item, seed: self.group(
+            item, seed, renderer=renderer, judge=judge, grader=grader, scorer=scorer
+        )
 
     def group(
         self,
@@ -58,6 +67,7 @@ class Game:
         renderer: Renderer,
         judge: PolicySelfComparisonJudge | None,
         grader: Grader,
+        scorer: Scorer | None = None,
     ) -> MultiAgentConversationEnvGroupBuilder:
         """One conversation, about a prompt."""
         from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
@@ -68,6 +78,7 @@ class Game:
             protocol=self.protocol,
             reward=self.reward,
             judge=judge,
+            scorer=scorer,
             answer=item.answer,
             grader=grader,
             num_agents=self.num_agents,
@@ -75,39 +86,8 @@ class Game:
         )
 
 
-def reward_named(value: object) -> Reward:
-    """The reward that an option or a protocol names, the user's own included.
-
-    Raises:
-        ValueError: If there is no such reward, or the user's code is not there.
-    """
-    from viva.rewards import find_reward
-    from viva.selfplay.user_code import is_target, load_target
-
-    return find_reward(load_target(value) if isinstance(value, str) and is_target(value) else value)
-
-
-def user_code(*names: str | None) -> dict[str, str | None]:
-    """Digests of the files of the user's own code among names, for ``config.json``."""
-    from viva.selfplay.user_code import is_target, source_digest
-
-    return {name: source_digest(name) for name in names if name is not None and is_target(name)}
-
-
-def refuse_unused(config: RecipeConfig, names: Sequence[str], why: str) -> None:
-    """Refuse options that were given and would change nothing.
-
-    Raises:
-        ValueError: With their names and ``why``.
-    """
-    defaults = type(config)(log_path=config.log_path)
-    given = [name for name in names if getattr(config, name) != getattr(defaults, name)]
-    if given:
-        raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
-
-
 @chz.chz
-class ConversationConfig(RecipeConfig):
+class ConversationConfig(ScorerConfig):
     """Options of a recipe that trains conversations."""
 
     prompts: dict[str, str] | None = chz.field(
@@ -130,12 +110,14 @@ class ConversationConfig(RecipeConfig):
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
         from viva.recipes.loop import judged_by, make_training
+        from viva.recipes.reward import scorer_of
 
         game, policy, policy_refs = self.game(), None, []
         if game.reward.judge is not None:
             policy, policy_refs = await judged_by(game.reward.judge.policy, plan, opened)
-        make_builder = game.factory(opened.renderer, policy, plan.grader)
-        return make_training(plan, opened, make_builder, policy_refs=policy_refs)
+        scorer, more = await scorer_of(game.reward, plan, opened)
+        make_builder = game.factory(opened.renderer, policy, plan.grader, scorer)
+        return make_training(plan, opened, make_builder, policy_refs=[*policy_refs, *more])
 
     def worded(self, protocol: Protocol) -> Protocol:
         """The protocol in the words that are given.
@@ -170,6 +152,7 @@ class Config(ConversationConfig):
             ValueError: If there is none, it cannot be played, or the reward cannot pay its conversations.
         """
         from viva.selfplay.check import find_protocol
+        from viva.selfplay.user_code import is_target
 
         protocol = find_protocol(self.protocol, self.num_agents)
         if self.personas is not None:
@@ -178,7 +161,9 @@ class Config(ConversationConfig):
             protocol = replace(protocol, on_failure=self.on_failure)
         protocol = self.worded(protocol)
         protocol.check()
-        reward = reward_named(protocol.reward if self.reward is None else self.reward)
+        named = protocol.reward if self.reward is None else self.reward
+        is_whole = not isinstance(named, str) or is_target(named)
+        reward = self.with_scorer(reward_named(named), is_whole=is_whole)
         reward.check(protocol, self.num_agents)
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 

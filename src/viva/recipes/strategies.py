@@ -59,6 +59,7 @@ from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.answers import is_correct
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
+from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader
 from viva.rewards.solutions import SolutionReward, Solutions
 from viva.selfplay.user_code import is_target, load_target
@@ -211,6 +212,10 @@ class Task:
     """Those of the run."""
     group_reward: SolutionReward | None = None
     """Pays the replies of a group of plain samples in place of `reward`."""
+    group_judge: PolicySelfComparisonJudge | None = None
+    """The judge that it asks for."""
+    group_scorer: Scorer | None = None
+    """The scorer that it asks for."""
 
     @property
     def hint(self) -> str:
@@ -237,6 +242,8 @@ class Task:
             num_envs=self.group_size,
             dataset_name="problems",
             group_reward=self.group_reward,
+            judge=self.group_judge,
+            scorer=self.group_scorer,
             seed=self.seed,
         )
 
@@ -251,6 +258,8 @@ class _AskedProblem(ProblemGroupBuilder):
     """A problem asked several times, whose replies are kept for the transcript."""
 
     group_reward: SolutionReward | None = None
+    judge: PolicySelfComparisonJudge | None = None
+    scorer: Scorer | None = None
     seed: int = 0
     kept: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """The last group's record, once its rewards were asked for."""
@@ -259,12 +268,15 @@ class _AskedProblem(ProblemGroupBuilder):
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
         """Those of the group's reward, if it has one, beside the environments' own; keeps what was said."""
-        if self.group_reward is None:
+        reward = self.group_reward
+        if reward is None:
             self.kept[:] = [_record(env_group)]
             return await super().compute_group_rewards(trajectory_group, env_group)
+        asked = cast(EfficientEnv, env_group[0]).question
         group = _solutions(trajectory_group, env_group, self.seed)
-        rewards, figures = self.group_reward.pay(group), self.group_reward.figures(group)
-        self.kept[:] = [_record(env_group, rewards)]
+        group = await reward.ask(group, asked, judge=self.judge, scorer=self.scorer)
+        rewards, figures = reward.pay(group), reward.figures(group)
+        self.kept[:] = [_record(env_group, rewards) | reward.told(group)]
         return [(reward, figures) for reward in rewards]
 
     def record(self) -> dict[str, Any] | None:

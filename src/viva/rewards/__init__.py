@@ -11,6 +11,7 @@ from viva.rewards.log_probability import log_probability
 from viva.rewards.maca import maca
 from viva.rewards.majority import majority
 from viva.rewards.pairwise import Tournament, tournament
+from viva.rewards.peer_prediction import peer_prediction
 from viva.rewards.shuffled import Shuffled
 from viva.rewards.streams import r_diag, r_meta, r_sol
 
@@ -27,6 +28,7 @@ __all__ = [
     "log_probability",
     "maca",
     "majority",
+    "peer_prediction",
     "peer_review",
     "r_diag",
     "r_meta",
@@ -53,6 +55,7 @@ _NAMED = {
     "log_probability": log_probability,
     "maca": maca,
     "majority": majority,
+    "peer_prediction": peer_prediction,
     "peer_review": peer_review,
     "r_diag": r_diag,
     "r_meta": r_meta,

@@ -14,6 +14,7 @@ from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.judging.bradley_terry import reward_truth_gap
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.judging.scorer import Scorer, ScorerOptions
 from viva.rewards.credit import GroupCredit, SpanCredit
 
 Grader = Callable[[str, str], bool]
@@ -40,6 +41,8 @@ class Played:
     renderer: Renderer
     judge: PolicySelfComparisonJudge | None
     """The judge that the reward asks for, see `Reward.judge`."""
+    scorer: Scorer | None = None
+    """The scorer that it asks for, see `Reward.scorer`."""
     answer: str | None
     """The known answer; a reward that claims to need none does not look at it."""
     grader: Grader | None
@@ -80,6 +83,16 @@ class Reward(ABC):
     def judged_by(self, judge: JudgeOptions) -> "Reward":
         """The same reward with another judge; itself, if it needs none."""
         del judge
+        return self
+
+    @property
+    def scorer(self) -> ScorerOptions | None:
+        """The scorer it needs, if it needs one."""
+        return None
+
+    def scored_by(self, scorer: ScorerOptions) -> "Reward":
+        """The same reward with another scorer; itself, if it needs none."""
+        del scorer
         return self
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:

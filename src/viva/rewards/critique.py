@@ -91,13 +91,8 @@ class PeerReview(Reward):
         Raises:
             ValueError: With those that are missing.
         """
-        asked = {segment.name for round_ in protocol.rounds for segment in round_.segments}
-        needed = {*_SEGMENTS, "comparison"} if self.agents_compare else {*_SEGMENTS}
-        if missing := sorted(needed - asked):
-            raise ValueError(
-                f"the reward {self.name!r} scores proposals, critiques and votes; protocol {protocol.name!r} does not "
-                f"ask for {', '.join(missing)}. Use viva.selfplay.critique, or another reward."
-            )
+        needed = (*_SEGMENTS, "comparison") if self.agents_compare else _SEGMENTS
+        check_segments(self.name, protocol, needed, "scores proposals, critiques and votes")
 
     @property
     def agents_compare(self) -> bool:
@@ -176,6 +171,20 @@ class PeerReview(Reward):
         return dict(zip(changed, tournaments, strict=True))
 
 
+def check_segments(name: str, protocol: Protocol, needed: Sequence[str], what: str) -> None:
+    """Refuse a protocol without the segments that a reward looks at.
+
+    Raises:
+        ValueError: With those that are missing.
+    """
+    asked = {segment.name for round_ in protocol.rounds for segment in round_.segments}
+    if missing := sorted(set(needed) - asked):
+        raise ValueError(
+            f"the reward {name!r} {what}; protocol {protocol.name!r} does not ask for {', '.join(missing)}. Use "
+            "viva.selfplay.critique (the recipe critique_self_play), or another reward."
+        )
+
+
 def peer_review(
     *,
     preset: str = "robust",
@@ -217,20 +226,21 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     texts: dict[Item, str] = {initial(agent_id): before[agent_id] for agent_id in agents}
     return ReviewVotes(
         agents=agents,
-        initial=_ballots(conversation, "ranking"),
-        final=_ballots(conversation, "verdict"),
+        initial=ballots_of(conversation, "ranking"),
+        final=ballots_of(conversation, "verdict"),
         targets={
             turn.agent_id: [critique.target for critique in turn.response.critiques]
             for turn in conversation.turns
             if isinstance(turn.response, CritiqueReply)
         },
-        across=_ballots(conversation, "comparison"),
+        across=ballots_of(conversation, "comparison"),
         duels=tuple(duel for duel in duels if duel is not None),
         texts=texts | {revised(agent_id): after[agent_id] for agent_id in agents},
     )
 
 
-def _ballots(conversation: Conversation, segment: str) -> Ballots:
+def ballots_of(conversation: Conversation, segment: str) -> Ballots:
+    """Ballots of a segment by voter; one that could not be read is empty."""
     return {
         turn.agent_id: turn.response.preferences
         for turn in conversation.turns

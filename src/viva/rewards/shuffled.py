@@ -17,6 +17,7 @@ from tinker_cookbook.rl.types import Metrics
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.judging.scorer import Scorer, ScorerOptions
 from viva.rewards.base import Match, Played, Reward, Scored
 from viva.rewards.credit import GroupCredit
 from viva.rewards.solutions import SolutionReward, Solutions
@@ -45,6 +46,15 @@ class Shuffled(SolutionReward):
         """The other with another judge, shuffled."""
         return replace(self, of=self.of.judged_by(judge))
 
+    @property
+    def scorer(self) -> ScorerOptions | None:
+        """The other's."""
+        return self.of.scorer
+
+    def scored_by(self, scorer: ScorerOptions) -> "Shuffled":
+        """The other with another scorer, shuffled."""
+        return replace(self, of=self.of.scored_by(scorer))
+
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """The other's."""
         return self.of.matches(protocol, num_agents)
@@ -70,6 +80,23 @@ class Shuffled(SolutionReward):
     def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
         """As the other."""
         return self.of.new_record(protocol, judge)
+
+    async def ask(
+        self,
+        group: Solutions,
+        question: str,
+        *,
+        judge: PolicySelfComparisonJudge | None,
+        scorer: Scorer | None,
+    ) -> Solutions:
+        """As the other."""
+        if not isinstance(self.of, SolutionReward):
+            return group
+        return await self.of.ask(group, question, judge=judge, scorer=scorer)
+
+    def told(self, group: Solutions) -> dict[str, Any]:
+        """The other's."""
+        return self.of.told(group) if isinstance(self.of, SolutionReward) else {}
 
     def pay(self, group: Solutions) -> list[float]:
         """The other's, permuted.

@@ -6,11 +6,15 @@ Legend: ``_G`` solutions of one problem, ``_T`` sampled tokens of the reply that
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, Solution
+from viva.judging.comparison import Comparison
+from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.scorer import Gains, Scorer
 from viva.rewards.base import Played, Reward, Scored, agent_pay, check_solutions, graded, paid
 
 
@@ -29,10 +33,25 @@ class Solutions:
     graded_G: Sequence[float] | None
     """Rewards by the known answer; ``None`` if there is none."""
     seed: int
+    agents_G: Sequence[int] | None = None
+    """Who gave them; ``None``: they are counted from 0."""
+    comparisons: Sequence[Comparison] | None = None
+    """What a judge says of pairs of them, by id, where it was asked."""
+    gains: Gains | None = None
+    """What a scorer says of them, by id, where it was asked: see `viva.judging.scorer`."""
 
     def __len__(self) -> int:
         """Number of solutions."""
         return len(self.final_G)
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Of the solutions: agent ids, or their places."""
+        return range(len(self)) if self.agents_G is None else self.agents_G
+
+    def by_id(self) -> dict[int, str]:
+        """The final solutions."""
+        return dict(zip(self.ids, self.final_G, strict=True))
 
 
 class SolutionReward(Reward):
@@ -47,6 +66,27 @@ class SolutionReward(Reward):
     def pays_samples(self) -> bool:
         """Whether it pays plain samples, too; by default it does."""
         return True
+
+    async def ask(
+        self,
+        group: Solutions,
+        question: str,
+        *,
+        judge: PolicySelfComparisonJudge | None,
+        scorer: Scorer | None,
+    ) -> Solutions:
+        """The solutions with what judge and scorer say of them; by default nobody is asked.
+
+        Raises:
+            ValueError: If one that it needs is missing. What engines raise passes through.
+        """
+        del question, judge, scorer
+        return group
+
+    def told(self, group: Solutions) -> dict[str, Any]:
+        """Fields of the transcript about what was asked; by default none."""
+        del group
+        return {}
 
     @abstractmethod
     def pay(self, group: Solutions) -> list[float]:
@@ -88,7 +128,9 @@ class SolutionReward(Reward):
             ValueError: If an agent that finished gave none, or something that the reward needs is not known.
         """
         self.check_played(played.conversation)
-        group = _solutions_of(played)
+        question = played.conversation.question
+        group = await self.ask(_solutions_of(played), question, judge=played.judge, scorer=played.scorer)
+        played.record.update(self.told(group))
         rewards = dict(zip(played.agents, self.pay(group), strict=True))
         scored = paid(played, self.credited(played, rewards))
         shared = self.figures(group)
@@ -114,6 +156,7 @@ def stored_solutions(conversation: Conversation, *, seed: int, right: dict[int, 
         logprobs_G_T=None,
         graded_G=None if right is None else [float(right[agent_id]) for agent_id in sorted(final)],
         seed=seed,
+        agents_G=sorted(final),
     )
 
 

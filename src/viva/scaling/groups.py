@@ -6,6 +6,7 @@ Each call says what is sampled, what it is prompted with, and what of it is trai
 import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Literal
 
 from viva.conversation.protocol import Protocol, View, draw_aliases, persona
@@ -164,6 +165,37 @@ def judge_calls(
         reply = 1.0 if prefill is not None else text.lengths.verdict
         calls.append(Call(prompt=prompt, reply=reply, role="judge", wave=wave))
     return calls
+
+
+def scorer_calls(
+    number: int,
+    *,
+    messages: Callable[[str, str | None], Sequence[tuple[str, str]]],
+    text: Text,
+    wave: int,
+) -> list[Call]:
+    """A scorer's passes over so many different solutions: each by itself, and behind every other one.
+
+    Args:
+        number: Solutions.
+        messages: Role and text of a prompt, from the problem and the solution that is shown, if one is.
+        text: How long everything is.
+        wave: When they are made.
+    """
+    markers = Markers()
+    question = markers.new("problem", text.lengths.prompt)
+    solutions = [markers.new(("solution", place), text.lengths.solution) for place in range(number)]
+    pairs: list[tuple[str | None, str]] = [(None, target) for target in solutions] if number > 1 else []
+    pairs += permutations(solutions, 2)
+    return [
+        Call(
+            prompt=text.blocks(messages(question, informant), markers, prefill=target),
+            reply=1.0,
+            role="judge",
+            wave=wave,
+        )
+        for informant, target in pairs
+    ]
 
 
 STRATEGIES = ("iid", "prompt_augmentation", "feedback", "conversation", "best_of")

@@ -29,6 +29,7 @@ from viva.conversation.records import ReplyStatus
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
+from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader, Played, Reward
 from viva.rewards.credit import GroupCredit
 
@@ -151,6 +152,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     reward: Reward
     judge: PolicySelfComparisonJudge | None = None
     """The judge of a reward that asks for one, see `Reward.judge`."""
+    scorer: Scorer | None = None
+    """The scorer of a reward that asks for one, see `Reward.scorer`."""
     answer: str | None = None
     """The known answer, if there is one; with a grader, metrics tell who is right."""
     grader: Grader | None = None
@@ -167,6 +170,10 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         if self.reward.judge is not None and self.judge is None:
             raise ValueError(
                 f"the reward {self.reward.name!r} needs a judge; got none. Pass reward.judge.make(...)"
+            )
+        if self.reward.scorer is not None and self.scorer is None:
+            raise ValueError(
+                f"the reward {self.reward.name!r} needs a scorer; got none. Pass one, a viva.judging.scorer.Scorer"
             )
         self._new_coordinator()
 
@@ -216,6 +223,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
                 trajectories_G=trajectory_group,
                 renderer=self.renderer,
                 judge=self.judge,
+                scorer=self.scorer,
                 answer=self.answer,
                 grader=self.grader,
                 seed=self.seed,

@@ -28,11 +28,13 @@ from viva.eval.records import (
     write_transcripts,
 )
 from viva.judging.judge import PolicyRef, SamplingClient
-from viva.recipes.common import say
+from viva.judging.scorer import Scorer
+from viva.recipes.common import resolve_model, say
 from viva.recipes.evaluation import EvalOptions
 from viva.recipes.evaluation.plan import EvalPlan, TalkConfig, check_output, check_place, engine_of, make_plan
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
-from viva.rewards.base import Grader
+from viva.recipes.reward import open_model
+from viva.rewards.base import Grader, Reward
 from viva.sdk import ServiceClient, settled
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed
@@ -189,8 +191,11 @@ async def _conversations(config: TalkConfig, opened: OpenPolicy, console: Evalua
     if game.reward.judge is not None and game.reward.judge.policy == "initial":
         judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
 
+    fixed = await _fixed_scorer(game.reward, config, opened)
+
     def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
-        return game.factory(opened.renderer, judged_by, grader)(item, seed)
+        scorer = fixed or (None if game.reward.scorer is None else Scorer(judged_by, opened.renderer))
+        return game.factory(opened.renderer, judged_by, grader, scorer)(item, seed)
 
     return Conversations(
         num_agents=config.num_agents,
@@ -204,6 +209,16 @@ async def _conversations(config: TalkConfig, opened: OpenPolicy, console: Evalua
         policy_timeout_s=config.policy_timeout_s,
         max_retries=config.max_retries,
     )
+
+
+async def _fixed_scorer(reward: Reward, config: TalkConfig, opened: OpenPolicy) -> Scorer | None:
+    """The scorer of a reward that asks for one which is not the policy as it is."""
+    options = reward.scorer
+    if options is None or (options.model is None and options.policy == "current"):
+        return None
+    client, renderer = await open_model(opened.service, resolve_model(options.model or opened.model))
+    policy = PolicyRef(sampling_client=client, timeout_s=config.policy_timeout_s)
+    return Scorer(policy, renderer if options.model else opened.renderer)
 
 
 def _path(plan: EvalPlan, target: Target) -> Path:
