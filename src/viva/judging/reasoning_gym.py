@@ -204,26 +204,6 @@ def families() -> list[str]:
     return sorted(set(_registry()) - set(_REFUSED))
 
 
-def easiest_options(family: str) -> dict[str, Any]:
-    """The first level of the family's curriculum as options; empty where there is none that works."""
-    _registry()
-    from reasoning_gym.factory import create_curriculum, has_curriculum
-
-    if not has_curriculum(family):
-        return {}
-    curriculum: Any = create_curriculum(family)
-    for attribute in curriculum.attributes:
-        curriculum.set_attr_level(attribute, 0)
-    config, default = curriculum.generate_configuration(), _registry()[family][1]()
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    easiest = {name: value for name, value in values.items() if value != getattr(default, name)}
-    try:
-        _made(family, json.dumps(easiest | {"seed": TRAIN_SEED, "size": 1}))
-    except ValueError:
-        return {}
-    return easiest
-
-
 @functools.cache
 def _registry() -> dict[str, tuple[Any, Any]]:
     """Classes of the data sets and of their options, by family."""
