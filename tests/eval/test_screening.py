@@ -106,6 +106,28 @@ def test_the_log_probability_is_held_against_the_truth():
     assert (good["likelihood/accuracy"].value, bad["likelihood/accuracy"].value) == (1.0, 0.0)
 
 
+def figure(value, low=None, high=None, count=20):
+    return Figure(value=value, low=low, high=high, num_problems=count)
+
+
+@pytest.mark.parametrize(
+    ("void", "gap", "verdict"),
+    [
+        (0.0, figure(0.2, 0.1, 0.3), "works"),
+        (0.0, figure(0.6, 0.52, 0.7), "fails"),
+        (0.0, figure(0.5, 0.4, 0.6), "unclear"),
+        (0.0, figure(None), "unclear"),
+        (0.0, figure(0.0, count=2), "unclear"),
+        (0.9, figure(0.2, 0.1, 0.3), "fails"),
+    ],
+)
+def test_a_conversation_is_judged_by_whom_it_pays(void, gap, verdict):
+    found = figures([problem([1, 1, 2, 2], 1)] * 5)
+    found |= {"critique/void_rate": figure(void), "critique/reward_truth_gap": gap}
+    told = screening_advice(found, rewards=["majority"], has_answers=True)
+    assert [each.verdict for each in told if each.about == "peer_review, in critique"] == [verdict]
+
+
 def test_shuffled_rewards_know_nothing():
     value = figures([problem([1, 1, 2, 2], 1)] * 500)["correlation/shuffled"].value
     assert abs(value) < 4 * (1 / 3 / 500) ** 0.5  # of groups of 4, r has the variance 1/3

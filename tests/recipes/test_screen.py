@@ -62,6 +62,20 @@ def test_a_task_with_answers(model, tmp_path, monkeypatch, capsys):
     assert (again, same) == (out, found)
 
 
+def test_conversations_are_held_on_the_first_problems(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(6)])
+    out, found = screened(capsys, model, task, conversations=2, num_agents=2)
+    assert {kind: len(played) for kind, played in found["played"].items()} == {
+        "conversation": 2,
+        "critique": 2,
+    }
+    assert {"conversation/void_rate", "critique/reward_truth_gap"} <= set(found["figures"])
+    told = {each["about"] for each in found["advice"]}
+    assert {"tournament, in conversation", "peer_review, in critique"} <= told
+    assert "peer_review, in critique" in " ".join(out.split())
+
+
 def test_a_task_without_answers(model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     task = write(tmp_path / "task.jsonl", [{"query": f"Why {n}?"} for n in range(6)])
@@ -91,6 +105,8 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
         ("task.jsonl", ['rewards=["tournament"]'], "tournament pays conversations"),
         ("task.jsonl", ['rewards=["majorty"]'], "Did you mean 'majority'"),
         ("task.jsonl", ["question_template=no"], "question_template must have the place of the prompt"),
+        ("task.jsonl", ["conversations=2", 'kinds=["talk"]'], "kinds must be of conversation, critique"),
+        ("task.jsonl", ["conversations=2", "num_agents=1"], "num_agents must be 2 or more"),
         ("task.jsonl", ["sample=3"], "unknown option 'sample'"),
         ("task.jsonl", ["grader=choice"], "grader=choice needs known answers"),
         ("task.jsonl", ["output=x.txt"], "output must be a file that ends in .json"),

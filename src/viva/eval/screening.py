@@ -12,7 +12,7 @@ from typing import Any
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.eval.direct import DirectSampler
-from viva.eval.records import Answer, Figure
+from viva.eval.records import Answer, Figure, Played
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
 from viva.judging.comparison import Comparison
 from viva.judging.judge import PolicySelfComparisonJudge, SamplingClient
@@ -88,6 +88,8 @@ class Screening:
     has_answers: bool
     """Whether answers are known."""
     problems: tuple[Screened, ...]
+    played: dict[str, tuple[Played, ...]]
+    """Conversations about the first problems, by kind."""
     figures: dict[str, Figure]
     advice: tuple[Advice, ...]
 

@@ -24,6 +24,9 @@ MOSTLY = 0.5
 SETTLED = 0.95
 """Share of equal answers above which voting has nothing left to teach."""
 
+REWARD_OF = {"conversation": "tournament", "critique": "peer_review"}
+"""Rewards by kind of conversation."""
+
 Figures = Mapping[str, Figure]
 
 
@@ -37,6 +40,7 @@ def screening_advice(figures: Figures, *, rewards: Sequence[str], has_answers: b
     told += [_about_reward(name, figures) for name in rewards]
     if "judge/accuracy" in figures:
         told.append(_about_judge(figures))
+    told += [_about_talk(kind, figures) for kind in REWARD_OF if f"{kind}/void_rate" in figures]
     return (*notes, *told, _summary(told, figures))
 
 
@@ -162,6 +166,28 @@ def _about_judge(figures: Figures) -> Advice:
     else:
         verdict = "fails" if bias > MOSTLY or (accuracy.high or accuracy.value) <= 0.5 else "unclear"
     return Advice(about="tournament", verdict=verdict, reason=told)
+
+
+def _about_talk(kind: str, figures: Figures) -> Advice:
+    """A reward of conversations, by conversations that were held."""
+    about, void = f"{REWARD_OF[kind]}, in {kind}", _value(figures, f"{kind}/void_rate")
+    gap = figures[f"{kind}/reward_truth_gap"]
+    if void > MOSTLY:
+        return Advice(
+            about=about, verdict="fails", reason=f"{_percent(void)} of the conversations come to nothing"
+        )
+    if gap.value is None:
+        reason = "no conversation ends with right and wrong answers that are paid differently"
+        return Advice(about=about, verdict="unclear", reason=reason)
+    told = f"it pays the wrong of two final answers more in {_percent_interval(gap)} of pairs (50 %: knows nothing)"
+    if gap.num_problems < FEW_PROBLEMS:
+        return Advice(
+            about=about, verdict="unclear", reason=f"{told}, of {gap.num_problems} conversations only"
+        )
+    low, high = gap.value if gap.low is None else gap.low, gap.value if gap.high is None else gap.high
+    return Advice(
+        about=about, verdict="works" if high < 0.5 else "fails" if low >= 0.5 else "unclear", reason=told
+    )
 
 
 def _summary(told: Sequence[Advice], figures: Figures) -> Advice:

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from viva.eval.estimates import Terms, ladder, majority_at_k, pass_at_k, summarise
-from viva.eval.records import Figure
+from viva.eval.figures import conversation_figures
+from viva.eval.records import Figure, Played
 from viva.eval.screening import Screened, Try
 from viva.judging.comparison import Comparison, judge_accuracy, judge_health
 from viva.rewards.majority import answer_groups
@@ -25,6 +26,8 @@ from viva.training.data import derive_seed
 
 LOW, HIGH = 0.2, 0.8
 """Shares of tries between which a problem is in reach."""
+_ABOUT_TRUTH = ("correct/first", "correct/final", "correct/best", "rank_correlation", "reward_truth_gap")
+_ABOUT_TALK = ("finish_rate", "void_rate", "tokens")
 _Term = tuple[float, float]
 _NOTHING: _Term = (0.0, 0.0)
 _QUANTILES = (0.025, 0.975)
@@ -49,6 +52,19 @@ def screening_figures(
             seed=derive_seed(seed, "bootstrap"),
         )
     return figures
+
+
+def conversation_screening(
+    played: Mapping[str, Sequence[Played]], *, is_known: bool, resamples: int, seed: int
+) -> dict[str, Figure]:
+    """Figures of conversations, as in evaluations, by kind; those about the truth only where answers are known."""
+    terms = {
+        f"{kind}/{name}": each
+        for kind, talks in played.items()
+        for name, each in conversation_figures(talks).items()
+        if name in _ABOUT_TALK or (is_known and name in _ABOUT_TRUTH)
+    }
+    return summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
 
 
 def _accuracies(problems_P: Sequence[Screened]) -> dict[str, Terms]:

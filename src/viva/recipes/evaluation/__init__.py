@@ -101,6 +101,14 @@ class ScreenOptions:
         default_factory=lambda: ["majority", "log_probability", "shuffled"],
         doc="rewards of solutions that are held against the truth",
     )
+    conversations: int = chz.field(
+        default=0, doc="problems, the first ones, that are also talked about in every kind of conversation"
+    )
+    kinds: list[str] = chz.field(
+        default_factory=lambda: ["conversation", "critique"], doc="of conversation, critique"
+    )
+    num_agents: int = chz.field(default=3, doc="in every conversation")
+    max_rounds: int = chz.field(default=2, doc="of conversation")
     grader: str = chz.field(default="math", doc="math, exact, choice, module:FUNCTION or path.py:FUNCTION")
     seed: int = 0
     resamples: int = chz.field(default=2000, doc="draws of the bootstrap")

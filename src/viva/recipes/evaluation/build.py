@@ -160,7 +160,7 @@ async def _sample(
             opened.client, direct, plan.items, plan.options.num_samples, console.begin
         )
     for kind, config in plan.conversations.items():
-        conversations = await _conversations(config, opened, console)
+        conversations = await conversations_of(config, opened, console)
         found, outcomes, metrics[kind] = await play_all(
             opened.client, conversations, plan.talked_about, plan.check
         )
@@ -185,7 +185,10 @@ async def _sample(
     return evaluation, rows
 
 
-async def _conversations(config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole) -> Conversations:
+async def conversations_of(
+    config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole
+) -> Conversations:
+    """One kind of conversation with a policy, to be played on problems."""
     judge: SamplingClient | None = None
     game = config.game()
     if game.reward.judge is not None and game.reward.judge.policy == "initial":

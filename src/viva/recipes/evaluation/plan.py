@@ -25,7 +25,7 @@ from viva.training.data import PromptItem, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
 TalkConfig: TypeAlias = ConversationConfig | CritiqueConfig | ProtocolConfig
-_CONVERSATIONS: dict[str, type[ConversationConfig] | type[CritiqueConfig] | type[ProtocolConfig]] = {
+CONVERSATIONS: dict[str, type[ConversationConfig] | type[CritiqueConfig] | type[ProtocolConfig]] = {
     "conversation": ConversationConfig,
     "critique": CritiqueConfig,
     "protocol": ProtocolConfig,
@@ -38,7 +38,7 @@ _TRAINED = {
 """Kind of conversation by recipe."""
 _RECIPES: dict[str, type[RecipeConfig]] = {
     "math_efficiency": MathConfig,
-    **{recipe: _CONVERSATIONS[kind] for recipe, kind in _TRAINED.items()},
+    **{recipe: CONVERSATIONS[kind] for recipe, kind in _TRAINED.items()},
 }
 _UNUSED = frozenset({"stop_at", "reward_weights", "judge_prompt_path"})
 """Recipes' options that have no part in what is said or scored."""
@@ -125,12 +125,12 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
             f"kinds=protocol needs a run that trained a protocol of its own; {target.name} is none"
         )
     conversations = {
-        kind: recipe_options(stored_options(_CONVERSATIONS[kind], target.config), options)
+        kind: recipe_options(stored_options(CONVERSATIONS[kind], target.config), options)
         for kind in kinds
         if kind != "direct"
     }
     for config in conversations.values():
-        _check_conversation(config)
+        check_conversation(config)
     check = find_check(options.grader)
     everything, source = _problems(shared, target, options)
     items = tuple(item for item in everything if item.answer is not None)
@@ -182,7 +182,12 @@ def check_place(path: Path) -> None:
         raise ValueError(f"{path} cannot be written: {path.parent} {problem}; give another output=FILE.json")
 
 
-def _check_conversation(config: TalkConfig) -> None:
+def check_conversation(config: TalkConfig) -> None:
+    """Refuse options of a conversation that cannot be played.
+
+    Raises:
+        ValueError: For the first that is wrong.
+    """
     at_least(config, {"num_agents": 2, "num_test_conversations": 1, "max_tokens": 1, "max_retries": 0})
     positive(config, "policy_timeout_s")
     not_negative(config, "temperature")

@@ -7,19 +7,30 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import chz
+
 from viva.conversation.protocol import counted
+from viva.eval.conversations import play_all
 from viva.eval.direct import DirectSampler
-from viva.eval.records import Figure
+from viva.eval.records import Figure, Played
 from viva.eval.screening import Screener, Screening, write_screening
 from viva.eval.screening_advice import screening_advice
-from viva.eval.screening_figures import screening_figures
+from viva.eval.screening_figures import conversation_screening, screening_figures
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.common import say
 from viva.recipes.config import DataOptions
 from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
-from viva.recipes.evaluation import EvalOptions, ScreenOptions
-from viva.recipes.evaluation.plan import check_output, check_place, engine_of
+from viva.recipes.evaluation import EvalOptions, ScreenOptions, stored_options
+from viva.recipes.evaluation.build import conversations_of
+from viva.recipes.evaluation.plan import (
+    CONVERSATIONS,
+    TalkConfig,
+    check_conversation,
+    check_output,
+    check_place,
+    engine_of,
+)
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.recipes.plan import at_least, not_negative
 from viva.rewards import find_reward
@@ -34,7 +45,7 @@ _FOLDER = Path("runs/screen")
 
 _DECIDES = (
     *("num_samples", "temperature", "max_tokens", "question_template", "system_prompt"),
-    *("num_pairs", "rewards", "seed", "resamples"),
+    *("num_pairs", "rewards", "conversations", "kinds", "num_agents", "max_rounds", "seed", "resamples"),
 )
 """Options that stand in the result."""
 
@@ -45,6 +56,8 @@ class _Plan:
     items: tuple[PromptItem, ...]
     check: AnswerCheck
     rewards: dict[str, SolutionReward]
+    talks: dict[str, TalkConfig]
+    """Conversations, by kind."""
     task: str
     record: dict[str, Any]
     path: Path
@@ -82,7 +95,15 @@ async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
 
 def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
     at_least(
-        options, {"num_problems": 1, "num_samples": 2, "max_tokens": 1, "num_pairs": 0, "resamples": 100}
+        options,
+        {
+            "num_problems": 1,
+            "num_samples": 2,
+            "max_tokens": 1,
+            "num_pairs": 0,
+            "resamples": 100,
+            "conversations": 0,
+        },
     )
     not_negative(options, "temperature")
     if options.temperature == 0:
@@ -92,6 +113,7 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
     check_output(options.output)
     check_prompts_path("TASK", task)
     rewards = {each: _reward(each) for each in options.rewards}
+    talks = {kind: _talk(kind, options) for kind in options.kinds} if options.conversations else {}
     check = find_check(options.grader)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
     data = DataOptions(train_prompts_path=task, question_template=options.question_template)
@@ -120,10 +142,23 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
         items=tuple(items),
         check=check,
         rewards=rewards,
+        talks=talks,
         task=told,
         record=record | {"prompts_digest": digest},
         path=path,
     )
+
+
+def _talk(kind: str, options: ScreenOptions) -> TalkConfig:
+    """A conversation with the defaults of its recipe."""
+    if kind not in ("conversation", "critique"):
+        raise ValueError(f"kinds must be of conversation, critique; got {kind!r}")
+    given = {name: getattr(options, name) for name in ("num_agents", "max_tokens", "temperature", "seed")}
+    if kind == "conversation":
+        given["max_rounds"] = options.max_rounds
+    config = chz.replace(stored_options(CONVERSATIONS[kind], {}), **given)
+    check_conversation(config)
+    return config
 
 
 def _reward(name: str) -> SolutionReward:
@@ -156,8 +191,17 @@ async def _sample(
     )
     problems = await screener.ask(opened.client, plan.items, console.begin)
     problems = await screener.have_judged(problems, options.seed, console.begin)
-    figures = screening_figures(problems, plan.rewards, resamples=options.resamples, seed=options.seed)
+    played: dict[str, tuple[Played, ...]] = {}
+    for kind, config in plan.talks.items():
+        talks = await conversations_of(config, opened, console)
+        played[kind], _, _ = await play_all(
+            opened.client, talks, plan.items[: options.conversations], plan.check
+        )
     has_answers = plan.items[0].answer is not None
+    figures = screening_figures(problems, plan.rewards, resamples=options.resamples, seed=options.seed)
+    figures |= conversation_screening(
+        played, is_known=has_answers, resamples=options.resamples, seed=options.seed
+    )
     return Screening(
         target=plan.target.summary | {"model": opened.model},
         task=plan.task,
@@ -165,6 +209,7 @@ async def _sample(
         prompts_digest=plan.record["prompts_digest"],
         has_answers=has_answers,
         problems=problems,
+        played=played,
         figures=figures,
         advice=screening_advice(figures, rewards=list(plan.rewards), has_answers=has_answers),
     )
@@ -196,7 +241,7 @@ def screening_text(screening: Screening) -> str:
 def _told(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    if name.startswith("correlation/") or name.endswith("nats"):
+    if name.startswith("correlation/") or name.endswith(("nats", "rank_correlation")):
         return f"{value:+.2f}"
     if name.endswith(("tokens", "bits")):
         return f"{value:.1f}"
