@@ -124,8 +124,14 @@ def figure(value, low=None, high=None, count=20):
 def test_a_conversation_is_judged_by_whom_it_pays(void, gap, verdict):
     found = figures([problem([1, 1, 2, 2], 1)] * 5)
     found |= {"critique/void_rate": figure(void), "critique/reward_truth_gap": gap}
-    told = screening_advice(found, rewards=["majority"], has_answers=True)
-    assert [each.verdict for each in told if each.about == "peer_review, in critique"] == [verdict]
+
+    def verdicts():
+        told = screening_advice(found, rewards=["majority"], has_answers=True)
+        return [each.verdict for each in told if each.about == "peer_review, in critique"]
+
+    assert verdicts() == ["fails"]  # no final answer is finished
+    found["critique/finish_rate"] = figure(0.9)
+    assert verdicts() == [verdict]
 
 
 def test_shuffled_rewards_know_nothing():

@@ -176,6 +176,10 @@ def _about_talk(kind: str, figures: Figures) -> Advice:
         return Advice(
             about=about, verdict="fails", reason=f"{_percent(void)} of the conversations come to nothing"
         )
+    ended = _value(figures, f"{kind}/finish_rate")
+    if ended < FEW_ENDED:
+        reason = f"only {_percent(ended)} of the final answers end by themselves: raise max_tokens, or warm the model up"
+        return Advice(about=about, verdict="fails", reason=reason)
     if gap.value is None:
         reason = "no conversation ends with right and wrong answers that are paid differently"
         return Advice(about=about, verdict="unclear", reason=reason)
