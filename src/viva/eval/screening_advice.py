@@ -178,7 +178,9 @@ def _about_talk(kind: str, figures: Figures) -> Advice:
         )
     ended = _value(figures, f"{kind}/finish_rate")
     if ended < FEW_ENDED:
-        reason = f"only {_percent(ended)} of the final answers end by themselves: raise max_tokens, or warm the model up"
+        reason = (
+            f"only {_percent(ended)} of the final answers end by themselves: raise max_tokens, or warm it up"
+        )
         return Advice(about=about, verdict="fails", reason=reason)
     if gap.value is None:
         reason = "no conversation ends with right and wrong answers that are paid differently"
