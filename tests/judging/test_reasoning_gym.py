@@ -66,6 +66,7 @@ def test_right_is_a_score_of_1_and_the_default_scorer_pays_for_less():
         ("chain_sum", "So the answer is {}."),
         ("spell_backward", "{}"),
         ("spell_backward", "Answer: {}"),
+        ("spell_backward", "**{}**."),
         ("rotate_matrix", "The answer is:\n{}"),
         ("rotate_matrix", "Look <answer>\n{}\n</answer>"),
     ],

@@ -30,6 +30,7 @@ from viva.judging.reasoning_gym import find_problem, plain_answer
 _BOXED = "\\boxed{"
 _TAG = "<answer>"
 _MARKERS = ("answer is", "####", "answer:")
+_AROUND = " \t\n.*\"'`"
 _DIGITS = frozenset("0123456789")
 _NUMBER_PARTS = _DIGITS | frozenset(".,/")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{([^{}]{1,100})\}\{([^{}]{1,100})\}")
@@ -96,14 +97,17 @@ def marked_answer(text: str) -> str | None:
 def _answer_like(wanted: str, text: str) -> str:
     """The answer of a reply, read as one of the form of `wanted`: a number, a line, or several lines.
 
-    It is what is marked; else the last number, where a number is wanted; else the whole reply.
+    It is what is marked; else the last number, where a number is wanted; else the whole reply. Stops and quotes around
+    it are left out where the wanted one has none.
     """
     marked = marked_answer(text)
     if set(wanted) <= _NUMBER_PARTS | {"-"} and _value(wanted) is not None:
         found = _last_number(text) if marked is None else _only_number(marked)
     else:
         found = _lines_after_marker(text) if "\n" in wanted and _tagged(text) is None else marked
-    return (found or marked or text).strip()
+    told = (found or marked or text).strip()
+    is_bare = wanted.strip(_AROUND) == wanted
+    return told.strip(_AROUND) if wanted and is_bare else told
 
 
 def _tagged(text: str) -> str | None:
