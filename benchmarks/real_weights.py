@@ -4,7 +4,9 @@
 
 Arms are rewards of expert iteration on plain samples, at equal numbers of samples: ``answers`` (true answers, the
 ceiling), ``majority`` (majority vote of a group, TTRL), ``log_probability`` (the policy's own), ``shuffled`` (true
-answers dealt out at random within each group; must not learn). Training is that of ``make demo`` (206 one-step
+answers dealt out at random within each group; must not learn). ``debate`` is conversation preference RL without a
+format: four agents answer, see all answers, answer again, and the policy compares their last ones, pair by pair, by
+its label probabilities; as many problems and steps, half the samples, each of two replies. Training is that of ``make demo`` (206 one-step
 problems; 100 others to test on, without a step in common). Every policy is asked greedily, at temperature 1, and for
 the majority of eight answers at temperature 1. Cells that are in the folder are not repeated: one line each in
 ``cells.jsonl``; the table has 95 % intervals (Student's t over seeds). Needs ``make models``.
@@ -20,12 +22,22 @@ from _intervals import interval
 import viva
 from viva.recipes.demo import model_path, real_options
 
-ARMS = ("answers", "majority", "log_probability", "shuffled")
+ARMS = ("answers", "majority", "log_probability", "shuffled", "debate")
 REWARDS = {"majority": "majority", "log_probability": "log_probability", "shuffled": "shuffled"}
 ASKED = {"temperature 0": (0.0, 1, "direct/avg@1"), "temperature 1": (1.0, 8, "direct/avg@8")}
 VOTED = ("majority of 8", "direct/maj@8")
 NUM_VOTED = 50
 """The first so many problems are asked eight times each."""
+
+
+DEBATE = viva.Protocol(
+    rounds=[
+        viva.Round("answer", "Give only the final number."),
+        viva.Round("final", "Give only the final number that you now hold right.", ["answer"]),
+    ],
+    reward=viva.rewards.tournament(),
+)
+DEBATED = {"num_agents": 4, "batch_size": 32, "num_test_conversations": 0}
 
 
 def measured(policy: viva.Run | str, options: dict[str, object]) -> dict[str, float]:
@@ -58,8 +70,14 @@ def cell(arm: str, seed: int, folder: Path, changed: dict[str, str]) -> dict[str
 
     config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
     named = {name: getattr(config, name) for name in options if name != "model_name"}
+    what: str | viva.Protocol = "math_efficiency"
+    if arm == "debate":
+        what = DEBATE
+        named = {
+            name: value for name, value in named.items() if name not in ("strategies", "group_size")
+        } | DEBATED
     began = time.time()
-    run = viva.train("math_efficiency", model=str(model_path()), **named)
+    run = viva.train(what, model=str(model_path()), **named)
     seconds = time.time() - began
     sampled = float(run.metrics["rollout/sampled_tokens"].sum())
     last = run.metrics.iloc[-4:].mean(numeric_only=True).to_dict()
