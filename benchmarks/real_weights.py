@@ -6,10 +6,10 @@ Arms are rewards of expert iteration on plain samples, at equal numbers of sampl
 ceiling), ``majority`` (majority vote of a group, TTRL), ``log_probability`` (the policy's own), ``shuffled`` (true
 answers dealt out at random within each group; must not learn). ``debate`` is conversation preference RL without a
 format: four agents answer, see all answers, answer again, and the policy compares their last ones, pair by pair, by
-its label probabilities; as many problems and steps, half the samples, each of two replies. Training is that of ``make demo`` (206 one-step
-problems; 100 others to test on, without a step in common). Every policy is asked greedily, at temperature 1, and for
-the majority of eight answers at temperature 1. Cells that are in the folder are not repeated: one line each in
-``cells.jsonl``; the table has 95 % intervals (Student's t over seeds). Needs ``make models``.
+its label probabilities; as many problems and steps, half the samples, each of two replies. Training is that of
+``make demo`` (206 one-step problems; 100 others to test on, without a step in common). Every policy is asked greedily,
+at temperature 1, and for the majority of eight answers at temperature 1. Cells that are in the folder are not repeated:
+one line each in ``cells.jsonl``; the table has 95 % intervals (Student's t over seeds). Needs ``make models``.
 """
 
 import json

@@ -352,6 +352,7 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
     from viva.run.export import ended_with, export_weights
     from viva.run.files import note_written
     from viva.training.advice import is_void
+    from viva.training.data import ExampleDataset
     from viva.view.report import write_report
     from viva.view.summary import headline_text
 
@@ -368,6 +369,8 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
         weights = export_weights(state_path, model=model, folder=folder.path)
         note_written([file for file in sorted(weights.rglob("*")) if file.is_file()] if weights else [])
         say(f"weights: {weights or state_path}")
+        if isinstance(training.dataset, ExampleDataset):
+            say(f"to start a run from them: load_checkpoint_path={state_path} lora_rank=... as here")
     say(f"report: {write_report(folder.path)}")
     say(f"to look at it: viva view {shlex.quote(str(folder.path))}")
     headline = headline_text(folder.path)

@@ -12,7 +12,14 @@ from pathlib import Path
 from viva.recipes.config import parse_options
 from viva.threads import prepare_threads
 
-RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol", "environment")
+RECIPES = (
+    "conversation_preference_rl",
+    "critique_self_play",
+    "math_efficiency",
+    "protocol",
+    "environment",
+    "warmup",
+)
 """Names of the recipes. Each is a module of this room with ``Config``, see `RecipeConfig`."""
 
 

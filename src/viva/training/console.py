@@ -117,6 +117,8 @@ _SHOWN = (
     _Shown("test/conversation/correct/final", "held-out conversations", "{:.1%}"),
     # the mean of a tournament is 0 whatever is learned
     _Shown("reward/mean", "reward", "{:.2f}", is_hidden_at_zero=True),
+    _Shown("test/judge/accuracy", "held-out judgements", "{:.1%}"),
+    _Shown("imitation/nll", "nats per token", "{:.3f}"),
     _Shown("reward/std", "reward std", "{:.2f}"),
     _Shown("gain/mean", "gain of revision", "{:+.3f}"),
     _Shown("credit/r_meta/mean", "votes with the majority", "{:.0%}"),

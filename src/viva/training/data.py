@@ -9,8 +9,9 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 _BITS = 31  # fits the signed 32-bit field that samplers take
@@ -133,6 +134,69 @@ class PromptDataset(RLDataset):
     def __len__(self) -> int:
         """Number of batches."""
         return len(self.order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A completion to imitate behind its prompt, as token ids."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    kind: str = "message"
+    """What it teaches, such as the name of a protocol's segment."""
+
+    def record(self) -> dict[str, Any]:
+        """The example, ready for JSON."""
+        return {"kind": self.kind, "prompt": list(self.prompt), "completion": list(self.completion)}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Example":
+        """The example of a record."""
+        return cls(
+            prompt=tuple(record["prompt"]), completion=tuple(record["completion"]), kind=record["kind"]
+        )
+
+    def datum(self) -> tinker.Datum:
+        """For ``cross_entropy``: the completion's tokens have weight 1, the prompt's 0."""
+        tokens_T = [*self.prompt, *self.completion]
+        weights_T = [0.0] * (len(self.prompt) - 1) + [1.0] * len(self.completion)
+        return tinker.Datum(
+            model_input=tinker.ModelInput.from_ints(tokens_T[:-1]),
+            loss_fn_inputs={
+                "target_tokens": tinker.TensorData(data=tokens_T[1:], dtype="int64", shape=[len(weights_T)]),
+                "weights": tinker.TensorData(data=weights_T, dtype="float32", shape=[len(weights_T)]),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleDataset(RLDataset):
+    """Batches of examples to imitate, in a new order in every pass; nothing is sampled for them."""
+
+    examples: Sequence[Example]
+    batch_size: int
+    seed: int
+    num_steps: int
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """No group is played."""
+        del index
+        return ()
+
+    def batch(self, index: int) -> list[Example]:
+        """The examples of a step."""
+        places = range(index * self.batch_size, (index + 1) * self.batch_size)
+        return [self._at(place) for place in places]
+
+    def _at(self, place: int) -> Example:
+        number, offset = divmod(place, len(self.examples))
+        order = list(range(len(self.examples)))
+        random.Random(derive_seed(self.seed, "examples", number)).shuffle(order)
+        return self.examples[order[offset]]
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return self.num_steps
 
 
 Assignment = Literal["all", "split"]

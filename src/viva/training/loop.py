@@ -31,11 +31,11 @@ from viva.sdk import TrainingClient, answers_together, settled
 from viva.training.ahead import GroupStream, RolloutsAhead
 from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
 from viva.training.console import Begin, RunConsole
-from viva.training.data import PromptsChangedError, derive_seed
+from viva.training.data import ExampleDataset, PromptsChangedError, derive_seed
 from viva.training.metrics import rollout_metrics
 from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
 from viva.training.rollouts import GroupOutcome, Policy, run_groups
-from viva.training.update import UpdateConfig, update_policy
+from viva.training.update import UpdateConfig, imitate, update_policy
 
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Gets every step's metrics, besides the run's own files."""
@@ -260,6 +260,8 @@ async def train(run: Training) -> bool:
 
 
 async def _step(run: Training, step: int, ahead: RolloutsAhead[_PlayedStep], console: RunConsole) -> None:
+    if isinstance(run.dataset, ExampleDataset):
+        return await _imitation_step(run, run.dataset, step, console)
     config, clock = run.config, _Clock()
     sampler = await _snapshot(run, step)
     clock.lap("snapshot")
@@ -281,6 +283,24 @@ async def _step(run: Training, step: int, ahead: RolloutsAhead[_PlayedStep], con
         clock.lap("update")
         metrics |= clock.all(metrics["rollout/sampled_tokens"], played.seconds)
         _log(run, step, metrics, rows)
+        console.step_done(step, metrics)
+
+
+async def _imitation_step(run: Training, dataset: ExampleDataset, step: int, console: RunConsole) -> None:
+    clock, metrics = _Clock(), dict(run.first_metrics) if step == 0 else {}
+    if run.config.eval_every and step % run.config.eval_every == 0:
+        console.phase("evaluating")
+        sampler = await _snapshot(run, step)
+        async with _journaled(run, sampler, console, step):
+            metrics |= await _evaluate(run, sampler, step, console)
+        clock.lap("evaluation")
+    console.phase("updating")
+    with run.interrupts.protected():
+        data_D = [example.datum() for example in dataset.batch(step)]
+        metrics |= await imitate(run.client, data_D, run.config.update)
+        clock.lap("update")
+        metrics |= clock.all(0, 0)
+        _log(run, step, metrics)
         console.step_done(step, metrics)
 
 

@@ -244,6 +244,34 @@ async def update_policy(
     return UpdateResult(logprobs_D=logprobs_D, metrics=metrics)
 
 
+async def imitate(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], config: UpdateConfig
+) -> dict[str, float]:
+    """One optimiser step on the cross-entropy of completions; metrics, ``imitation/nll`` in nats per token.
+
+    Raises:
+        FloatingPointError: If the engine's answer is not finite.
+    """
+    pending = client.forward_backward(list(data_D), "cross_entropy")
+    stepping = client.optim_step(config.adam_params())
+    output, response = await pending, await stepping
+    weights_D = [datum.loss_fn_inputs["weights"].to_numpy() for datum in data_D]
+    logprobs_D = [record["logprobs"].to_numpy() for record in output.loss_fn_outputs]
+    tokens = math.fsum(float(weights_T.sum()) for weights_T in weights_D)
+    total = math.fsum(float(w @ p) for w, p in zip(weights_D, logprobs_D, strict=True))
+    if not math.isfinite(total):
+        raise FloatingPointError(
+            f"the completions have the log-probability {total}, which is not a finite number; lower the learning rate"
+        )
+    return {
+        "imitation/nll": -total / tokens,
+        "imitation/tokens": tokens,
+        "optim/lr": config.learning_rate,
+        "optim/datums": len(data_D),
+        "optim/steps": 1,
+    } | _engine_metrics([output], [response])
+
+
 def _check_data(data_D: Sequence[tinker.Datum]) -> None:
     for place, datum in enumerate(data_D):
         for name in ("advantages", "logprobs"):
