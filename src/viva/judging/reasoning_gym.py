@@ -158,7 +158,7 @@ def find_family(name: str, *, seed: int = TRAIN_SEED, size: int | None = None) -
         option, equals, value = part.partition("=")
         if not equals or not option or option in given:
             raise ValueError(
-                f"{name}: options must be name=value, each once, as in {PREFIX}chain_sum,max_terms=3; got {part!r}"
+                f"{name}: options must be OPTION=VALUE, each once, with commas between them; got {part!r}"
             )
         given.add(option)
         options[option] = _value(value)
