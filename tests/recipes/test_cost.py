@@ -208,6 +208,23 @@ def test_the_passes_of_a_scorer_over_plain_samples_are_counted_exactly(measured)
     assert found["judge_prompts"] == counts.judge_prompts.rows.tokens
 
 
+def test_the_comparisons_of_plain_samples_are_counted_exactly(measured) -> None:
+    config = MathConfig(
+        strategies=["iid"],
+        group_size=3,
+        batch_size=6,
+        max_training_datapoints=6,
+        hf_answer_column=None,
+        max_tokens=64,
+        reward="serl",
+        estimator="importance_sampling",
+    )
+    found = measured(config, solve, lambda prompt: {"A": 0.6, "B": 0.3, "T": 0.1})
+    counts = recipe_cost(config, EXACT).counts
+    assert (found["replies"], found["verdicts"]) == (counts.num_calls, counts.num_judge_calls)
+    assert found["verdicts"] == 2 * 3 * 2
+
+
 def review(prompt: str, call: int) -> str:
     if prompt.endswith(VERDICT_PREFIX):
         return ""
@@ -234,7 +251,10 @@ def test_critique_self_play_is_counted_exactly(measured, votes) -> None:
     assert found.get("optim/tokens", 0) <= recipe_cost(config, EXACT).counts.trained.rows.tokens
 
 
-@pytest.mark.parametrize(("reward", "per_agent"), [("r_sol", 2), ("shuffled_r_sol", 2), ("majority", 0)])
+@pytest.mark.parametrize(
+    ("reward", "per_agent"),
+    [("r_sol", 2), ("shuffled_r_sol", 2), ("majority", 0), ("comas", 2)],
+)
 def test_every_reward_of_a_review_is_counted_exactly(measured, reward, per_agent) -> None:
     config = CritiqueConfig(num_agents=3, batch_size=6, reward=reward)
     found = measured(config, review, lambda prompt: {"A": 0.2, "B": 0.7, "T": 0.1})

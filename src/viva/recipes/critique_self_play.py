@@ -79,20 +79,17 @@ class Config(ConversationConfig):
         Raises:
             ValueError: If it could not be held or paid, or the rules say nothing.
         """
-        from viva.rewards import Shuffled
-        from viva.rewards.critique import PeerReview
         from viva.selfplay.critique import critique_protocol
         from viva.selfplay.user_code import is_target
 
         is_whole = self.reward is not None and is_target(self.reward)
         reward = self.with_scorer(self.paid_by(), is_whole=is_whole)
-        of = reward.of if isinstance(reward, Shuffled) else reward
         protocol = critique_protocol(
             self.num_agents,
             personas=self.personas,
             on_failure=self.on_failure,
             votes_on_own=self.votes_on_own,
-            comparisons=isinstance(of, PeerReview) and of.agents_compare,
+            comparisons=reward.agents_compare,
         )
         reward.check(protocol, self.num_agents)
         return Game(protocol=self.worded(protocol), reward=reward, num_agents=self.num_agents)
@@ -105,6 +102,7 @@ class Config(ConversationConfig):
         """
         from viva.judging.judge import JudgeOptions
         from viva.rewards import Shuffled
+        from viva.rewards.comas import Comas
         from viva.rewards.critique import PeerReview
         from viva.rewards.review import STREAMS
         from viva.rewards.streams import only
@@ -132,6 +130,10 @@ class Config(ConversationConfig):
                     "few, so nothing would be trained; use num_agents=4 or more, or votes_on_own=true among three"
                 )
             return replace(named, of=own) if isinstance(named, Shuffled) else own
+        if isinstance(of, Comas) and not is_whole:
+            refuse_unused(self, ["reward_weights"], f"reward={self.reward} has no streams with weights")
+            solved = replace(of, review=own)
+            return replace(named, of=solved) if isinstance(named, Shuffled) else solved
         unused = ["preset", "reward_weights", "prior_precision", "revision_votes"]
         refuse_unused(self, unused, f"reward={self.reward} has no such rules")
         if is_whole or of.judge is None:

@@ -82,7 +82,7 @@ class Config(ScorerConfig):
 
     reward: str = chz.field(
         default="answers",
-        doc="answers; with strategies=iid also majority, log_probability, peer_prediction, shuffled, shuffled_NAME",
+        doc="answers; with strategies=iid also majority, log_probability, peer_prediction, serl, shuffled_NAME",
     )
     length_weight: float = chz.field(
         default=0.1, doc="share of the reward of a right answer that depends on its length, below 1"
@@ -156,7 +156,7 @@ class Config(ScorerConfig):
         if not isinstance(reward, SolutionReward) or not reward.pays_samples:
             raise ValueError(
                 f"reward={self.reward} pays conversations; of single replies use answers, majority, log_probability, "
-                "peer_prediction, shuffled or shuffled_majority"
+                "peer_prediction, serl, shuffled or shuffled_majority"
             )
         if set(self.strategies) != {IID}:
             raise ValueError(

@@ -6,12 +6,14 @@ from typing import Any, cast
 
 from viva.rewards.answers import answers
 from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
+from viva.rewards.comas import comas
 from viva.rewards.critique import PeerReview, peer_review
 from viva.rewards.log_probability import log_probability
 from viva.rewards.maca import maca
 from viva.rewards.majority import majority
 from viva.rewards.pairwise import Tournament, tournament
 from viva.rewards.peer_prediction import peer_prediction
+from viva.rewards.serl import serl, serl_votes
 from viva.rewards.shuffled import Shuffled
 from viva.rewards.streams import r_diag, r_meta, r_sol
 
@@ -24,6 +26,7 @@ __all__ = [
     "Shuffled",
     "Tournament",
     "answers",
+    "comas",
     "find_reward",
     "log_probability",
     "maca",
@@ -33,6 +36,8 @@ __all__ = [
     "r_diag",
     "r_meta",
     "r_sol",
+    "serl",
+    "serl_votes",
     "shuffled",
     "tournament",
 ]
@@ -52,6 +57,7 @@ def shuffled(of: object = "answers") -> Shuffled:
 
 _NAMED = {
     "answers": answers,
+    "comas": comas,
     "log_probability": log_probability,
     "maca": maca,
     "majority": majority,
@@ -60,6 +66,8 @@ _NAMED = {
     "r_diag": r_diag,
     "r_meta": r_meta,
     "r_sol": r_sol,
+    "serl": serl,
+    "serl_votes": serl_votes,
     "shuffled": shuffled,
     "tournament": tournament,
 }

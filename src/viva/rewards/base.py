@@ -100,6 +100,11 @@ class Reward(ABC):
         del protocol, num_agents
         return []
 
+    @property
+    def agents_compare(self) -> bool:
+        """Whether agents compare revised with first solutions, in a round of critique self-play that is for it."""
+        return False
+
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol whose conversations it cannot pay; by default none.
 

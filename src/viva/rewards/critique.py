@@ -121,12 +121,8 @@ class PeerReview(Reward):
             ValueError: If the trajectories are not those of the conversation.
         """
         conversation = played.conversation
-        judged = await self._judged(played)
-        played.record["comparisons"] = [
-            {"agent_id": agent_id, **asdict(comparison)}
-            for agent_id, comparisons in judged.items()
-            for comparison in comparisons
-        ]
+        judged = await self.judged(played)
+        played.record["comparisons"] = judged_record(judged)
         votes = review_votes(conversation, judged)
         scores = score_review(votes, self.rules)
         credit = segment_credit(
@@ -152,7 +148,7 @@ class PeerReview(Reward):
             rewards |= {(agent_id, 0): total - diag, (agent_id, 1): diag}
         return Scored(rewards=rewards, metrics=metrics_A, credit=credit)
 
-    async def _judged(self, played: Played) -> Judged:
+    async def judged(self, played: Played) -> Judged:
         """The judge's comparisons of every agent's two solutions, where they differ, all in flight together."""
         judge, conversation = played.judge, played.conversation
         if self.rules.fit != "joint" or judge is None:
@@ -169,6 +165,15 @@ class PeerReview(Reward):
             for agent_id in changed
         )
         return dict(zip(changed, tournaments, strict=True))
+
+
+def judged_record(judged: Judged) -> list[dict[str, Any]]:
+    """The judge's comparisons for the transcript."""
+    return [
+        {"agent_id": agent_id, **asdict(comparison)}
+        for agent_id, comparisons in judged.items()
+        for comparison in comparisons
+    ]
 
 
 def check_segments(name: str, protocol: Protocol, needed: Sequence[str], what: str) -> None:
@@ -261,9 +266,19 @@ def _earned(
         }[turn.segment]
         return whole_reply(tokens_T, stream[agent_id])
     paid = scores.r_diag_by_target[agent_id]
-    critiques = [critique for critique in turn.response.critiques if critique.target in paid]
     if rules.diag_credit == "reply":
-        return whole_reply(tokens_T, scores.r_diag[agent_id] if critiques else None)
+        has_target = any(critique.target in paid for critique in turn.response.critiques)
+        return whole_reply(tokens_T, scores.r_diag[agent_id] if has_target else None)
+    return critique_earnings(turn, tokens_T, paid, renderer)
+
+
+def critique_earnings(
+    turn: Turn, tokens_T: Sequence[int], paid: Mapping[int, float], renderer: Renderer
+) -> Earnings:
+    """The tokens of each critique in a reply, and the reward of its target; those of other targets earn nothing."""
+    if not isinstance(turn.response, CritiqueReply):
+        return []
+    critiques = [critique for critique in turn.response.critiques if critique.target in paid]
     ranges = [(critique.start, critique.stop) for critique in critiques]
     found = token_ranges(renderer, tokens_T, turn.text, ranges)
     return [

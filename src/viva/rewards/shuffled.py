@@ -69,6 +69,11 @@ class Shuffled(SolutionReward):
         """As the other."""
         return isinstance(self.of, SolutionReward) and self.of.pays_samples
 
+    @property
+    def agents_compare(self) -> bool:
+        """As the other."""
+        return self.of.agents_compare
+
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """As the other."""
         self.of.check(protocol, num_agents)

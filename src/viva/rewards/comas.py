@@ -1,0 +1,171 @@
+"""The reward ``comas``: solver against evaluator, whom a scorer decides between (CoMAS, arXiv 2510.08529).
+
+In co-evolving multi-agent systems (Xue et al., 2025) one agent solves, one says what is wrong with the solution, and
+one reads both and gives a score ``tau`` from 1 (an error that was named is fatal) to 3 (none holds). With s = (tau -
+1) / 2,
+
+    r_solver = s        r_evaluator = 1 - s        r_scorer = 0;  -1, and 0 for the other two, if it cannot be read
+
+so solver and evaluator share 1 between them, and the scorer is paid for its form alone.
+
+Here it is played on the conversation of critique self-play, whose critiques, revisions and rankings hold the three
+roles; other protocols are refused. Nobody there gives a number, and the blind ranking is made before critique, so s
+is the Bradley-Terry score of the *proposal* in the joint fit of ``peer_review`` (`viva.rewards.review`), which
+compares it with what came after critique: it falls where a revision beats it, so a critique that found an error is
+paid, as by a scorer who accepts it. With V in [0, 1] the scores, i a solver and k a critic of it,
+
+    proposal of i           V_i^init
+    critique of i by k      1 - V_i^init        on that critique's own tokens
+    revision of i           V_i^final           the solution of the second round, which nobody evaluates any more
+    verdict of i            0;  -1 if no vote in it can be read
+
+Solver and evaluator of a proposal share 1, as in the paper. What differs: s is everybody's opinion and not one
+scorer's, it has steps finer than halves, all critics of a proposal are paid alike, and a verdict is a ranking. Two
+separate fits would not let critique change s, so this reward has a joint one whatever the preset.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tinker_cookbook.renderers.base import Renderer
+
+from viva.conversation.protocol import Protocol
+from viva.conversation.records import Conversation, CritiqueReply, Turn
+from viva.judging.judge import JudgeOptions
+from viva.rewards.base import Earnings, Match, Played, Reward, Scored, paid, segment_credit, whole_reply
+from viva.rewards.critique import (
+    Judged,
+    PeerReview,
+    ballots_of,
+    critique_earnings,
+    judged_record,
+    review_votes,
+)
+from viva.rewards.review import score_review
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComasEarned:
+    """Rewards of one conversation, by agent."""
+
+    proposal: Mapping[int, float]
+    """s; a critique of the agent earns 1 - s."""
+    critique: Mapping[int, Mapping[int, float]]
+    """By critic and target."""
+    revision: Mapping[int, float]
+    verdict: Mapping[int, float]
+
+    def total(self, agent_id: int) -> float:
+        """All that an agent earns; of several critiques the mean."""
+        critiques = self.critique.get(agent_id, {})
+        parts = [self.proposal[agent_id], self.revision[agent_id], self.verdict.get(agent_id, 0.0)]
+        return math.fsum([*parts, math.fsum(critiques.values()) / max(len(critiques), 1)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comas(Reward):
+    """Proposals against the critiques of them, by a joint fit of votes and comparisons."""
+
+    review: PeerReview = field(default_factory=PeerReview)
+    """Makes the comparisons and the fit, which must be joint.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    name: str = "comas"
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if self.review.rules.fit != "joint":
+            raise ValueError(
+                f"the reward {self.name!r} needs fit='joint', or no critique could change what a proposal is worth; "
+                f"got {self.review.rules.fit!r}"
+            )
+
+    @property
+    def judge(self) -> JudgeOptions | None:
+        """The judge that compares revised with first solutions."""
+        return self.review.judge
+
+    def judged_by(self, judge: JudgeOptions) -> "Comas":
+        """The same reward with another judge."""
+        return replace(self, review=self.review.judged_by(judge))
+
+    def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
+        """Those of peer review."""
+        return self.review.matches(protocol, num_agents)
+
+    @property
+    def agents_compare(self) -> bool:
+        """As in peer review."""
+        return self.review.agents_compare
+
+    def check(self, protocol: Protocol, num_agents: int) -> None:
+        """Refuse a protocol without solver, evaluator and scorer.
+
+        Raises:
+            ValueError: With the segments that are missing.
+        """
+        replace(self.review, name=self.name).check(protocol, num_agents)
+
+    async def score(self, played: Played) -> Scored:
+        """Fit scores, and share each proposal's 1 between its author and its critics.
+
+        Raises:
+            BradleyTerryError: If the fit does not converge.
+            ValueError: If the trajectories are not those of the conversation.
+        """
+        judged = await self.review.judged(played)
+        played.record["comparisons"] = judged_record(judged)
+        earned = self.earned(played.conversation, judged)
+        weights = dict.fromkeys(played.protocol.streams, 1.0)
+        credit = segment_credit(
+            played, lambda turn, tokens_T: _earnings(turn, tokens_T, earned, played.renderer), weights
+        )
+        rewards = {(agent_id, 0): earned.total(agent_id) for agent_id in played.agents}
+        return paid(played, Scored(rewards=rewards, credit=credit))
+
+    def earned(self, conversation: Conversation, judged: Judged) -> ComasEarned:
+        """What everything earns.
+
+        Args:
+            conversation: The conversation.
+            judged: Comparisons of first with revised solutions, as they are stored.
+
+        Raises:
+            BradleyTerryError: If the fit does not converge.
+        """
+        votes = review_votes(conversation, judged)
+        scores = score_review(votes, self.review.rules)
+        worth = {agent_id: score.value for agent_id, score in scores.initial.items()}
+        return ComasEarned(
+            proposal=worth,
+            critique={
+                critic: {target: 1.0 - worth[target] for target in own}
+                for critic, own in scores.r_diag_by_target.items()
+            },
+            revision=scores.r_sol,
+            verdict={
+                voter: 0.0 if votes_cast else -1.0
+                for voter, votes_cast in ballots_of(conversation, "verdict").items()
+                if voter in worth
+            },
+        )
+
+
+def _earnings(turn: Turn, tokens_T: Sequence[int], earned: ComasEarned, renderer: Renderer) -> Earnings:
+    """Token ranges of one reply and what each earned."""
+    if isinstance(turn.response, CritiqueReply):
+        return critique_earnings(turn, tokens_T, earned.critique[turn.agent_id], renderer)
+    column = {"proposal": earned.proposal, "revision": earned.revision, "verdict": earned.verdict}
+    return whole_reply(tokens_T, column.get(turn.segment, {}).get(turn.agent_id))
+
+
+def comas(*, judge: JudgeOptions | None = None) -> Comas:
+    """CoMAS on critique self-play: solver and evaluator share each proposal's 1, a verdict is paid for its form.
+
+    Args:
+        judge: Of the comparisons of revised with first solutions; by default the policy being trained.
+    """
+    return Comas(review=PeerReview(compared_by=judge or JudgeOptions()))

@@ -1,0 +1,315 @@
+"""The rewards ``serl`` and ``serl_votes``: Copeland scores of pairwise judgements (SERL, arXiv 2511.07922).
+
+In self-examining reinforcement learning (Ou et al., 2025) the policy answers a prompt G times, compares all pairs of
+its answers in both orders, and is paid twice. With J the judgements, ``w(j)`` and ``l(j)`` winner and loser of one,
+``J_i`` those about answer i, and ``len`` the length of an answer,
+
+    actor:  R_i = 1/|J_i| sum_{j in J_i, w(j) = i} c(i, l(j))
+            c(i, k) = len_k / len_i  if  0.8 len_k < len_i < 1.2 len_k,  else 0         (length control; or c = 1)
+    judge:  r_j = sign(R_w(j) - R_l(j));  -1 if the judgement cannot be read, 0 if it is a tie
+
+so a judgement is paid for agreeing with what all judgements together say. An equation for either is in the authors'
+code; ties are ours, their judge has none.
+
+``serl`` pays the actor: plain samples as in the paper, or the final solutions of a conversation, compared by the
+judge of the run. That judge speaks outside the conversation and no token of it is trained, so its consistency is a
+metric, ``serl/judge_consistency``. ``serl_votes`` pays both: in a conversation with ballots (critique self-play) the
+agents are the judges. A proposal earns R of the blind rankings, a revision R of the verdicts, and a verdict the mean
+r_j of its votes (-1 for one without a readable vote); critique earns nothing, since the paper has none.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+from tinker_cookbook.rl.types import Metrics
+
+from viva.conversation.protocol import Protocol
+from viva.conversation.records import Conversation, Turn
+from viva.judging.ballots import Ballots, Preference, pair_of
+from viva.judging.comparison import Comparison, Outcome, TournamentPattern, judge_health, matchup_count, pairs
+from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.judging.scorer import Scorer
+from viva.rewards.base import Match, Played, Reward, Scored, paid, segment_credit, whole_reply
+from viva.rewards.critique import ballots_of, check_segments
+from viva.rewards.solutions import SolutionReward, Solutions
+
+LENGTH_BAND = 0.2
+"""By which the lengths of two answers may differ, as in the paper."""
+
+
+class Judgement(NamedTuple):
+    """One judged pair."""
+
+    first: int
+    second: int
+    winner: int | None
+    """``None``: a tie, or nothing that could be read."""
+    is_read: bool = True
+
+    @property
+    def loser(self) -> int | None:
+        """Who lost, if somebody did."""
+        return None if self.winner is None else self.first + self.second - self.winner
+
+
+def judgements_of(comparisons: Iterable[Comparison]) -> list[Judgement]:
+    """A judge's comparisons."""
+    winners = {Outcome.A: "first", Outcome.B: "second"}
+    return [
+        Judgement(
+            first=each.first,
+            second=each.second,
+            winner=getattr(each, winners[each.outcome]) if each.outcome in winners else None,
+            is_read=each.outcome is not Outcome.INVALID,
+        )
+        for each in comparisons
+    ]
+
+
+def copeland(
+    judgements: Sequence[Judgement], texts: Mapping[int, str], band: float | None = LENGTH_BAND
+) -> dict[int, float]:
+    """Copeland scores R, in [0, 1 / (1 - band)].
+
+    Args:
+        judgements: All of them.
+        texts: The answers by id; judgements about others are left out.
+        band: See `LENGTH_BAND`; ``None``: every win counts 1.
+
+    Returns:
+        By id; an answer that no judgement which could be read is about has none.
+    """
+    points: dict[int, list[float]] = {each: [] for each in texts}
+    read: set[int] = set()
+    for one in judgements:
+        if one.first not in texts or one.second not in texts:
+            continue
+        for each in (one.first, one.second):
+            won = one.winner == each and one.loser is not None
+            points[each].append(_worth(texts[each], texts[one.loser or 0], band) if won else 0.0)
+        read |= {one.first, one.second} if one.is_read else set()
+    return {each: math.fsum(own) / len(own) for each, own in points.items() if each in read}
+
+
+def _worth(winner: str, loser: str, band: float | None) -> float:
+    """What a win counts."""
+    own, other = len(winner.strip()), len(loser.strip())
+    if band is None:
+        return 1.0
+    return other / own if other * (1 - band) < own < other * (1 + band) else 0.0
+
+
+def consistency(judgements: Sequence[Judgement], scores: Mapping[int, float]) -> float | None:
+    """The judge's reward, the mean over judgements; ``None`` if there is none about answers with a score."""
+    values: list[float] = []
+    for one in judgements:
+        if not one.is_read:
+            values.append(-1.0)
+        elif one.first in scores and one.second in scores:
+            gap = 0.0 if one.winner is None else scores[one.winner] - scores[one.loser or 0]
+            values.append(math.copysign(1.0, gap) if gap else 0.0)
+    return math.fsum(values) / len(values) if values else None
+
+
+def _check_band(band: float | None) -> None:
+    if band is not None and not 0 < band < 1:
+        raise ValueError(f"length_band must be above 0 and below 1, or None for no control; got {band}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serl(SolutionReward):
+    """Copeland scores by a judge; needs no known answers."""
+
+    compared_by: JudgeOptions = field(default_factory=JudgeOptions)
+    length_band: float | None = LENGTH_BAND
+    name: str = "serl"
+
+    def __post_init__(self) -> None:
+        """Check."""
+        _check_band(self.length_band)
+
+    @property
+    def judge(self) -> JudgeOptions:
+        """The judge of the comparisons."""
+        return self.compared_by
+
+    def judged_by(self, judge: JudgeOptions) -> "Serl":
+        """The same comparisons by another judge."""
+        return replace(self, compared_by=judge)
+
+    def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
+        """Final solutions in pairs, in both orders."""
+        last = len(protocol.rounds) - 1
+        both = pairs(range(num_agents), TournamentPattern.ALL_PAIRS_BOTH_WAYS)
+        return [((first, last), (second, last)) for first, second in both]
+
+    async def ask(
+        self,
+        group: Solutions,
+        question: str,
+        *,
+        judge: PolicySelfComparisonJudge | None,
+        scorer: Scorer | None,
+    ) -> Solutions:
+        """Have all pairs compared.
+
+        Raises:
+            ValueError: If there is no judge. What the judge raises passes through.
+        """
+        del scorer
+        if judge is None:
+            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        both = TournamentPattern.ALL_PAIRS_BOTH_WAYS
+        comparisons = await judge.tournament(question, group.by_id(), both, group.seed)
+        return replace(group, comparisons=tuple(comparisons))
+
+    def told(self, group: Solutions) -> dict[str, Any]:
+        """The comparisons."""
+        return {"comparisons": [asdict(comparison) for comparison in group.comparisons or ()]}
+
+    def pay(self, group: Solutions) -> list[float]:
+        """Copeland scores; 0 for a lone solution.
+
+        Raises:
+            NoValidComparisonsError: If nothing could be read about a solution.
+            ValueError: If no judge was asked.
+        """
+        if group.comparisons is None:
+            raise ValueError(
+                f"the reward {self.name!r} needs comparisons of the solutions in pairs, which are not known here; "
+                "runs that were paid by serl or tournament have them stored"
+            )
+        if len(group) < 2:
+            return [0.0] * len(group)
+        matchup_count(group.comparisons, group.ids)  # raises
+        scores = copeland(judgements_of(group.comparisons), group.by_id(), self.length_band)
+        return [scores[each] for each in group.ids]
+
+    def figures(self, group: Solutions) -> Metrics:
+        """Health of the judge, and the reward that its judgements would have."""
+        judgements = judgements_of(group.comparisons or ())
+        value = consistency(judgements, copeland(judgements, group.by_id(), self.length_band))
+        own: Metrics = {} if value is None else {"serl/judge_consistency": value}
+        return own | judge_health(group.comparisons or ())
+
+
+def serl(*, length_band: float | None = LENGTH_BAND, judge: JudgeOptions | None = None) -> Serl:
+    """SERL's actor reward: the Copeland score of a solution in comparisons of all pairs, in both orders.
+
+    Args:
+        length_band: A win counts only if the lengths differ by less than this share; ``None``: always.
+        judge: By default the policy being trained.
+
+    Raises:
+        ValueError: If the band is out of range.
+    """
+    return Serl(length_band=length_band, compared_by=judge or JudgeOptions())
+
+
+_SEGMENTS = ("proposal", "ranking", "revision", "verdict")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SerlVotes(Reward):
+    """Copeland scores by the agents' own ballots, and the ballots' agreement with them."""
+
+    length_band: float | None = LENGTH_BAND
+    name: str = "serl_votes"
+
+    def __post_init__(self) -> None:
+        """Check."""
+        _check_band(self.length_band)
+
+    def check(self, protocol: Protocol, num_agents: int) -> None:
+        """Refuse a protocol without ballots.
+
+        Raises:
+            ValueError: With the segments that are missing.
+        """
+        check_segments(self.name, protocol, _SEGMENTS, "pays solutions and the votes on them")
+
+    async def score(self, played: Played) -> Scored:
+        """Count the ballots.
+
+        Raises:
+            ValueError: If nobody could be read about an agent's revision.
+        """
+        earned = self.earned(played.conversation)
+        weights = dict.fromkeys(played.protocol.streams, 1.0)
+
+        def of(turn: Turn) -> float | None:
+            column = {"proposal": earned.initial, "revision": earned.final, "verdict": earned.judge}
+            return column[turn.segment].get(turn.agent_id) if turn.segment in column else None
+
+        credit = segment_credit(played, lambda turn, tokens_T: whole_reply(tokens_T, of(turn)), weights)
+        played.record["serl"] = {
+            agent: {"initial": earned.initial.get(agent), "final": score, "judge": earned.judge.get(agent)}
+            for agent, score in earned.final.items()
+        }
+        rewards = {(agent, 0): total for agent, total in earned.totals.items()}
+        return paid(played, Scored(rewards=rewards, credit=credit))
+
+    def earned(self, conversation: Conversation) -> "SerlEarned":
+        """What solutions and ballots earn.
+
+        Raises:
+            ValueError: If no vote could be read about the revision of an agent that finished.
+        """
+        final = conversation.final_solutions
+        first = {each: text for each, text in conversation.solutions("proposal").items() if each in final}
+        blind, last = (_votes(ballots_of(conversation, name)) for name in ("ranking", "verdict"))
+        scores = copeland([one for own in last.values() for one in own], final, self.length_band)
+        if unjudged := sorted(set(final) - set(scores)):
+            raise ValueError(
+                f"no vote that could be read is about the revisions of agents {unjudged}, so they have no reward"
+            )
+        judged = {
+            voter: consistency(own, scores) if own else -1.0 for voter, own in last.items() if voter in final
+        }
+        return SerlEarned(
+            initial=copeland([one for own in blind.values() for one in own], first, self.length_band),
+            final=scores,
+            judge={voter: value for voter, value in judged.items() if value is not None},
+        )
+
+
+class SerlEarned(NamedTuple):
+    """Rewards of one conversation, by agent."""
+
+    initial: dict[int, float]
+    """Of proposals that somebody voted on."""
+    final: dict[int, float]
+    judge: dict[int, float]
+    """Of verdicts."""
+
+    @property
+    def totals(self) -> dict[int, float]:
+        """Revision and verdict together."""
+        return {agent: score + self.judge.get(agent, 0.0) for agent, score in self.final.items()}
+
+
+def _votes(ballots: Ballots) -> dict[int, list[Judgement]]:
+    """Judgements by voter."""
+    found: dict[int, list[Judgement]] = {}
+    for voter, votes in ballots.items():
+        own = found.setdefault(voter, [])
+        for vote in votes:
+            first, second = sorted(pair_of(vote), key=str)
+            if isinstance(first, int) and isinstance(second, int):
+                winner = vote.winner if isinstance(vote, Preference) else None
+                own.append(Judgement(first, second, winner if isinstance(winner, int) else None))
+    return found
+
+
+def serl_votes(*, length_band: float | None = LENGTH_BAND) -> SerlVotes:
+    """SERL with the agents as judges: Copeland scores of their ballots, and the ballots' agreement with them.
+
+    Args:
+        length_band: As of `serl`.
+
+    Raises:
+        ValueError: If it is out of range.
+    """
+    return SerlVotes(length_band=length_band)
