@@ -125,8 +125,8 @@ def table(path: Path) -> str:
     asked = [line for line in lines(path) if "figures" in line]
     asked.sort(key=lambda line: (-line["figures"]["accuracy/sampled"], line["family"]))
     rows = [
-        "| family | greedy | sampled | maj@8 | named | in reach | finished | answer found | settings |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| family | greedy | sampled | maj@8 | named | in reach | finished | answer found | mixed | settings |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     names = [name for name in SHOWN if name != "correlation/majority"]
     for line in asked:
@@ -135,6 +135,8 @@ def table(path: Path) -> str:
             options = [
                 each for each in line["source"].split(",")[1:] if not each.startswith(("seed=", "size="))
             ]
+            mixed = sum(0 < right < TRIES for right in line["tries_right"]) / PROBLEMS
+            cells.append(f"{100 * mixed:.0f}")
             rows.append(f"| `{line['family']}` | {' | '.join(cells)} | {', '.join(options)} |")
     never = sorted(
         line["family"]

@@ -66,6 +66,7 @@ def test_figures_by_hand():
         "accuracy/maj@4": pytest.approx(1 / 3),
         "accuracy/pass@4": pytest.approx(2 / 3),
         "solved/in_20_to_80_percent": pytest.approx(2 / 3),
+        "solved/mixed": pytest.approx(2 / 3),
         "solved/never": pytest.approx(1 / 3),
         "solved/always": 0.0,
     }
@@ -91,6 +92,13 @@ def test_where_nothing_is_in_reach_no_reward_works():
     assert "no reward can work" in hard["summary"].reason
     easy = advice([problem([1] * 8, 1)] * 10)
     assert "take harder problems" in easy["answers"].reason
+
+
+def test_a_right_try_now_and_then_is_enough_for_known_answers():
+    rare, never = problem([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 1), problem([2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 1)
+    told = advice([rare] * 2 + [never] * 10)
+    assert told["answers"].verdict == "works"
+    assert "(0 % are solved in 20 to 80 % of tries)" in told["answers"].reason
 
 
 def test_a_greedy_answer_far_above_samples_asks_for_a_lower_temperature():

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from viva.eval.records import Figure
 from viva.eval.screening import Advice
 
-FEW_PROBLEMS = 5
+FEW_PROBLEMS = 10
 """Problems with right and wrong answers below which a reward is not told to work or to fail."""
 FEW_ENDED = 0.5
 """Share of replies that must be finished, and of those in which an answer must be found."""
-FEW_IN_REACH = 0.05
-"""Share of problems in reach below which hardly any group has a signal."""
+FEW_MIXED = 0.05
+"""Share of problems with right and wrong tries below which hardly any group has a signal."""
 MUCH_SHARPER = 0.15
 """Points of accuracy that the greedy answer may be above sampled ones."""
 MUCH_LENIENT = 0.1
@@ -90,13 +90,14 @@ def _about_accuracy(figures: Figures) -> list[Advice]:
 
 
 def _about_answers(figures: Figures) -> Advice:
-    reach, never = _value(figures, "solved/in_20_to_80_percent"), _value(figures, "solved/never")
-    if reach >= FEW_IN_REACH:
+    mixed, never = _value(figures, "solved/mixed"), _value(figures, "solved/never")
+    if mixed >= FEW_MIXED:
+        reach = _percent(_value(figures, "solved/in_20_to_80_percent"))
         return Advice(
             about="answers",
             verdict="works",
-            reason=f"{_percent(reach)} of the problems are solved in 20 to 80 % of tries, where a known "
-            "answer tells tries apart",
+            reason=f"{_percent(mixed)} of the problems have right and wrong tries, which a known answer tells apart "
+            f"({reach} are solved in 20 to 80 % of tries)",
         )
     why = "hardly any is ever solved" if never > MOSTLY else "most are always solved"
     remedy = (
@@ -107,7 +108,7 @@ def _about_answers(figures: Figures) -> Advice:
     return Advice(
         about="answers",
         verdict="fails",
-        reason=f"only {_percent(reach)} of the problems are in reach (20 to 80 % of tries): {why}; {remedy}",
+        reason=f"only {_percent(mixed)} of the problems have right and wrong tries: {why}; {remedy}",
     )
 
 

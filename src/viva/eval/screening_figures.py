@@ -95,6 +95,7 @@ def _reach(problems_P: Sequence[Screened]) -> dict[str, Terms]:
     shares = [_num_right(each) / len(each.tries_N) for each in problems_P]
     return {
         "solved/in_20_to_80_percent": [(float(LOW <= share <= HIGH), 1.0) for share in shares],
+        "solved/mixed": [(float(0 < share < 1), 1.0) for share in shares],
         "solved/never": [(float(share == 0), 1.0) for share in shares],
         "solved/always": [(float(share == 1), 1.0) for share in shares],
     }
