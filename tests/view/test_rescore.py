@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 import viva.cli
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.rewards import find_reward
 from viva.rewards.review import review_rules
 from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import Policy, run_group
+from viva.view.files import iter_transcripts
 from viva.view.rescore import RescoreOptions, Rescoring, rescore, rescore_text, within_correlation
+from viva.view.stored_rewards import stored_pay
 
 RENDERER = tiny_renderer()
 NUM_CONVERSATIONS = 6
@@ -331,8 +334,12 @@ def test_the_majority_is_scored_on_conversations_of_any_protocol(make_run: MakeR
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reward": "log_probability"}, "must be one that stored solutions suffice for.*'log_probability'"),
-        ({"reward": "tournament"}, "must be one that stored solutions suffice for.*'tournament'"),
+        ({"reward": "log_probability"}, "must be one that transcripts suffice for.*'log_probability'"),
+        ({"reward": "shuffled_log_probability"}, "needs the sampling logprobs"),
+        ({"reward": "peer_prediction"}, "needs what a scorer says of the replies"),
+        ({"reward": "r_sol"}, "'r_sol' pays conversations of critique self-play; this one, of protocol"),
+        ({"reward": "comas"}, "'comas' pays conversations of critique self-play"),
+        ({"reward": "serl_votes"}, "has no .*verdict"),
         ({"reward": "majorty"}, "Did you mean 'majority'"),
         ({"reward": "majority", "fit": "joint"}, "fit are rules of critique self-play; leave them out"),
     ],
@@ -342,3 +349,58 @@ def test_a_reward_that_transcripts_do_not_suffice_for_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         rescore(make_run(), RescoreOptions(**options))
+
+
+def test_the_streams_of_a_review_are_rewards_by_name(make_review_run: MakeRun) -> None:
+    folder = make_review_run("robust")
+    whole = by_stream(rescore(folder, RescoreOptions()))
+    for name in ("r_sol", "r_diag"):
+        (alone,) = rescore(folder, RescoreOptions(reward=name)).streams
+        assert alone.means == (whole["total"].means[0], whole[name].means[1])
+    (total,) = rescore(folder, RescoreOptions(reward="peer_review")).streams
+    assert total.means[1] == pytest.approx(total.means[0])
+    assert total.agreement == pytest.approx(1.0)
+
+
+def test_a_tournament_is_computed_from_its_comparisons(make_run: MakeRun) -> None:
+    folder = make_run()
+    for _, transcript in iter_transcripts(folder, []):
+        record = transcript.record
+        assert record is not None
+        scores: dict[int, list[float]] = {}
+        for pair in record.comparisons:
+            assert pair.score is not None
+            scores.setdefault(pair.second, []).append(pair.score)
+            scores.setdefault(pair.first, []).append(-pair.score)
+        assert scores
+        expected = {agent: sum(own) / len(own) for agent, own in scores.items()}
+        assert stored_pay(find_reward("tournament"), record, 0) == pytest.approx(expected)
+        assert set(stored_pay(find_reward("serl"), record, 0)) == set(expected)
+
+
+def test_all_rewards_stand_side_by_side_and_the_others_are_named_with_a_reason(
+    make_review_run: MakeRun,
+) -> None:
+    folder = make_review_run("robust")
+    result = rescore(folder, RescoreOptions(reward="all"))
+    rows = by_stream(result)
+    assert set(result.unpaid) >= {"log_probability", "tournament", "serl", "peer_prediction"}
+    for name in ("answers", "majority", "maca", "peer_review", "r_sol", "r_diag", "comas", "shuffled"):
+        (alone,) = rescore(folder, RescoreOptions(reward=name)).streams
+        assert (rows[name].means, rows[name].truth, rows[name].agreement) == (
+            alone.means,
+            alone.truth,
+            alone.agreement,
+        )
+    assert rows["answers"].truth[1] == pytest.approx(1.0)
+    text = rescore_text(result)
+    assert re.search(r"^\(paid\) +6 ", text, re.M)
+    assert re.search(r"^comas +6 ", text, re.M)
+    assert not re.search(r"^tournament ", text, re.M)
+    assert "  tournament: the reward 'tournament' needs comparisons of final solutions" in text
+
+
+def test_of_plain_paper_runs_what_needs_a_joint_fit_is_named(make_review_run: MakeRun) -> None:
+    result = rescore(make_review_run("paper"), RescoreOptions(reward="all"))
+    assert "fit=joint needs comparisons" in result.unpaid["comas"]
+    assert by_stream(result)["r_sol"].num_conversations == NUM_CONVERSATIONS

@@ -72,6 +72,9 @@ _NAMED = {
     "tournament": tournament,
 }
 
+NAMES = tuple(_NAMED)
+"""Names that stand for rewards, see `find_reward`."""
+
 
 def find_reward(value: object) -> Reward:
     """The reward that a value stands for.

@@ -57,7 +57,8 @@ from viva.rewards.review import (
 Judged = dict[int, list[Comparison]]
 """By agent: its initial solution (item 0) against its revised one (item 1), in both orders."""
 
-_SEGMENTS = ("proposal", "ranking", "critique", "revision", "verdict")
+SEGMENTS = ("proposal", "ranking", "critique", "revision", "verdict")
+"""Those that are scored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ class PeerReview(Reward):
         Raises:
             ValueError: With those that are missing.
         """
-        needed = (*_SEGMENTS, "comparison") if self.agents_compare else _SEGMENTS
+        needed = (*SEGMENTS, "comparison") if self.agents_compare else SEGMENTS
         check_segments(self.name, protocol, needed, "scores proposals, critiques and votes")
 
     @property

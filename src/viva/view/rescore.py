@@ -2,8 +2,8 @@
 
 Ballots, critiques and comparisons are read back from the transcripts, scored as in training
 (`viva.rewards.review.score_review`) by the run's own rules with what the options change in them, and set side by side
-with the rewards that were paid; or, with ``reward=NAME``, final solutions of conversations of any kind are scored by
-that reward. One conversation is in memory at a time.
+with the rewards that were paid; or, with ``reward=NAME``, conversations of any kind are scored by that reward as far as
+transcripts suffice, or with ``reward=all`` by each. One conversation is in memory at a time.
 """
 
 import math
@@ -12,31 +12,32 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import chz
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from viva.conversation.protocol import counted
-from viva.conversation.records import Conversation
 from viva.judging.ballots import ballot_accuracy
 from viva.judging.bradley_terry import BradleyTerryError, reward_truth_gap
-from viva.judging.comparison import Comparison, Outcome, same_words
+from viva.judging.comparison import NoValidComparisonsError
 from viva.judging.records import ConversationRecord
-from viva.rewards import Shuffled, find_reward
+from viva.rewards import NAMES, Reward, Shuffled, find_reward
 from viva.rewards.critique import review_votes
 from viva.rewards.log_probability import LogProbability
 from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review
-from viva.rewards.solutions import SolutionReward, stored_solutions
 from viva.view.files import iter_transcripts, text_table
+from viva.view.stored_rewards import require_links, stored_comparisons, stored_pay, stored_rules
 
 _Rewards = Mapping[int, float | None]
 """By agent."""
 
 _Paid = Mapping[int, float]
+ALL = "all"
+"""Stands for all rewards."""
+_UNPAID = (ValueError, BradleyTerryError, NoValidComparisonsError)
+"""What rewards raise that cannot be computed."""
 _STREAMS = ("r_sol", "r_meta", "r_diag", "total")
-_RULES: TypeAdapter[ReviewRules] = TypeAdapter(ReviewRules)
 
 
 @chz.chz
@@ -45,7 +46,7 @@ class RescoreOptions:
 
     reward: str | None = chz.field(
         default=None,
-        doc="another reward of the final solutions, of any protocol: majority, answers, shuffled, shuffled_majority",
+        doc="another reward by name, or all: each that the transcripts suffice for, side by side",
     )
     preset: Literal["paper", "robust"] | None = chz.field(
         default=None, doc="all choices of this preset, but for weights and prior_precision"
@@ -82,6 +83,7 @@ class StreamChange:
     """Correlation of old and of new with the truth, within conversations; see `rescore_text`."""
     num_graded: tuple[int, int]
     """Rewards that the correlations with the truth rest on."""
+    num_conversations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,10 @@ class Rescoring:
     """Conversations counted in ``gaps``."""
     is_torn: bool = False
     """Whether the last stored conversation was cut while it was written, and is left out."""
+    unpaid: dict[str, str] = field(default_factory=dict[str, str])
+    """Of all rewards, those that could not be computed for every conversation, and why not for the first."""
+    is_whole: bool = False
+    """Whether all rewards are set side by side."""
 
 
 def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
@@ -113,24 +119,24 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
         ValueError: If the folder holds no conversation that can be scored, a stored value is damaged, an option is
             out of range, a fit fails, or a joint fit has nothing that links the two rounds.
     """
-    reward = _reward(options)
+    rewards = _rewards(options)
     _changed(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
-    totals = _Totals(_STREAMS if reward is None else ("total",))
+    totals = _Totals(tuple(rewards) or _STREAMS)
     torn: list[str] = []
     for where, transcript in iter_transcripts(run_dir, torn):
         record = transcript.record
-        if record is None or (reward is None and record.protocol != "critique_self_play"):
+        if record is None or (not rewards and record.protocol != "critique_self_play"):
             totals.num_other += 1
-        elif transcript.void or not (record.streams if reward is None else record.rewards):
+        elif transcript.void or not (record.rewards if rewards else record.streams):
             totals.num_void += 1
         else:
             try:
-                if reward is None:
-                    totals.add_review(record, _rules(record, options))
+                if not rewards:
+                    totals.add_review(record, _changed(stored_rules(record), options))
                 else:
                     seed = random.Random(f"{transcript.step}/{transcript.group}").getrandbits(31)
-                    totals.add(record, {"total": (record.rewards, _paid_by(reward, record, seed))})
-            except (ValueError, BradleyTerryError) as error:
+                    totals.add(record, rewards, seed, skips=options.reward == ALL)
+            except _UNPAID as error:
                 raise ValueError(f"{where}: {error}") from error
             except (LookupError, TypeError) as error:
                 raise ValueError(
@@ -138,10 +144,10 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
                     "damaged or was changed. Put it back from a copy, or take this line out"
                 ) from error
     if not totals.num_conversations:
-        hint = "Give the folder of a run of critique_self_play." if reward is None else "Give another folder."
+        hint = "Give another folder." if rewards else "Give the folder of a run of critique_self_play."
         raise ValueError(
             f"{str(run_dir)!r} has no conversation to score again: {totals.num_void} were void, and "
-            f"{totals.num_other} {'not critique self-play' if reward is None else 'without a record'}. {hint}"
+            f"{totals.num_other} {'without a record' if rewards else 'not critique self-play'}. {hint}"
         )
     return Rescoring(
         num_conversations=totals.num_conversations,
@@ -149,46 +155,34 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
         num_other=totals.num_other,
         streams=tuple(_change(name, rewards) for name, rewards in totals.rewards.items()),
         gaps={name: (_mean(old), _mean(new)) for name, (old, new) in totals.gaps.items()},
-        num_gaps=len(totals.gaps["total"][0]),
+        num_gaps=len(totals.gaps["total"][0]) if "total" in totals.gaps else 0,
         is_torn=bool(torn),
+        unpaid=totals.unpaid,
+        is_whole=options.reward == ALL,
     )
 
 
-def _reward(options: RescoreOptions) -> SolutionReward | None:
-    """The reward that is named, if one is.
+def _rewards(options: RescoreOptions) -> dict[str, Reward]:
+    """The rewards that are named, by their rows in the table; none: those of critique self-play, by the rules.
 
     Raises:
-        ValueError: If stored solutions do not suffice for it, or rules of the other kind are given with it.
+        ValueError: If transcripts never suffice for it, or rules of the other kind are given with it.
     """
     if options.reward is None:
-        return None
+        return {}
     rules = [name for name, value in chz.asdict(options).items() if value is not None and name != "reward"]
     if rules:
         raise ValueError(f"{', '.join(rules)} are rules of critique self-play; leave them out beside reward")
+    if options.reward == ALL:
+        return {name: find_reward(name) for name in NAMES}
     reward = find_reward(options.reward)
     of = reward.of if isinstance(reward, Shuffled) else reward
-    if not isinstance(of, SolutionReward) or isinstance(of, LogProbability):
+    if isinstance(of, LogProbability):
         raise ValueError(
-            "reward must be one that stored solutions suffice for: majority, answers, shuffled or shuffled_majority; "
-            f"got {options.reward!r}, which needs more than a transcript holds"
+            "reward must be one that transcripts suffice for, like majority, answers, r_sol or shuffled_majority; "
+            f"got {options.reward!r}, which needs the sampling logprobs of the replies"
         )
-    return cast(SolutionReward, reward)
-
-
-def _paid_by(reward: SolutionReward, record: ConversationRecord, seed: int) -> dict[int, float]:
-    """A reward's payment for the final solutions, by agent."""
-    conversation = record.conversation()
-    group = stored_solutions(conversation, seed=seed, right=record.correct)
-    return dict(zip(sorted(conversation.final_solutions), reward.pay(group), strict=True))
-
-
-def _rules(record: ConversationRecord, options: RescoreOptions) -> ReviewRules:
-    """The rules that the conversation was scored by, with what the options change."""
-    try:
-        stored = _RULES.validate_python(record.rules)
-    except ValidationError as error:
-        raise ValueError(f"the stored rules cannot be read: {error.errors()[0]['msg']}") from error
-    return _changed(stored, options)
+    return {"total": reward}
 
 
 def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
@@ -204,17 +198,6 @@ def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
     return replace(chosen, **changes, weights={**chosen.weights, **(options.reward_weights or {})})
 
 
-def _require_links(conversation: Conversation, judged: Mapping[int, Sequence[Comparison]]) -> None:
-    before, after = conversation.solutions("proposal"), conversation.solutions("revision")
-    changed = [agent for agent in after if not same_words(before[agent], after[agent])]
-    if changed and not judged and all(turn.segment != "comparison" for turn in conversation.turns):
-        raise ValueError(
-            "fit=joint needs comparisons of revised with initial solutions, and none are stored: a run by the paper "
-            "preset makes none. Without them nothing says how the two rounds compare, so no gain could be measured. "
-            "Add fit=separate for two scales, on which nobody gains where all improve alike."
-        )
-
-
 @dataclass(slots=True)
 class _Totals:
     """All conversations so far."""
@@ -223,6 +206,8 @@ class _Totals:
     num_conversations: int = 0
     num_void: int = 0
     num_other: int = 0
+    unpaid: dict[str, str] = field(default_factory=dict[str, str])
+    """See `Rescoring`."""
     rewards: dict[str, list[tuple[_Rewards, _Rewards, _Rewards]]] = field(init=False)
     """Old, new and truth of every conversation, by stream."""
     gaps: dict[str, tuple[list[float], list[float]]] = field(init=False)
@@ -231,19 +216,35 @@ class _Totals:
         self.rewards = {name: [] for name in streams}
         self.gaps = {name: ([], []) for name in ("r_sol", "total") if name in streams}
 
-    def add(self, record: ConversationRecord, paid: Mapping[str, tuple[_Paid, _Paid]]) -> None:
-        """Count a conversation whose final solutions were paid, old and new, by stream."""
+    def add(
+        self, record: ConversationRecord, rewards: Mapping[str, Reward], seed: int, *, skips: bool
+    ) -> None:
+        """Score a conversation by other rewards.
+
+        Args:
+            record: The conversation.
+            rewards: By row.
+            seed: Of what is shuffled.
+            skips: Whether a reward that cannot be computed is left out, and noted.
+        """
         self.num_conversations += 1
         right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
-        for name, (old, new) in paid.items():
-            self.rewards[name].append((old, new, right))
-        self._add_gaps(record, paid)
+        for name, reward in rewards.items():
+            try:
+                found = stored_pay(reward, record, seed)
+            except _UNPAID as error:
+                if not skips:
+                    raise
+                self.unpaid.setdefault(name, str(error))
+                continue
+            self.rewards[name].append((record.rewards, found, right))
+            self._add_gaps(record, {name: (record.rewards, found)})
 
     def add_review(self, record: ConversationRecord, rules: ReviewRules) -> None:
         """Score a conversation again."""
         conversation, judged = record.conversation(), stored_comparisons(record)
         if rules.fit == "joint":
-            _require_links(conversation, judged)
+            require_links(conversation, judged)
         votes = review_votes(conversation, judged)
         scores = score_review(votes, rules)
         self.num_conversations += 1
@@ -256,8 +257,13 @@ class _Totals:
         self._add_gaps(record, paid)
 
     def _add_gaps(self, record: ConversationRecord, paid: Mapping[str, tuple[_Paid, _Paid]]) -> None:
-        for name, gaps in self.gaps.items() if record.correct else ():
+        right = record.correct
+        for name, gaps in self.gaps.items() if right else ():
+            if name not in paid:
+                continue
             for rewards, found in zip(paid[name], gaps, strict=True):
+                if not right or not rewards.keys() <= right.keys():
+                    continue
                 gap = reward_truth_gap(rewards, record.correct or {})
                 if gap is not None:
                     found.append(gap)
@@ -277,6 +283,7 @@ def _change(stream: str, rewards: Sequence[tuple[_Rewards, _Rewards, _Rewards]])
         agreement=agreement,
         truth=(truth_old, truth_new),
         num_graded=(num_old, num_new),
+        num_conversations=len(rewards),
     )
 
 
@@ -334,6 +341,47 @@ def _common(one: _Rewards, other: _Rewards) -> list[tuple[float, float]]:
 
 def rescore_text(result: Rescoring) -> str:
     """The change of every reward as a table for the terminal, and what its columns mean."""
+    return _side_by_side(result) if result.is_whole else _old_and_new(result)
+
+
+def _side_by_side(result: Rescoring) -> str:
+    """All rewards in one table, and why the others are not there."""
+    paid = result.streams[0]
+    rows = [("reward", "conversations", "mean", "spread", "with paid", "with truth")]
+    old = next((each for each in result.streams if each.num_conversations), paid)
+    rows.append(
+        (
+            "(paid)",
+            str(old.num_conversations),
+            _number(old.means[0]),
+            _number(old.deviations[0]),
+            "",
+            _number(old.truth[0], sign="+"),
+        )
+    )
+    for each in result.streams:
+        if each.num_conversations:
+            numbers = (_number(each.agreement, sign="+"), _number(each.truth[1], sign="+"))
+            spread = (_number(each.means[1]), _number(each.deviations[1]))
+            rows.append((each.stream, str(each.num_conversations), *spread, *numbers))
+    left_out = "".join(f"  {name}: {why}\n" for name, why in result.unpaid.items())
+    told = f"\nNot computed for every conversation:\n{left_out}" if left_out else ""
+    return (
+        f"{_head(result)}\n\n{chr(10).join(text_table(rows))}\n{told}\n"
+        "Correlations are within conversations: of values less their mean over the conversation's agents.\n"
+        "With truth: whether the final solution is right, where answers are known.\n"
+    )
+
+
+def _head(result: Rescoring) -> str:
+    torn = "The last line of transcripts.jsonl is torn, and left out.\n" if result.is_torn else ""
+    return (
+        f"{torn}{counted(result.num_conversations, 'conversation')} ({result.num_void} void and "
+        f"{result.num_other} of another kind left out)"
+    )
+
+
+def _old_and_new(result: Rescoring) -> str:
     heads = ("", "mean", "", "spread", "", "old with", "truth", "")
     rows = [
         (
@@ -352,10 +400,8 @@ def rescore_text(result: Rescoring) -> str:
         over = counted(result.num_gaps, "conversation")
         gaps = f"\nReward-truth gap over {over} with right and wrong solutions:\n  {shown}\n"
     graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in result.streams)
-    torn = "The last line of transcripts.jsonl is torn, and left out.\n" if result.is_torn else ""
     return (
-        f"{torn}{counted(result.num_conversations, 'conversation')} ({result.num_void} void and "
-        f"{result.num_other} of another kind left out)\n\n"
+        f"{_head(result)}\n\n"
         f"{chr(10).join(text_table(table))}\n{gaps}\n{_LEGEND}"
         f"Rewards with a truth: {graded}.\n"
     )
@@ -371,18 +417,3 @@ whose solution was wrong and became right.
 
 def _number(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.3f}"
-
-
-def stored_comparisons(record: ConversationRecord) -> dict[int, list[Comparison]]:
-    """The judge's comparisons of initial (item 0) with revised (item 1) solutions, by agent.
-
-    Raises:
-        ValueError: If an outcome is none that a comparison can have.
-    """
-    found: dict[int, list[Comparison]] = {}
-    for item in record.comparisons:
-        if item.agent_id is not None:
-            fields = item.model_dump(exclude={"agent_id", "outcome"})
-            comparison = Comparison(outcome=Outcome(item.outcome), **fields)
-            found.setdefault(item.agent_id, []).append(comparison)
-    return found
