@@ -15,6 +15,7 @@ from random_models import make_model
 from transformers import AutoModelForCausalLM
 
 from viva.engine import LocalTrainingClient
+from viva.recipes.conversation_preference_rl import Config
 from viva.recipes.programs import train_recipe
 from viva.run import interrupts
 
@@ -215,3 +216,12 @@ def test_an_interrupted_update_tells_what_is_left(models, problems, tmp_path, mo
 
 def _weights(folder: Path) -> bytes:
     return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_run_without_a_judge_is_repeated_from_its_own_options():
+    given = {"train_prompts": ["a"], "model_name": "some/model", "learning_rate": 1e-4, "reward": "majority"}
+    record = Config(**given).make_plan().record
+    again = Config(**given, judge_prompt=record["judge_prompt"])
+    assert again.game().reward.name == "majority"
+    with pytest.raises(ValueError, match="judge_prompt would change nothing: reward=majority asks no judge"):
+        Config(**given, judge_prompt="Which is better?").game()

@@ -92,6 +92,7 @@ class Config(ConversationConfig):
         Raises:
             ValueError: If there is no such reward, or an option is given that would not change it.
         """
+        from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
         from viva.rewards import Shuffled, Tournament
         from viva.selfplay.user_code import is_target
 
@@ -106,7 +107,10 @@ class Config(ConversationConfig):
             return replace(named, of=own) if isinstance(named, Shuffled) else own
         refuse_unused(self, ["tournament_pattern"], f"reward={self.reward} is no tournament")
         if is_whole or of.judge is None:
-            refuse_unused(self, _JUDGE, f"reward={self.reward} asks no judge of this recipe")
+            # a run keeps the default text in its config.json, from which it is evaluated and repeated
+            is_default = self.judge_text() == JUDGE_SYSTEM_PROMPT
+            names = [name for name in _JUDGE if not (is_default and name == "judge_prompt")]
+            refuse_unused(self, names, f"reward={self.reward} asks no judge of this recipe")
             return named
         return named.judged_by(own.compared_by)
 
