@@ -231,10 +231,8 @@ def screening_text(screening: Screening) -> str:
     advice = Table("about", "", "why", box=SIMPLE, title="Advice", title_justify="left")
     for each in screening.advice:
         advice.add_row(each.about, each.verdict, each.reason)
-    console = Console(file=io.StringIO(), width=120, highlight=False)
-    console.print(table, advice)
-    written = console.file
-    assert isinstance(written, io.StringIO)
+    written = io.StringIO()
+    Console(file=written, width=120, highlight=False).print(table, advice)
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 
