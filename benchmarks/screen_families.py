@@ -1,11 +1,12 @@
 """Which families of reasoning-gym are in reach of SmolLM2-135M-Instruct? One line of JSON per family, then a table.
 
-    PYTHONHASHSEED=0 python benchmarks/screen_families.py [MODEL] [file=runs/screen/families.jsonl] [table] [FAMILY ...]
+    PYTHONHASHSEED=0 python benchmarks/screen_families.py [MODEL] [file=FILE.jsonl] [table] [FAMILY ...]
 
 Every family is asked in its easiest settings: the first level of its curriculum, but for numbers that are higher there
 than by default. 20 problems of seed 0, each once greedily and 8 times at temperature 0.8, replies of at most 48 tokens,
 behind every question "Give only the final answer.". Questions of more than 1,500 characters are not asked. Families
-that are in the file are not repeated; ``table`` only prints. MODEL is by default what ``make models`` fetched.
+that are in the file (by default the one beside this script) are not repeated; ``table`` only prints. MODEL is by
+default what ``make models`` fetched.
 """
 
 import asyncio
@@ -161,7 +162,7 @@ def main(arguments: list[str]) -> None:
     prepare_threads()
     named = dict(argument.split("=", 1) for argument in arguments if argument.startswith("file="))
     rest = [argument for argument in arguments if not argument.startswith("file=")]
-    path = Path(named.get("file", "runs/screen/families.jsonl"))
+    path = Path(named.get("file", Path(__file__).with_suffix(".jsonl")))
     if rest == ["table"]:
         print(table(path))
         return
