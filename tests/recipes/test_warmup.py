@@ -146,8 +146,8 @@ def test_a_file_that_holds_something_else_is_refused_with_its_line(tmp_path, lin
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_epochs": 2.0}, "num_epochs means nothing in a warm-up"),
-        ({"loss_fn": "ppo"}, "loss_fn means nothing in a warm-up"),
+        ({"num_epochs": 2.0}, "num_epochs would change nothing: the loss of a warm-up"),
+        ({"loss_fn": "ppo"}, "loss_fn would change nothing: the loss of a warm-up"),
         ({"max_steps": None}, "max_steps says how long"),
         ({"scripted": True}, "scripted and prompts are for protocols"),
         ({"samples": 0}, "samples must be 1 or more"),

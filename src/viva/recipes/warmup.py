@@ -32,6 +32,7 @@ from viva.conversation.protocol import Protocol, Reading, Segment, View, counted
 from viva.conversation.records import ReplyStatus, Turn
 from viva.recipes.config import RecipeConfig
 from viva.recipes.protocol import Game
+from viva.recipes.reward import refuse_unused
 from viva.rewards.base import Played, Reward, Scored
 from viva.training.data import Example
 
@@ -96,12 +97,7 @@ class Config(RecipeConfig):
         from viva.recipes.plan import BatchUnit, at_least, plan_run
 
         at_least(self, {"samples": 1})
-        for name in _UNUSED:
-            if getattr(self, name) != getattr(_DEFAULTS, name):
-                raise ValueError(
-                    f"{name} means nothing in a warm-up, whose loss is cross-entropy and whose length is max_steps; "
-                    "leave it out"
-                )
+        refuse_unused(self, _UNUSED, "the loss of a warm-up is cross-entropy, and its length is max_steps")
         if self.max_steps is None:
             raise ValueError("max_steps says how long a warm-up is; give a number")
         if not self.is_protocol and (self.scripted or self.prompts is not None):
@@ -147,9 +143,6 @@ class Config(RecipeConfig):
             ),
             evaluators=[_JudgeEvaluator(pairs=pairs, renderer=opened.renderer)] if pairs else (),
         )
-
-
-_DEFAULTS = Config()
 
 
 async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None:
