@@ -126,7 +126,7 @@ class Config(RecipeConfig):
         from viva.training.data import ExampleDataset
 
         path = opened.folder.path / EXAMPLES
-        if opened.resume_from is None or not path.exists():
+        if not path.exists():
             await _make(self, plan, opened, path)
         kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         examples = tuple(Example.of(each) for each in kept if "completion" in each)
