@@ -270,3 +270,13 @@ def test_a_gated_data_set_is_told_as_one(monkeypatch):
     hub_answers(monkeypatch, GatedRepoError("403", response=httpx.Response(403, request=request)))
     with pytest.raises(ValueError, match=r"hf_dataset_name=someone/data is gated: .*HF_TOKEN"):
         load_hub(hub("someone/data"))
+
+
+def test_a_folder_of_everything_is_refused_before_it_is_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr("viva.recipes.data._MOST_FILES", 5)
+    for number in range(6):
+        (tmp_path / f"{number}.txt").touch()
+    with pytest.raises(
+        ValueError, match="could not be loaded: the folder holds more than 5 files; name the one"
+    ):
+        load_hub(hub(tmp_path))

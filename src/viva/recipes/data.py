@@ -7,6 +7,7 @@ comes, from the file or from the memory-mapped data set.
 import hashlib
 import json
 import math
+import os
 import textwrap
 from array import array
 from bisect import bisect_right
@@ -140,6 +141,8 @@ Must provide either train_prompts, train_prompts_path, or hf_dataset_name, for e
 _KEYS = ("query", "prompt", "text", "question")
 _SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `datasets` when it saves to a folder
 _LONGEST_LIST = 300
+_MOST_FILES = 20_000
+"""In a local folder of data."""
 _FILE_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -389,6 +392,7 @@ def _load_splits(name: str, options: DataOptions) -> Mapping[str, Any]:
         elif path.is_file():
             raise ValueError(f"it is a file that ends in {path.suffix or path.name!r}")
         else:
+            _check_folder(path)
             with hub_access(str(path)):
                 loaded = datasets.load_dataset(
                     str(path) if path.exists() else name,
@@ -401,6 +405,17 @@ def _load_splits(name: str, options: DataOptions) -> Mapping[str, Any]:
     except (OSError, ValueError, RuntimeError, YAMLError, DatasetsError, StopIteration) as error:
         raise _unreadable(options, error) from error
     return loaded if isinstance(loaded, Mapping) else {options.hf_train_split: loaded}
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse a folder like ``/``, through all of which `datasets` would look for data."""
+    count = 0
+    for _, folders, files in os.walk(path):
+        count += len(folders) + len(files)
+        if count > _MOST_FILES:
+            raise ValueError(
+                f"the folder holds more than {_MOST_FILES:,} files; name the one of the data set"
+            )
 
 
 @contextmanager
