@@ -169,10 +169,10 @@ class Config(ConversationConfig):
         """Check all options and load the prompts."""
         from viva.recipes.plan import plan_run
 
-        self.tournament()
-        code = {"user_code": user_code(self.reward)} if user_code(self.reward) else {}
+        self.paid_by()
         if self.num_agents >= 2:  # else a later check tells it better
             self.game()
+        code = {"user_code": user_code(self.reward)} if user_code(self.reward) else {}
         return plan_run(
             self,
             recipe="conversation_preference_rl",
