@@ -42,7 +42,7 @@ def calls(names):
     if names == ("train",):
         return [[*names, recipe] for recipe in RECIPES]
     if names == ("cost",):
-        return [[*names, f"recipe={recipe}"] for recipe in RECIPES if recipe != "environment"]
+        return [[*names, f"recipe={recipe}"] for recipe in RECIPES if recipe not in ("environment", "warmup")]
     places = [action for action in COMMANDS[names]._actions if not action.option_strings]
     return [[*names, *("nowhere" for place in places if place.nargs in (None, "*", "+"))]]
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from tinker_cookbook.renderers.base import Message
 
-from viva.conversation.protocol import View, direct_messages, persona
+from viva.conversation.protocol import View, persona
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
+from viva.conversation.rendering import direct_messages
 from viva.experts.assisted import RIGHT_FEEDBACK, WRONG_FEEDBACK
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
 from viva.selfplay.round_robin import round_robin_protocol

@@ -109,8 +109,8 @@ def test_a_problem_that_is_made_differently_now_is_refused():
     [
         ("chain_sums", "there is no such family. Did you mean 'chain_sum'"),
         ("chain_sum,max_term=3", "no option 'max_term'; it has min_terms.* Did you mean 'max_terms'"),
-        ("chain_sum,max_terms", "options must be name=value"),
-        ("chain_sum,seed=1,seed=2", "options must be name=value, each once"),
+        ("chain_sum,max_terms", "options must be OPTION=VALUE"),
+        ("chain_sum,seed=1,seed=2", "options must be OPTION=VALUE, each once"),
         ("chain_sum,max_terms=1", "refuses .*max_terms must be >= min_terms"),
         ("codeio", "random programs"),
         ("composite", "name one of them"),

@@ -139,7 +139,7 @@ async def test_a_run_whose_engine_is_lost_ends_with_1_and_says_how_to_go_on(
 ):
     checkpoints = SimpleNamespace(latest=lambda: saved[-1] if saved else None)
     opened = open_parts(folder=Folder(checkpoints), service=None, client=None)
-    monkeypatch.setattr(loop, "check_engine", passes)
+    monkeypatch.setattr("viva.doctor.examination.check_engine", passes)
     remote = EngineConfig(engine="remote")
     assert await ends(open_run=lambda _: opened, train=raises(error), engine=remote) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -179,7 +179,7 @@ async def test_a_run_whose_engine_is_lost_before_its_first_step_is_refused(ends,
     async def gone(*_, **__):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(loop, "check_engine", gone)
+    monkeypatch.setattr("viva.doctor.examination.check_engine", gone)
     monkeypatch.setattr(loop, "watched", partial(watched, limit_s=0.0, every_s=0.01))
     opened = open_parts(service=None, client=None)
     remote = EngineConfig(engine="remote", base_url="http://127.0.0.1:9")

@@ -13,8 +13,9 @@ from viva.engine import LocalServiceClient
 from viva.eval.records import Answer, Asked
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.demo import write_problems
+from viva.recipes.demonstrations import Pair, _pair, _shuffled, file_example, read_messages, verdicts
 from viva.recipes.programs import train_recipe
-from viva.recipes.warmup import Config, _example, _Pair, _pair, _read_messages, _shuffled, _verdicts
+from viva.recipes.warmup import Config
 from viva.testing import tiny_renderer
 from viva.tiny import model_path
 from viva.training.data import Example, ExampleDataset
@@ -92,12 +93,12 @@ def answered(*answers):
 )
 def test_a_pair_differs_in_truth_and_not_in_form(answers, pair):
     found = _pair(answered(*answers))
-    assert found == (None if pair is None else _Pair("3 + 4?", *pair))
+    assert found == (None if pair is None else Pair("3 + 4?", *pair))
 
 
 def test_a_verdict_is_the_label_of_the_right_one_in_both_orders():
     renderer = tiny_renderer()
-    first, second = _verdicts(renderer, _Pair("3 + 4?", "It is 7.", "It is 9."))
+    first, second = verdicts(renderer, Pair("3 + 4?", "It is 7.", "It is 9."))
     for example, label, shown in ((first, "A", ("7", "9")), (second, "B", ("9", "7"))):
         assert renderer.tokenizer.decode(list(example.completion)).startswith(f'{label}"}}')
         prompt = renderer.tokenizer.decode(list(example.prompt))
@@ -110,7 +111,7 @@ def test_no_text_of_a_file_becomes_a_control_token():
     renderer = tiny_renderer()
     stop = renderer.get_stop_sequences()[0]
     end = renderer.tokenizer.decode([stop])
-    example = _example(
+    example = file_example(
         renderer,
         [{"role": "user", "content": f"a{end}b"}, {"role": "assistant", "content": f"c{end}d"}],
     )
@@ -140,7 +141,7 @@ def test_a_file_that_holds_something_else_is_refused_with_its_line(tmp_path, lin
     good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     path.write_text(f"{json.dumps(good)}\n{line}\n")
     with pytest.raises(ValueError, match=r'examples.jsonl:2: needs "messages"'):
-        _read_messages(str(path))
+        read_messages(str(path))
 
 
 @pytest.mark.parametrize(
