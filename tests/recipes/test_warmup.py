@@ -18,7 +18,7 @@ from viva.recipes.programs import train_recipe
 from viva.recipes.warmup import Config
 from viva.testing import tiny_renderer
 from viva.tiny import model_path
-from viva.training.data import Example, ExampleDataset
+from viva.training.data import Example, ExampleDataset, PromptOrder
 from viva.training.update import UpdateConfig, imitate
 
 tokens = st.lists(st.integers(0, 99), min_size=1, max_size=9)
@@ -37,8 +37,12 @@ def test_a_datum_weighs_the_completion_alone(prompt, completion):
 @given(st.integers(1, 12), st.integers(1, 7), st.integers(0, 3))
 def test_every_pass_has_every_example_once(count, batch_size, seed):
     examples = tuple(Example(prompt=(0,), completion=(number,)) for number in range(count))
-    data = ExampleDataset(examples=examples, batch_size=batch_size, seed=seed, num_steps=2 * count)
-    seen = [each.completion[0] for step in range(len(data)) for each in data.batch(step)]
+    order = PromptOrder(
+        items=examples, seed=seed, groups_per_batch=batch_size, num_groups=2 * count * batch_size
+    )
+    data = ExampleDataset(order=order)
+    assert len(data) == 2 * count
+    seen = [each.completion[0] for step in range(len(data)) for each in data.order.batch(step)]
     for start in range(0, len(seen) - count + 1, count):
         assert sorted(seen[start : start + count]) == list(range(count))
 

@@ -14,7 +14,7 @@ from viva.judging.answers import is_correct
 from viva.judging.judge import PolicyRef
 from viva.judging.scorer import Scorer, ScorerError, ScorerOptions, scorer_messages
 from viva.rewards.credit import group_advantages
-from viva.rewards.solutions import Solutions
+from viva.rewards.solutions import Models, Solutions
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import ScriptedPolicy, ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
@@ -52,9 +52,7 @@ def solutions(texts):
 
 def pay(texts, scorer=None):
     reward = viva.rewards.peer_prediction()
-    group = asyncio.run(
-        reward.ask(solutions(texts), "Which digit?", judge=None, scorer=scorer or scorer_of()[0])
-    )
+    group = asyncio.run(reward.ask(solutions(texts), "Which digit?", Models(scorer=scorer or scorer_of()[0])))
     return reward.pay(group)
 
 
@@ -121,7 +119,7 @@ def test_an_engine_that_cannot_tell_is_an_error_and_no_reward():
     with pytest.raises(ValueError, match="needs what a scorer says of the replies"):
         reward.pay(solutions(["1", "2"]))
     with pytest.raises(ValueError, match="'peer_prediction' needs a scorer; got none"):
-        asyncio.run(reward.ask(solutions(["1"]), "q", judge=None, scorer=None))
+        asyncio.run(reward.ask(solutions(["1"]), "q", Models()))
 
 
 def test_a_policy_that_is_right_more_often_than_not_learns_to_be():

@@ -23,7 +23,7 @@ import viva
 from viva.judging.comparison import Comparison, NoValidComparisonsError, Outcome
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.rewards.serl import Judgement, consistency, copeland, judgements_of
-from viva.rewards.solutions import Solutions
+from viva.rewards.solutions import Models, Solutions
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
 
@@ -92,7 +92,7 @@ def solutions(texts):
 def asked(texts, next_token, **options):
     client = ScriptedSamplingClient(renderer=RENDERER, next_token=next_token)
     judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER, **options)
-    return asyncio.run(viva.rewards.serl().ask(solutions(texts), "Which?", judge=judge, scorer=None))
+    return asyncio.run(viva.rewards.serl().ask(solutions(texts), "Which?", Models(judge=judge)))
 
 
 def test_samples_are_paid_by_what_the_judge_says_in_both_orders():
@@ -117,7 +117,7 @@ def test_where_nothing_could_be_read_there_is_no_reward():
     with pytest.raises(ValueError, match="needs comparisons of the solutions in pairs"):
         viva.rewards.serl().pay(solutions(["one", "two"]))
     with pytest.raises(ValueError, match="'serl' needs a judge; got none"):
-        asyncio.run(viva.rewards.serl().ask(solutions(["a"]), "q", judge=None, scorer=None))
+        asyncio.run(viva.rewards.serl().ask(solutions(["a"]), "q", Models()))
     assert viva.rewards.serl().pay(asked(["alone"], larger_wins)) == [0.0]
 
 

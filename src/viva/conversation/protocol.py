@@ -355,11 +355,15 @@ class Protocol:
                 segment if text is None else replace(segment, instruction=_Request(text, is_numbered=False))
             )
 
+        return replace(self.with_segments(said), system_prompt=prompts.get("system", self.system_prompt))
+
+    def with_segments(self, change: Callable[[Segment], Segment]) -> Protocol:
+        """The same protocol with changed segments."""
         rounds = [
-            Round(each.name, [said(segment) for segment in each.segments], each.sights, each.order)
+            Round(each.name, [change(segment) for segment in each.segments], each.sights, each.order)
             for each in self.rounds
         ]
-        return replace(self, rounds=tuple(rounds), system_prompt=prompts.get("system", self.system_prompt))
+        return replace(self, rounds=tuple(rounds))
 
     def prompt(self, question: str, turns: Sequence[Turn], view: View, lane: int = 0) -> str:
         """The user message of one turn.

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Item: TypeAlias = int | tuple[str, int]
-"""What is voted on: the solution of an agent (its id), or one of its solutions, as ``("revised", 0)``."""
+"""A thing that is voted on: the solution of an agent (its id), or one of its solutions, as ``("revised", 0)``."""
 
 
 @dataclass(frozen=True, slots=True)

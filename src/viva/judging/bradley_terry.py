@@ -78,7 +78,7 @@ class BradleyTerryFit:
     strengths: dict[Item, float]
     """Log-odds scale; the prior pulls their mean to 0."""
     covariance: tuple[tuple[float, ...], ...]
-    """Of the strengths, N x N, in the order of ``items``."""
+    """Covariance of the strengths, N x N, in the order of ``items``."""
     position: float = 0.0
     """Log-odds that being shown first adds; 0 if it was not fitted."""
 

@@ -51,7 +51,7 @@ class RankingReply(Reply):
     preferences: tuple[Preference | Tie, ...]
     """At most one vote on each pair, about agent ids or whatever the letters stood for."""
     dropped: dict[str, int]
-    """What was left out, by cause: see `parse_ranking`."""
+    """Numbers of what was left out, by cause: see `parse_ranking`."""
 
 
 class _Chain(NamedTuple):

@@ -50,7 +50,7 @@ _CANNOT_SCORE = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(SyntaxError, AssertionError, RecursionError, NameError),
 )
-"""What a scorer raises on a reply that has not the form of an answer."""
+"""Errors that a scorer raises on a reply that has not the form of an answer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Family:
 
     family: str
     name: str
-    """Of the source: all options that were given, seed and size, sorted."""
+    """The source's name: all options that were given, seed and size, sorted."""
     dataset: Any = dataclasses.field(repr=False)
 
     def __len__(self) -> int:

@@ -99,7 +99,7 @@ class ConversationRecord(_Record):
     question: str
     answer: str | None = None
     protocol: str = ""
-    """What kind of conversation it is; empty in older files."""
+    """The kind of conversation; empty in older files."""
     system_prompt: str = ""
     """The system message before every turn's prompt; empty in older files."""
     num_agents: int = 0
@@ -114,7 +114,7 @@ class ConversationRecord(_Record):
     gains: dict[int, dict[int, _Number]] | None = None
     """By informant and target, where a scorer was asked: see `viva.judging.scorer.Scorer.gains`."""
     rules: dict[str, Any] = {}
-    """How votes became rewards, where there is more than one way."""
+    """Rules that made rewards of votes, where there is more than one way."""
     scores: ScoresRecord = ScoresRecord()
     streams: dict[int, dict[str, float | None]] = {}
     """Reward of every stream by agent id; ``None`` where an agent earned nothing that can be measured."""
@@ -123,7 +123,7 @@ class ConversationRecord(_Record):
     correct: dict[int, bool] | None = None
     """By agent id; ``None`` if the question has no known answer."""
     correct_initial: dict[int, bool] | None = None
-    """Of the solutions before revision, where there are such."""
+    """Rightness of the solutions before revision, where there are such."""
 
     @classmethod
     def of(cls, conversation: Conversation, **fields: Any) -> Self:
@@ -204,7 +204,7 @@ class Transcript(_Record):
     void: bool = False
     void_reason: str | None = None
     failures: tuple[Any, ...] = ()
-    """Of the attempts to play it."""
+    """Failures of the attempts to play it."""
     strategy: str | None = None
     tags: tuple[str, ...] = ()
     rewards: tuple[_Number | None, ...] | None = None

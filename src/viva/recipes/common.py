@@ -156,7 +156,7 @@ class RunOptions:
     """The options of a run that have nothing to do with its algorithm."""
 
     model: str
-    """What the engine loads, see `resolve_model`."""
+    """The model as the engine loads it, see `resolve_model`."""
     renderer_name: str | None
     engine: EngineConfig
     lora_rank: int

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from viva.conversation.protocol import Protocol, Reading, Round, Segment, View, counted
+from viva.conversation.protocol import Protocol, Reading, Segment, View, counted
 from viva.conversation.records import ReplyStatus, Turn
+from viva.conversation.rendering import build_prompt, read_reply, reply_tokens
 from viva.rewards.base import Played, Reward, Scored
 from viva.training.data import Example
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 
 # the judge
-
-_JUDGE = "judge"
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,11 @@ async def judged_pairs(
     what: str,
 ) -> list[Pair]:
     """One pair for every problem that has a wrong reply to it, of so many that the model gives."""
-    from viva.eval.direct import DirectSampler, ask_all
+    from viva.eval.direct import ask_all
     from viva.recipes.common import say
+    from viva.recipes.loop import direct_sampler
 
-    config = plan.config
-    direct = DirectSampler(
-        renderer=opened.renderer,
-        seed=config.seed,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        system_prompt=config.system_prompt,
-        context_window=opened.context_window,
-        grader=plan.grader,
-        vote=plan.check.vote,
-    )
+    direct = direct_sampler(plan, opened, plan.config.temperature)
     known = [item for item in items if item.answer is not None]
     say(f"asking the model {counted(samples, 'time')} each: {len(known)} {what}")
     asked, _ = await ask_all(sampler, direct, known, samples)
@@ -86,7 +76,6 @@ def _pair(asked: Asked) -> Pair | None:
 
 def verdicts(renderer: Renderer, pair: Pair) -> list[Example]:
     """Both orders of a pair, with the verdict as completion."""
-    from viva.conversation.rendering import build_prompt
     from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, judge_messages
 
     examples: list[Example] = []
@@ -94,7 +83,10 @@ def verdicts(renderer: Renderer, pair: Pair) -> list[Example]:
         messages = judge_messages(pair.question, first, second, JUDGE_SYSTEM_PROMPT)
         prompt = build_prompt(renderer, messages, prefill=VERDICT_PREFIX).to_ints()
         whole = build_prompt(renderer, messages, prefill=f'{VERDICT_PREFIX}{label}"}}').to_ints()
-        examples.append(_behind(renderer, prompt, whole, f'{label}"}}', _JUDGE))
+        rest = (
+            whole[len(prompt) :] if whole[: len(prompt)] == prompt else reply_tokens(renderer, f'{label}"}}')
+        )
+        examples.append(Example(prompt=tuple(prompt), completion=(*rest, *_end(renderer)), kind="judge"))
     return examples
 
 
@@ -106,9 +98,9 @@ class JudgeEvaluator:
     renderer: Renderer
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
-        """``test/judge/...``: accuracy of the more probable label, of both orders together, and `judge_health`."""
+        """``test/judge/...``: see `judge_accuracy` and `judge_health`."""
         from viva.conversation.coordinator import gather_or_cancel
-        from viva.judging.comparison import TournamentPattern, judge_health
+        from viva.judging.comparison import TournamentPattern, judge_accuracy, judge_health
         from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 
         judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=sampler), self.renderer)
@@ -121,21 +113,9 @@ class JudgeEvaluator:
             )
             for index, pair in enumerate(self.pairs)
         )
-        own = [
-            [(each.score or 0.0) * (1 if each.second == 0 else -1) for each in comparisons]
-            for comparisons in judged
-        ]
-        single = [_share(score) for scores in own for score in scores]
-        both = [_share(sum(scores)) for scores in own]
-        health = judge_health([each for comparisons in judged for each in comparisons])
-        return {
-            "test/judge/accuracy": sum(single) / len(single),
-            "test/judge/accuracy_both_orders": sum(both) / len(both),
-        } | {f"test/{name}": value for name, value in health.items() if name != "judge/cyclic_triads"}
-
-
-def _share(score: float) -> float:
-    return 1.0 if score > 0 else 0.5 if score == 0 else 0.0
+        comparisons = [each for own in judged for each in own]
+        figures = judge_health(comparisons) | judge_accuracy(comparisons, {0: True, 1: False})
+        return {f"test/{name}": value for name, value in figures.items() if name != "judge/cyclic_triads"}
 
 
 # a protocol
@@ -176,7 +156,6 @@ class _Kept(Unpaid):
         return await super().score(played)
 
     def _completion(self, played: Played, turn: Turn, tokens_T: Sequence[int]) -> tuple[int, ...] | None:
-        from viva.conversation.rendering import read_reply
         from viva.selfplay.check import scripted_reply
 
         _, is_finished = read_reply(played.renderer, list(tokens_T))
@@ -187,7 +166,7 @@ class _Kept(Unpaid):
         segment = played.protocol.rounds[turn.round_index].segments[turn.lane]
         view = self.views[turn.round_index, turn.agent_id, turn.segment]
         text = _shuffled(scripted_reply(segment, view), random.Random(f"{played.seed}/{turn.agent_id}"))
-        return (*_encoded(played.renderer, text), *_end(played.renderer))
+        return (*reply_tokens(played.renderer, text), *_end(played.renderer))
 
 
 def _shuffled(text: str, rng: random.Random) -> str:
@@ -248,11 +227,7 @@ def _watched(protocol: Protocol, views: dict[tuple[int, int, str], View]) -> Pro
 
         return replace(segment, read=read)
 
-    rounds = [
-        Round(each.name, [watched(segment) for segment in each.segments], each.sights, each.order)
-        for each in protocol.rounds
-    ]
-    return replace(protocol, rounds=tuple(rounds))
+    return protocol.with_segments(watched)
 
 
 # a file
@@ -285,30 +260,10 @@ def read_messages(path: str) -> list[list[Message]]:
 
 def file_example(renderer: Renderer, messages: Sequence[Message]) -> Example:
     """The last message as completion behind the others."""
-    from viva.conversation.rendering import build_prompt
-
-    text = str(messages[-1]["content"])
-    prompt = build_prompt(renderer, messages[:-1]).to_ints()
-    whole = build_prompt(renderer, messages[:-1], prefill=_shield(renderer, text)).to_ints()
-    return _behind(renderer, prompt, whole, text, "message")
-
-
-def _behind(renderer: Renderer, prompt: list[int], whole: list[int], text: str, kind: str) -> Example:
-    """The example whose completion is `text`; `whole` is the prompt with it."""
-    rest = whole[len(prompt) :] if whole[: len(prompt)] == prompt else _encoded(renderer, text)
-    return Example(prompt=tuple(prompt), completion=(*rest, *_end(renderer)), kind=kind)
-
-
-def _encoded(renderer: Renderer, text: str) -> list[int]:
-    return renderer.tokenizer.encode(_shield(renderer, text), add_special_tokens=False)
-
-
-def _shield(renderer: Renderer, text: str) -> str:
-    """The text, none of which becomes a control token."""
-    from viva.conversation.guard import GuardedTokenizer
-
-    tokenizer: object = renderer.tokenizer
-    return tokenizer.shield(text) if isinstance(tokenizer, GuardedTokenizer) else text
+    prompt, completion = messages[:-1], reply_tokens(renderer, str(messages[-1]["content"]))
+    return Example(
+        prompt=tuple(build_prompt(renderer, prompt).to_ints()), completion=(*completion, *_end(renderer))
+    )
 
 
 def _end(renderer: Renderer) -> list[int]:

@@ -247,18 +247,24 @@ def _direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
     return [
         DirectEvaluator(
             items=graded,
-            direct=DirectSampler(
-                renderer=opened.renderer,
-                seed=config.seed,
-                max_tokens=config.max_tokens,
-                temperature=temperature,
-                system_prompt=config.system_prompt,
-                context_window=opened.context_window,
-                grader=plan.check.is_right,
-                vote=plan.check.vote,
-            ),
+            direct=direct_sampler(plan, opened, temperature),
         )
     ]
+
+
+def direct_sampler(plan: Plan, opened: OpenRun, temperature: float) -> DirectSampler:
+    """Asks bare questions as the run does."""
+    config = plan.config
+    return DirectSampler(
+        renderer=opened.renderer,
+        seed=config.seed,
+        max_tokens=config.max_tokens,
+        temperature=temperature,
+        system_prompt=config.system_prompt,
+        context_window=opened.context_window,
+        grader=plan.check.is_right,
+        vote=plan.check.vote,
+    )
 
 
 def _conversation_evaluators(

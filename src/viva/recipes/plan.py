@@ -80,7 +80,7 @@ class Plan(RunOptions):
     """Checked options with the data they name."""
 
     config: RecipeConfig
-    order: PromptOrder
+    order: PromptOrder[PromptItem]
     test: tuple[PromptItem, ...]
     summary: str
     """One conversation in words, like ``3 agents x 5 rounds``."""

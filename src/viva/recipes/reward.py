@@ -39,18 +39,22 @@ def user_code(*names: str | None) -> dict[str, str | None]:
     return {name: source_digest(name) for name in names if name is not None and is_target(name)}
 
 
-def refuse_unused(config: RecipeConfig, names: Sequence[str], why: str) -> None:
+def refuse_unused(
+    config: RecipeConfig, names: Sequence[str], why: str, declared_by: type[RecipeConfig] | None = None
+) -> None:
     """Refuse options that were given and would change nothing.
+
+    Args:
+        config: The options.
+        names: Of those that would change nothing.
+        why: In the message.
+        declared_by: Class with their defaults, where the recipe's own has options without one.
 
     Raises:
         ValueError: With their names and ``why``.
     """
-    defaults = type(config)(log_path=config.log_path)
-    _refuse([name for name in names if getattr(config, name) != getattr(defaults, name)], why)
-
-
-def _refuse(given: Sequence[str], why: str) -> None:
-    if given:
+    defaults = (declared_by or type(config))(log_path="")
+    if given := [name for name in names if getattr(config, name) != getattr(defaults, name)]:
         raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
 
 
@@ -81,20 +85,14 @@ class ScorerConfig(RecipeConfig):
         if reward.scorer is None or is_whole:
             if reward.scorer is not None and reward.scorer.model is not None:
                 resolve_model(reward.scorer.model)
-            _refuse(self._scorer_given(), f"the reward {reward.name} asks no scorer of this recipe")
+            why = f"the reward {reward.name} asks no scorer of this recipe"
+            refuse_unused(self, ["scorer_model", "scorer_policy"], why, ScorerConfig)
             return reward
         model = None if self.scorer_model is None else resolve_model(self.scorer_model)
-        if model is not None and self.scorer_policy != "initial":
-            _refuse(["scorer_policy"], f"scorer_model={self.scorer_model} is never trained")
+        if model is not None:
+            why = f"scorer_model={self.scorer_model} is never trained"
+            refuse_unused(self, ["scorer_policy"], why, ScorerConfig)
         return reward.scored_by(ScorerOptions(policy=self.scorer_policy, model=model))
-
-    def _scorer_given(self) -> list[str]:
-        """Options about the scorer that were given."""
-        given = {
-            "scorer_model": self.scorer_model is not None,
-            "scorer_policy": self.scorer_policy != "initial",
-        }
-        return [name for name, is_given in given.items() if is_given]
 
 
 async def asked_by(

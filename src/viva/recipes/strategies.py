@@ -61,7 +61,7 @@ from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader
-from viva.rewards.solutions import SolutionReward, Solutions
+from viva.rewards.solutions import Models, SolutionReward, Solutions
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.data import PromptItem
 
@@ -274,7 +274,7 @@ class _AskedProblem(ProblemGroupBuilder):
             return await super().compute_group_rewards(trajectory_group, env_group)
         asked = cast(EfficientEnv, env_group[0]).question
         group = _solutions(trajectory_group, env_group, self.seed)
-        group = await reward.ask(group, asked, judge=self.judge, scorer=self.scorer)
+        group = await reward.ask(group, asked, Models(self.judge, self.scorer))
         rewards, figures = reward.pay(group), reward.figures(group)
         self.kept[:] = [_record(env_group, rewards) | reward.told(group)]
         return [(reward, figures) for reward in rewards]

@@ -119,7 +119,7 @@ class Config(RecipeConfig):
         """The loop's parts for an open run; makes the examples, unless the run has them."""
         from viva.recipes.demonstrations import JudgeEvaluator, Pair
         from viva.recipes.loop import make_training
-        from viva.training.data import Example, ExampleDataset
+        from viva.training.data import Example, ExampleDataset, PromptOrder
 
         path = opened.folder.path / EXAMPLES
         if not path.exists():
@@ -132,10 +132,12 @@ class Config(RecipeConfig):
             opened,
             self.game().factory(opened.renderer, None, plan.grader) if self.is_protocol else None,
             dataset=ExampleDataset(
-                examples=examples,
-                batch_size=plan.order.groups_per_batch,
-                seed=self.seed,
-                num_steps=len(plan.order),
+                order=PromptOrder(
+                    items=examples,
+                    seed=self.seed,
+                    groups_per_batch=plan.order.groups_per_batch,
+                    num_groups=plan.order.num_groups,
+                )
             ),
             evaluators=[JudgeEvaluator(pairs=pairs, renderer=opened.renderer)] if pairs else (),
         )

@@ -22,9 +22,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.scorer import Scorer, ScorerOptions
-from viva.rewards.solutions import SolutionReward, Solutions
+from viva.judging.scorer import ScorerOptions
+from viva.rewards.solutions import Models, SolutionReward, Solutions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +42,16 @@ class PeerPrediction(SolutionReward):
         """The same reward with another scorer."""
         return replace(self, predicted_by=scorer)
 
-    async def ask(
-        self,
-        group: Solutions,
-        question: str,
-        *,
-        judge: PolicySelfComparisonJudge | None,
-        scorer: Scorer | None,
-    ) -> Solutions:
+    async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """Score every reply behind every other one.
 
         Raises:
             ScorerError: If the engine cannot.
             ValueError: If there is no scorer.
         """
-        del judge
-        if scorer is None:
+        if models.scorer is None:
             raise ValueError(f"the reward {self.name!r} needs a scorer; got none")
-        return replace(group, gains=await scorer.gains(question, group.by_id()))
+        return replace(group, gains=await models.scorer.gains(question, group.by_id()))
 
     def told(self, group: Solutions) -> dict[str, Any]:
         """The gains, by informant and target."""

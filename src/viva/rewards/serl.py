@@ -29,11 +29,10 @@ from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, Turn
 from viva.judging.ballots import Ballots, Preference, pair_of
 from viva.judging.comparison import Comparison, Outcome, TournamentPattern, judge_health, matchup_count, pairs
-from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
-from viva.judging.scorer import Scorer
+from viva.judging.judge import JudgeOptions
 from viva.rewards.base import Match, Played, Reward, Scored, paid, segment_credit, whole_reply
 from viva.rewards.critique import ballots_of, check_segments
-from viva.rewards.solutions import SolutionReward, Solutions
+from viva.rewards.solutions import Models, SolutionReward, Solutions
 
 LENGTH_BAND = 0.2
 """By which the lengths of two answers may differ, as in the paper."""
@@ -56,12 +55,11 @@ class Judgement(NamedTuple):
 
 def judgements_of(comparisons: Iterable[Comparison]) -> list[Judgement]:
     """A judge's comparisons."""
-    winners = {Outcome.A: "first", Outcome.B: "second"}
     return [
         Judgement(
             first=each.first,
             second=each.second,
-            winner=getattr(each, winners[each.outcome]) if each.outcome in winners else None,
+            winner={Outcome.A: each.first, Outcome.B: each.second}.get(each.outcome),
             is_read=each.outcome is not Outcome.INVALID,
         )
         for each in comparisons
@@ -145,24 +143,16 @@ class Serl(SolutionReward):
         both = pairs(range(num_agents), TournamentPattern.ALL_PAIRS_BOTH_WAYS)
         return [((first, last), (second, last)) for first, second in both]
 
-    async def ask(
-        self,
-        group: Solutions,
-        question: str,
-        *,
-        judge: PolicySelfComparisonJudge | None,
-        scorer: Scorer | None,
-    ) -> Solutions:
+    async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """Have all pairs compared.
 
         Raises:
             ValueError: If there is no judge. What the judge raises passes through.
         """
-        del scorer
-        if judge is None:
+        if models.judge is None:
             raise ValueError(f"the reward {self.name!r} needs a judge; got none")
         both = TournamentPattern.ALL_PAIRS_BOTH_WAYS
-        comparisons = await judge.tournament(question, group.by_id(), both, group.seed)
+        comparisons = await models.judge.tournament(question, group.by_id(), both, group.seed)
         return replace(group, comparisons=tuple(comparisons))
 
     def told(self, group: Solutions) -> dict[str, Any]:

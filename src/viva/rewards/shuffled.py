@@ -17,10 +17,10 @@ from tinker_cookbook.rl.types import Metrics
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
 from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
-from viva.judging.scorer import Scorer, ScorerOptions
+from viva.judging.scorer import ScorerOptions
 from viva.rewards.base import Match, Played, Reward, Scored
 from viva.rewards.credit import GroupCredit
-from viva.rewards.solutions import SolutionReward, Solutions
+from viva.rewards.solutions import Models, SolutionReward, Solutions
 
 
 def permuted(values: Sequence[float], seed: int, stream: str = "") -> list[float]:
@@ -86,18 +86,11 @@ class Shuffled(SolutionReward):
         """As the other."""
         return self.of.new_record(protocol, judge)
 
-    async def ask(
-        self,
-        group: Solutions,
-        question: str,
-        *,
-        judge: PolicySelfComparisonJudge | None,
-        scorer: Scorer | None,
-    ) -> Solutions:
+    async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """As the other."""
         if not isinstance(self.of, SolutionReward):
             return group
-        return await self.of.ask(group, question, judge=judge, scorer=scorer)
+        return await self.of.ask(group, question, models)
 
     def told(self, group: Solutions) -> dict[str, Any]:
         """The other's."""

@@ -6,7 +6,7 @@ Legend: ``_G`` solutions of one problem, ``_T`` sampled tokens of the reply that
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinker_cookbook.rl.types import Metrics
 
@@ -54,6 +54,13 @@ class Solutions:
         return dict(zip(self.ids, self.final_G, strict=True))
 
 
+class Models(NamedTuple):
+    """The models that a reward may ask, where it declares that it needs one."""
+
+    judge: PolicySelfComparisonJudge | None = None
+    scorer: Scorer | None = None
+
+
 class SolutionReward(Reward):
     """A reward of solutions, see the module; a conversation's final ones are paid on all tokens of their agents."""
 
@@ -67,20 +74,13 @@ class SolutionReward(Reward):
         """Whether it pays plain samples, too; by default it does."""
         return True
 
-    async def ask(
-        self,
-        group: Solutions,
-        question: str,
-        *,
-        judge: PolicySelfComparisonJudge | None,
-        scorer: Scorer | None,
-    ) -> Solutions:
+    async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """The solutions with what judge and scorer say of them; by default nobody is asked.
 
         Raises:
             ValueError: If one that it needs is missing. What engines raise passes through.
         """
-        del question, judge, scorer
+        del question, models
         return group
 
     def told(self, group: Solutions) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class SolutionReward(Reward):
         """
         self.check_played(played.conversation)
         question = played.conversation.question
-        group = await self.ask(_solutions_of(played), question, judge=played.judge, scorer=played.scorer)
+        group = await self.ask(_solutions_of(played), question, Models(played.judge, played.scorer))
         played.record.update(self.told(group))
         rewards = dict(zip(played.agents, self.pay(group), strict=True))
         scored = paid(played, self.credited(played, rewards))

@@ -9,10 +9,12 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
+
+ItemT = TypeVar("ItemT")
 
 _BITS = 31  # fits the signed 32-bit field that samplers take
 
@@ -57,14 +59,14 @@ def prompts_digest(*lists: Iterable[PromptItem]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptOrder:
-    """The prompts of every batch: shuffled passes over the data, one after another, without gaps.
+class PromptOrder(Generic[ItemT]):
+    """The prompts, or examples, of every batch: shuffled passes over the data, one after another, without gaps.
 
     Position ``p`` of the endless sequence is entry ``p % n`` of pass ``p // n``. Every pass is a permutation, so all
     prompts are seen equally often, also where a batch is larger than the data or spans two passes.
     """
 
-    items: Sequence[PromptItem]
+    items: Sequence[ItemT]
     """Asked for one by one, so that they may be read when needed."""
     seed: int
     groups_per_batch: int
@@ -88,7 +90,7 @@ class PromptOrder:
         """Passes of the run over all prompts."""
         return self.num_groups / len(self.items)
 
-    def batch(self, index: int) -> list[PromptItem]:
+    def batch(self, index: int) -> list[ItemT]:
         """The prompts of batch ``index``.
 
         Raises:
@@ -99,7 +101,7 @@ class PromptOrder:
         start = index * self.groups_per_batch
         stop = min(start + self.groups_per_batch, self.num_groups)
         orders: dict[int, Sequence[int]] = {}
-        batch: list[PromptItem] = []
+        batch: list[ItemT] = []
         for position in range(start, stop):
             epoch, place = divmod(position, len(self.items))
             if epoch not in orders:
@@ -121,7 +123,7 @@ BuilderFactory = Callable[[PromptItem, int], EnvGroupBuilder]
 class PromptDataset(RLDataset):
     """Groups for the prompts of a `PromptOrder`; every group has its own seed."""
 
-    order: PromptOrder
+    order: PromptOrder[PromptItem]
     make_builder: BuilderFactory
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
@@ -143,7 +145,7 @@ class Example:
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     kind: str = "message"
-    """What it teaches, such as the name of a protocol's segment."""
+    """The thing it teaches, such as a protocol's segment."""
 
     def record(self) -> dict[str, Any]:
         """The example, ready for JSON."""
@@ -158,45 +160,28 @@ class Example:
 
     def datum(self) -> tinker.Datum:
         """For ``cross_entropy``: the completion's tokens have weight 1, the prompt's 0."""
-        tokens_T = [*self.prompt, *self.completion]
-        weights_T = [0.0] * (len(self.prompt) - 1) + [1.0] * len(self.completion)
-        return tinker.Datum(
-            model_input=tinker.ModelInput.from_ints(tokens_T[:-1]),
-            loss_fn_inputs={
-                "target_tokens": tinker.TensorData(data=tokens_T[1:], dtype="int64", shape=[len(weights_T)]),
-                "weights": tinker.TensorData(data=weights_T, dtype="float32", shape=[len(weights_T)]),
-            },
-        )
+        import torch
+        from tinker_cookbook.supervised.common import datum_from_model_input_weights
+
+        weights_T = torch.tensor([0.0] * len(self.prompt) + [1.0] * len(self.completion))
+        tokens = tinker.ModelInput.from_ints([*self.prompt, *self.completion])
+        return datum_from_model_input_weights(tokens, weights_T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleDataset(RLDataset):
-    """Batches of examples to imitate, in a new order in every pass; nothing is sampled for them."""
+    """Batches of examples to imitate; nothing is sampled for them."""
 
-    examples: Sequence[Example]
-    batch_size: int
-    seed: int
-    num_steps: int
+    order: PromptOrder[Example]
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """No group is played."""
         del index
         return ()
 
-    def batch(self, index: int) -> list[Example]:
-        """The examples of a step."""
-        places = range(index * self.batch_size, (index + 1) * self.batch_size)
-        return [self._at(place) for place in places]
-
-    def _at(self, place: int) -> Example:
-        number, offset = divmod(place, len(self.examples))
-        order = list(range(len(self.examples)))
-        random.Random(derive_seed(self.seed, "examples", number)).shuffle(order)
-        return self.examples[order[offset]]
-
     def __len__(self) -> int:
         """Number of batches."""
-        return self.num_steps
+        return len(self.order)
 
 
 Assignment = Literal["all", "split"]
@@ -228,7 +213,7 @@ class MixtureDataset(RLDataset):
         ValueError: If there is no strategy, or `assignment` has no meaning.
     """
 
-    order: PromptOrder
+    order: PromptOrder[PromptItem]
     factories: Mapping[str, BuilderFactory]
     """Factories by strategy, in the order of their groups. Seeds depend on the name: one more changes no other."""
     assignment: Assignment = "all"

@@ -296,7 +296,7 @@ async def _imitation_step(run: Training, dataset: ExampleDataset, step: int, con
         clock.lap("evaluation")
     console.phase("updating")
     with run.interrupts.protected():
-        data_D = [example.datum() for example in dataset.batch(step)]
+        data_D = [example.datum() for example in dataset.order.batch(step)]
         metrics |= await imitate(run.client, data_D, run.config.update)
         clock.lap("update")
         metrics |= clock.all(0, 0)

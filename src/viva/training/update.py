@@ -252,20 +252,20 @@ async def imitate(
     Raises:
         FloatingPointError: If the engine's answer is not finite.
     """
+    from tinker_cookbook.supervised.common import compute_mean_nll
+
     pending = client.forward_backward(list(data_D), "cross_entropy")
     stepping = client.optim_step(config.adam_params())
     output, response = await pending, await stepping
-    weights_D = [datum.loss_fn_inputs["weights"].to_numpy() for datum in data_D]
-    logprobs_D = [record["logprobs"].to_numpy() for record in output.loss_fn_outputs]
-    tokens = math.fsum(float(weights_T.sum()) for weights_T in weights_D)
-    total = math.fsum(float(w @ p) for w, p in zip(weights_D, logprobs_D, strict=True))
-    if not math.isfinite(total):
+    weights_D = [datum.loss_fn_inputs["weights"] for datum in data_D]
+    nll = compute_mean_nll([record["logprobs"] for record in output.loss_fn_outputs], weights_D)
+    if not math.isfinite(nll):
         raise FloatingPointError(
-            f"the completions have the log-probability {total}, which is not a finite number; lower the learning rate"
+            f"the completions cost {nll} nats per token, which is not a finite number; lower the learning rate"
         )
     return {
-        "imitation/nll": -total / tokens,
-        "imitation/tokens": tokens,
+        "imitation/nll": nll,
+        "imitation/tokens": math.fsum(float(weights_T.to_numpy().sum()) for weights_T in weights_D),
         "optim/lr": config.learning_rate,
         "optim/datums": len(data_D),
         "optim/steps": 1,
