@@ -138,7 +138,7 @@ def test_the_shell_trains_the_same_protocol(tmp_path: Path, monkeypatch: pytest.
         ({"reward": "turnament"}, "unknown reward 'turnament'.*Did you mean 'tournament'"),
         ({"reward": 3}, "a reward must be a name"),
         ({"reward": lambda one, two: {}}, "must be a function of the conversation alone"),
-        ({"reward": "peer_review"}, "does not ask for critique"),
+        ({"reward": "peer_review"}, "does not ask for proposal"),
         ({"grader": "own"}, "grader must be one of math, exact, choice"),
         ({"prompts": None}, "Must provide either train_prompts"),
         ({"model_name": "tiny"}, "model_name is given twice"),

@@ -39,7 +39,7 @@ def test_options_are_those_of_peer_review():
 
 
 @pytest.mark.parametrize("name", [*STREAMS, "shuffled_r_sol"])
-def test_a_protocol_without_critique_is_refused(name):
+def test_a_protocol_without_votes_is_refused(name):
     protocol = viva.Protocol(rounds=[viva.Round("first", "Say it.")])
-    with pytest.raises(ValueError, match=r"does not ask for critique.*Use viva.selfplay.critique"):
+    with pytest.raises(ValueError, match=r"does not ask for .*ranking.*Use viva.selfplay.critique"):
         viva.rewards.find_reward(name).check(protocol, 3)

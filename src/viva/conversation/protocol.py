@@ -94,6 +94,9 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+Control = Literal["foreign_critiques", "shuffled_critiques", "no_critiques", "no_exchange"]
+"""What is taken away from a conversation, see `viva.selfplay.controls`."""
+
 Order = Literal["sequential", "simultaneous"]
 """``sequential``: agents 0, 1, 2, ... reply one after another and see everything said before.
 ``simultaneous``: all reply to the rounds before; nobody sees a reply of the same round."""
@@ -311,6 +314,8 @@ class Protocol:
     """With fewer agents left than this, a conversation that would continue is over for all."""
     heading: str = ""
     """Text between the problem and what is seen."""
+    control: Control | None = None
+    """Set by `viva.selfplay.controls.controlled`, which also changes the rounds."""
 
     @property
     def streams(self) -> tuple[str, ...]:

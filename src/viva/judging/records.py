@@ -84,6 +84,26 @@ class JudgeRecord(_Record):
     """The beginning of the judge's reply, where it is given."""
 
 
+class DealtRecord(_Record):
+    """A critique that an agent was shown in a round, by critic and by the agent that it was written for."""
+
+    round_index: int
+    reader: int
+    critic: int
+    target: int
+    text: str
+
+
+class ControlRecord(_Record):
+    """What was taken away from a conversation, see `viva.selfplay.controls`."""
+
+    name: str
+    question: str | None = None
+    """Problem of the conversation whose critiques were read; ``None`` if they were this one's, or no other had any."""
+    shown: tuple[DealtRecord, ...] = ()
+    """All critiques that were read, where they are not those that were written for their readers."""
+
+
 class ScoresRecord(_Record):
     """Scores of the solutions before and after revision, in [0, 1], with standard errors; all by agent id."""
 
@@ -106,6 +126,8 @@ class ConversationRecord(_Record):
     max_rounds: int = 0
     order: str = ""
     """``sequential`` or ``simultaneous``: whether agents see what was said before them in their own round."""
+    control: ControlRecord | None = None
+    """``None``: the whole conversation was held."""
     judge: JudgeRecord | None = None
     """``None`` where no judge was asked, and in older files."""
     turns: tuple[TurnRecord, ...] = ()

@@ -83,8 +83,9 @@ class Config(ConversationConfig):
         protocol = round_robin_protocol(
             self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
         )
+        protocol = self.changed(protocol)
         reward.check(protocol, self.num_agents)
-        return Game(protocol=self.worded(protocol), reward=reward, num_agents=self.num_agents)
+        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
     def paid_by(self) -> Reward:
         """The reward, with this recipe's judge if it needs one.
@@ -160,21 +161,18 @@ class Config(ConversationConfig):
 
     def summary(self) -> str:
         """One conversation in words."""
-        told = "" if self.reward is None else f", reward {self.reward}"
+        told = ("" if self.reward is None else f", reward {self.reward}") + self.controlled_by()
         return (
             f"{counted(self.num_agents, 'agent')} x {counted(self.max_rounds, 'round')} ({self.order}){told}"
         )
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts."""
-        from viva.recipes.plan import plan_run
-
         self.paid_by()
         if self.num_agents >= 2:  # else a later check tells it better
             self.game()
         code = {"user_code": user_code(self.reward)} if user_code(self.reward) else {}
-        return plan_run(
-            self,
+        return self.planned(
             recipe="conversation_preference_rl",
             summary=self.summary(),
             record={"judge_prompt": self.judge_text(), **code},

@@ -58,7 +58,7 @@ _COUNTED = frozenset(
             "order",
         ),
         *("judge_mode", "judge_prompt", "judge_prompt_path", "tournament_pattern"),
-        *("protocol", "reward", "scorer_policy", "scorer_model", "prompts"),
+        *("protocol", "control", "reward", "scorer_policy", "scorer_model", "prompts"),
         *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own"),
         *(
             "strategies",

@@ -91,8 +91,9 @@ class Config(ConversationConfig):
             votes_on_own=self.votes_on_own,
             comparisons=reward.agents_compare,
         )
+        protocol = self.changed(protocol)
         reward.check(protocol, self.num_agents)
-        return Game(protocol=self.worded(protocol), reward=reward, num_agents=self.num_agents)
+        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
     def paid_by(self) -> Reward:
         """The reward by the recipe's rules and judge, as far as they are its own.
@@ -144,16 +145,14 @@ class Config(ConversationConfig):
     def summary(self) -> str:
         """One conversation in words."""
         told = f"{self.preset} rewards" if self.reward is None else f"reward {self.reward}"
-        return f"{counted(self.num_agents, 'agent')}, {told}"
+        return f"{counted(self.num_agents, 'agent')}, {told}{self.controlled_by()}"
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts."""
-        from viva.recipes.plan import plan_run
         from viva.run.log import StopRule
 
         self.game()
-        return plan_run(
-            self,
+        return self.planned(
             recipe="critique_self_play",
             summary=self.summary(),
             record={"user_code": user_code(self.reward)} if user_code(self.reward) else None,

@@ -156,7 +156,7 @@ class _Kept(Unpaid):
         return await super().score(played)
 
     def _completion(self, played: Played, turn: Turn, tokens_T: Sequence[int]) -> tuple[int, ...] | None:
-        from viva.selfplay.check import scripted_reply
+        from viva.selfplay.controls import scripted_reply
 
         _, is_finished = read_reply(played.renderer, list(tokens_T))
         if turn.status is ReplyStatus.OK and is_finished:

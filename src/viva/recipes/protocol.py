@@ -9,11 +9,11 @@ that its mistakes are reported first. The options that all recipes share mean th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
-from viva.conversation.protocol import counted
+from viva.conversation.protocol import Control, counted
 from viva.recipes.reward import ScorerConfig, reward_named, user_code
 
 if TYPE_CHECKING:
@@ -95,6 +95,11 @@ class ConversationConfig(ScorerConfig):
         doc='other words: the system message and what segments ask, like {"system": "...", "proposal": "..."}',
     )
 
+    control: Control | None = chz.field(
+        default=None,
+        doc="take the content away: foreign_critiques, shuffled_critiques, no_critiques or no_exchange",
+    )
+
     def game(self) -> Game:
         """The conversation that the options declare.
 
@@ -119,13 +124,51 @@ class ConversationConfig(ScorerConfig):
         make_builder = game.factory(opened.renderer, policy, plan.grader, scorer)
         return make_training(plan, opened, make_builder, policy_refs=[*policy_refs, *more])
 
-    def worded(self, protocol: Protocol) -> Protocol:
-        """The protocol in the words that are given.
+    def changed(self, protocol: Protocol) -> Protocol:
+        """The protocol in the words that are given, and with the content taken away that is to be.
 
         Raises:
-            ValueError: If they are for no segment of it.
+            ValueError: If the words are for no segment of it, or the control is none for it.
         """
-        return protocol if self.prompts is None else protocol.with_prompts(self.prompts)
+        from viva.selfplay.controls import controlled
+
+        worded = protocol if self.prompts is None else protocol.with_prompts(self.prompts)
+        return controlled(worded, self.control, self.num_agents)
+
+    def planned(self, **options: Any) -> Plan:
+        """The plan of `viva.recipes.plan.plan_run`, with a partner for conversations that need one.
+
+        Raises:
+            ValueError: For anything the user has to mend.
+        """
+        from viva.recipes.plan import plan_run
+
+        plan = plan_run(self, **options)
+        if self.control == "foreign_critiques":
+            _check_partners(plan)
+        return plan
+
+    def controlled_by(self) -> str:
+        """The control in words, for summaries; empty without one."""
+        return "" if self.control is None else f", control {self.control}"
+
+
+def _check_partners(plan: Plan) -> None:
+    """Refuse batches without two conversations on different problems."""
+    items, number = plan.order.items, plan.order.groups_per_batch
+    first = items[0].question
+    spoken = plan.test[: plan.config.num_test_conversations]
+    told = None
+    if number < 2:
+        told = f"batch_size={number * plan.unit.samples} holds one; give {2 * plan.unit.samples} or more"
+    elif all(items[place].question == first for place in range(1, len(items))):
+        told = "all prompts to train on are the same; give more of them"
+    elif spoken and len({item.question for item in spoken}) < 2:
+        told = f"num_test_conversations={len(spoken)} has one problem; give 2 or more, or 0"
+    if told is not None:
+        raise ValueError(
+            f"control=foreign_critiques needs conversations on two problems in every batch: {told}"
+        )
 
 
 @chz.chz
@@ -159,7 +202,7 @@ class Config(ConversationConfig):
             protocol = replace(protocol, personas=self.personas)
         if self.on_failure is not None:
             protocol = replace(protocol, on_failure=self.on_failure)
-        protocol = self.worded(protocol)
+        protocol = self.changed(protocol)
         protocol.check()
         named = protocol.reward if self.reward is None else self.reward
         is_whole = not isinstance(named, str) or is_target(named)
@@ -170,11 +213,11 @@ class Config(ConversationConfig):
     def summary(self) -> str:
         """One conversation in words."""
         game = self.game()
-        return f"{counted(self.num_agents, 'agent')}, {game.protocol.name}, reward {game.reward.name}"
+        told = f"{game.protocol.name}, reward {game.reward.name}{self.controlled_by()}"
+        return f"{counted(self.num_agents, 'agent')}, {told}"
 
     def make_plan(self) -> Plan:
         """Check all options, play the protocol with scripted agents and load the prompts."""
-        from viva.recipes.plan import plan_run
         from viva.selfplay.check import dry_runs
 
         game = self.game()
@@ -186,8 +229,7 @@ class Config(ConversationConfig):
                 f"protocol {protocol.name!r} does not work with {self.num_agents} agents:\n{listed}"
             )
         reward.check_played(runs[0].conversation)
-        return plan_run(
-            self,
+        return self.planned(
             recipe="protocol",
             summary=self.summary(),
             record={

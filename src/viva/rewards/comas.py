@@ -35,9 +35,11 @@ from viva.conversation.records import Conversation, CritiqueReply, Turn
 from viva.judging.judge import JudgeOptions
 from viva.rewards.base import Earnings, Match, Played, Reward, Scored, paid, segment_credit, whole_reply
 from viva.rewards.critique import (
+    SEGMENTS,
     Judged,
     PeerReview,
     ballots_of,
+    check_segments,
     critique_earnings,
     judged_record,
     review_votes,
@@ -107,7 +109,8 @@ class Comas(Reward):
         Raises:
             ValueError: With the segments that are missing.
         """
-        replace(self.review, name=self.name).check(protocol, num_agents)
+        needed = (*SEGMENTS, "comparison") if self.agents_compare else SEGMENTS
+        check_segments(self.name, protocol, needed, "scores proposals, critiques and votes")
 
     async def score(self, played: Played) -> Scored:
         """Fit scores, and share each proposal's 1 between its author and its critics.

@@ -89,10 +89,14 @@ class PeerReview(Reward):
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol without the segments that are scored.
 
+        Where nobody criticises, r_diag has nothing to pay: its stream stays empty beside others, and is refused alone.
+
         Raises:
             ValueError: With those that are missing.
         """
         needed = (*SEGMENTS, "comparison") if self.agents_compare else SEGMENTS
+        if any(weight for stream, weight in self.rules.weights.items() if stream != "r_diag"):
+            needed = tuple(name for name in needed if name != "critique")
         check_segments(self.name, protocol, needed, "scores proposals, critiques and votes")
 
     @property

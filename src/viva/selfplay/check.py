@@ -9,12 +9,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from string import ascii_uppercase
 from typing import Any
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.protocol import Protocol, Round, Segment, View, counted
+from viva.conversation.protocol import Protocol, Round, View, counted
 from viva.conversation.records import Conversation, ReplyStatus
+from viva.selfplay.controls import scripted_reply
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.selfplay.user_code import is_target, load_target
@@ -54,24 +54,6 @@ class DryRun:
                 continue
             counts[stream][turn.agent_id] = counts[stream].get(turn.agent_id, 0) + 1
         return counts
-
-
-def scripted_reply(segment: Segment, view: View) -> str:
-    """A reply that the segment's reader reads best, of a few texts, JSON objects, rankings and critiques."""
-    ranks = {ReplyStatus.OK: 0, ReplyStatus.REPAIRED: 1, ReplyStatus.UNSTRUCTURED: 2}
-    return min(_candidates(view), key=lambda text: ranks[segment.read(text, view).status])
-
-
-def _candidates(view: View) -> Iterator[str]:
-    solution = f"Agent {view.agent_id} in round {view.round_index + 1}: 4."
-    yield solution
-    yield f"Revise: {solution}"
-    yield f'{{"reflection": "I counted.", "evaluation": "Fine.", "solution": "{solution}"}}'
-    letters = ascii_uppercase[: len(view.aliases)]
-    others = [letter for letter in letters if view.letters[letter] != view.agent_id]
-    yield "\n".join(f"Critique of {letter}: check the sum." for letter in others)
-    for ranked in (list(letters), others, ["A", "B"]):
-        yield f"Ranking: {' > '.join(ranked)}"
 
 
 def dry_runs(protocol: Protocol, num_agents: int) -> list[DryRun]:

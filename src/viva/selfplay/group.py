@@ -3,9 +3,9 @@
 A group is one conversation: one environment for every agent and lane, all on one coordinator.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
 
 import tinker
 from tinker_cookbook.completers import StopCondition
@@ -25,13 +25,17 @@ from tinker_cookbook.rl.types import (
 from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.guard import remembering
 from viva.conversation.protocol import Protocol, View
-from viva.conversation.records import ReplyStatus
+from viva.conversation.records import ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader, Played, Reward
 from viva.rewards.credit import GroupCredit
+from viva.selfplay.controls import DEALT, CritiqueBoard, Dealt, as_read, foreign, reads_critiques, shuffled
+
+Deal: TypeAlias = Callable[[Sequence[Turn], View], Awaitable[Sequence[Turn]]]
+"""From what an agent may read, in a round in which critiques are read, to what it is shown."""
 
 
 class MultiAgentConversationEnv(Env):
@@ -46,6 +50,7 @@ class MultiAgentConversationEnv(Env):
         coordinator: Shared by all seats of the conversation.
         renderer: From `viva.conversation.rendering.load_renderer`.
         lane: Which of the agent's parallel generations this seat makes.
+        deal: Of a control that has agents read other critiques than those of their solutions.
     """
 
     def __init__(
@@ -54,11 +59,13 @@ class MultiAgentConversationEnv(Env):
         coordinator: MultiAgentCoordinator,
         renderer: Renderer,
         lane: int = 0,
+        deal: Deal | None = None,
     ) -> None:
         self.agent_id = agent_id
         self.coordinator = coordinator
         self.renderer = renderer
         self.lane = lane
+        self._deal = deal
         self._asked: tuple[View, str] | None = None
 
     async def initial_observation(self) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
@@ -130,7 +137,11 @@ class MultiAgentConversationEnv(Env):
             return None
         protocol = self.coordinator.protocol
         view = self.coordinator.view(self.agent_id, self.lane)
-        turns = self.coordinator.visible_turns(self.agent_id, self.lane)
+        turns: Sequence[Turn] = self.coordinator.visible_turns(self.agent_id, self.lane)
+        if self._deal is not None and reads_critiques(protocol.rounds[view.round_index]):
+            turns = await self._deal(turns, view)
+            if self.coordinator.is_out(self.agent_id, self.lane):  # others failed meanwhile
+                return None
         prompt = protocol.prompt(self.coordinator.question, turns, view, self.lane)
         self._asked = (view, prompt)
         with remembering(self.coordinator.line_tokens):
@@ -161,6 +172,14 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     seed: int = 0
     """Of letters and judge."""
     tags: tuple[str, ...] = ()
+    board: CritiqueBoard = field(init=False, repr=False)
+    """Has what is said here for another conversation to read, where the protocol's control says so."""
+    partner: CritiqueBoard | None = field(default=None, init=False, repr=False)
+    """The board of the conversation whose critiques are read here, see `pair_up`."""
+    _shown: dict[tuple[int, int], list[Dealt]] = field(
+        default_factory=dict[tuple[int, int], list[Dealt]], init=False, repr=False
+    )
+    """Critiques that others than their targets were shown, by round and reader."""
     _record: dict[str, Any] | None = field(default=None, init=False, repr=False)
     _credit: GroupCredit | None = field(default=None, init=False, repr=False)
 
@@ -175,14 +194,26 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             raise ValueError(
                 f"the reward {self.reward.name!r} needs a scorer; got none. Pass one, a viva.judging.scorer.Scorer"
             )
+        self.board = CritiqueBoard(self.question)
         self._new_coordinator()
 
     async def make_envs(self) -> Sequence[Env]:
-        """One fresh conversation: an environment for every agent and lane, agent by agent."""
-        self._record, self._credit = None, None
+        """One fresh conversation: an environment for every agent and lane, agent by agent.
+
+        Raises:
+            ValueError: If it is to read the critiques of another conversation, and was not paired with one.
+        """
+        control = self.protocol.control
+        if control == "foreign_critiques" and self.partner is None:
+            raise ValueError(
+                f"control={control} reads critiques of another conversation of the same batch; play batches with "
+                "viva.training.rollouts.run_groups, which pairs them, or use another control"
+            )
+        self._record, self._credit, self._shown = None, None, {}
         coordinator = self._new_coordinator()
+        deal = self._deal if control in DEALT else None
         return [
-            MultiAgentConversationEnv(agent_id, coordinator, self.renderer, lane)
+            MultiAgentConversationEnv(agent_id, coordinator, self.renderer, lane, deal)
             for agent_id, lane in self.protocol.seats(self.num_agents)
         ]
 
@@ -214,7 +245,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             rewards={},
             correct=None,
         )
-        self._record = said.fields() | self.reward.new_record(self.protocol, self.judge)
+        self._record = said.fields() | self._control() | self.reward.new_record(self.protocol, self.judge)
         check_finished(coordinator)
         scored = await self.reward.score(
             Played(
@@ -259,6 +290,51 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
 
     def _new_coordinator(self) -> MultiAgentCoordinator:
         return MultiAgentCoordinator(self.question, self.num_agents, self.protocol, seed=self.seed)
+
+    async def _deal(self, turns: Sequence[Turn], view: View) -> Sequence[Turn]:
+        if self.partner is None:
+            dealt = shuffled(turns, self.num_agents, f"{self.seed}/{self.question}")
+        else:
+            self.board.put_up(view.round_index, turns)
+            dealt = foreign(turns, await self.partner.read(view.round_index))
+        own = [critique for critique in dealt.values() if critique.reader == view.agent_id]
+        self._shown[view.round_index, view.agent_id] = own
+        return as_read(turns, dealt)
+
+    def _control(self) -> dict[str, Any]:
+        """The control's part of the record; nothing without one."""
+        if self.protocol.control is None:
+            return {}
+        shown = [
+            {"round_index": round_index, **asdict(critique)}
+            for (round_index, _), own in sorted(self._shown.items())
+            for critique in own
+        ]
+        partner = None if self.partner is None else self.partner.question
+        return {"control": {"name": self.protocol.control, "question": partner, "shown": shown}}
+
+
+def pair_up(builders: Sequence[EnvGroupBuilder]) -> None:
+    """Let every conversation of a batch that reads another one's critiques read those of the next on another problem.
+
+    Where a batch has no other problem, it reads none.
+    """
+    waiting = [
+        builder
+        for builder in builders
+        if isinstance(builder, MultiAgentConversationEnvGroupBuilder)
+        and builder.protocol.control == "foreign_critiques"
+    ]
+    for place, builder in enumerate(waiting):
+        others = (*waiting[place + 1 :], *waiting[:place])
+        boards = (other.board for other in others if other.question != builder.question)
+        builder.partner = next(boards, None) or CritiqueBoard.empty()
+
+
+def close_board(builder: EnvGroupBuilder) -> None:
+    """Let nobody wait any longer for a conversation that is over."""
+    if isinstance(builder, MultiAgentConversationEnvGroupBuilder):
+        builder.board.close()
 
 
 class ConversationVoidError(RuntimeError):

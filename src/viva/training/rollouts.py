@@ -32,6 +32,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, 
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.judging.judge import SamplingClient, sample
+from viva.selfplay.group import close_board, pair_up
 from viva.training.data import derive_seed
 
 
@@ -458,11 +459,14 @@ async def run_groups(
 ) -> list[GroupOutcome]:
     """Play all groups of a batch concurrently, see `run_group`; outcomes in the order of the builders.
 
-    ``on_group`` is called with a group's place as it ends, not in group order.
+    ``on_group`` is called with a group's place as it ends, not in group order. Conversations that read one another's
+    critiques are paired (`viva.selfplay.group.pair_up`).
     """
+    pair_up(builders_P)
 
     async def run(index: int, builder: EnvGroupBuilder) -> GroupOutcome:
         outcome = await run_group(builder, policy, group_index=index, max_retries=max_retries)
+        close_board(builder)
         if on_group is not None:
             on_group(index, outcome)
         return outcome

@@ -82,11 +82,13 @@ def _reviewed(
 
 
 def _require_segments(reward: Reward, record: ConversationRecord) -> None:
-    missing = sorted(set(SEGMENTS) - {turn.segment for turn in record.turns})
+    missing = set(SEGMENTS) - {turn.segment for turn in record.turns}
+    if not isinstance(reward, Comas) and reward.name != "r_diag":
+        missing -= {"critique"}  # where nobody criticised, nothing is paid for it
     if missing:
         raise ValueError(
             f"the reward {reward.name!r} pays conversations of critique self-play; this one, of protocol "
-            f"{record.protocol!r}, has no {', '.join(missing)}"
+            f"{record.protocol!r}, has no {', '.join(sorted(missing))}"
         )
 
 

@@ -44,6 +44,7 @@ class Conversation {
     const hasTokens = this.tokens ? this.tokens.shows() : new Map();
     return [h("div", { class: "question" }, h("h4", {}, "Question"), text(record.question, this.where),
       record.answer ? [h("h4", {}, "Right answer"), text(record.answer, this.where)] : null),
+    record.control ? h("p", { class: "muted control" }, `Control: ${record.control.name}`, record.control.question ? [", critiques of ", text(record.control.question, this.where)] : null) : null,
     grid(record, this.where, hasTokens),
     h("div", { class: "worth" }, scores(record), arrows(record)), streams(record), rules ? h("p", { class: "muted" }, `Rules: ${rules}`) : null,
     rankings(record), verdicts(record, this.where)];
