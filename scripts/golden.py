@@ -5,7 +5,8 @@
 
 Five runs of three steps on the built-in policy: critique self-play, conversation preference RL, and expert iteration
 with plain samples, with a mixture, and with conversations. The first command keeps their problems, too. Whichever
-`viva` comes first on the path is run, so PYTHONPATH chooses the code. Figures of time and memory are left out.
+`viva` comes first on the path is run, so PYTHONPATH chooses the code. Figures of time and memory are left out,
+and so are metrics that the code before did not have.
 Different processors and versions of torch round differently: save and compare on one machine.
 """
 
@@ -73,13 +74,13 @@ def metrics(name: str, files: dict[str, str]) -> list[dict[str, float]]:
 
 
 def differences(before: list[dict[str, float]], after: list[dict[str, float]]) -> list[str]:
-    """What differs between two runs' metrics, one line each."""
+    """What differs between two runs' metrics, one line each; metrics that there were not before are none."""
     if len(before) != len(after):
         return [f"{len(before)} lines before, {len(after)} after"]
     return [
         f"line {line}, {key}: {old.get(key)!r} before, {new.get(key)!r} after"
         for line, (old, new) in enumerate(zip(before, after, strict=True))
-        for key in sorted({*old, *new})
+        for key in sorted(old)
         if repr(old.get(key)) != repr(new.get(key))
     ]
 

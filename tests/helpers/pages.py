@@ -55,6 +55,7 @@ def generic(metric: str) -> str:
     """The name under which the first page documents a metric."""
     metric = re.sub(r"^agent_\d+/", "agent_<i>/", metric.removeprefix("test/conversation/"))
     metric = re.sub(r"^rollout/drop_rate/agent_\d+$", "rollout/drop_rate/agent_<i>", metric)
+    metric = re.sub(r"^sign/.*", "sign/<figure>", metric)
     metric = re.sub(r"^rollout/drop_rate/round_\d+$", "rollout/drop_rate/round_<r>", metric)
     return re.sub(
         r"^void/.*", "void/<metric>", re.sub(r"^rollout/errors/.*", "rollout/errors/<type>", metric)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.run.log import WINDOW, StopRule
+from viva.run.alarms import WINDOW, StopRule
 
 
 def rows(*values: float) -> list[dict[str, float]]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from bandit_engine import CountGroup
 from bandit_runs import make_run, metrics_of
 
-from viva.run.log import WINDOW, StopRule
+from viva.run.alarms import WINDOW, StopRule
 from viva.training.loop import crossed, train
 
 GAPS = [0.5, 0.3, 0.2, 0.2, 0.2, 0.2, 0.2, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9]

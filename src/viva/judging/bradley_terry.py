@@ -265,15 +265,15 @@ def reward_truth_gap(scores: Mapping[int, float], correct: Mapping[int, bool]) -
     return math.fsum(points) / len(points)
 
 
-def rank_correlation(scores: Mapping[int, float], correct: Mapping[int, bool]) -> float | None:
-    """Spearman's correlation of the scores with being right (the CoNL paper's Rank-rho).
+def rank_correlation(scores: Mapping[int, float], others: Mapping[int, float]) -> float | None:
+    """Spearman's correlation of scores with being right (the CoNL paper's Rank-rho), or with any other number.
 
     Returns:
-        In [-1, 1], or ``None`` if all scores are equal, or all are right, or all are wrong.
+        In [-1, 1], or ``None`` if all scores are equal, or all others (all are right, or all are wrong).
     """
     agents = sorted(scores)
     x = _ranks([scores[agent_id] for agent_id in agents])
-    y = _ranks([float(correct[agent_id]) for agent_id in agents])
+    y = _ranks([float(others[agent_id]) for agent_id in agents])
     if len(set(x)) == 1 or len(set(y)) == 1:
         return None
     return statistics.correlation(x, y)

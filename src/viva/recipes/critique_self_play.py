@@ -54,10 +54,6 @@ class Config(ConversationConfig):
     votes_on_own: bool | None = chz.field(
         default=None, doc="let agents rank their own solution too; default: only between two agents"
     )
-    stop_at: dict[str, float] | None = chz.field(
-        default=None,
-        doc="end the run and keep its best checkpoint when a metric rises above, like {'reward_truth_gap': 0.45}",
-    )
 
     log_path: str = "runs/critique_self_play"
 
@@ -149,12 +145,9 @@ class Config(ConversationConfig):
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts."""
-        from viva.run.log import StopRule
-
         self.game()
         return self.planned(
             recipe="critique_self_play",
             summary=self.summary(),
             record={"user_code": user_code(self.reward)} if user_code(self.reward) else None,
-            stop_rule=None if self.stop_at is None else StopRule(levels=self.stop_at),
         )

@@ -47,9 +47,9 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
             has one, or a precision is given where nothing is merged because all weights were trained.
     """
     from viva.recipes.common import located, resolve_model
+    from viva.run.alarms import StopRule
     from viva.run.export import choose_checkpoint
     from viva.run.folder import RunFolder
-    from viva.run.log import StopRule
     from viva.view.model_card import ModelCard, model_card
     from viva.view.run_index import read_run
 
@@ -64,8 +64,8 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
             f"precision={options.precision} is that of a merged model, but {run_dir} trained all weights "
             "(lora_rank=0): they are written as they were trained, in float32. Leave precision out."
         )
-    saved, levels = RunFolder(run.folder).checkpoints, run.config.get("stop_at")
-    rule = None if levels is None else StopRule(levels=levels)
+    saved = RunFolder(run.folder).checkpoints
+    rule = StopRule.of(run.config)
     checkpoint = choose_checkpoint(RunFolder(run.folder), options.checkpoint, stop_rule=rule)
     state_path = saved.resolve(checkpoint)
     if options.to is not None and not options.to.strip():

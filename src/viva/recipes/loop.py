@@ -189,7 +189,6 @@ def make_training(
         first_metrics=_prompt_metrics(plan, opened),
         show_steps=any(choice.name == CONSOLE for choice in plan.trackers),
         token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
-        stop_rule=plan.stop_rule,
     )
 
 

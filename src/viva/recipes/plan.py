@@ -16,7 +16,6 @@ from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.recipes.generated import generated_record
 from viva.rewards.base import Grader
-from viva.run.log import StopRule
 from viva.run.trackers import TrackerChoice, choose_trackers
 from viva.selfplay.user_code import find_check
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
@@ -88,8 +87,6 @@ class Plan(RunOptions):
     learning_rate: float
     check: AnswerCheck
     """Who is right, where answers are known."""
-    stop_rule: StopRule | None = None
-    """Ends the run early."""
 
     @property
     def grader(self) -> Grader:
@@ -105,7 +102,6 @@ def plan_run(
     record: Mapping[str, Any] | None = None,
     unit: BatchUnit | None = None,
     items: tuple[Sequence[PromptItem], list[PromptItem]] | None = None,
-    stop_rule: StopRule | None = None,
 ) -> Plan:
     """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
 
@@ -116,7 +112,6 @@ def plan_run(
         record: Entries of ``config.json`` beside, or instead of, the options as they were given.
         unit: The smallest batch; by default one conversation of ``num_agents``.
         items: Prompts to train and to test on; by default those that the options name.
-        stop_rule: Ends the run early.
 
     Raises:
         ValueError: For anything the user has to mend.
@@ -165,7 +160,6 @@ def plan_run(
         unit=unit,
         learning_rate=_learning_rate(config, engine),
         check=find_check(config.grader),
-        stop_rule=stop_rule,
     )
 
 

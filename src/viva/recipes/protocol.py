@@ -8,7 +8,8 @@ that its mistakes are reported first. The options that all recipes share mean th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import chz
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.rewards.base import Grader, Reward
+    from viva.run.alarms import Level, StopRule
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
     from viva.training.data import BuilderFactory, PromptItem
     from viva.training.loop import Training
@@ -100,6 +102,45 @@ class ConversationConfig(ScorerConfig):
         doc="take the content away: foreign_critiques, shuffled_critiques, no_critiques or no_exchange",
     )
 
+    stop_at: dict[str, float] | None = chz.field(
+        default=None,
+        doc="end the run and keep its best checkpoint when a metric rises above, like {'reward_truth_gap': 0.45}",
+    )
+    stop_on: list[str] | None = chz.field(
+        default=None,
+        doc="end the run and keep its best checkpoint when one of these alarms fires, like ['mutual_votes']",
+    )
+    alarm_levels: str | None = chz.field(
+        default=None,
+        doc="JSON file with what alarms compare with (benchmarks/alarms.py); default: the run's own first steps",
+    )
+
+    def stop_rule(self) -> StopRule | None:
+        """What ends the run early.
+
+        Raises:
+            ValueError: If it could never end one, or always would.
+        """
+        from viva.run.alarms import StopRule
+
+        return StopRule.of({"stop_at": self.stop_at, "stop_on": self.stop_on})
+
+    def levels(self) -> Mapping[str, Level]:
+        """What the alarms compare with, by name.
+
+        Raises:
+            ValueError: If the file cannot be read, or lacks an alarm that is to end the run.
+        """
+        from viva.run.alarms import MEASURED, read_levels
+
+        found = MEASURED if self.alarm_levels is None else read_levels(self.alarm_levels)
+        if missing := sorted(set(self.stop_on or ()) - found.keys()):
+            raise ValueError(
+                f"stop_on names {', '.join(missing)}, of which alarm_levels={self.alarm_levels} says nothing; add "
+                "them there, or leave one of the two out"
+            )
+        return found
+
     def game(self) -> Game:
         """The conversation that the options declare.
 
@@ -122,7 +163,8 @@ class ConversationConfig(ScorerConfig):
             policy, policy_refs = await judged_by(game.reward.judge.policy, plan, opened)
         scorer, more = await scorer_of(game.reward, plan, opened)
         make_builder = game.factory(opened.renderer, policy, plan.grader, scorer)
-        return make_training(plan, opened, make_builder, policy_refs=[*policy_refs, *more])
+        training = make_training(plan, opened, make_builder, policy_refs=[*policy_refs, *more])
+        return replace(training, stop_rule=self.stop_rule(), alarms=self.levels())
 
     def changed(self, protocol: Protocol) -> Protocol:
         """The protocol in the words that are given, and with the content taken away that is to be.
@@ -135,15 +177,21 @@ class ConversationConfig(ScorerConfig):
         worded = protocol if self.prompts is None else protocol.with_prompts(self.prompts)
         return controlled(worded, self.control, self.num_agents)
 
-    def planned(self, **options: Any) -> Plan:
-        """The plan of `viva.recipes.plan.plan_run`, with a partner for conversations that need one.
+    def planned(self, *, record: Mapping[str, Any] | None = None, **options: Any) -> Plan:
+        """The plan of `viva.recipes.plan.plan_run`, with the levels of alarms that a file has in ``config.json``.
+
+        Conversations that need a partner have one.
 
         Raises:
             ValueError: For anything the user has to mend.
         """
         from viva.recipes.plan import plan_run
 
-        plan = plan_run(self, **options)
+        self.stop_rule()
+        levels = self.levels()
+        if self.alarm_levels is not None:
+            record = {**(record or {}), "levels": {name: asdict(level) for name, level in levels.items()}}
+        plan = plan_run(self, record=record, **options)
         if self.control == "foreign_critiques":
             _check_partners(plan)
         return plan

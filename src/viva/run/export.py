@@ -31,10 +31,10 @@ from viva.engine.checkpoint import (
 from viva.engine.lora import ALPHA, AdapterSettings
 from viva.hub import pinned, split_revision
 from viva.model_files import BASE_FILE, check_base, model_digests, spell_rotary_twice
+from viva.run.alarms import StopRule
 from viva.run.checkpoints import Checkpoint
 from viva.run.files import written_beside
 from viva.run.folder import RunFolder
-from viva.run.log import StopRule
 from viva.run.secrets import without_secrets
 from viva.sdk import ServiceClient, settled
 
@@ -153,7 +153,9 @@ def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule |
     if last is None:
         raise ValueError(f"{run.path} has no checkpoint; give the log_path of a run that has saved one")
     if name == "best" and best is None:
-        raise ValueError(f"{run.path} has no best checkpoint: its run had no stop_at. Use checkpoint=last.")
+        raise ValueError(
+            f"{run.path} has no best checkpoint: its run had neither stop_at nor stop_on. Use checkpoint=last."
+        )
     choices = {**named, "last": last, "best": best}
     chosen = ended_with(run, stop_rule) if name is None else choices.get(name)
     if chosen is None:

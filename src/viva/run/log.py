@@ -1,4 +1,4 @@
-"""The log files of a run, and the rule that stops it when the reward has left the truth.
+"""The log files of a run.
 
 ``metrics.jsonl``, ``transcripts.jsonl`` and, if it keeps any, samples and tokens are append-only. A checkpoint records
 how long they were, and a resumed run cuts them back to that, so that they never hold a step twice. Everything that
@@ -6,13 +6,10 @@ depends on the clock has a key under ``time/``; all other metrics are equal in t
 holds a credential (`viva.run.secrets`): these files are for people, and nothing is trained from them.
 """
 
-import difflib
 import json
 import math
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,69 +84,3 @@ def _synced_size(path: Path) -> int:
     with naming(path), path.open("ab") as file:
         os.fsync(file.fileno())
         return file.tell()
-
-
-WATCHED = ("reward_truth_gap", "flip/right_to_wrong")
-"""Metrics a rule may name; all are shares in [0, 1], small when all is well."""
-
-WINDOW = 5
-"""Steps averaged; the rule says nothing before so many steps have the metric."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRule:
-    """Levels that must not be crossed.
-
-    Raises:
-        ValueError: If there is no level, a metric is not one of `WATCHED`, or a level is not in (0, 1].
-    """
-
-    levels: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        """Reject a rule that could never stop, or always would."""
-        if not self.levels:
-            raise ValueError(f"a stop rule needs at least one level; allowed: {', '.join(WATCHED)}")
-        for name, level in self.levels.items():
-            if name not in WATCHED:
-                close = difflib.get_close_matches(name, WATCHED, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise ValueError(f"a stop rule may watch {', '.join(WATCHED)}; got {name!r}{hint}")
-            if not (math.isfinite(level) and 0 < level <= 1):
-                raise ValueError(f"the level of {name} must be above 0 and at most 1; got {level}")
-
-    def crossed(self, rows: Sequence[Mapping[str, float]]) -> str | None:
-        """The message of what crossed its level after the last row; ``None`` if nothing did.
-
-        Args:
-            rows: Metrics of all steps so far, in order.
-        """
-        *_, means = self._window_means(rows)
-        for name, mean in means.items():
-            if mean > self.levels[name]:
-                level = self.levels[name]
-                return f"{name} was {mean:.3f} over the last {WINDOW} steps, above its level of {level:g}"
-        return None
-
-    def is_best(self, rows: Sequence[Mapping[str, float]]) -> bool:
-        """Whether the watched metrics stand lower after the last row than after any row before.
-
-        Compared is the largest share of its level that any metric has reached.
-        """
-        *before, now = (
-            max((mean / self.levels[name] for name, mean in means.items()), default=math.inf)
-            for means in self._window_means(rows)
-        )
-        return now < min(before, default=math.inf)
-
-    def _window_means(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
-        """Mean over the window of every metric that fills it: before the first row, and after each; in linear time."""
-        windows = {name: deque[float](maxlen=WINDOW) for name in self.levels}
-        yield {}
-        for row in rows:
-            for name, window in windows.items():
-                if name in row:
-                    window.append(row[name])
-            yield {
-                name: math.fsum(window) / WINDOW for name, window in windows.items() if len(window) == WINDOW
-            }

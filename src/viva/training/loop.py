@@ -22,11 +22,11 @@ from viva.conversation.protocol import counted
 from viva.experts.strategy import is_strategy
 from viva.judging.comparison import NoValidComparisonsError
 from viva.judging.judge import PolicyRef, SamplingClient
+from viva.run.alarms import ALARMS, Level, StopRule, Watch, fired
 from viva.run.checkpoints import Checkpoint
 from viva.run.folder import RunFolder
 from viva.run.interrupts import Interrupts
 from viva.run.journal import JournalMode
-from viva.run.log import StopRule
 from viva.sdk import TrainingClient, answers_together, settled
 from viva.training.ahead import GroupStream, RolloutsAhead
 from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
@@ -133,6 +133,8 @@ class Training:
     """Gives every kept token its text; without it, only ids are kept."""
     stop_rule: StopRule | None = None
     """Ends the run early, with the checkpoint that stood best."""
+    alarms: Mapping[str, Level] = field(default_factory=dict[str, Level])
+    """What alarms compare with, by name; those that are left out are not watched."""
     interrupts: Interrupts = field(default_factory=Interrupts)
 
 
@@ -203,12 +205,11 @@ async def train(run: Training) -> bool:
     first_step = run.resume_from.next_step if run.resume_from else 0
     next_step = first_step
     run.folder.journal.drop_before(first_step)
+    history = run.folder.log.metrics()
     console = RunConsole(
-        num_steps=len(run.dataset),
-        first_step=first_step,
-        show_steps=run.show_steps,
-        history=run.folder.log.metrics(),
+        num_steps=len(run.dataset), first_step=first_step, show_steps=run.show_steps, history=history
     )
+    watch = Watch(run.alarms, history)
     ahead = RolloutsAhead(
         partial(_rollouts, run, console),
         first_step=first_step,
@@ -226,7 +227,7 @@ async def train(run: Training) -> bool:
                     await ahead.close()
                     await _finish(run, next_step, console)
                     return True
-                await _step(run, step, ahead, console)
+                await _step(run, step, ahead, console, watch)
                 gc.collect()  # what the step left behind, see `frozen_gc`
                 next_step = step + 1
                 is_best = run.stop_rule is not None and run.stop_rule.is_best(run.folder.log.metrics())
@@ -259,7 +260,9 @@ async def train(run: Training) -> bool:
         return False
 
 
-async def _step(run: Training, step: int, ahead: RolloutsAhead[_PlayedStep], console: RunConsole) -> None:
+async def _step(
+    run: Training, step: int, ahead: RolloutsAhead[_PlayedStep], console: RunConsole, watch: Watch
+) -> None:
     if isinstance(run.dataset, ExampleDataset):
         return await _imitation_step(run, run.dataset, step, console)
     config, clock = run.config, _Clock()
@@ -280,10 +283,13 @@ async def _step(run: Training, step: int, ahead: RolloutsAhead[_PlayedStep], con
     with run.interrupts.protected():
         updated, rows = await _update(run, step, played.result, console)
         metrics |= updated
+        metrics |= watch.see(metrics)
         clock.lap("update")
         metrics |= clock.all(metrics["rollout/sampled_tokens"], played.seconds)
         _log(run, step, metrics, rows)
         console.step_done(step, metrics)
+        for name in fired(metrics):
+            console.warn_once(f"alarm {name}", f"step {step + 1}: alarm {name}: {ALARMS[name].text}")
 
 
 async def _imitation_step(run: Training, dataset: ExampleDataset, step: int, console: RunConsole) -> None:

@@ -13,11 +13,14 @@ import tinker
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.experts.diagnostics import clustered_stderr
-from viva.experts.strategy import strategy_of, unpaid_seats_of
+from viva.experts.strategy import ExpertGroupBuilder, strategy_of, unpaid_seats_of
+from viva.judging.records import ConversationRecord
 from viva.rewards.credit import GroupCredit
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.data_processing import action_values, trained_values
 from viva.training.rollouts import GroupOutcome, Place
 from viva.training.samples import TrainedSample
+from viva.training.signs import signs
 
 
 def summary(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -89,9 +92,21 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
     metrics |= _length_metrics([traj for traj, _ in members])
     metrics |= summary("reward", _rewards(outcomes_P))
+    metrics |= signs(_conversations(outcomes_P))
     void = mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
     metrics |= {f"void/{name}": value for name, value in void.items()}
     return metrics | _tag_metrics(outcomes_P)
+
+
+def _conversations(outcomes_P: Sequence[GroupOutcome]) -> list[ConversationRecord]:
+    """Records of the groups that count and are conversations."""
+    builders = [outcome.builder for outcome in outcomes_P if outcome.group is not None]
+    played = [each.inner if isinstance(each, ExpertGroupBuilder) else each for each in builders]
+    return [
+        ConversationRecord.model_validate(each.record())
+        for each in played
+        if isinstance(each, MultiAgentConversationEnvGroupBuilder)
+    ]
 
 
 def _drop_rates(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:

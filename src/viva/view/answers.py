@@ -122,7 +122,7 @@ def evaluations_answer(runs: Sequence[RunIndex], names: Sequence[str]) -> list[d
 MAX_POINTS = 1500
 
 
-_OPEN_SECTIONS = ("test", "correct", "truth", "reward", "credit", "judge", "parse", "agents")
+_OPEN_SECTIONS = ("test", "correct", "truth", "reward", "credit", "judge", "sign", "alarm", "parse", "agents")
 """Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
 
 _LAST_SECTION = "time"
@@ -130,7 +130,7 @@ _LAST_SECTION = "time"
 _GROUPS = (
     ("learning", ("test", "correct", "truth", "gain", "revision", "run", "test/conversation", "optim")),
     ("rewards", ("reward", "credit", "agents", "advantage")),
-    ("judge health", ("judge", "parse", "critiques")),
+    ("judge health", ("judge", "sign", "alarm", "parse", "critiques")),
     ("ratios per strategy", ("experts",)),
     ("speed", ("time", "rollout")),
 )

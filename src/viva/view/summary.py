@@ -119,9 +119,9 @@ def summary_answer(run: RunIndex) -> dict[str, Any]:
     """The page's summary of a run, ready for JSON.
 
     Returns:
-        ``causes`` (what kept it from learning: step and text), ``has_accuracy``, ``questions`` (how many of them were
-        asked), ``accuracy`` and ``health`` (cards of title, value and what stands below), ``void`` (count and reason
-        of void conversations) and ``torn`` (files whose last line is).
+        ``causes`` (what kept it from learning, and alarms: step and text), ``has_accuracy``, ``questions`` (how many of
+        them were asked), ``accuracy`` and ``health`` (cards of title, value and what stands below), ``void`` (count and
+        reason of void conversations) and ``torn`` (files whose last line is).
     """
     gain = gain_of(run, ACCURACY)
     questions = run.points(_QUESTIONS)
@@ -137,7 +137,8 @@ def summary_answer(run: RunIndex) -> dict[str, Any]:
 
 
 def _causes(run: RunIndex) -> list[dict[str, Any]]:
-    """Causes that kept it from learning, in the words that the terminal had."""
+    """Causes that kept it from learning and alarms that fired, in the words that the terminal had."""
+    from viva.run.alarms import ALARMS, fired
     from viva.training.advice import told_causes  # loads what plays conversations
 
     rows: dict[int, dict[str, float]] = {step: {} for step, groups in run.points("rollout/groups") if groups}
@@ -147,10 +148,13 @@ def _causes(run: RunIndex) -> list[dict[str, Any]]:
                 if step in rows:
                     rows[step][key] = value
     steps = list(rows)
-    return [
-        {"step": steps[place] + 1, "text": printable(cause.text)}
-        for place, cause in told_causes(list(rows.values()))
-    ]
+    told = [(steps[place], cause.text) for place, cause in told_causes(list(rows.values()))]
+    first: dict[str, int] = {}
+    for step, row in rows.items():
+        for name in fired(row):
+            first.setdefault(name, step)
+    told += [(step, f"alarm {name}: {ALARMS[name].text}") for name, step in first.items()]
+    return [{"step": step + 1, "text": printable(text)} for step, text in told]
 
 
 def _card(title: str, value: str, below: str = "") -> dict[str, str]:

@@ -40,7 +40,7 @@ _RECIPES: dict[str, type[RecipeConfig]] = {
     "math_efficiency": MathConfig,
     **{recipe: CONVERSATIONS[kind] for recipe, kind in _TRAINED.items()},
 }
-_UNUSED = frozenset({"stop_at", "reward_weights", "judge_prompt_path"})
+_UNUSED = frozenset({"stop_at", "stop_on", "alarm_levels", "reward_weights", "judge_prompt_path"})
 """Recipes' options that have no part in what is said or scored."""
 _BUILT_IN_PROBLEMS = 100
 

@@ -13,9 +13,9 @@ from viva.hub import split_revision
 from viva.judging.judge import SamplingClient
 from viva.model_files import check_base, model_digests
 from viva.recipes.common import located, resolve_model
+from viva.run.alarms import StopRule
 from viva.run.export import choose_checkpoint, is_adapter, staged_adapter
 from viva.run.folder import RunFolder
-from viva.run.log import StopRule
 from viva.sdk import ServiceClient, settled
 from viva.training.service import EngineConfig, context_window, make_service
 from viva.view.files import read_config
@@ -109,10 +109,10 @@ def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: st
                 f"{folder} does not say which model it trained; checkpoint=base needs its config.json"
             )
         return replace(target, checkpoint=_BASE, next_step=0)
-    run, levels = RunFolder(folder), config.get("stop_at")
+    run = RunFolder(folder)
     if wanted is not None and wanted.isdecimal():
         wanted = wanted.zfill(6)
-    found = choose_checkpoint(run, wanted, stop_rule=None if levels is None else StopRule(levels=levels))
+    found = choose_checkpoint(run, wanted, stop_rule=StopRule.of(config))
     return replace(
         target, weights=run.checkpoints.resolve(found), checkpoint=found.name, next_step=found.next_step
     )

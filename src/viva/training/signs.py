@@ -1,0 +1,188 @@
+"""Signs, without known answers, that votes and answers no longer mean what they should: figures of one step.
+
+A sign is a number that any run of conversations has; `viva.run.alarms` watches them over steps. All votes of a step are
+pooled: those of ballots, and those of a judge's comparisons.
+
+- ``sign/answer_votes``: of the votes between a solution with the answer that most agents gave and one with another
+  answer, the share for the former; ties count half. Voters who look at the solutions prefer it more often than not
+  wherever the majority is right more often than not.
+- ``sign/against_majority``: of the votes on pairs that the other voters decide, the share against them, ties half.
+- ``sign/mutual_votes``: do voters favour those who favour them? See `viva.judging.ballots.mutual_votes`.
+- ``sign/order_flips``: of the pairs that were judged in both orders, the share whose winner changes with the order.
+- ``sign/length_votes``: of the votes between solutions of different length, the share for the longer; ties count half.
+- ``sign/length_pay``: Spearman's correlation of reward and length of the final solution, mean over conversations.
+- ``sign/ties``, ``sign/invalid``: share of ties among votes; of ballots without a vote and of unreadable comparisons.
+- ``sign/answer_entropy``, ``sign/length_entropy``: entropy of all final answers of the step, and of the lengths of all
+  final solutions, over that of as many different ones. 0: one answer to all questions, or one length.
+
+What could not be counted is left out. Lengths are in characters.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from viva.conversation.records import Conversation, Solution
+from viva.judging.answers import answer_key
+from viva.judging.ballots import (
+    Ballots,
+    Item,
+    Preference,
+    Tie,
+    Vote,
+    agreement,
+    mutual_votes,
+    order_flips,
+    sides_of,
+)
+from viva.judging.bradley_terry import rank_correlation
+from viva.judging.comparison import Outcome
+from viva.judging.ranking import RankingReply
+from viva.judging.records import ComparisonRecord, ConversationRecord
+
+SIGNS = (
+    "answer_votes",
+    "against_majority",
+    "mutual_votes",
+    "order_flips",
+    "length_votes",
+    "length_pay",
+    "ties",
+    "invalid",
+)
+"""Means over a step; two more are of all final solutions together."""
+
+
+def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
+    """Figures of one step's conversations; those without anything to count are left out."""
+    known = list(records)
+    counted: dict[str, list[float]] = {name: [] for name in SIGNS}
+    for record in known:
+        conversation = record.conversation()
+        for segment, ballots in ballots_by_segment(conversation).items():
+            _count_ballots(counted, ballots, texts_before(conversation, segment))
+        _count_comparisons(counted, record.comparisons, conversation)
+        lengths = {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions.items()}
+        pay = {agent_id: reward for agent_id, reward in record.rewards.items() if agent_id in lengths}
+        if len(pay) > 1 and (found := rank_correlation(pay, lengths)) is not None:
+            counted["length_pay"].append(found)
+    means = {f"sign/{name}": statistics.fmean(values) for name, values in counted.items() if values}
+    return means | _entropies(
+        [text for record in known for text in record.conversation().final_solutions.values()]
+    )
+
+
+def ballots_by_segment(conversation: Conversation) -> dict[str, dict[int, tuple[Vote, ...]]]:
+    """Votes of all rankings by segment and voter, empty ballots included."""
+    found: dict[str, dict[int, tuple[Vote, ...]]] = {}
+    for turn in conversation.turns:
+        if isinstance(turn.response, RankingReply):
+            found.setdefault(turn.segment, {})[turn.agent_id] = turn.response.preferences
+    return found
+
+
+def texts_before(conversation: Conversation, segment: str) -> dict[Item, str]:
+    """The solutions that the voters of a segment saw: each agent's last one before, or first and last by stage."""
+    first = min(turn.round_index for turn in conversation.turns if turn.segment == segment)
+    texts: dict[Item, str] = {}
+    for turn in conversation.turns:
+        if turn.round_index < first and isinstance(turn.response, Solution):
+            texts.setdefault(("initial", turn.agent_id), turn.response.solution)
+            texts[("revised", turn.agent_id)] = texts[turn.agent_id] = turn.response.solution
+    return texts
+
+
+def _count_ballots(counted: dict[str, list[float]], ballots: Ballots, texts: Mapping[Item, str]) -> None:
+    """Add what the ballots of one round show."""
+    counted["invalid"] += [float(not votes) for votes in ballots.values()]
+    votes = [vote for own in ballots.values() for vote in own]
+    judged = {item: texts[item] for vote in votes for item in sides_of(vote) if item in texts}
+    _count_votes(counted, votes, texts, _common(judged))
+    kept = {voter: votes for voter, votes in ballots.items() if votes}
+    agreed = agreement(kept, leave_one_out=True)
+    counted["against_majority"] += [1 - share for share in agreed.values() if share is not None]
+    flips = order_flips(kept, [voter for voter in kept if voter % 2 == 0])
+    counted["order_flips"] += [float(flip) for flip in flips]
+    about_voters = {
+        voter: [vote for vote in own if all(isinstance(item, int) for item in sides_of(vote))]
+        for voter, own in kept.items()
+    }
+    if (found := mutual_votes(about_voters)) is not None:
+        counted["mutual_votes"].append(found)
+
+
+def _count_comparisons(
+    counted: dict[str, list[float]], comparisons: Sequence[ComparisonRecord], conversation: Conversation
+) -> None:
+    """Add what a judge's comparisons show."""
+    first, final = conversation.first_solutions, conversation.final_solutions
+    common = _common({**final})
+    winners: dict[tuple[Item, Item], Item | None] = {}
+    for each in (each for each in comparisons if each.was_asked):
+        if each.agent_id is None:
+            sides: tuple[Item, Item] = (each.first, each.second)
+            texts: dict[Item, str] = {**final}
+        else:  # an agent's two solutions, which are no pair for anything about majorities
+            sides = (f"initial {each.agent_id}", each.first), (f"initial {each.agent_id}", each.second)
+            both = (first.get(each.agent_id, ""), final.get(each.agent_id, ""))
+            texts = dict(zip(sides, (both[each.first], both[each.second]), strict=True))
+        counted["invalid"].append(float(each.outcome == Outcome.INVALID))
+        if each.outcome == Outcome.INVALID:
+            continue
+        vote: Vote = Tie(*sides)
+        if each.outcome != Outcome.TIE:
+            vote = Preference(*(sides if each.outcome == Outcome.A else sides[::-1]))
+        winners[sides] = vote.winner if isinstance(vote, Preference) else None
+        _count_votes(counted, [vote], texts, common if each.agent_id is None else ())
+    for (one, other), winner in winners.items():
+        if str(one) < str(other) and (other, one) in winners:
+            turned = winners[other, one]
+            counted["order_flips"].append(float(winner != turned and None not in (winner, turned)))
+
+
+def _count_votes(
+    counted: dict[str, list[float]],
+    votes: Sequence[Vote],
+    texts: Mapping[Item, str],
+    common: Collection[Item],
+) -> None:
+    """Add what votes show about texts, of which the common ones have the answer that most have."""
+    counted["ties"] += [float(isinstance(vote, Tie)) for vote in votes]
+    for vote in votes:
+        one, other = sides_of(vote)
+        if one not in texts or other not in texts:
+            continue
+        share = 0.5 if isinstance(vote, Tie) else 1.0
+        if len(texts[one]) != len(texts[other]):
+            is_longer = len(texts[one]) > len(texts[other])
+            counted["length_votes"].append(share if is_longer else 1.0 - share)
+        if (one in common) != (other in common):
+            counted["answer_votes"].append(share if one in common else 1.0 - share)
+
+
+def _common(texts: Mapping[Item, str]) -> set[Item]:
+    """Those with the answer that most of them have; nobody, if several answers have as many."""
+    keys = {item: answer_key(text) for item, text in texts.items()}
+    counts = Counter(key for key in keys.values() if key is not None).most_common(2)
+    if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]):
+        return set()
+    return {item for item, key in keys.items() if key == counts[0][0]}
+
+
+def _entropies(solutions: Sequence[str]) -> dict[str, float]:
+    """Whether the final solutions of a step have collapsed to one answer, or to one length."""
+    if len(solutions) < 2:
+        return {}
+    return {
+        "sign/answer_entropy": _entropy([answer_key(text) for text in solutions]),
+        "sign/length_entropy": _entropy([len(text) for text in solutions]),
+    }
+
+
+def _entropy(values: Sequence[object]) -> float:
+    """In [0, 1]: 0 if all are equal, 1 if no two are."""
+    counts = Counter(values).values()
+    return math.log(len(values)) ** -1 * math.fsum(
+        n / len(values) * math.log(len(values) / n) for n in counts
+    )
