@@ -14,8 +14,9 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.eval.direct import DirectSampler
 from viva.eval.records import Answer, Figure, Played
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
+from viva.judging.base import Judge
 from viva.judging.comparison import Comparison
-from viva.judging.judge import PolicySelfComparisonJudge, SamplingClient
+from viva.judging.judge import SamplingClient
 from viva.judging.reasoning_gym import plain_answer
 from viva.run.files import note_written, write_atomic
 from viva.run.secrets import redacted
@@ -102,7 +103,7 @@ class Screener:
     """At the temperature of training."""
     check: AnswerCheck
     num_samples: int
-    judge: PolicySelfComparisonJudge
+    judge: Judge
     num_pairs: int
     """Problems of which a pair is judged, at most."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import random
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,18 +26,16 @@ import tinker
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.conversation.guard import remembering
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
+from viva.judging.base import Judge
 from viva.judging.comparison import (
     JUDGE_SYSTEM_PROMPT,
     LABELS,
     VERDICT_PREFIX,
     Comparison,
     Outcome,
-    TournamentPattern,
     judge_messages,
-    pairs,
     same_words,
 )
 
@@ -182,7 +179,7 @@ def _check_judge(mode: str, max_tokens: int, temperature: float, max_off_set_mas
         )
 
 
-class PolicySelfComparisonJudge:
+class PolicySelfComparisonJudge(Judge):
     """Compares solutions with the policy that a `PolicyRef` holds, looked up at every comparison.
 
     The other arguments are those of `JudgeOptions`, and the temperature of replies in ``verdict`` mode.
@@ -252,26 +249,6 @@ class PolicySelfComparisonJudge:
             "system_prompt": self.system_prompt,
             "prefill": VERDICT_PREFIX if self.mode == "logprob" else "",
         }
-
-    async def tournament(
-        self, question: str, solutions: Mapping[int, str], pattern: TournamentPattern, seed: int
-    ) -> list[Comparison]:
-        """All comparisons of a pattern, concurrently, in the order of the pairs.
-
-        With ``ALL_PAIRS_ONE_WAY``, the seed decides who of a pair is shown first.
-
-        Raises:
-            JudgeError: As `compare`; the other comparisons are cancelled then.
-        """
-        rng = random.Random(seed)
-        orders = pairs(sorted(solutions), pattern)
-        if pattern is TournamentPattern.ALL_PAIRS_ONE_WAY:
-            orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
-        with remembering({}):
-            return await gather_or_cancel(
-                self.compare(question, solutions, first, second, rng.getrandbits(31))
-                for first, second in orders
-            )
 
     async def _verdict(self, prompt: tinker.ModelInput, seed: int) -> tuple[str, Outcome]:
         params = tinker.SamplingParams(

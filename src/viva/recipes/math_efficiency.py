@@ -22,7 +22,7 @@ from viva.recipes.reward import ScorerConfig
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
 
-    from viva.judging.judge import PolicySelfComparisonJudge
+    from viva.judging.base import Judge
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import BatchUnit, Plan
     from viva.recipes.strategies import StrategyFactory, Task
@@ -248,7 +248,7 @@ class Config(ScorerConfig):
         group_judge, group_scorer, policy_refs = await asked_by(group_reward, plan, opened)
 
         @functools.cache
-        def judge() -> PolicySelfComparisonJudge:
+        def judge() -> Judge:
             return PolicySelfComparisonJudge(policy, opened.renderer)
 
         def task(item: PromptItem, seed: int) -> Task:

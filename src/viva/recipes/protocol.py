@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.conversation.protocol import Protocol
-    from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+    from viva.judging.base import Judge
     from viva.judging.scorer import Scorer
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
@@ -43,20 +43,18 @@ class Game:
     def factory(
         self,
         renderer: Renderer,
-        judge_policy: PolicyRef | None,
+        judge: Judge | None,
         grader: Grader,
         scorer: Scorer | None = None,
     ) -> BuilderFactory:
         """Makes the conversation about a prompt, for a seed.
 
         Args:
-            renderer: Of the policy that talks and judges.
-            judge_policy: The judge, where the reward asks for one.
+            renderer: Of the policy that talks.
+            judge: Where the reward asks for one.
             grader: Tells for the metrics whether a solution is right.
             scorer: Where the reward asks for one.
         """
-        options = self.reward.judge
-        judge = None if options is None or judge_policy is None else options.make(judge_policy, renderer)
         return lambda item, seed: self.group(
             item, seed, renderer=renderer, judge=judge, grader=grader, scorer=scorer
         )
@@ -67,7 +65,7 @@ class Game:
         seed: int,
         *,
         renderer: Renderer,
-        judge: PolicySelfComparisonJudge | None,
+        judge: Judge | None,
         grader: Grader,
         scorer: Scorer | None = None,
     ) -> MultiAgentConversationEnvGroupBuilder:
@@ -155,15 +153,13 @@ class ConversationConfig(ScorerConfig):
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
-        from viva.recipes.loop import judged_by, make_training
-        from viva.recipes.reward import scorer_of
+        from viva.recipes.loop import make_training
+        from viva.recipes.reward import asked_by
 
-        game, policy, policy_refs = self.game(), None, []
-        if game.reward.judge is not None:
-            policy, policy_refs = await judged_by(game.reward.judge.policy, plan, opened)
-        scorer, more = await scorer_of(game.reward, plan, opened)
-        make_builder = game.factory(opened.renderer, policy, plan.grader, scorer)
-        training = make_training(plan, opened, make_builder, policy_refs=[*policy_refs, *more])
+        game = self.game()
+        judge, scorer, policy_refs = await asked_by(game.reward, plan, opened)
+        make_builder = game.factory(opened.renderer, judge, plan.grader, scorer)
+        training = make_training(plan, opened, make_builder, policy_refs=policy_refs)
         return replace(training, stop_rule=self.stop_rule(), alarms=self.levels())
 
     def changed(self, protocol: Protocol) -> Protocol:

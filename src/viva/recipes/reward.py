@@ -12,7 +12,8 @@ from viva.recipes.config import RecipeConfig
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
-    from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge, SamplingClient
+    from viva.judging.base import Judge
+    from viva.judging.judge import PolicyRef, SamplingClient
     from viva.judging.scorer import Scorer
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
@@ -97,7 +98,7 @@ class ScorerConfig(RecipeConfig):
 
 async def asked_by(
     reward: Reward | None, plan: Plan, opened: OpenRun
-) -> tuple[PolicySelfComparisonJudge | None, Scorer | None, list[PolicyRef]]:
+) -> tuple[Judge | None, Scorer | None, list[PolicyRef]]:
     """Judge and scorer that a reward asks for, and the references that have to follow the policy being trained.
 
     Raises:

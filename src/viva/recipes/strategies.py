@@ -57,7 +57,8 @@ from viva.experts.assisted import (
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.answers import is_correct
-from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.base import Judge
+from viva.judging.judge import PolicyRef
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader
@@ -206,13 +207,13 @@ class Task:
     group_size: int
     policy: PolicyRef
     """Always holds the newest policy, for what a strategy samples besides its turns."""
-    judge: Callable[[], PolicySelfComparisonJudge]
+    judge: Callable[[], Judge]
     """The run's one judge, which is that policy."""
     options: Config
     """Those of the run."""
     group_reward: SolutionReward | None = None
     """Pays the replies of a group of plain samples in place of `reward`."""
-    group_judge: PolicySelfComparisonJudge | None = None
+    group_judge: Judge | None = None
     """The judge that it asks for."""
     group_scorer: Scorer | None = None
     """The scorer that it asks for."""
@@ -258,7 +259,7 @@ class _AskedProblem(ProblemGroupBuilder):
     """A problem asked several times, whose replies are kept for the transcript."""
 
     group_reward: SolutionReward | None = None
-    judge: PolicySelfComparisonJudge | None = None
+    judge: Judge | None = None
     scorer: Scorer | None = None
     seed: int = 0
     kept: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])

@@ -12,8 +12,9 @@ from tinker_cookbook.rl.types import Metrics, Trajectory
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
+from viva.judging.base import Judge
 from viva.judging.bradley_terry import reward_truth_gap
-from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.judging.judge import JudgeOptions
 from viva.judging.scorer import Scorer, ScorerOptions
 from viva.rewards.credit import GroupCredit, SpanCredit
 
@@ -39,7 +40,7 @@ class Played:
     trajectories_G: Sequence[Trajectory]
     """The sampled tokens by seat."""
     renderer: Renderer
-    judge: PolicySelfComparisonJudge | None
+    judge: Judge | None
     """The judge that the reward asks for, see `Reward.judge`."""
     scorer: Scorer | None = None
     """The scorer that it asks for, see `Reward.scorer`."""
@@ -121,7 +122,7 @@ class Reward(ABC):
         """
         del conversation
 
-    def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
         """Fields of the transcript that are there even if nothing can be scored."""
         return {} if judge is None else {"judge": judge.described()}
 

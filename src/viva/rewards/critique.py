@@ -25,9 +25,10 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Revision, Turn
 from viva.judging.ballots import Ballots, Item, ballot_accuracy, ballot_health
+from viva.judging.base import Judge
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
 from viva.judging.comparison import Comparison, TournamentPattern, judge_health, same_words
-from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.judging.judge import JudgeOptions
 from viva.judging.ranking import RankingReply
 from viva.rewards.base import (
     Earnings,
@@ -104,7 +105,7 @@ class PeerReview(Reward):
         """Whether the agents compare revised with first solutions, in a last round."""
         return self.rules.fit == "joint" and self.compared_by is None
 
-    def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
         """The judge and the rules, and what is not known yet."""
         return {
             "judge": None if judge is None else judge.described(),

@@ -5,6 +5,7 @@ from typing import Any
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
+from viva.judging.base import Judge
 from viva.judging.comparison import (
     TournamentPattern,
     judge_accuracy,
@@ -14,7 +15,7 @@ from viva.judging.comparison import (
     win_minus_loss,
     win_rate,
 )
-from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.judging.judge import JudgeOptions
 from viva.rewards.base import Match, Played, Reward, Scored, agent_pay, check_solutions, correctness, spoken
 
 
@@ -59,7 +60,7 @@ class Tournament(Reward):
         """
         check_solutions(conversation, "a tournament compares")
 
-    def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
         """The judge, and who replies when."""
         return {"order": protocol.rounds[0].order, **super().new_record(protocol, judge)}
 

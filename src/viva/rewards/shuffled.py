@@ -16,7 +16,8 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
-from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
+from viva.judging.base import Judge
+from viva.judging.judge import JudgeOptions
 from viva.judging.scorer import ScorerOptions
 from viva.rewards.base import Match, Played, Reward, Scored
 from viva.rewards.credit import GroupCredit
@@ -82,7 +83,7 @@ class Shuffled(SolutionReward):
         """As the other."""
         self.of.check_played(conversation)
 
-    def new_record(self, protocol: Protocol, judge: PolicySelfComparisonJudge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
         """As the other."""
         return self.of.new_record(protocol, judge)
 

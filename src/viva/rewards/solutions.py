@@ -12,8 +12,8 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, Solution
+from viva.judging.base import Judge
 from viva.judging.comparison import Comparison
-from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.scorer import Gains, Scorer
 from viva.rewards.base import Played, Reward, Scored, agent_pay, check_solutions, graded, paid
 
@@ -57,7 +57,7 @@ class Solutions:
 class Models(NamedTuple):
     """The models that a reward may ask, where it declares that it needs one."""
 
-    judge: PolicySelfComparisonJudge | None = None
+    judge: Judge | None = None
     scorer: Scorer | None = None
 
 

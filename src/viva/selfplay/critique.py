@@ -41,7 +41,7 @@ from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
-    from viva.judging.judge import PolicySelfComparisonJudge
+    from viva.judging.base import Judge
     from viva.rewards.review import ReviewRules
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
@@ -193,7 +193,7 @@ def critique_group(
     question: str,
     renderer: Renderer,
     rules: ReviewRules | None = None,
-    judge: PolicySelfComparisonJudge | None = None,
+    judge: Judge | None = None,
     num_agents: int = 4,
     on_failure: Literal["void", "continue"] = "void",
     votes_on_own: bool | None = None,

@@ -27,7 +27,7 @@ from viva.conversation.guard import remembering
 from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt, read_reply
-from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.base import Judge
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader, Played, Reward
@@ -161,7 +161,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     """From `viva.conversation.rendering.load_renderer`."""
     protocol: Protocol
     reward: Reward
-    judge: PolicySelfComparisonJudge | None = None
+    judge: Judge | None = None
     """The judge of a reward that asks for one, see `Reward.judge`."""
     scorer: Scorer | None = None
     """The scorer of a reward that asks for one, see `Reward.scorer`."""

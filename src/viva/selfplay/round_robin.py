@@ -16,8 +16,8 @@ from viva.conversation.replies import parse_reply
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
+    from viva.judging.base import Judge
     from viva.judging.comparison import TournamentPattern
-    from viva.judging.judge import PolicySelfComparisonJudge
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
 CONVERSATION_SYSTEM_PROMPT = """\
@@ -97,7 +97,7 @@ def round_robin_group(
     *,
     question: str,
     renderer: Renderer,
-    judge: PolicySelfComparisonJudge,
+    judge: Judge,
     max_rounds: int = 5,
     order: Order = "sequential",
     on_failure: Literal["void", "continue"] = "void",

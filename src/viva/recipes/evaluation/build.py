@@ -189,21 +189,23 @@ async def conversations_of(
     config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole
 ) -> Conversations:
     """One kind of conversation with a policy, to be played on problems."""
-    judge: SamplingClient | None = None
+    fixed_judge: SamplingClient | None = None
     game = config.game()
     if game.reward.judge is not None and game.reward.judge.policy == "initial":
-        judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
+        fixed_judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
 
     fixed = await _fixed_scorer(game.reward, config, opened)
 
     def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
         scorer = fixed or (None if game.reward.scorer is None else Scorer(judged_by, opened.renderer))
-        return game.factory(opened.renderer, judged_by, grader, scorer)(item, seed)
+        asked = game.reward.judge
+        judge = None if asked is None else asked.make(judged_by, opened.renderer)
+        return game.factory(opened.renderer, judge, grader, scorer)(item, seed)
 
     return Conversations(
         num_agents=config.num_agents,
         make_builder=make_builder,
-        judge=judge,
+        judge=fixed_judge,
         begin=console.begin,
         seed=config.seed,
         max_tokens=config.max_tokens,
