@@ -231,14 +231,21 @@ class ScriptedSamplingClient:
     async def _score(
         self, prompt: tinker.ModelInput, logprob: Callable[[str, str], float]
     ) -> tinker.SampleResponse:
-        from viva.sdk import make_response
+        from viva.sdk import make_response, make_sequence
 
         tokenizer: Any = self.renderer.tokenizer
         tokens = prompt.to_ints()
         texts = [str(tokenizer.decode([token])) for token in tokens]
         self.prompts.append("".join(texts))
         found = [logprob("".join(texts[:place]), texts[place]) for place in range(1, len(texts))]
-        return make_response([], {"prompt_logprobs_np": np.array([np.nan, *found], dtype=np.float32)})
+        sampled = make_sequence(
+            stop_reason="length",
+            sequence_id=f"{len(self.prompts)}-0",
+            tokens=tokens[-1:],
+            logprobs=[-1.0],
+            topk=None,
+        )
+        return make_response([sampled], {"prompt_logprobs_np": np.array([np.nan, *found], dtype=np.float32)})
 
     async def _respond(
         self,

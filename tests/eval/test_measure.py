@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from viva.eval.conversations import Conversations, MeteredClient, play_all
+from viva.eval.conversations import Conversations, play_all
 from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
 from viva.eval.records import WRONG
 from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicySelfComparisonJudge, accepts
+from viva.judging.judge import PolicySelfComparisonJudge
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import (
     Reply,
@@ -219,12 +219,3 @@ async def test_a_question_that_does_not_fit_costs_nothing_and_ends_the_search():
     played, _, _ = await play_all(sampler, conversations(), ITEMS[:1], CHECKS["math"])
     (matched,) = await match_tokens(sampler, direct(context_window=5), played)
     assert matched.direct == (WRONG,)
-
-
-def test_a_metered_client_offers_what_the_client_offers():
-    class Old:
-        def sample(self, prompt, num_samples, sampling_params):
-            raise NotImplementedError
-
-    assert accepts(MeteredClient(client()), "topk_sample_logprobs")
-    assert not accepts(MeteredClient(Old()), "topk_sample_logprobs")

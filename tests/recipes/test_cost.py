@@ -103,9 +103,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
         num_replies = len(sampler.prompts) - len(judged)
         return {
             **row,
-            "prompt_tokens": row["rollout/prompt_tokens_per_turn"] * num_replies,
             "replies": num_replies,
             "judge_prompts": sum(tokens_of(prompt) for prompt in judged),
+            "judge_tokens": row.get("judge/prompt_tokens", 0) + row.get("scorer/prompt_tokens", 0),
             "verdicts": len(judged),
             "trained": list(Recorder.trained),
         }
@@ -122,8 +122,9 @@ def agrees(found: dict[str, Any], config: Any) -> None:
     counts = recipe_cost(config, EXACT).counts
     assert (found["replies"], found["verdicts"]) == (counts.num_calls, counts.num_judge_calls)
     assert found["rollout/sampled_tokens"] == counts.sampled
-    assert found["prompt_tokens"] == pytest.approx(counts.prompts.rows.tokens, rel=1e-12)
-    assert found["judge_prompts"] == counts.judge_prompts.rows.tokens
+    assert found["rollout/prompt_tokens"] == counts.prompts.rows.tokens
+    assert found["judge_prompts"] == found["judge_tokens"] == counts.judge_prompts.rows.tokens
+    assert found["rollout/total_tokens"] == counts.total
 
 
 def agrees_on_training(found: dict[str, Any], config: Any, *, groups: int) -> None:
@@ -204,8 +205,9 @@ def test_the_passes_of_a_scorer_over_plain_samples_are_counted_exactly(measured)
     found = measured(config, solve, scorer=listening)
     counts = recipe_cost(config, EXACT).counts
     assert (found["replies"], found["verdicts"]) == (counts.num_calls, counts.num_judge_calls)
-    assert found["verdicts"] == 2 * (4 + 12)
-    assert found["judge_prompts"] == counts.judge_prompts.rows.tokens
+    assert found["verdicts"] == found["scorer/sampled_tokens"] == 2 * (4 + 12)
+    assert found["judge_prompts"] == found["scorer/prompt_tokens"] == counts.judge_prompts.rows.tokens
+    assert found["rollout/total_tokens"] == counts.total
 
 
 def test_the_comparisons_of_plain_samples_are_counted_exactly(measured) -> None:
@@ -286,7 +288,8 @@ def test_math_efficiency_is_counted_exactly(measured, estimator, more) -> None:
     assert (found["replies"], found["rollout/sampled_tokens"]) == (counts.num_calls, counts.sampled)
     assert found["experts/scored_tokens"] == counts.scored.rows.tokens
     if not more:  # what is said about a first attempt depends on it
-        assert found["prompt_tokens"] == pytest.approx(counts.prompts.rows.tokens, rel=1e-12)
+        assert found["rollout/prompt_tokens"] == counts.prompts.rows.tokens
+        assert found["rollout/total_tokens"] == counts.total
     if estimator == "importance_sampling":
         agrees_on_training(found, config, groups=2)
 

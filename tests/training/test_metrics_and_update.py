@@ -9,6 +9,7 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 
+from viva.judging.usage import Usage
 from viva.training.data_processing import trajectory_to_data
 from viva.training.metrics import advantage_metrics, logprob_metrics, rollout_metrics, summary
 from viva.training.rollouts import GroupOutcome, RolloutFailure
@@ -34,6 +35,10 @@ def test_summaries_are_those_of_numpy():
 
 
 def test_rollout_metrics_average_what_environments_report_over_those_who_report_it():
+    usage = {
+        "policy": Usage(prompt_tokens=100, sampled_tokens=7),
+        "scorer": Usage(prompt_tokens=20, sampled_tokens=1),
+    }
     metrics = rollout_metrics(
         [
             outcome(
@@ -41,7 +46,7 @@ def test_rollout_metrics_average_what_environments_report_over_those_who_report_
                 [1.0, -1.0],
                 [{"agent_0/x": 5}, {}],
             ),
-            outcome([[turn([1]), turn([1])]], [0.5], num_sampled_tokens=7),
+            outcome([[turn([1]), turn([1])]], [0.5], usage=usage),
         ]
     )
     assert metrics["ok"] == 0.5
@@ -52,7 +57,10 @@ def test_rollout_metrics_average_what_environments_report_over_those_who_report_
     assert metrics["rollout/reply_tokens_per_turn"] == 1.25
     assert metrics["rollout/prompt_tokens_per_turn"] == 2.0
     assert metrics["rollout/finish_rate"] == 0.75
-    assert metrics["rollout/sampled_tokens"] == 7
+    assert (metrics["rollout/sampled_tokens"], metrics["rollout/prompt_tokens"]) == (7, 100)
+    assert (metrics["scorer/sampled_tokens"], metrics["scorer/prompt_tokens"]) == (1, 20)
+    assert metrics["rollout/total_tokens"] == 128
+    assert "judge/prompt_tokens" not in metrics  # nobody was asked
 
 
 def test_failed_seats_count_for_nothing_and_failures_are_counted():
@@ -84,6 +92,8 @@ def test_a_batch_without_any_group_has_counts_only():
         "rollout/failed_seats",
         "rollout/retries",
         "rollout/sampled_tokens",
+        "rollout/prompt_tokens",
+        "rollout/total_tokens",
     }
     assert advantage_metrics([]) == {}
 

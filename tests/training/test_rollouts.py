@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, StepResult
 
+from viva.judging.usage import Usage
 from viva.training.metrics import rollout_metrics
 from viva.training.rollouts import FAILED, run_group, run_groups
 
@@ -96,7 +97,9 @@ async def test_a_group_without_failures_counts_everything():
     outcome = await run_group(builder, ScriptedPolicy())
     assert outcome.group is not None
     assert outcome.group.get_total_rewards() == [0.0, 2.0, 4.0]
-    assert (outcome.retries, outcome.num_sampled_tokens, builder.cleaned) == (0, 18, 1)
+    assert (outcome.retries, builder.cleaned) == (0, 1)
+    read = sum(turn.ob.length for each in outcome.group.trajectories_G for turn in each.transitions)
+    assert outcome.usage == {"policy": Usage(prompt_tokens=read, sampled_tokens=18)}
 
 
 async def test_a_failed_seat_voids_the_attempt_and_the_group_is_played_again_with_fresh_envs():
@@ -117,7 +120,7 @@ async def test_a_group_that_fails_too_often_is_void_with_its_reason():
     assert outcome.group is None
     assert outcome.void_reason == "seat 2 failed: ValueError: no room"
     assert [failure.attempt for failure in outcome.failures] == [0, 1]
-    assert outcome.num_sampled_tokens == 2 * 2 * 2 * 3
+    assert outcome.usage["policy"].sampled_tokens == 2 * 2 * 2 * 3
     assert builder.cleaned == 2
 
 
@@ -220,7 +223,7 @@ async def test_an_abort_that_raises_voids_the_group_and_stops_the_peers(is_async
     )
     told = [(failure.seat, failure.turn, failure.error_type) for failure in first.failures]
     assert told == [(1, 1, "RuntimeError"), (1, 1, "LookupError")]
-    assert (builder.cleaned, first.num_sampled_tokens) == (1, 6)
+    assert (builder.cleaned, first.usage["policy"].sampled_tokens) == (1, 6)
     assert second.group is not None
     assert len(asyncio.all_tasks()) == 1
 

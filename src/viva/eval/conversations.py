@@ -6,20 +6,18 @@ wrong, so is an agent that failed, and so are all agents of a void conversation.
 """
 
 import asyncio
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.records import ReplyStatus, Solution
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck
-from viva.judging.judge import PolicyRef, SamplingClient, response_of
+from viva.judging.judge import PolicyRef, SamplingClient
 from viva.judging.records import ConversationRecord, TurnRecord
+from viva.judging.usage import Usage
 from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen
 from viva.training.data import PromptItem, derive_seed
@@ -97,27 +95,6 @@ class Conversations(ConversationEvaluator):
     """``None``: the policy that talks."""
 
 
-class MeteredClient:
-    """A sampling client that passes calls on and counts the tokens of what comes back."""
-
-    def __init__(self, client: SamplingClient) -> None:
-        self._client = client
-        self.num_tokens = 0
-        """Sampled so far, over all samples of all calls."""
-
-        # the signature stays that of the client: judges look there for what it can return
-        @functools.wraps(client.sample)
-        async def sample(*args: Any, **options: Any) -> tinker.SampleResponse:
-            return await self._sample(*args, **options)
-
-        self.sample = sample
-
-    async def _sample(self, *args: Any, **options: Any) -> tinker.SampleResponse:
-        response = await response_of(self._client.sample(*args, **options))
-        self.num_tokens += sum(len(sequence.tokens) for sequence in response.sequences)
-        return response
-
-
 class _KeptGrader:
     """Grades each text once, and keeps what a user's check raises, since a conversation would only be void by it."""
 
@@ -148,17 +125,14 @@ async def play_all(
         Exception: What the check raises.
     """
     grader = _KeptGrader(check, on_error=lambda: playing.cancel())
-    judges = [MeteredClient(conversations.judge or sampler) for _ in items]
+    judge = PolicyRef(
+        sampling_client=conversations.judge or sampler, timeout_s=conversations.policy_timeout_s
+    )
     evaluator = replace(
         conversations,
         make_builders=lambda: [
-            conversations.make_builder(
-                item,
-                group_seed(conversations.seed, index),
-                PolicyRef(sampling_client=judge, timeout_s=conversations.policy_timeout_s),
-                grader,
-            )
-            for index, (item, judge) in enumerate(zip(items, judges, strict=True))
+            conversations.make_builder(item, group_seed(conversations.seed, index), judge, grader)
+            for index, item in enumerate(items)
         ],
     )
     playing = asyncio.create_task(evaluator.play(sampler))
@@ -172,17 +146,16 @@ async def play_all(
         raise grader.errors[0]
     kept = replace(check, is_right=grader)
     played = tuple(
-        _read_outcome(outcome, item, conversations.num_agents, kept, judge.num_tokens)
-        for outcome, item, judge in zip(outcomes, items, judges, strict=True)
+        _read_outcome(outcome, item, conversations.num_agents, kept)
+        for outcome, item in zip(outcomes, items, strict=True)
     )
     return played, outcomes, evaluator.metrics(outcomes)
 
 
-def _read_outcome(
-    outcome: GroupOutcome, item: PromptItem, num_agents: int, check: AnswerCheck, num_judge_tokens: int
-) -> Played:
+def _read_outcome(outcome: GroupOutcome, item: PromptItem, num_agents: int, check: AnswerCheck) -> Played:
     """The answers of all agents that the conversation should have had."""
     answer = item.answer or ""
+    policy, judge = (outcome.usage.get(role, Usage()) for role in ("policy", "judge"))
     agents = [AgentAnswers(first=WRONG, final=WRONG, score=None)] * num_agents
     if outcome.group is not None:
         record = ConversationRecord.model_validate(record_of(outcome.builder))
@@ -200,8 +173,8 @@ def _read_outcome(
         question=item.question,
         answer=answer,
         agents=tuple(agents),
-        num_tokens=outcome.num_sampled_tokens + num_judge_tokens,
-        num_judge_tokens=num_judge_tokens,
+        num_tokens=policy.sampled_tokens + judge.sampled_tokens,
+        num_judge_tokens=judge.sampled_tokens,
         void_reason=outcome.void_reason,
     )
 

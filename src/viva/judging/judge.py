@@ -38,6 +38,7 @@ from viva.judging.comparison import (
     judge_messages,
     same_words,
 )
+from viva.judging.usage import Role, count_tokens
 
 
 class SamplingClient(Protocol):
@@ -87,12 +88,21 @@ async def sample(
     prompt: tinker.ModelInput,
     params: tinker.SamplingParams,
     num_samples: int = 1,
+    *,
+    role: Role | None = None,
     **options: Any,
 ) -> tinker.SampleResponse:
-    """Completions of a prompt from a client of any version, with further options of its ``sample``."""
-    return await response_of(
+    """Completions of a prompt from a client of any version, with further options of its ``sample``.
+
+    With a `role`, their tokens are counted (`viva.judging.usage`); whoever counts by other means leaves it out.
+    """
+    response = await response_of(
         cast(Any, client).sample(prompt=prompt, num_samples=num_samples, sampling_params=params, **options)
     )
+    if role is not None:
+        sampled = sum(len(sequence.tokens) for sequence in response.sequences)
+        count_tokens(role, prompt=prompt.length * num_samples, sampled=sampled)
+    return response
 
 
 async def response_of(pending: Any) -> tinker.SampleResponse:
@@ -257,7 +267,7 @@ class PolicySelfComparisonJudge(Judge):
             seed=seed,
             stop=self.renderer.get_stop_sequences(),
         )
-        response = await sample(self.policy.current(), prompt, params)
+        response = await sample(self.policy.current(), prompt, params, role="judge")
         text, _ = read_reply(self.renderer, list(response.sequences[0].tokens))
         return text, parse_verdict(text)
 
@@ -267,13 +277,13 @@ class PolicySelfComparisonJudge(Judge):
         params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=seed)
         row = None
         if _HAS_ALTERNATIVES and accepts(client, "topk_sample_logprobs"):
-            response = await sample(client, prompt, params, topk_sample_logprobs=_TOP_K)
+            response = await sample(client, prompt, params, role="judge", topk_sample_logprobs=_TOP_K)
             row = _row(response.sequences[0].topk_logprobs, 0)
         if row is None and self._knows_alternatives:
             # add a token to the prompt and ask what could stand in its place
             longer = prompt.append_int(self._label_tokens[0])
             options = {"include_prompt_logprobs": True, "topk_prompt_logprobs": _TOP_K}
-            response = await sample(client, longer, params, **options)
+            response = await sample(client, longer, params, role="judge", **options)
             row = _row(response.topk_prompt_logprobs, prompt.length)
             self._knows_alternatives = row is not None
         if row is None:
@@ -291,7 +301,8 @@ class PolicySelfComparisonJudge(Judge):
         """One request for every label, for engines that only tell how probable the tokens of a prompt are."""
 
         async def ask(label: int) -> float | None:
-            response = await sample(client, prompt.append_int(label), params, include_prompt_logprobs=True)
+            longer = prompt.append_int(label)
+            response = await sample(client, longer, params, role="judge", include_prompt_logprobs=True)
             return response.prompt_logprobs[-1] if response.prompt_logprobs else None
 
         logprobs = await gather_or_cancel(ask(label) for label in self._label_tokens)

@@ -95,7 +95,9 @@ class Scorer:
         prompt = tinker.ModelInput.from_ints([*before.to_ints(), *tokens_T])
         params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=0)
         async with asyncio.timeout(self.policy.timeout_s):
-            response = await sample(self.policy.current(), prompt, params, include_prompt_logprobs=True)
+            response = await sample(
+                self.policy.current(), prompt, params, role="scorer", include_prompt_logprobs=True
+            )
         found = (response.prompt_logprobs or [])[-len(tokens_T) :]
         logprobs_T = [logprob for logprob in found if logprob is not None]
         if len(logprobs_T) < len(tokens_T) or not all(map(math.isfinite, logprobs_T)):

@@ -358,6 +358,7 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
     rows.append(("prompts of agents", *_passes(counts.prompts)))
     if counts.num_judge_calls:
         rows.append(("prompts of the judge", *_passes(counts.judge_prompts)))
+    rows.append(("read and sampled in all", f"{counts.total:,.0f}", "", ""))
     if counts.scored.rows.tokens:
         rows.append(("scored before the update", *_passes(counts.scored)))
     rows.append((f"trained, {counts.num_datums} datums", *_passes(counts.trained)))

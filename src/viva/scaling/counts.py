@@ -222,6 +222,12 @@ class Counts:
     trained: Passes
     num_datums: int
 
+    @property
+    def total(self) -> float:
+        """Tokens that agents, judge and scorer read and sample, every prompt in full."""
+        read = self.prompts.rows.tokens + self.judge_prompts.rows.tokens
+        return read + self.sampled + self.judged
+
 
 def count_step(calls: Sequence[Call], num_groups: int, *, checked: Sequence[TrainedReply] = ()) -> Counts:
     """Count a step whose groups all make these calls.

@@ -7,6 +7,7 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_N`` memb
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 import tinker
@@ -15,6 +16,7 @@ from tinker_cookbook.rl.types import Trajectory
 from viva.experts.diagnostics import clustered_stderr
 from viva.experts.strategy import ExpertGroupBuilder, strategy_of, unpaid_seats_of
 from viva.judging.records import ConversationRecord
+from viva.judging.usage import Role, Usage
 from viva.rewards.credit import GroupCredit
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.data_processing import action_values, trained_values
@@ -82,7 +84,7 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
         "rollout/void": sum(outcome.group is None for outcome in outcomes_P),
         "rollout/failed_seats": sum(len(outcome.failed_seats) for outcome in outcomes_P),
         "rollout/retries": sum(outcome.retries for outcome in outcomes_P),
-        "rollout/sampled_tokens": sum(outcome.num_sampled_tokens for outcome in outcomes_P),
+        **token_metrics(outcomes_P),
     }
     errors = Counter(failure.error_type for outcome in outcomes_P for failure in outcome.failures)
     metrics |= {f"rollout/errors/{error_type}": count for error_type, count in sorted(errors.items())}
@@ -96,6 +98,24 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     void = mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
     metrics |= {f"void/{name}": value for name, value in void.items()}
     return metrics | _tag_metrics(outcomes_P)
+
+
+def token_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    """Tokens of all attempts at a batch: of the policy, of judge and scorer where they were asked, and of all.
+
+    The update's own passes are not among them: ``optim/tokens`` and ``experts/scored_tokens``.
+    """
+    usages = {
+        role: sum((outcome.usage.get(role, Usage()) for outcome in outcomes_P), Usage())
+        for role in get_args(Role)
+    }
+    names = {"policy": "rollout", "judge": "judge", "scorer": "scorer"}
+    metrics: dict[str, float] = {}
+    for role, usage in usages.items():
+        if role == "policy" or usage.total:
+            metrics[f"{names[role]}/sampled_tokens"] = usage.sampled_tokens
+            metrics[f"{names[role]}/prompt_tokens"] = usage.prompt_tokens
+    return metrics | {"rollout/total_tokens": sum(usage.total for usage in usages.values())}
 
 
 def _conversations(outcomes_P: Sequence[GroupOutcome]) -> list[ConversationRecord]:

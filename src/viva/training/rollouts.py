@@ -32,6 +32,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, 
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.judging.judge import SamplingClient, sample
+from viva.judging.usage import Meter, Role, Usage, count_tokens, metering
 from viva.selfplay.group import close_board, pair_up
 from viva.training.data import derive_seed
 
@@ -187,8 +188,8 @@ class GroupOutcome:
     """Failures of all attempts."""
     void_reason: str | None = None
     retries: int = 0
-    num_sampled_tokens: int = 0
-    """Tokens sampled in all attempts, also in those thrown away."""
+    usage: Mapping[Role, Usage] = field(default_factory=dict[Role, Usage])
+    """Tokens that policy, judge and scorer read and sampled in all attempts, also in those thrown away."""
     asked: Mapping[Place, int] = field(default_factory=dict[Place, int])
     """Calls of the policy for each turn, in all attempts, where environments are placed in a conversation."""
     void_metrics: tuple[Metrics, ...] = ()
@@ -228,7 +229,6 @@ class _CheckingCompleter(TokenCompleter):
         self.env = env
         self.num_calls = 0
         self.asked: list[Place] = []
-        self.num_sampled_tokens = 0
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -239,7 +239,7 @@ class _CheckingCompleter(TokenCompleter):
             self.asked.append(place)
         limits = {} if max_tokens is None else {"max_tokens": max_tokens}
         result = await self.inner(model_input, stop, **limits)
-        self.num_sampled_tokens += len(result.tokens)
+        count_tokens("policy", prompt=model_input.length, sampled=len(result.tokens))
         _check_reply(result)
         return result
 
@@ -310,7 +310,6 @@ class _Attempts:
         self.failures: list[RolloutFailure] = []
         self.failed_seats: frozenset[int] = frozenset()
         self.void_reason: str | None = None
-        self.num_sampled_tokens = 0
         self.asked: Counter[Place] = Counter()
         self.void_metrics: list[Metrics] = []
 
@@ -349,7 +348,6 @@ class _Attempts:
             results_G = None
             self._record_failed_aborts(errors, completers)
         finally:
-            self.num_sampled_tokens += sum(completer.num_sampled_tokens for completer in completers)
             self.asked.update(place for completer in completers for place in completer.asked)
         if results_G is None:
             return None
@@ -432,9 +430,10 @@ async def run_group(
     Returns:
         The outcome. It never raises for what happened inside the group, see the module's rules.
     """
-    attempts = _Attempts(builder, policy, group_index)
+    attempts, meter = _Attempts(builder, policy, group_index), Meter()
     for number in range(max_retries + 1):
-        group = await attempts.run(number)
+        with metering(meter):
+            group = await attempts.run(number)
         if group is not None or number == max_retries:
             return GroupOutcome(
                 builder=builder,
@@ -443,7 +442,7 @@ async def run_group(
                 failures=tuple(attempts.failures),
                 void_reason=attempts.void_reason,
                 retries=number,
-                num_sampled_tokens=attempts.num_sampled_tokens,
+                usage=meter.by_role(),
                 asked=attempts.asked,
                 void_metrics=tuple(attempts.void_metrics),
             )
