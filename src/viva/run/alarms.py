@@ -113,7 +113,7 @@ class Level:
         if not all(map(math.isfinite, numbers)) or self.unit <= 0 or self.level <= 0:
             raise ValueError(
                 "an alarm needs a finite reference, a unit and a level above 0; got "
-                f"reference={self.reference}, unit={self.unit}, level={self.level}"
+                f"reference {self.reference}, unit {self.unit}, level {self.level}"
             )
 
 
