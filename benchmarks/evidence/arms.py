@@ -1,0 +1,99 @@
+"""Arms of the bench, and the contrasts that were named before any of them was run.
+
+An arm is a recipe with a reward. All arms of a bed have the same number of total tokens: all that the policy samples,
+and all that it reads as policy, judge and scorer, prompts in full. Learning rates are chosen for every arm and bed from
+`LEARNING_RATES`, on problems to train on and a seed that is thrown away.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TOTAL_TOKENS = 400_000
+"""For every arm."""
+LEARNING_RATES = (5e-4, 1.5e-3)
+THROWN_AWAY = 100
+"""Seed of the runs that choose the learning rate."""
+
+COMMON: Mapping[str, object] = {
+    "lora_rank": 16,
+    "max_tokens": 80,
+    "eval_every": 0,
+    "save_every": 0,
+    "tokens_every": 0,
+    "num_test_conversations": 0,
+    "behavior_if_exists": "delete",
+    "trackers": [],
+}
+_SAMPLES = {
+    "strategies": ["iid"],
+    "estimator": "importance_sampling",
+    "group_size": 8,
+    "batch_size": 96,
+    "length_weight": 0.0,
+    "samples_every": 0,
+}
+_CRITIQUE = {"num_agents": 4, "batch_size": 32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A recipe with its options."""
+
+    recipe: str
+    options: Mapping[str, object]
+    text: str
+
+
+def _samples(text: str, **options: object) -> Arm:
+    return Arm(recipe="math_efficiency", options=_SAMPLES | options, text=text)
+
+
+def _critique(text: str, **options: object) -> Arm:
+    return Arm(recipe="critique_self_play", options=_CRITIQUE | options, text=text)
+
+
+ARMS: Mapping[str, Arm] = {
+    "answers": _samples("true answers, plain samples: the ceiling", reward="answers"),
+    "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
+    "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
+    "r_sol": _critique("critique self-play, r_sol alone", reward="r_sol"),
+    "critique": _critique("critique self-play, all three streams (`robust`)"),
+    "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
+    "preference": Arm(
+        recipe="conversation_preference_rl",
+        options={"num_agents": 3, "max_rounds": 2, "batch_size": 48},
+        text="conversation preference RL",
+    ),
+    "swap": _samples(
+        "final solutions of critique self-play, paid by its own scores, trained into the bare question",
+        strategies=["conversation"],
+        conversation="critique",
+        conversation_reward="own",
+        num_agents=4,
+        batch_size=32,
+        estimator="shaped",
+    ),
+    "no_exchange": _critique(
+        "critique self-play, r_sol alone, nobody reads critiques", reward="r_sol", control="no_exchange"
+    ),
+    "critique_shuffled": _critique("critique self-play, its rewards shuffled", reward="shuffled_peer_review"),
+    "paper": _critique("critique self-play, the paper's formulas", preset="paper"),
+    "log_probability": _samples("the policy's own log-probability", reward="log_probability"),
+    "peer_prediction": _samples(
+        "peer prediction, scored by the policy at the start", reward="peer_prediction"
+    ),
+    "comas": _critique("CoMAS: solver against critic", reward="comas"),
+    "maca": _critique("MACA: the majority's traces against the others", reward="maca"),
+}
+
+CONTRASTS = (
+    ("r_sol", "majority"),
+    ("critique", "majority"),
+    ("preference", "majority"),
+    ("swap", "majority"),
+    ("r_sol", "serl"),
+    ("r_sol", "no_exchange"),
+    ("critique", "critique_shuffled"),
+    ("majority", "shuffled"),
+)
+"""First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over all of a bed."""

@@ -1,0 +1,176 @@
+"""The two test beds: a policy each, problems to train on, and problems to test on that share no step with them.
+
+``steps``: the built-in policy on its five kinds of problem. Nothing is planted but what ``scripts/build_tiny`` says:
+its most frequent answer is right on most problems, so voting can only help it.
+
+``trap-D`` with D = 50, 60, 70 or 80: the policy of ``raise_policy.py``, whose most frequent answer is wrong on
+half of the problems (those of two steps: it forgets the second one), while as critic or judge it sees the fault on D %
+of these: where the forgotten number is large. The dial lies in the problems; the policy is the same.
+
+A step is one line of working (7+5 and 5+7 are one step). Steps are divided by a fixed hash: a problem to train on has
+steps of one part only, one to test on of the other part only. The policies were *raised* on problems of both parts,
+wrong solutions among them; the division is about what a run trains on.
+"""
+
+import itertools
+import json
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from viva.tiny import tasks
+from viva.tiny.tasks import Problem, Step
+
+Part = Literal["train", "test"]
+
+TRAP_POLICY = Path(__file__).parent / "trap_policy"
+"""Weights that ``raise_policy.py`` wrote."""
+TRAP_KINDS = ("add_sub", "mul_add", "mul_sub")
+"""Kinds of problem on which the policy of the trap mostly forgets the second step."""
+LARGEST_UNSEEN = 5
+"""Up to this number in the second step it does not see, as critic or judge, that the step is forgotten."""
+DIALS = (50, 60, 70, 80)
+BEDS = ("steps", *(f"trap-{dial}" for dial in DIALS))
+
+_RANGES = {
+    "add": (range(3, 20), range(2, 10)),
+    "sub": (range(11, 26), range(2, 10)),
+    "add_sub": (range(3, 17), range(2, 10), range(2, 5)),
+    "mul_add": (range(2, 6), range(2, 6), range(2, 10)),
+    "mul_sub": (range(2, 6), range(3, 6), range(2, 10)),
+}
+"""The numbers of every kind of problem that the built-in policy was raised on."""
+_TRAP_RANGES = _RANGES | {"add_sub": (range(3, 17), range(2, 10), range(2, 10))}
+"""Those of the trap's policy."""
+_SALT, _TEST_STEPS = 339, 55
+"""Chosen so that both parts hold enough problems of every kind; the second in per cent."""
+_NUM_TRAIN = 2000
+_NUM_VALIDATION = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bed:
+    """A policy and its problems."""
+
+    name: str
+    model: str
+    """As ``model_name``."""
+    dial: int | None = None
+    """Per cent of the trap's problems on which checking can be right; ``None``: there is no trap."""
+
+    def problems(self, part: Part, *, seed: int = 0) -> list[Problem]:
+        """Problems to train on (for a seed), or all that there are to test on, the same for every seed."""
+        rng = random.Random(f"{self.name} {part} {seed}")
+        ranges = _RANGES if self.dial is None else _TRAP_RANGES
+        pools = [[_told(each, rng) for kind in ranges for each in all_problems(kind, ranges[kind], part)]]
+        shares = [1.0]
+        if self.dial is not None:
+            (everything,) = pools
+            pools = [
+                [each for each in everything if not is_trap(each)],
+                [each for each in everything if is_trap(each) and not is_blind(each)],
+                [each for each in everything if is_blind(each)],
+            ]
+            shares = [0.5, 0.5 * self.dial / 100, 0.5 - 0.5 * self.dial / 100]
+        if part == "train":
+            drawn = rng.choices(pools, shares, k=_NUM_TRAIN)
+            return [_told(rng.choice(pool), rng) for pool in drawn]
+        total = min(int(len(pool) / share) for pool, share in zip(pools, shares, strict=True) if share)
+        kept = [
+            each
+            for pool, share in zip(pools, shares, strict=True)
+            for each in rng.sample(pool, round(total * share))
+        ]
+        rng.shuffle(kept)
+        return kept
+
+    def validation(self) -> list[Problem]:
+        """Problems of the training part, on which learning rates are chosen."""
+        return self.problems("train", seed=10_000)[:_NUM_VALIDATION]
+
+    def write(self, folder: Path, seed: int) -> dict[str, str]:
+        """Write problems to train on and to test on; options that name them and the policy."""
+        rows = {"train": self.problems("train", seed=seed), "test": self.problems("test")}
+        for part, problems in rows.items():
+            write_problems(folder / f"{part}.jsonl", problems)
+        return {
+            "model_name": self.model,
+            "train_prompts_path": str(folder / "train.jsonl"),
+            "test_prompts_path": str(folder / "test.jsonl"),
+        }
+
+
+def bed_named(name: str) -> Bed:
+    """A bed.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    if name == "steps":
+        return Bed(name=name, model="tiny")
+    for dial in DIALS:
+        if name == f"trap-{dial}":
+            return Bed(name=name, model=str(TRAP_POLICY), dial=dial)
+    raise ValueError(f"unknown bed {name!r}; there are {', '.join(BEDS)}")
+
+
+def write_problems(path: Path, problems: Sequence[Problem]) -> None:
+    """JSON lines with ``query`` and ``answer``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps({"query": each.question, "answer": str(each.answer)}) for each in problems)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def part_of(step: Step) -> Part:
+    """The part that a step belongs to."""
+    left, right = step.left, step.right
+    if step.operator != "-":
+        left, right = max(left, right), min(left, right)
+    digest = zlib.crc32(f"{_SALT} {left}{step.operator}{right}".encode())
+    return "test" if digest % 100 < _TEST_STEPS else "train"
+
+
+def all_problems(kind: str, ranges: Sequence[range], part: Part | None = None) -> Iterator[Problem]:
+    """All problems of a kind, of those whose steps are all of one part; told about the first name and thing."""
+    for numbers in itertools.product(*ranges):
+        problem = tasks.tell(kind, numbers, name=tasks.NAMES[0], item=tasks.ITEMS[0])
+        if kind.endswith("_sub") and problem.answer < 1:
+            continue
+        if part is None or all(part_of(step) == part for step in problem.steps):
+            yield problem
+
+
+def _told(problem: Problem, rng: random.Random) -> Problem:
+    """The problem about another person and other things."""
+    return tasks.tell(
+        problem.kind, problem.numbers, name=rng.choice(tasks.NAMES), item=rng.choice(tasks.ITEMS)
+    )
+
+
+def trap_problem(rng: random.Random) -> Problem:
+    """A problem of the text that the trap's policy is raised on, half of them in the trap, of either part."""
+    in_trap = rng.random() < 0.5
+    kind = rng.choice([kind for kind in _TRAP_RANGES if (kind in TRAP_KINDS) == in_trap])
+    while True:
+        numbers = tuple(rng.choice(each) for each in _TRAP_RANGES[kind])
+        problem = tasks.tell(kind, numbers, name=rng.choice(tasks.NAMES), item=rng.choice(tasks.ITEMS))
+        if problem.answer >= 1:
+            return problem
+
+
+def trap_solution(problem: Problem) -> str:
+    """The solution that stops after the first step."""
+    return tasks.solution_text(problem.steps[:1])
+
+
+def is_trap(problem: Problem) -> bool:
+    """Whether most answers of the trap's policy are wrong."""
+    return problem.kind in TRAP_KINDS
+
+
+def is_blind(problem: Problem) -> bool:
+    """Whether it does not see as a critic that they are."""
+    return is_trap(problem) and problem.numbers[2] <= LARGEST_UNSEEN

@@ -1,0 +1,114 @@
+"""One cell of the bench: a policy trained by an arm on a bed with a seed, and what it can do then."""
+
+import asyncio
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import viva
+from evidence.arms import ARMS, COMMON, TOTAL_TOKENS
+from evidence.beds import Bed
+from viva.eval.direct import DirectSampler, ask_all
+from viva.eval.estimates import plurality
+from viva.training.data import PromptItem
+
+NUM_SAMPLES = 8
+_PROBE_STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """An arm's learning rate and number of steps on a bed."""
+
+    learning_rate: float
+    steps: int
+
+
+def measure(policy: str, problems: list[PromptItem], *, max_tokens: int = 80) -> dict[str, list[int]]:
+    """Per cent right by problem: greedily, of eight answers at temperature 1, and of their majority.
+
+    Args:
+        policy: A model, or a run's adapter.
+        problems: With known answers.
+        max_tokens: Of a reply; one that does not end is wrong.
+    """
+    return asyncio.run(_measure(policy, problems, max_tokens))
+
+
+async def _measure(policy: str, problems: list[PromptItem], max_tokens: int) -> dict[str, list[int]]:
+    from viva.recipes.evaluation.target import find_target, open_policy
+    from viva.training.service import EngineConfig
+
+    opened = await open_policy(find_target(policy), EngineConfig(), renderer_name=None)
+    asked = {}
+    for temperature, count in ((0.0, 1), (1.0, NUM_SAMPLES)):
+        direct = DirectSampler(
+            renderer=opened.renderer, seed=0, max_tokens=max_tokens, temperature=temperature
+        )
+        asked[temperature], _ = await ask_all(opened.client, direct, problems, count)
+    votes = [[(answer.vote, answer.right) for answer in each.answers] for each in asked[1.0]]
+    return {
+        "greedy": [100 * each.answers[0].right for each in asked[0.0]],
+        "sampled": [round(100 * sum(right for _, right in each) / NUM_SAMPLES) for each in votes],
+        "majority": [round(100 * plurality(each)) for each in votes],
+    }
+
+
+def items_of(bed: Bed, *, validation: bool = False) -> list[PromptItem]:
+    """The problems that policies are measured on."""
+    problems = bed.validation() if validation else bed.problems("test")
+    return [PromptItem(question=each.question, answer=str(each.answer)) for each in problems]
+
+
+def tokens_of(run: viva.Run) -> dict[str, int]:
+    """All tokens that a run sampled, and all that passed through a model."""
+    names = {"sampled": "rollout/sampled_tokens", "total": "rollout/total_tokens"}
+    return {name: int(run.metrics[metric].sum()) for name, metric in names.items()}
+
+
+def train(bed: Bed, arm: str, seed: int, settings: Settings, folder: Path) -> viva.Run:
+    """One run of an arm."""
+    shutil.rmtree(folder, ignore_errors=True)
+    files = bed.write(folder, seed)
+    return viva.train(
+        ARMS[arm].recipe,
+        model=files["model_name"],
+        prompts=files["train_prompts_path"],
+        steps=settings.steps,
+        seed=seed,
+        learning_rate=settings.learning_rate,
+        log_path=str(folder / "run"),
+        **COMMON,
+        **ARMS[arm].options,
+    )
+
+
+def steps_within(bed: Bed, arm: str, folder: Path, *, seed: int) -> int:
+    """Steps of an arm that take about `TOTAL_TOKENS`, from two steps of it."""
+    run = train(bed, arm, seed, Settings(learning_rate=1e-5, steps=_PROBE_STEPS), folder)
+    return max(1, round(TOTAL_TOKENS * _PROBE_STEPS / tokens_of(run)["total"]))
+
+
+def cell(
+    bed: Bed, arm: str, seed: int, settings: Settings, folder: Path, *, validation: bool = False
+) -> dict[str, object]:
+    """The ledger's line of one cell; the run's folder is removed."""
+    began = time.monotonic()
+    run = train(bed, arm, seed, settings, folder)
+    seconds = time.monotonic() - began
+    last = run.metrics.iloc[-max(1, settings.steps // 5) :].mean(numeric_only=True)
+    watched = ("reward/mean", "reward/std", "reward_truth_gap", "judge/accuracy", "judge/verdict/accuracy")
+    line = {
+        "bed": bed.name,
+        "arm": arm,
+        "seed": seed,
+        "learning_rate": settings.learning_rate,
+        "steps": settings.steps,
+        "seconds": round(seconds, 1),
+        "tokens": tokens_of(run),
+        "last": {name: round(float(last[name]), 4) for name in watched if name in last.index},
+        "problems": measure(str(run.path), items_of(bed, validation=validation)),
+    }
+    shutil.rmtree(folder)
+    return line

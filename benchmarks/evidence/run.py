@@ -1,0 +1,172 @@
+"""What does conversation add? Every reward on two beds, at equal total tokens, against voting, truth and chance.
+
+    make evidence                                                  # all that is missing, one cell after another
+    python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
+    python benchmarks/evidence/run.py tables                       # from the ledger, nothing is run
+
+A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
+eight times at temperature 1. A finished cell is one line of ``benchmarks/evidence/cells.jsonl`` and is never run again;
+one that was cut off is run anew. Several of these commands may work at once. Learning rates come first: each arm
+tries those of `arms.LEARNING_RATES` with a seed that is thrown away, on problems to train on, and the best mean of
+temperatures 0 and 1 is kept. A cell takes two to four minutes of one core.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+sys.path.append(str(Path(__file__).parents[1]))
+
+import numpy as np
+
+from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY
+from evidence.beds import BEDS, Bed, bed_named, is_blind, is_trap
+from evidence.tables import Cell, arm_table, contrast_table, group_table
+
+LEDGER = Path(__file__).parent / "cells.jsonl"
+MAIN_BEDS = ("trap-70", "steps")
+MAIN_ARMS = (
+    "majority",
+    "r_sol",
+    "answers",
+    "shuffled",
+    "critique",
+    "serl",
+    "swap",
+    "preference",
+    "no_exchange",
+)
+"""Arms of the first contrasts; the others follow when they have all seeds."""
+UNTRAINED = "untrained"
+
+
+def read_ledger(path: Path = LEDGER) -> list[Cell]:
+    """All finished cells."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def rate_of(cells: Sequence[Cell], bed: str, arm: str) -> float | None:
+    """The learning rate of an arm on a bed; ``None`` while one is still to be tried."""
+    tried = [each for each in cells if (each["bed"], each["arm"], each["seed"]) == (bed, arm, THROWN_AWAY)]
+    scores = {
+        each["learning_rate"]: np.mean(each["problems"]["greedy"]) + np.mean(each["problems"]["sampled"])
+        for each in tried
+    }
+    if scores.keys() != set(LEARNING_RATES):
+        return None
+    return max(scores, key=lambda rate: (scores[rate], -rate))
+
+
+def wanted(beds: Sequence[str], arms: Sequence[str], num_seeds: int) -> Iterator[tuple[str, str, int]]:
+    """Bed, arm and seed of all cells, seed by seed."""
+    for seed in range(num_seeds):
+        for bed in beds:
+            for arm in arms:
+                yield bed, arm, seed
+
+
+def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
+    """Run one cell, or what its learning rate still lacks; whether anything was run."""
+    cells = read_ledger()
+    rate = rate_of(cells, bed.name, arm)
+    if rate is not None:
+        is_done = any((each["bed"], each["arm"], each["seed"]) == (bed.name, arm, seed) for each in cells)
+        return not is_done and _run(bed, arm, seed, rate, folder)
+    key = (bed.name, arm, THROWN_AWAY)
+    tried = {each["learning_rate"] for each in cells if (each["bed"], each["arm"], each["seed"]) == key}
+    return any(_run(bed, arm, THROWN_AWAY, each, folder) for each in LEARNING_RATES if each not in tried)
+
+
+def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
+    from evidence.cell import Settings, cell, steps_within
+
+    place = folder / f"{bed.name}-{arm}-{seed}-{rate:g}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{place}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        return False  # another process is at it
+    with lock:
+        known = [each for each in read_ledger() if (each["bed"], each["arm"]) == (bed.name, arm)]
+        if any((each["seed"], each["learning_rate"]) == (seed, rate) for each in known):
+            return False
+        steps = known[0]["steps"] if known else steps_within(bed, arm, place, seed=THROWN_AWAY)
+        settings = Settings(learning_rate=rate, steps=steps)
+        line = cell(bed, arm, seed, settings, place, validation=seed == THROWN_AWAY)
+        with LEDGER.open("a") as file:
+            file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
+    return True
+
+
+def run_untrained(bed: Bed, folder: Path) -> None:
+    """Measure the policy of a bed before training, once."""
+    from evidence.cell import items_of, measure
+
+    if any((each["bed"], each["arm"]) == (bed.name, UNTRAINED) for each in read_ledger()):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{bed.name}-{UNTRAINED}.lock"):
+        if any((each["bed"], each["arm"]) == (bed.name, UNTRAINED) for each in read_ledger()):
+            return
+        line = {"bed": bed.name, "arm": UNTRAINED, "seed": 0, "problems": measure(bed.model, items_of(bed))}
+        with LEDGER.open("a") as file:
+            file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
+
+
+def tables(beds: Sequence[str]) -> str:
+    """All tables of the ledger, as Markdown."""
+    parts = []
+    for name in beds:
+        own = [each for each in read_ledger() if each["bed"] == name]
+        untrained = next((each for each in own if each["arm"] == UNTRAINED), None)
+        cells = [each for each in own if each["arm"] in ARMS and each["seed"] != THROWN_AWAY]
+        if not cells and untrained is None:
+            continue
+        problems = bed_named(name).problems("test")
+        parts.append(f"### `{name}`: {len(problems)} test problems")
+        parts.append(arm_table(cells, untrained, {arm: ARMS[arm].text for arm in ARMS}))
+        parts.append(contrast_table(cells, CONTRASTS))
+        if bed_named(name).dial is not None:
+            groups = [
+                "unseen" if is_blind(each) else "seen" if is_trap(each) else "plain" for each in problems
+            ]
+            parts.append(group_table(cells, untrained, groups, list(ARMS)))
+    return "\n\n".join(part for part in parts if part)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing and print the tables."""
+    if list(argv) == ["tables"]:
+        sys.stdout.write(f"{tables(BEDS)}\n")
+        return
+    given = dict(argument.split("=", 1) for argument in argv)
+    beds = [bed_named(name) for name in given.pop("beds", ",".join(MAIN_BEDS)).split(",")]
+    arms = given.pop("arms", ",".join(MAIN_ARMS)).split(",")
+    num_seeds, most = int(given.pop("seeds", "10")), int(given.pop("cells", "1000000"))
+    folder = Path(given.pop("folder", "runs/evidence"))
+    if given:
+        sys.exit(
+            f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or the word tables"
+        )
+    if unknown := sorted(set(arms) - ARMS.keys()):
+        sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
+    for bed in beds:
+        run_untrained(bed, folder)
+    done = 0
+    while done < most:
+        order = wanted([bed.name for bed in beds], arms, num_seeds)
+        if not any(run_one(bed_named(bed), arm, seed, folder) for bed, arm, seed in order):
+            break
+        done += 1
+    sys.stdout.write(f"{tables([bed.name for bed in beds])}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,154 @@
+"""Tables of the bench from its ledger: accuracy of every arm, and the contrasts.
+
+Intervals of an arm and of a contrast are Student's t over seeds; a contrast is paired by seed. Beside them a bootstrap
+draws problems and seeds with replacement, together, so that it is clustered by both. P-values are those of the paired t
+test, with Holm's correction over the contrasts of a bed (Holm, 1979).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}
+Cell = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """Difference of two arms in per cent."""
+
+    first: str
+    second: str
+    num_seeds: int
+    mean: float
+    low: float
+    high: float
+    bootstrap_low: float
+    bootstrap_high: float
+    p: float
+
+
+def matrix(cells: Sequence[Cell], figure: str) -> np.ndarray:
+    """Per cent right by seed and problem, ``[seed, problem]``, in the order of the cells."""
+    return np.array([cell["problems"][figure] for cell in cells], dtype=float)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and 95 % interval of Student's t; without width for a single value."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, mean, mean
+    half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
+    return mean, mean - half, mean + half
+
+
+def contrast(
+    first: str, second: str, cells: Sequence[Cell], figure: str, *, resamples: int = 4000
+) -> Contrast | None:
+    """The difference of two arms over the seeds that both have; ``None`` below two seeds."""
+    by_arm = {arm: {cell["seed"]: cell for cell in cells if cell["arm"] == arm} for arm in (first, second)}
+    seeds = sorted(by_arm[first].keys() & by_arm[second].keys())
+    if len(seeds) < 2:
+        return None
+    left, right = (matrix([by_arm[arm][seed] for seed in seeds], figure) for arm in (first, second))
+    change = left - right
+    by_seed = change.mean(axis=1)
+    mean, low, high = interval(by_seed.tolist())
+    rng = np.random.default_rng(0)
+    draws = [
+        change[
+            np.ix_(rng.integers(0, len(seeds), len(seeds)), rng.integers(0, change.shape[1], change.shape[1]))
+        ].mean()
+        for _ in range(resamples)
+    ]
+    p = 1.0 if not by_seed.any() else float(stats.ttest_1samp(by_seed, 0.0).pvalue)
+    return Contrast(
+        first=first,
+        second=second,
+        num_seeds=len(seeds),
+        mean=mean,
+        low=low,
+        high=high,
+        bootstrap_low=float(np.quantile(draws, 0.025)),
+        bootstrap_high=float(np.quantile(draws, 0.975)),
+        p=p,
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given."""
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str, str]) -> str:
+    """One row an arm: accuracy by figure, tokens, minutes."""
+    titles = ["arm", "seeds", "learning rate", *FIGURES.values(), "sampled / total tokens", "minutes"]
+    rows = [titles, ["---"] * len(titles)]
+    if untrained is not None:
+        own = [f"{matrix([untrained], figure).mean():.1f}" for figure in FIGURES]
+        rows.append(["untrained", "", "", *own, "", ""])
+    for arm in texts:
+        found = [cell for cell in cells if cell["arm"] == arm]
+        if not found:
+            continue
+        figures = []
+        for figure in FIGURES:
+            mean, low, high = interval(matrix(found, figure).mean(axis=1).tolist())
+            figures.append(f"{mean:.1f} ({low:.1f} to {high:.1f})" if len(found) > 1 else f"{mean:.1f}")
+        tokens = [np.mean([cell["tokens"][name] for cell in found]) / 1000 for name in ("sampled", "total")]
+        rates = sorted({f"{cell['learning_rate']:g}" for cell in found})
+        minutes = np.mean([cell["seconds"] for cell in found]) / 60
+        label = f"`{arm}`: {texts[arm]}"
+        own = [f"{tokens[0]:.0f}k / {tokens[1]:.0f}k", f"{minutes:.1f}"]
+        rows.append([label, str(len(found)), ", ".join(rates), *figures, *own])
+    return _markdown(rows)
+
+
+def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
+    """One row a contrast, at temperature 0 and 1; empty without two seeds of any."""
+    rows = [["contrast", "seeds", "temperature", "points", "bootstrap", "p", "p by Holm"]]
+    rows.append(["---"] * len(rows[0]))
+    for figure in ("greedy", "sampled"):
+        found = [each for pair in named if (each := contrast(*pair, cells, figure)) is not None]
+        for each, adjusted in zip(found, holm([each.p for each in found]), strict=True):
+            points = f"{each.mean:+.1f} ({each.low:+.1f} to {each.high:+.1f})"
+            own = f"{each.bootstrap_low:+.1f} to {each.bootstrap_high:+.1f}"
+            name = f"`{each.first}` - `{each.second}`"
+            temperature = "0" if figure == "greedy" else "1"
+            rows.append(
+                [name, str(each.num_seeds), temperature, points, own, f"{each.p:.2g}", f"{adjusted:.2g}"]
+            )
+    return _markdown(rows) if len(rows) > 2 else ""
+
+
+def group_table(
+    cells: Sequence[Cell], untrained: Cell | None, groups: Sequence[str], arms: Sequence[str]
+) -> str:
+    """Accuracy at temperature 0 and 1 by group of problems, means over seeds."""
+    names = sorted(set(groups))
+    members = {name: np.array([group == name for group in groups]) for name in names}
+    titles = ["arm", *(f"{name}, T = {t}" for t in (0, 1) for name in names)]
+    rows = [titles, ["---"] * len(titles)]
+    for arm in ("untrained", *arms):
+        found = [cell for cell in cells if cell["arm"] == arm]
+        if arm == "untrained" and untrained is not None:
+            found = [untrained]
+        if found:
+            values = [
+                f"{matrix(found, figure)[:, members[name]].mean():.1f}"
+                for figure in ("greedy", "sampled")
+                for name in names
+            ]
+            rows.append([f"`{arm}`" if arm != "untrained" else arm, *values])
+    return _markdown(rows)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

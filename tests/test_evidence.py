@@ -1,0 +1,144 @@
+"""The bench of rewards: beds without a shared step, the trap as it is described, and tables that are right."""
+
+import random
+
+import numpy as np
+import pytest
+from evidence import beds, run
+from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY
+from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
+from evidence.raise_policy import TrappedPupil
+from evidence.tables import arm_table, contrast, contrast_table, holm, interval
+from scipy import stats
+
+from viva.tiny.tasks import answer_of, worked_solution
+
+
+def steps_of(problems):
+    """All steps, sums and products with the larger number first."""
+    found = set()
+    for problem in problems:
+        for step in problem.steps:
+            pair = (step.left, step.right) if step.operator == "-" else tuple(sorted((step.left, step.right)))
+            found.add((step.operator, *pair))
+    return found
+
+
+@pytest.mark.parametrize("name", BEDS)
+def test_no_step_of_a_test_problem_is_trained_on(name):
+    bed = bed_named(name)
+    test = bed.problems("test")
+    assert len({(each.kind, each.numbers) for each in test}) == len(test) >= 300
+    for seed in range(3):
+        assert not steps_of(test) & steps_of(bed.problems("train", seed=seed))
+    assert not steps_of(test) & steps_of(bed.validation())
+    assert bed.problems("train", seed=1) != bed.problems("train", seed=2)
+    assert bed.problems("test", seed=0) == bed.problems("test", seed=0)
+
+
+@pytest.mark.parametrize("dial", beds.DIALS)
+def test_the_dial_is_the_share_of_the_traps_problems_that_a_critic_sees(dial):
+    bed = bed_named(f"trap-{dial}")
+    for problems, tolerance in ((bed.problems("test"), 0.02), (bed.problems("train"), 0.05)):
+        trapped = [each for each in problems if is_trap(each)]
+        assert len(trapped) / len(problems) == pytest.approx(0.5, abs=0.03)
+        assert 1 - sum(map(is_blind, trapped)) / len(trapped) == pytest.approx(dial / 100, abs=tolerance)
+
+
+def test_a_bed_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"unknown bed 'trap-75'; there are steps, trap-50"):
+        bed_named("trap-75")
+
+
+def test_the_pupil_falls_into_the_trap_and_sees_it_as_critic_where_it_is_not_blind():
+    pupil, rng = TrappedPupil(), random.Random(0)
+    counts = {"direct": [], "seen": [], "blind": []}
+    for _ in range(4000):
+        problem = pupil.problem(rng)
+        if not is_trap(problem):
+            assert answer_of(pupil.holds(problem)) == str(problem.answer)
+            continue
+        assert answer_of(trap_solution(problem)) != str(problem.answer)
+        counts["direct"].append(pupil.attempt(problem, rng).solution == trap_solution(problem))
+        where = "blind" if is_blind(problem) else "seen"
+        assert pupil.holds(problem) == (trap_solution if where == "blind" else worked_solution)(problem)
+        counts[where].append(pupil.critic(problem, rng).right)
+    shares = {name: np.mean(values) for name, values in counts.items()}
+    assert shares["direct"] == pytest.approx(0.6, abs=0.04)
+    assert shares["seen"] == pytest.approx(0.9, abs=0.04)
+    assert shares["blind"] == pytest.approx(0.09, abs=0.04)
+
+
+def cell(arm, seed, greedy, sampled=None, **more):
+    problems = {"greedy": greedy, "sampled": greedy if sampled is None else sampled, "majority": greedy}
+    line = {"bed": "steps", "arm": arm, "seed": seed, "learning_rate": 1e-3, "seconds": 60.0}
+    return line | {"tokens": {"sampled": 1000, "total": 2000}, "problems": problems} | more
+
+
+def test_holm_is_that_of_a_hand_worked_example():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
+
+
+def test_a_contrast_is_the_paired_t_test_over_seeds():
+    rng = np.random.default_rng(1)
+    first, second = rng.integers(0, 2, (6, 40)) * 100, rng.integers(0, 2, (6, 40)) * 100
+    cells = [cell("r_sol", seed, first[seed].tolist()) for seed in range(6)]
+    cells += [cell("majority", seed, second[seed].tolist()) for seed in range(6)]
+    cells += [cell("majority", 6, second[0].tolist())]  # without a partner
+    found = contrast("r_sol", "majority", cells, "greedy")
+    expected = stats.ttest_rel(first.mean(axis=1), second.mean(axis=1))
+    low, high = expected.confidence_interval()
+    assert found.num_seeds == 6
+    assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, low, high))
+    assert found.bootstrap_low < found.mean < found.bootstrap_high
+    mirrored = contrast("majority", "r_sol", cells, "greedy")
+    assert (mirrored.mean, mirrored.low) == pytest.approx((-found.mean, -found.high))
+
+
+def test_a_contrast_needs_two_seeds_and_the_same_arm_differs_by_nothing():
+    cells = [cell("r_sol", seed, [0, 100]) for seed in range(3)]
+    assert contrast("r_sol", "majority", cells, "greedy") is None
+    same = contrast("r_sol", "r_sol", cells, "greedy")
+    assert (same.mean, same.p) == (0.0, 1.0)
+
+
+def test_an_interval_of_one_seed_has_no_width():
+    assert interval([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_tables_name_arms_and_leave_out_what_was_not_run():
+    cells = [cell("majority", seed, [0, 100, 100]) for seed in range(2)]
+    text = arm_table(cells, None, {arm: ARMS[arm].text for arm in ARMS})
+    assert "`majority`" in text
+    assert "`r_sol`" not in text
+    assert contrast_table(cells, CONTRASTS) == ""
+    assert {arm for pair in CONTRASTS for arm in pair} <= ARMS.keys()
+
+
+def test_a_learning_rate_is_chosen_when_all_were_tried_and_only_by_the_seed_that_is_thrown_away():
+    slow, fast = sorted(LEARNING_RATES)
+    tried = [cell("r_sol", THROWN_AWAY, [0, 100], learning_rate=slow)]
+    assert run.rate_of(tried, "steps", "r_sol") is None
+    tried.append(cell("r_sol", THROWN_AWAY, [100, 100], learning_rate=fast))
+    tried.append(cell("r_sol", 0, [100, 100], learning_rate=slow))
+    assert run.rate_of(tried, "steps", "r_sol") == fast
+    assert run.rate_of(tried, "trap-70", "r_sol") is None
+
+
+def test_finished_cells_are_not_run_again(tmp_path, monkeypatch):
+    ledger = tmp_path / "cells.jsonl"
+    monkeypatch.setattr(run, "LEDGER", ledger)
+    monkeypatch.setattr(
+        run,
+        "read_ledger",
+        lambda: [
+            *(cell("r_sol", THROWN_AWAY, [0], learning_rate=rate) for rate in LEARNING_RATES),
+            cell("r_sol", 0, [0]),
+        ],
+    )
+    ran = []
+    monkeypatch.setattr(run, "_run", lambda bed, arm, seed, rate, folder: ran.append((arm, seed)) or True)
+    assert not run.run_one(bed_named("steps"), "r_sol", 0, tmp_path)
+    assert run.run_one(bed_named("steps"), "r_sol", 1, tmp_path)
+    assert ran == [("r_sol", 1)]
