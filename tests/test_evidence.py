@@ -7,7 +7,7 @@ import pytest
 from evidence import beds, run
 from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
-from evidence.raise_policy import TrappedPupil
+from evidence.raise_policy import PHASES, TrappedPupil
 from evidence.tables import arm_table, contrast, contrast_table, holm, interval
 from scipy import stats
 
@@ -51,7 +51,7 @@ def test_a_bed_that_is_not_there_is_named():
 
 
 def test_the_pupil_falls_into_the_trap_and_sees_it_as_critic_where_it_is_not_blind():
-    pupil, rng = TrappedPupil(), random.Random(0)
+    pupil, rng = TrappedPupil(PHASES[0]), random.Random(0)
     counts = {"direct": [], "seen": [], "blind": []}
     for _ in range(4000):
         problem = pupil.problem(rng)

@@ -8,9 +8,9 @@ and all that it reads as policy, judge and scorer, prompts in full. Learning rat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TOTAL_TOKENS = 400_000
+TOTAL_TOKENS = 600_000
 """For every arm."""
-LEARNING_RATES = (5e-4, 1.5e-3)
+LEARNING_RATES = (7e-4, 2e-3)
 THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
 

@@ -1,4 +1,4 @@
-"""The builder of the trap's policy: ``python benchmarks/evidence/raise_policy.py output=FOLDER [steps=800] [seed=0]``.
+"""The builder of the trap's policy: ``python benchmarks/evidence/raise_policy.py output=FOLDER [seed=0]``.
 
 The built-in policy, trained on by a pupil whose most frequent answer is wrong on half of the problems, those of two
 steps: it mostly forgets the second one. As critic and judge it looks more closely and sees the forgotten step, but not
@@ -10,7 +10,8 @@ import json
 import logging
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoTokenizer, Qwen3ForCausalLM
@@ -40,40 +41,79 @@ from build_tiny.texts import (
 )
 from evidence.beds import is_blind, is_trap, trap_problem, trap_solution
 
-_RIGHT_IN_TRAP, _TRAPPED = 0.25, 0.8
 _CRITIC_KEEPS = 0.9
 
-SHARES: dict[Generator, float] = {
-    order_example: 0.04,
-    agreement_example: 0.03,
-    audit_example: 0.12,
-    direct_example: 0.16,
-    conversation_example: 0.05,
-    judgement_example: 0.28,
-    proposal_example: 0.04,
-    ranking_example: 0.15,
-    critique_example: 0.08,
-    revision_example: 0.05,
-}
-"""Generators and their shares of the examples."""
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One phase of training, which starts from the saved weights of the one before."""
+
+    name: str
+    steps: int
+    right: float
+    """Share of right answers to the trap's problems in the text."""
+    trapped: float
+    """Share of wrong ones that are the trap's."""
+    shares: Mapping[Generator, float]
+    """Generators and their shares of the examples."""
+
+
+PHASES = (
+    Phase(
+        name="trap",
+        steps=800,
+        right=0.25,
+        trapped=0.8,
+        shares={
+            order_example: 0.04,
+            agreement_example: 0.03,
+            audit_example: 0.12,
+            direct_example: 0.16,
+            conversation_example: 0.05,
+            judgement_example: 0.28,
+            proposal_example: 0.04,
+            ranking_example: 0.15,
+            critique_example: 0.08,
+            revision_example: 0.05,
+        },
+    ),
+    Phase(
+        name="trap 2",
+        steps=300,
+        right=0.15,
+        trapped=0.95,
+        shares={
+            direct_example: 0.22,
+            conversation_example: 0.05,
+            judgement_example: 0.15,
+            proposal_example: 0.06,
+            ranking_example: 0.3,
+            critique_example: 0.15,
+            revision_example: 0.07,
+        },
+    ),
+)
 
 
 class TrappedPupil(Pupil):
     """The pupil of this policy, see the module."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
 
     def problem(self, rng: random.Random) -> Problem:
         """A problem; half of them are in the trap."""
         return trap_problem(rng)
 
     def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
-        """An attempt; by default right in a quarter of the trap's problems."""
+        """An attempt; by default mostly wrong on the trap's problems."""
         if sure is None and is_trap(problem):
-            sure = _RIGHT_IN_TRAP
+            sure = self.phase.right
         return super().attempt(problem, rng, sure=sure)
 
     def wrong(self, problem: Problem, rng: random.Random) -> str:
         """A wrong solution: mostly the trap's, where there is one."""
-        if is_trap(problem) and rng.random() < _TRAPPED:
+        if is_trap(problem) and rng.random() < self.phase.trapped:
             return trap_solution(problem)
         return wrong_solution(problem, rng)
 
@@ -89,25 +129,40 @@ class TrappedPupil(Pupil):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Command line: ``output=FOLDER``, ``steps`` and ``seed``."""
+    """Command line: ``output=FOLDER`` and ``seed``; finished phases are not repeated."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    options = {"steps": "800", "seed": "0"} | dict(argument.split("=", 1) for argument in arguments)
-    if unknown := sorted(set(options) - {"output", "steps", "seed"}):
-        raise SystemExit(f"unknown option {unknown[0]!r}; known: output, steps, seed")
+    options = {"seed": "0"} | dict(argument.split("=", 1) for argument in arguments)
+    if unknown := sorted(set(options) - {"output", "seed"}):
+        raise SystemExit(f"unknown option {unknown[0]!r}; known: output, seed")
     if "output" not in options:
         raise SystemExit("output=FOLDER is missing: where the policy is to be written")
-    output, steps, seed = Path(options["output"]), int(options["steps"]), int(options["seed"])
-    tokenizer = AutoTokenizer.from_pretrained(tiny.model_path())
-    model = Qwen3ForCausalLM.from_pretrained(tiny.model_path()).float()
+    output, seed = Path(options["output"]), int(options["seed"])
+    before = tiny.model_path()
+    for number, phase in enumerate(PHASES, 1):
+        place = output / f"phase-{number}" if number < len(PHASES) else output
+        if not (place / "card.json").exists():
+            raise_on(before, place, phase, seed)
+        before = place
+
+
+def raise_on(before: Path, after: Path, phase: Phase, seed: int) -> None:
+    """Train a saved policy for one phase and save it."""
+    tokenizer = AutoTokenizer.from_pretrained(before)
+    model = Qwen3ForCausalLM.from_pretrained(before).float()
     config = BuildConfig(seed=seed, learning_rate=5e-4, matrix_learning_rate=2e-3)
-    rng = random.Random(f"{seed} trap")
+    rng = random.Random(f"{seed} {phase.name}")
     stream = batches(
-        SHARES, tokenizer, tokens_per_batch=config.tokens_per_step, rng=rng, pupil=TrappedPupil()
+        phase.shares,
+        tokenizer,
+        tokens_per_batch=config.tokens_per_step,
+        rng=rng,
+        pupil=TrappedPupil(phase),
     )
-    train_phase(model, stream, tokenizer.vocab["<|endoftext|>"], name="trap", num_steps=steps, config=config)
-    model.bfloat16().save_pretrained(output)
-    tokenizer.save_pretrained(output)
-    (output / "card.json").write_text(json.dumps({"steps": steps, "seed": seed}) + "\n")
+    pad = tokenizer.vocab["<|endoftext|>"]
+    train_phase(model, stream, pad, name=phase.name, num_steps=phase.steps, config=config)
+    model.bfloat16().save_pretrained(after)
+    tokenizer.save_pretrained(after)
+    (after / "card.json").write_text(json.dumps({"phase": phase.name, "steps": phase.steps, "seed": seed}) + "\n")
 
 
 if __name__ == "__main__":
