@@ -1,0 +1,261 @@
+"""Levels of alarms from honest runs, and how alarms fare on runs whose votes were tampered with.
+
+Everything is computed from the lines of `alarms.py`'s ledger. Levels are set on honest runs alone: the reference is the
+mean of a sign over all their steps, the unit the standard deviation around it (around each run's own mean, where the
+run's first steps are the reference), both by conversation. A level is what the largest sum of an honest run exceeds
+with a stated probability: Gumbel's law, fitted to the runs' largest sums by their moments, first for every alarm, then,
+by one common factor, for all of them together: `TARGET` of honest runs have an alarm. The alarm that needs answers,
+`reward_truth_gap` over five steps, has its level from the same runs, and `TARGET` of them for itself.
+
+In the tables a run with an even seed, honest or not, is watched with levels from the honest runs with an odd seed, and
+the other way round, so no level was ever set on a run that it is measured on, or on one that began like it.
+"""
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from _intervals import interval, poisson, wilson
+
+from viva.run.alarms import ALARMS, Level, StopRule, Watch, fired
+
+Line = Mapping[str, Any]
+Rows = list[dict[str, float]]
+
+GAP = "reward_truth_gap"
+KEPT = ("rollout/groups", "rollout/void", GAP, *(alarm.metric for alarm in ALARMS.values()))
+"""Metrics of every step that the ledger keeps."""
+TARGET = 0.1
+"""Share of honest runs, of as many steps as those of the ledger, in which any alarm fires."""
+_LEAST = 1.0
+"""Of a level, in standard deviations of a step."""
+_EULER = 0.5772156649
+Levels = dict[str, Level]
+
+
+def rows_of(line: Line) -> Rows:
+    """Metrics by step."""
+    steps = line["steps"]
+    count = len(steps["rollout/groups"])
+    return [
+        {name: values[step] for name, values in steps.items() if values[step] is not None}
+        for step in range(count)
+    ]
+
+
+def gumbel(values: Sequence[float], chance: float) -> float:
+    """What a value of the law that has the mean and the deviation of these exceeds with a chance."""
+    spread = statistics.stdev(values) * math.sqrt(6) / math.pi
+    return statistics.mean(values) - spread * (_EULER + math.log(-math.log1p(-chance)))
+
+
+def levels_of(
+    lines: Sequence[Line], *, own_start: bool, half: int | None = None, target: float = TARGET
+) -> Levels:
+    """Levels from the honest runs, or from a half of them; without those of signs that never change there."""
+    runs_R = [rows_of(line) for line in honest(lines, half)]
+    if len(runs_R) < 3:
+        raise ValueError(f"levels need 3 or more honest runs; there are {len(runs_R)}")
+    levels: Levels = {}
+    for name in ALARMS:
+        level = _unit(runs_R, ALARMS[name].metric, own_start=own_start)
+        if level is not None:
+            largest_R = [largest(rows, {name: level}).get(name, 0.0) for rows in runs_R]
+            levels[name] = replace(level, level=max(_LEAST, gumbel(largest_R, target / len(ALARMS))))
+    together_R = [max(largest(rows, levels).values(), default=0.0) for rows in runs_R]
+    factor = gumbel(together_R, target)
+    return {name: replace(level, level=max(_LEAST, level.level * factor)) for name, level in levels.items()}
+
+
+def honest(lines: Sequence[Line], half: int | None = None) -> list[Line]:
+    """Honest runs; of a half, those whose seed leaves that remainder."""
+    return [line for line in lines if line["kind"] == "honest" and half in (None, line["seed"] % 2)]
+
+
+def _unit(runs_R: Sequence[Rows], metric: str, *, own_start: bool) -> Level | None:
+    """Reference and unit with a level of 1; ``None`` for a sign that is not there, or never changes."""
+    known_R = [[(row[metric], _count(row)) for row in rows if metric in row] for rows in runs_R]
+    known_R = [known for known in known_R if len(known) > 1]
+    if not known_R:
+        return None
+    pooled = _mean([pair for known in known_R for pair in known])
+    squares: list[float] = []
+    for known in known_R:
+        centre, lost = (_mean(known), len(known) / (len(known) - 1)) if own_start else (pooled, 1.0)
+        squares += [count * (value - centre) ** 2 * lost for value, count in known]
+    unit = math.sqrt(statistics.fmean(squares))
+    return Level(reference=None if own_start else pooled, unit=unit, level=1.0) if unit > 0 else None
+
+
+def _count(row: Mapping[str, float]) -> float:
+    return row["rollout/groups"] - row["rollout/void"]
+
+
+def _mean(pairs: Sequence[tuple[float, float]]) -> float:
+    return math.fsum(value * count for value, count in pairs) / math.fsum(count for _, count in pairs)
+
+
+def watched(rows: Rows, levels: Levels) -> Rows:
+    """``alarm/NAME`` of every step."""
+    watch = Watch(levels)
+    return [watch.see(row) for row in rows]
+
+
+def largest(rows: Rows, levels: Levels) -> dict[str, float]:
+    """By alarm, the largest share of its level that it reached."""
+    seen = watched(rows, levels)
+    return {name: max(row.get(f"alarm/{name}", 0.0) for row in seen) for name in levels}
+
+
+def first_alarms(rows: Rows, levels: Levels) -> dict[str, int]:
+    """By alarm, the step at which it first fired."""
+    found: dict[str, int] = {}
+    for step, row in enumerate(watched(rows, levels)):
+        for name in fired(row):
+            found.setdefault(name, step)
+    return found
+
+
+def gap_level(lines: Sequence[Line], *, half: int | None = None, target: float = TARGET) -> float:
+    """Level of the gap between scores and truth, for `stop_at`."""
+    means_R = [_window_means(rows_of(line)) for line in honest(lines, half)]
+    return min(1.0, gumbel([max(means) for means in means_R if means], target))
+
+
+def _window_means(rows: Rows) -> list[float]:
+    from viva.run.alarms import WINDOW
+
+    gaps = [row[GAP] for row in rows if GAP in row]
+    return [math.fsum(gaps[end - WINDOW : end]) / WINDOW for end in range(WINDOW, len(gaps) + 1)]
+
+
+def first_gap(rows: Rows, level: float) -> dict[str, int]:
+    """The step at which the gap first crossed its level, if it did."""
+    rule = StopRule(levels={GAP: level})
+    return next(({GAP: step} for step in range(len(rows)) if rule.crossed(rows[: step + 1])), {})
+
+
+def accuracy_at(line: Line, step: float) -> float:
+    """Held-out accuracy after a number of steps, between evaluations by a straight line."""
+    points = line["accuracy"]
+    for (start, before), (stop, after) in itertools.pairwise(points):
+        if start <= step <= stop:
+            return before + (after - before) * (step - start) / (stop - start)
+    raise ValueError(f"accuracy is known from step {points[0][0]} to {points[-1][0]}; asked was {step}")
+
+
+def collapse_step(accuracy: Sequence[tuple[int, float]]) -> int | None:
+    """The first step whose accuracy is below half of the best one before it."""
+    best = 0.0
+    for step, value in accuracy:
+        if value < best / 2:
+            return step
+        best = max(best, value)
+    return None
+
+
+def levels_text(levels: Levels) -> str:
+    """A file for ``alarm_levels=``."""
+    rounded = {
+        name: {field: None if value is None else round(value, 4) for field, value in asdict(level).items()}
+        for name, level in levels.items()
+    }
+    return f"{json.dumps(rounded, indent=1)}\n"
+
+
+def tables(lines: Sequence[Line], *, onset: int) -> str:
+    """Every rule's false alarms, power, delay and accuracy lost before the stop, and power by alarm."""
+    own, given = (
+        [levels_of(lines, own_start=is_own, half=half) for half in (1, 0)] for is_own in (True, False)
+    )
+    gaps = [gap_level(lines, half=half) for half in (1, 0)]
+    """By the remainder of the seeds that they watch."""
+    rules: dict[str, Callable[[Line], Mapping[str, int]]] = {
+        "Without answers, against the run's own first steps": lambda line: first_alarms(
+            rows_of(line), own[line["seed"] % 2]
+        ),
+        "Without answers, against references from honest runs": lambda line: first_alarms(
+            rows_of(line), given[line["seed"] % 2]
+        ),
+        f"With answers, {GAP} over 5 steps above {gaps[0]:.2f} or {gaps[1]:.2f}": lambda line: first_gap(
+            rows_of(line), gaps[line["seed"] % 2]
+        ),
+    }
+    parts = [f"{len(honest(lines))} honest runs; levels that {TARGET:.0%} of honest runs are to exceed."]
+    for title, first_of in rules.items():
+        parts.append(
+            "\n".join([f"{title}:", "", *_rule_table([(line, first_of(line)) for line in lines], onset)])
+        )
+    by_alarm = "\n".join(_alarm_table(lines, list(rules.values())[:2], onset))
+    return "\n\n".join(
+        [*parts, f"Runs in which each alarm fired, own first steps / references:\n\n{by_alarm}"]
+    )
+
+
+def _rule_table(firsts: Sequence[tuple[Line, Mapping[str, int]]], onset: int) -> Iterator[str]:
+    by_seed = {line["seed"]: line for line, _ in firsts if line["kind"] == "honest"}
+    quiet = [(line, first) for line, first in firsts if line["kind"] == "honest"]
+    alarms = [min(first.values()) for _, first in quiet if first]
+    steps = sum(min(first.values()) + 1 if first else _num_steps(line) for line, first in quiet)
+    low, high = (100 * end / max(steps, 1) for end in poisson(len(alarms)))
+    yield (
+        f"{len(alarms)} of {len(quiet)} honest runs had a false alarm; per 100 steps: "
+        f"{100 * len(alarms) / max(steps, 1):.1f} ({low:.1f} to {high:.1f})."
+    )
+    yield ""
+    heads = ["voters", "runs", "fired before the change", "power, %", "median delay, steps"]
+    heads += ["accuracy lost at the stop", "at the end"]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for kind in dict.fromkeys(line["kind"] for line, _ in firsts):
+        if kind != "honest":
+            own = [(line, first) for line, first in firsts if line["kind"] == kind]
+            yield f"| {kind} | {len(own)} | {' | '.join(_cells(own, by_seed, onset))} |"
+
+
+def _num_steps(line: Line) -> int:
+    return len(line["steps"]["rollout/groups"])
+
+
+def _cells(
+    own: Sequence[tuple[Line, Mapping[str, int]]], honest_by_seed: Mapping[int, Line], onset: int
+) -> Iterator[str]:
+    early = sum(min(first.values(), default=onset) < onset for _, first in own)
+    at_risk = [(line, min(first.values(), default=None)) for line, first in own]
+    at_risk = [(line, step) for line, step in at_risk if step is None or step >= onset]
+    delays = [step - onset + 1 for _, step in at_risk if step is not None]
+    low, high = wilson(len(delays), len(at_risk)) if at_risk else (0.0, 1.0)
+    yield str(early)
+    yield f"{100 * len(delays) / max(len(at_risk), 1):.0f} ({100 * low:.0f} to {100 * high:.0f})"
+    yield f"{statistics.median(delays):g} ({min(delays)} to {max(delays)})" if delays else "-"
+    at_stop: list[float] = []
+    at_end: list[float] = []
+    for line, first in own:
+        if (other := honest_by_seed.get(line["seed"])) is not None:
+            end = _num_steps(line)
+            stop = min(first.values(), default=end - 1) + 1
+            at_stop.append(accuracy_at(other, stop) - accuracy_at(line, stop))
+            at_end.append(accuracy_at(other, end) - accuracy_at(line, end))
+    yield interval(at_stop, scale=100) if at_stop else "-"
+    yield interval(at_end, scale=100) if at_end else "-"
+
+
+def _alarm_table(
+    lines: Sequence[Line], rules: Sequence[Callable[[Line], Mapping[str, int]]], onset: int
+) -> Iterator[str]:
+    yield f"| voters | runs | {' | '.join(f'`{name}`' for name in ALARMS)} |"
+    yield f"|{'---|' * (len(ALARMS) + 2)}"
+    for kind in dict.fromkeys(line["kind"] for line in lines):
+        runs = [line for line in lines if line["kind"] == kind]
+        start = 0 if kind == "honest" else onset
+        counts = {name: [0] * len(rules) for name in ALARMS}
+        for line in runs:
+            for place, first_of in enumerate(rules):
+                for name, step in first_of(line).items():
+                    counts[name][place] += step >= start
+        cells = (" / ".join(map(str, each)) for each in counts.values())
+        yield f"| {kind} | {len(runs)} | {' | '.join(cells)} |"

@@ -1,0 +1,296 @@
+"""The benchmark of the alarms: planted voters do what they say, levels hold what they state, tables are those of a
+ledger computed by hand."""
+
+import math
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _alarm_figures import (
+    KEPT,
+    accuracy_at,
+    collapse_step,
+    first_alarms,
+    first_gap,
+    gap_level,
+    gumbel,
+    levels_of,
+    levels_text,
+    rows_of,
+    tables,
+)
+from _intervals import poisson, wilson
+from _planted_votes import KINDS, Planted, PlantedDataset, changed_vote, plant
+from review_agents import HONEST, Population, builder_of, but, everyone, quality
+from tinker_cookbook.rl.types import RLDataset
+
+from viva.judging.ballots import Preference, Tie, Vote, pair_of
+from viva.judging.ranking import RankingReply
+from viva.judging.records import ConversationRecord
+from viva.run.alarms import ALARMS, Level, read_levels
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+from viva.training.rollouts import run_group
+
+LEDGER = Path(__file__).parents[1] / "benchmarks" / "alarms.jsonl"
+
+
+def wordy(best: int) -> str:
+    """Filler: the better a solution, the shorter."""
+    return "x" * (40 - 9 * best)
+
+
+AGENTS = but(
+    HONEST,
+    proposal=lambda p: f"quality {p.agent_id} by {p.agent_id} {wordy(p.agent_id)}",
+    revision=lambda p: f"Revise: quality {p.agent_id + 5} by {p.agent_id} {wordy(p.agent_id)[1:]}",
+)
+"""Honest; agent 3 is the best, every revision is better, and shorter, than what it revises."""
+
+
+async def played(kind: str, *, strength: float = 1.0, seed: int = 0) -> ConversationRecord:
+    planted = Planted(kind=kind, strength=strength, seed=seed)
+    builder = plant(builder_of(seed=seed), planted)
+    outcome = await run_group(builder, Population(agents=everyone(AGENTS)), max_retries=0)
+    assert outcome.void_reason is None
+    return ConversationRecord.model_validate(builder.record())
+
+
+def votes_of(record: ConversationRecord) -> dict[tuple[str, int], tuple[Vote, ...]]:
+    return {
+        (turn.segment, turn.agent_id): turn.response.preferences
+        for turn in record.turns
+        if isinstance(turn.response, RankingReply)
+    }
+
+
+def turned(record: ConversationRecord) -> dict[int, list[bool]]:
+    """By voter, whether each preference goes to the worse agent; agents are as good as their number."""
+    found: dict[int, list[bool]] = {agent: [] for agent in range(4)}
+    for (_, voter), votes in votes_of(record).items():
+        for vote in votes:
+            assert isinstance(vote, Preference)
+            found[voter].append(vote.winner < vote.loser)
+    return found
+
+
+async def test_honest_voters_and_their_judge_stay_as_they_are() -> None:
+    record = await played("honest")
+    assert not any(any(each) for each in turned(record).values())
+    assert [each.outcome for each in record.comparisons] == ["B", "A"] * 4
+
+
+@pytest.mark.parametrize("kind", ["inverted", "length"])
+async def test_all_votes_and_comparisons_are_turned_where_the_worse_is_longer(kind: str) -> None:
+    record = await played(kind)
+    assert all(all(each) for each in turned(record).values())
+    assert [each.outcome for each in record.comparisons] == ["A", "B"] * 4
+    assert all((each.score or 0) * (1 if each.outcome == "A" else -1) < 0 for each in record.comparisons)
+    for each in record.comparisons:
+        assert each.probabilities is not None
+        assert max(each.probabilities) == each.probabilities[0 if each.outcome == "A" else 1]
+
+
+async def test_colluders_prefer_each_other_and_are_honest_otherwise_as_are_all_others() -> None:
+    record = await played("colluding")
+    for (_, voter), votes in votes_of(record).items():
+        for vote in votes:
+            assert isinstance(vote, Preference)
+            partner = {0: 1, 1: 0}.get(voter)
+            expected = partner if partner in (vote.winner, vote.loser) else max(vote.winner, vote.loser)
+            assert vote.winner == expected
+    assert [each.outcome for each in record.comparisons] == ["B", "A"] * 4
+
+
+async def test_random_voters_toss_coins_which_the_seed_fixes() -> None:
+    all_random = [turned(await played("all_random", seed=seed)) for seed in range(25)]
+    half_random = [turned(await played("half_random", seed=seed)) for seed in range(25)]
+    for voter in range(4):
+        tossed = [each for run in all_random for each in run[voter]]
+        assert 0.35 < statistics.fmean(tossed) < 0.65
+        half = statistics.fmean(each for run in half_random for each in run[voter])
+        assert (0.35 < half < 0.65) if voter in (0, 1) else half == 0.0
+    assert turned(await played("all_random", seed=3)) == all_random[3]
+
+
+async def test_drifting_voters_go_by_length_as_often_as_their_strength_says() -> None:
+    shares = {}
+    for strength in (0.0, 0.3, 1.0):
+        runs = [turned(await played("drifting", strength=strength, seed=seed)) for seed in range(20)]
+        shares[strength] = statistics.fmean(x for run in runs for each in run.values() for x in each)
+    assert (shares[0.0], shares[1.0]) == (0.0, 1.0)
+    assert 0.2 < shares[0.3] < 0.4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_was_written_which_pairs_were_voted_on_and_the_truth_stay(kind: str) -> None:
+    honest, record = await played("honest"), await played(kind)
+    assert [turn.text for turn in record.turns] == [turn.text for turn in honest.turns]
+    before, after = votes_of(honest), votes_of(record)
+    for key, votes in before.items():
+        assert [pair_of(vote) for vote in after[key]] == [pair_of(vote) for vote in votes]
+    assert record.correct == honest.correct
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tie_stays_a_tie(kind: str) -> None:
+    assert changed_vote(Tie(0, 1), 2, {0: 1, 1: 5}, Planted(kind=kind), "") == Tie(0, 1)
+
+
+def test_an_unknown_kind_of_voters_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"voters must be one of honest, .*; got 'invertd'"):
+        Planted(kind="invertd")
+
+
+class Batches(RLDataset):
+    def __len__(self) -> int:
+        return 10
+
+    def get_batch(self, index: int) -> list[MultiAgentConversationEnvGroupBuilder]:
+        return [builder_of(seed=index)]
+
+
+def test_votes_are_honest_before_the_onset_and_drift_evenly_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[int, Planted] = {}
+    monkeypatch.setattr(
+        "_planted_votes.plant", lambda builder, planted: seen.setdefault(planted.seed, planted)
+    )
+    dataset = PlantedDataset(honest=Batches(), kind="drifting", onset=6)
+    for index in range(10):
+        dataset.get_batch(index)
+    assert [each.strength for each in seen.values()] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert list(seen) == [6, 7, 8, 9]
+
+
+def test_the_scripted_agents_are_as_good_as_their_numbers() -> None:
+    assert [quality(f"quality {agent} by {agent} {wordy(agent)}") for agent in range(4)] == [0, 1, 2, 3]
+
+
+def line(kind: str, seed: int, ties: list[float], **more: Any) -> dict[str, Any]:
+    count = len(ties)
+    steps: dict[str, list[float | None]] = {name: [None] * count for name in KEPT}
+    steps |= {"sign/ties": list(ties), "rollout/groups": [4.0] * count, "rollout/void": [0.0] * count}
+    steps |= {"reward_truth_gap": more.get("gap", [0.1] * count)}
+    return {
+        "kind": kind,
+        "seed": seed,
+        "steps": steps,
+        "accuracy": more.get("accuracy", [(0, 0.5), (count, 0.6)]),
+        "greedy": [],
+    }
+
+
+def honest_line(rng: random.Random, seed: int, num_steps: int = 20) -> dict[str, Any]:
+    """A run whose own mean differs a little, with noise that lasts, as that of training does."""
+    mean, value, ties = rng.gauss(0.5, 0.03), 0.0, []
+    for _ in range(num_steps):
+        value = 0.3 * value + rng.gauss(0.0, 0.1)
+        ties.append(mean + value)
+    return line("honest", seed, ties)
+
+
+@pytest.mark.parametrize("own_start", [False, True])
+def test_levels_from_honest_runs_have_the_stated_rate_of_false_alarms_on_others(own_start: bool) -> None:
+    rng, shares = random.Random(0), []
+    for _ in range(15):
+        levels = levels_of(
+            [honest_line(rng, 2 * seed) for seed in range(10)], own_start=own_start, target=0.1
+        )
+        fresh = [first_alarms(rows_of(honest_line(rng, 1)), levels) for _ in range(60)]
+        shares.append(statistics.fmean(bool(first) for first in fresh))
+    assert 0.05 < statistics.fmean(shares) < 0.17, "ten runs set a level that a tenth of the others reach"
+
+
+def test_only_honest_runs_set_levels_and_a_half_only_its_own() -> None:
+    rng = random.Random(1)
+    even = [honest_line(rng, 2 * seed) for seed in range(6)]
+    others = [line("honest", 7, [0.0, 9.0] * 10, gap=[0.9] * 20), line("inverted", 2, [5.0, -9.0] * 10)]
+    assert levels_of([*even, *others], own_start=False, half=0) == levels_of(even, own_start=False)
+    assert levels_of([*even, *others], own_start=False) != levels_of(even, own_start=False)
+    assert gap_level([*even, *others], half=0) == gap_level(even) != gap_level([*even, *others])
+    with pytest.raises(ValueError, match="3 or more honest runs; there are 2"):
+        levels_of(even[:2], own_start=False)
+
+
+def test_a_gumbel_quantile_is_exceeded_as_often_as_stated() -> None:
+    rng = random.Random(0)
+    drawn = [-math.log(rng.expovariate(1.0)) for _ in range(20_000)]
+    limit = gumbel(drawn, 0.1)
+    assert statistics.fmean(value > limit for value in drawn) == pytest.approx(0.1, abs=0.01)
+
+
+def test_levels_are_a_file_that_runs_read(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    levels = levels_of([honest_line(rng, 2 * seed) for seed in range(4)], own_start=False)
+    path = tmp_path / "levels.json"
+    path.write_text(levels_text(levels))
+    found = read_levels(path)
+    assert found.keys() == {"ties"}
+    assert found["ties"].level == pytest.approx(levels["ties"].level, abs=1e-4)
+
+
+def test_every_run_is_watched_with_levels_of_the_other_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = {half: {"ties": Level(reference=0.5, unit=0.2, level=2.0 + 98 * half)} for half in (0, 1)}
+    monkeypatch.setattr("_alarm_figures.levels_of", lambda lines, *, own_start, half: levels[half])
+    monkeypatch.setattr("_alarm_figures.gap_level", lambda lines, *, half: 1.0)
+    text = tables([line("inverted", seed, [0.5, 0.9, 0.9, 0.9]) for seed in (1, 3, 2)], onset=1)
+    assert "| inverted | 3 | 0 | 67 (21 to 94) | 1 (1 to 1) | - | - |" in text, "levels of even seeds are low"
+
+
+def test_the_first_alarm_is_that_of_the_sum() -> None:
+    levels = {"ties": Level(reference=0.5, unit=0.2, level=2.0)}
+    # four conversations: z = 2 a step, so the sum is 1.5, 3.0: above 2 in the second changed step
+    assert first_alarms(rows_of(line("length", 0, [0.5, 0.5, 0.7, 0.7, 0.7])), levels) == {"ties": 3}
+    assert first_alarms(rows_of(line("length", 0, [0.5] * 5)), levels) == {}
+
+
+def test_the_gap_fires_when_its_mean_over_five_steps_is_above_the_level() -> None:
+    gaps = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    rows = rows_of(line("inverted", 0, [0.5] * 8, gap=gaps))
+    assert first_gap(rows, 0.35) == {"reward_truth_gap": 6}
+    assert first_gap(rows, 0.95) == {}
+
+
+def test_accuracy_between_evaluations_is_on_a_straight_line() -> None:
+    known = {"accuracy": [(0, 0.5), (5, 0.6), (10, 0.4)]}
+    assert [accuracy_at(known, step) for step in (0, 2, 5, 10)] == pytest.approx([0.5, 0.54, 0.6, 0.4])
+    with pytest.raises(ValueError, match="known from step 0 to 10; asked was 11"):
+        accuracy_at(known, 11)
+
+
+def test_a_run_has_collapsed_below_half_of_its_best_accuracy() -> None:
+    assert collapse_step([(0, 0.9), (10, 0.5), (20, 0.44), (30, 0.1)]) == 20
+    assert collapse_step([(0, 0.5), (10, 0.9), (20, 0.46)]) is None
+
+
+def test_intervals_are_those_of_the_textbook() -> None:
+    assert wilson(3, 10) == pytest.approx((0.1078, 0.6032), abs=1e-4)
+    assert poisson(0) == pytest.approx((0.0, 3.6889), abs=1e-4)
+    assert poisson(5) == pytest.approx((1.6235, 11.6683), abs=1e-4)
+
+
+def test_the_tables_of_a_ledger_made_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = {"ties": Level(reference=0.5, unit=0.2, level=2.0)}
+    monkeypatch.setattr("_alarm_figures.levels_of", lambda lines, *, own_start, half: level)
+    monkeypatch.setattr("_alarm_figures.gap_level", lambda lines, *, half: 0.3)
+    quiet, loud = [0.5] * 6, [0.5, 0.5, 0.5, 0.7, 0.7, 0.7]
+    ledger = [
+        line("honest", 0, quiet, accuracy=[(0, 0.5), (6, 0.8)]),
+        line("honest", 1, quiet, accuracy=[(0, 0.5), (6, 0.8)]),
+        line("honest", 3, [0.9, 0.9, 0.5, 0.5, 0.5, 0.5], accuracy=[(0, 0.5), (6, 0.8)]),
+        # fires in the second of the changed steps: 5 steps are trained, the accuracy is 0.75 against 0.5
+        line("inverted", 0, loud, accuracy=[(0, 0.5), (6, 0.5)], gap=[0.1, 0.1, 0.9, 0.9, 0.9, 0.9]),
+        line("inverted", 1, quiet, accuracy=[(0, 0.5), (6, 0.5)]),
+    ]
+    text = tables(ledger, onset=3)
+    # one honest run fires in its first step, so one alarm in 6 + 6 + 1 steps
+    assert "1 of 3 honest runs had a false alarm; per 100 steps: 7.7 (0.2 to 42.9)" in text
+    # so does the gap: its first mean over five steps is 0.58
+    assert text.count("| inverted | 2 | 0 | 50 (9 to 91) | 2 (2 to 2) | +27.5 ") == 3
+    assert (
+        f"| inverted | 2 | {' | '.join('1 / 1' if name == 'ties' else '0 / 0' for name in ALARMS)} |" in text
+    )
+    assert f"| honest | 3 | {' | '.join('1 / 1' if name == 'ties' else '0 / 0' for name in ALARMS)} |" in text
