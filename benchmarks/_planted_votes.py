@@ -22,8 +22,8 @@ from tinker_cookbook.rl.types import RLDataset
 from viva.conversation.protocol import Reading, Segment, View
 from viva.conversation.records import Solution
 from viva.judging.ballots import Item, Preference, Vote
+from viva.judging.base import Judge
 from viva.judging.comparison import Comparison, Outcome
-from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.ranking import RankingReply
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
@@ -99,26 +99,21 @@ def changed_comparison(comparison: Comparison, solutions: Mapping[int, str], pla
     )
 
 
-class PlantedJudge(PolicySelfComparisonJudge):
-    """An honest judge whose comparisons are changed."""
+@dataclass(frozen=True, kw_only=True)
+class PlantedJudge(Judge):
+    """A judge whose comparisons are changed."""
 
-    def __init__(self, honest: PolicySelfComparisonJudge, planted: Planted) -> None:
-        super().__init__(
-            honest.policy,
-            honest.renderer,
-            mode=honest.mode,
-            system_prompt=honest.system_prompt,
-            max_tokens=honest.max_tokens,
-            temperature=honest.temperature,
-            max_off_set_mass=honest.max_off_set_mass,
-        )
-        self._planted = planted
+    honest: Judge
+    planted: Planted
 
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
     ) -> Comparison:
-        found = await super().compare(question, solutions, first, second, seed)
-        return changed_comparison(found, solutions, self._planted)
+        found = await self.honest.compare(question, solutions, first, second, seed)
+        return changed_comparison(found, solutions, self.planted)
+
+    def described(self) -> dict[str, str]:
+        return self.honest.described()
 
 
 def changed_segments(planted: Planted) -> Callable[[Segment], Segment]:
@@ -151,7 +146,7 @@ def plant(
     builder: MultiAgentConversationEnvGroupBuilder, planted: Planted
 ) -> MultiAgentConversationEnvGroupBuilder:
     """The same conversation among such voters."""
-    judge = None if builder.judge is None else PlantedJudge(builder.judge, planted)
+    judge = None if builder.judge is None else PlantedJudge(honest=builder.judge, planted=planted)
     return replace(builder, protocol=builder.protocol.with_segments(changed_segments(planted)), judge=judge)
 
 
