@@ -2,7 +2,7 @@
 
 Everything is computed from the lines of `alarms.py`'s ledger. Levels are set on honest runs alone: the reference is the
 mean of a sign over all their steps, the unit the standard deviation around it (around each run's own mean, where the
-run's first steps are the reference), both by conversation. A level is what the largest sum of an honest run exceeds
+run's own steps are the reference), both by conversation. A level is what the largest sum of an honest run exceeds
 with a stated probability: Gumbel's law, fitted to the runs' largest sums by their moments, first for every alarm, then,
 by one common factor, for all of them together: `TARGET` of honest runs have an alarm. The alarm that needs answers,
 `reward_truth_gap` over five steps, has its level from the same runs, and `TARGET` of them for itself.
@@ -175,7 +175,7 @@ def tables(lines: Sequence[Line], *, onset: int) -> str:
     gaps = [gap_level(lines, half=half) for half in (1, 0)]
     """By the remainder of the seeds that they watch."""
     rules: dict[str, Callable[[Line], Mapping[str, int]]] = {
-        "Without answers, against the run's own first steps": lambda line: first_alarms(
+        "Without answers, against the run's own steps before": lambda line: first_alarms(
             rows_of(line), own[line["seed"] % 2]
         ),
         "Without answers, against references from honest runs": lambda line: first_alarms(
@@ -192,7 +192,7 @@ def tables(lines: Sequence[Line], *, onset: int) -> str:
         )
     by_alarm = "\n".join(_alarm_table(lines, list(rules.values())[:2], onset))
     return "\n\n".join(
-        [*parts, f"Runs in which each alarm fired, own first steps / references:\n\n{by_alarm}"]
+        [*parts, f"Runs in which each alarm fired, own steps before / references:\n\n{by_alarm}"]
     )
 
 

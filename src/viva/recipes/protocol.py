@@ -110,7 +110,7 @@ class ConversationConfig(ScorerConfig):
     )
     alarm_levels: str | None = chz.field(
         default=None,
-        doc="JSON file with what alarms compare with (benchmarks/alarms.py); default: the run's own first steps",
+        doc="JSON file with what alarms compare with (benchmarks/alarms.py); default: the run's own steps before",
     )
 
     def stop_rule(self) -> StopRule | None:

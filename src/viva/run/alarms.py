@@ -8,9 +8,11 @@ conversations that count, ``r`` its reference and ``u`` the standard deviation o
     up_t = max(0, up_{t-1} + z_t - 1/2),   down_t = max(0, down_{t-1} - z_t - 1/2)
     alarm/NAME = the larger of those that it watches / level
 
-It fires where ``alarm/NAME`` is above 1, and goes on from there. The reference is the mean over the run's own first
-`START` steps, in which nothing can fire, so an alarm tells a *change*, and voters that were never honest do not change.
-With references measured on honest runs of the same model and recipe (`read_levels`) it tells these, too.
+It fires where ``alarm/NAME`` is above 1, and goes on from there. Without a measured reference, ``r`` is the mean over
+all steps of the run before, of ``N`` conversations, and ``z_t`` is multiplied by ``sqrt(N / (N + n_t))`` for the error
+of that mean (self-starting CUSUM; Hawkins, The Statistician 36, 1987); nothing can fire in the first `START` steps. So
+an alarm tells a *change*, and voters that were never honest do not change. With references measured on honest runs of
+the same model and recipe (`read_levels`) it tells these, too.
 
 Units and levels of `MEASURED` were set on honest runs of the built-in policy alone (`benchmarks/alarms.py`).
 Everything is a function of the metrics already written, so a resumed run goes on as if it had never stopped.
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 START = 4
-"""Steps of a run that its alarms take for a reference, where none was measured."""
+"""Steps of a run that its alarms only take for a reference, where none was measured."""
 
 _ALLOWANCE = 0.5
 """In standard deviations of a step: CUSUM is quickest for a change of twice as many."""
@@ -97,7 +99,7 @@ class Level:
     """What an alarm compares with, measured on honest runs."""
 
     reference: float | None
-    """``None``: the run's own first steps."""
+    """``None``: the run's own steps before."""
     unit: float
     """Standard deviation of the figure of one conversation."""
     level: float
@@ -174,7 +176,11 @@ class _Sum:
 
     level: Level
     side: str
-    first: list[float] = field(default_factory=list[float])
+    num_steps: int = 0
+    count: float = 0.0
+    """Conversations of the steps before."""
+    mean: float = 0.0
+    """Over these."""
     up: float = 0.0
     down: float = 0.0
 
@@ -182,10 +188,13 @@ class _Sum:
         """The larger sum over its level after one more step; ``None`` while there is no reference yet."""
         reference = self.level.reference
         if reference is None:
-            if len(self.first) < START:
-                self.first.append(value)
+            reference, before = self.mean, self.count
+            self.num_steps += 1
+            self.count += count
+            self.mean += (value - self.mean) * count / self.count
+            if self.num_steps <= START:
                 return None
-            reference = math.fsum(self.first) / START
+            count *= before / self.count
         z = (value - reference) * math.sqrt(count) / self.level.unit
         self.up = max(0.0, self.up + z - _ALLOWANCE)
         self.down = max(0.0, self.down - z - _ALLOWANCE)
