@@ -108,7 +108,7 @@ def watched(rows: Rows, levels: Levels) -> Rows:
 def largest(rows: Rows, levels: Levels) -> dict[str, float]:
     """By alarm, the largest share of its level that it reached."""
     seen = watched(rows, levels)
-    return {name: max(row.get(f"alarm/{name}", 0.0) for row in seen) for name in levels}
+    return {name: max((row.get(f"alarm/{name}", 0.0) for row in seen), default=0.0) for name in levels}
 
 
 def first_alarms(rows: Rows, levels: Levels) -> dict[str, int]:

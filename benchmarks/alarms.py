@@ -1,7 +1,7 @@
 """Do alarms without known answers see votes that were tampered with? Trained runs of the built-in policy.
 
     python benchmarks/alarms.py run [kinds=honest,inverted] [seeds=20] [first_seed=0] [minutes=4] [folder=runs/alarms]
-    python benchmarks/alarms.py levels [write=FILE]
+    python benchmarks/alarms.py levels [write=FILE] [runs=FOLDER,FOLDER,FOLDER]
     python benchmarks/alarms.py table
     python benchmarks/alarms.py collapse [rewards=r_sol,majority] [seed=0] [steps=200] [folder=runs/collapse]
 
@@ -13,8 +13,10 @@ the signs and `reward_truth_gap` of every step, and the held-out accuracy every 
 at the start and the end at temperature 0, too). With ``minutes`` it begins no new run after so many.
 Alarms are computed from those lines by the package's own `viva.run.alarms.Watch`, so new levels need no new runs.
 
-`levels` sets references, units and levels on all honest runs; `table` has false alarms, power, delay and accuracy lost
-before the stop, with levels set on honest runs of other seeds (`_alarm_figures.py`).
+`levels` sets references, units and levels on all honest runs of the ledger, or on honest runs of one's own in folders;
+without ``write`` it prints those for runs without a measured reference, `viva.run.alarms.MEASURED`. `table` has false
+alarms, power, delay and accuracy lost before the stop, with levels set on honest runs of other seeds
+(`_alarm_figures.py`).
 
 `collapse` trains one honest run a reward (``robust`` and ``paper`` are the recipe's own) until the held-out accuracy
 at temperature 0, measured every 10 steps, is below half of the best one so far, or the steps are spent: ten times those
@@ -121,20 +123,31 @@ def cell(kind: str, seed: int, folder: Path, changed: Mapping[str, str]) -> dict
     options = problem_options(folder / f"{kind}-{seed}", seed=seed) | SIZES
     options |= {"max_steps": str(STEPS), "eval_every": str(EVAL_EVERY)} | dict(changed)
     rows = train(options, kind, (0, int(options["max_steps"])))
-    played = [row for row in rows if "rollout/groups" in row]
     return {
         "kind": kind,
         "seed": seed,
-        "steps": {name: [rounded(row.get(name)) for row in played] for name in KEPT},
+        "steps": columns(rows),
         "accuracy": measured(rows, "test/direct_accuracy"),
         "greedy": measured(rows, "test/greedy_accuracy"),
-        "sampled_tokens": sum(row["rollout/sampled_tokens"] for row in played),
+        "sampled_tokens": sum(row.get("rollout/sampled_tokens", 0) for row in rows),
         "seconds": round(time.perf_counter() - began, 1),
     }
 
 
-def rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    """What the ledger keeps of every step, by metric."""
+    played = [row for row in rows if "rollout/groups" in row]
+    return {name: [round(row[name], 4) if name in row else None for row in played] for name in KEPT}
+
+
+def honest_lines(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """Lines of runs in folders, which are taken for honest ones."""
+    from viva.run.folder import RunFolder
+
+    return [
+        {"kind": "honest", "seed": seed, "steps": columns(RunFolder(Path(folder)).log.metrics())}
+        for seed, folder in enumerate(folders)
+    ]
 
 
 def measured(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[int, float]]:
@@ -215,7 +228,9 @@ def main(argv: Sequence[str]) -> None:
         collapse(Path(given.pop("file", beside.with_name("collapse.jsonl"))), given)
     elif command in ("levels", "table"):
         ledger = lines(Path(given.pop("file", beside.with_suffix(".jsonl"))))
-        target = given.pop("write", None)
+        target, folders = given.pop("write", None), given.pop("runs", None)
+        if folders is not None:
+            ledger = honest_lines(folders.split(","))
         if command == "table":
             print(tables(ledger, onset=ONSET))
         elif target is None:
