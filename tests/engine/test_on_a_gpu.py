@@ -16,9 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from viva.engine import LocalServiceClient, replay
-from viva.engine.attention import register_ragged_attention
-from viva.engine.model import BaseModel
-from viva.engine.trees import register_tree_attention
+from viva.engine.model import BaseModel, register_attention
 
 GPU = torch.device("meta")
 
@@ -64,8 +62,7 @@ def move_to_gpu(module: Any) -> None:
 
 
 def service_with(family: str) -> LocalServiceClient:
-    register_ragged_attention()
-    register_tree_attention()
+    register_attention()
     service = LocalServiceClient(device="cpu")
     module: Any = transformers.AutoModelForCausalLM.from_config(make_config(family))
     move_to_gpu(module)

@@ -71,7 +71,7 @@ def attended(
     """The output, and slopes by queries, keys and values."""
     states = [each.detach().requires_grad_() for each in states]
     module: Any = trees
-    output, _ = module._tree_attention(None, *states, None, tree=step, **given)
+    output, _ = module.tree_attention(None, *states, None, tree=step, **given)
     return output, *torch.autograd.grad(output, states, slopes.to(output.dtype))
 
 

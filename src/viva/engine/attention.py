@@ -31,13 +31,6 @@ class UnsupportedAttentionError(RuntimeError):
     """The architecture does not attend through the function chosen for it."""
 
 
-def register_ragged_attention() -> None:
-    """Make the attention known to ``transformers`` under its name. Harmless to repeat."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(RAGGED_ATTENTION, _ragged_attention)
-
-
 class RaggedCache(Cache):
     """Preallocated keys and values, ``[rows, K, length, D]`` per layer, growing as needed.
 
@@ -228,7 +221,7 @@ def _rounded(length: int) -> int:
     return -(-length // _ROUND_LENGTH) * _ROUND_LENGTH
 
 
-def _ragged_attention(
+def ragged_attention(
     module: "PreTrainedModel",
     query: torch.Tensor,
     key: torch.Tensor,

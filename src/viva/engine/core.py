@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import torch
 
+from viva.engine.checkpoint import State, check_base_of, read_state
 from viva.engine.decoder import Decoder
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.layers import fuse_layers
@@ -76,6 +77,17 @@ class Core:
             if self._recorder is not None:
                 check_replays(self._models[key], self._recorder)
         return self._models[key]
+
+    def open_state(self, path: str, base_model: str | None) -> tuple[State, BaseModel]:
+        """A checkpoint and its base model, which is now at ``base_model`` if it has moved.
+
+        Raises:
+            ValueError: The checkpoint cannot be read, or belongs to another model.
+        """
+        state = read_state(path)
+        base = self.base_model(base_model or state.base_model)
+        check_base_of(state, base.name, base.digests)
+        return state, base
 
     def claim_folder(self) -> Path:
         """A folder for the checkpoints of one training client, which no other has, of this process or another.

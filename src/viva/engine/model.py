@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, register_ragged_attention
+from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, ragged_attention
 from viva.engine.loading import check_layers, check_loaded, load_errors
-from viva.engine.trees import TREE_ATTENTION, TreeStep, pack_tree, register_tree_attention
+from viva.engine.trees import TREE_ATTENTION, TreeStep, pack_tree, tree_attention
 from viva.hub import hub_errors, split_revision
 from viva.model_files import LOADING, check_model_folder, model_digests
 
@@ -174,8 +174,7 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         vocab_size=vocab_size,
         digests=model_digests(name, getattr(module.config, "_commit_hash", None)),
     )
-    register_ragged_attention()
-    register_tree_attention()
+    register_attention()
     _check_positions(base)
     _check_decoding(base, device)
     reason = _why_no_trees(base, device)
@@ -187,6 +186,14 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
             stacklevel=2,
         )
     return replace(base, takes_trees=reason is None)
+
+
+def register_attention() -> None:
+    """Make the engine's attention functions known to ``transformers`` by name. Harmless to repeat."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(RAGGED_ATTENTION, ragged_attention)
+    AttentionInterface.register(TREE_ATTENTION, tree_attention)
 
 
 def structure_copy(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import tinker
 
-from viva.engine.checkpoint import check_base_of, read_state
 from viva.engine.core import Core
 from viva.engine.decoder import Decoder
 from viva.engine.model import BaseModel
@@ -196,10 +195,7 @@ def open_sampling_client(core: Core, path: str | None, base_model: str | None) -
         base = core.base_model(base_model or "")
         build = base.decode_copy
     else:
-        state = read_state(path)
-        base = core.base_model(base_model or state.base_model)
-        check_base_of(state, base.name, base.digests)
+        state, base = core.open_state(path, base_model)
         build = stored_builder(base, state.settings, state.folder)
-    decoder: LocalFuture[Decoder] = LocalFuture(core.pump, cancellable=False)
-    decoder.resolve(core.new_decoder(build))
+    decoder = LocalFuture.resolved(core.pump, core.new_decoder(build))
     return LocalSamplingClient(core, base, decoder, f"sampler-{core.count('sampler')}")

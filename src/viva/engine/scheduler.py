@@ -183,6 +183,13 @@ class LocalFuture(APIFuture[T]):
         if not cancellable:
             self._state.set_running_or_notify_cancel()
 
+    @classmethod
+    def resolved(cls, pump: Pump, value: T) -> "LocalFuture[T]":
+        """A future that has its result."""
+        future = cls(pump, cancellable=False)
+        future.resolve(value)
+        return future
+
     def done(self) -> bool:
         """Whether a result, an error or a cancellation is there."""
         return self._state.done()
@@ -290,6 +297,15 @@ class OperationQueue:
         self._queue.append((operation, future))
         self._pump.submit(self)
         return future
+
+    def call(self, function: Callable[[], T]) -> LocalFuture[T]:
+        """Queue an operation of one piece; the future gets what the function returns."""
+
+        def operation() -> Operation:
+            yield
+            return function()
+
+        return self.submit(operation())
 
     def has_work(self) -> bool:
         """Whether an operation is unfinished."""

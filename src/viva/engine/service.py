@@ -11,13 +11,13 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.rest_client import RestClient
 
-from viva.engine.checkpoint import State, check_base_of, read_state
+from viva.engine.checkpoint import read_state
 from viva.engine.core import Core
 from viva.engine.lora import AdapterSettings
 from viva.engine.model import decode_precision, resolve_device, resolve_precision
 from viva.engine.policy import Policy
 from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
-from viva.engine.scheduler import EngineLimits, LocalFuture, Operation
+from viva.engine.scheduler import EngineLimits, LocalFuture
 from viva.engine.training_client import LocalTrainingClient
 from viva.sdk import async_twin, awaited_twin, refuses_the_rest
 
@@ -48,9 +48,7 @@ class LocalRestClient:
             last_request_time=datetime.fromtimestamp(state.folder.stat().st_mtime, UTC),
             user_metadata=state.user_metadata,
         )
-        future: LocalFuture[types.TrainingRun] = LocalFuture(self._core.pump, cancellable=False)
-        future.resolve(run)
-        return future
+        return LocalFuture.resolved(self._core.pump, run)
 
     get_training_run_by_tinker_path_async = awaited_twin(get_training_run_by_tinker_path)
 
@@ -62,12 +60,7 @@ class LocalRestClient:
         """
         self._core.check_own(Path(tinker_path))
         folder = read_state(tinker_path).folder
-
-        def operation() -> Operation:
-            yield
-            shutil.rmtree(folder)
-
-        return self._core.operations.submit(operation())
+        return self._core.operations.call(lambda: shutil.rmtree(folder))
 
     delete_checkpoint_from_tinker_path_async = awaited_twin(delete_checkpoint_from_tinker_path)
 
@@ -201,9 +194,7 @@ class LocalServiceClient:
         self, status: Literal["success", "errored", "interrupted"] = "success", detail: str | None = None
     ) -> LocalFuture[None]:
         """End the session, as servers call it. There is none here: clients that were made can still be used."""
-        future: LocalFuture[None] = LocalFuture(self._core.pump, cancellable=False)
-        future.resolve(None)
-        return future
+        return LocalFuture.resolved(self._core.pump, None)
 
     def get_telemetry(self) -> None:
         """``None``: the engine reports nothing to anybody."""
@@ -231,7 +222,9 @@ class LocalServiceClient:
     def _from_state(
         self, path: str, base_model: str | None, user_metadata: Mapping[str, str] | None, *, optimizer: bool
     ) -> LocalTrainingClient:
-        policy, state = _open_policy(self._core, path, base_model, optimizer=optimizer)
+        state, base = self._core.open_state(path, base_model)
+        policy = Policy(base, state.settings, self._core.limits)
+        policy.load(state.folder, num_steps=state.num_steps if optimizer else None)
         number = self._core.count("training")
         metadata = state.user_metadata if user_metadata is None else user_metadata
         return LocalTrainingClient(self._core, policy, f"local-{number}", metadata)
@@ -310,23 +303,3 @@ def _local_class(service: LocalServiceClient) -> type[LocalServiceClient]:
             self._core = service._core
 
     return InstalledServiceClient
-
-
-def _open_policy(core: Core, path: str, base_model: str | None, *, optimizer: bool) -> tuple[Policy, State]:
-    """A policy that continues from a checkpoint.
-
-    Args:
-        core: The engine.
-        path: Returned by ``save_state``.
-        base_model: Where the base model is now, if it has moved.
-        optimizer: Take over the optimiser's state too.
-
-    Raises:
-        ValueError: The checkpoint cannot be read or is of another model.
-    """
-    state = read_state(path)
-    base = core.base_model(base_model or state.base_model)
-    check_base_of(state, base.name, base.digests)
-    policy = Policy(base, state.settings, core.limits)
-    policy.load(state.folder, num_steps=state.num_steps if optimizer else None)
-    return policy, state

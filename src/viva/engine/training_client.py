@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -14,7 +15,6 @@ from tinker import types
 from viva.engine.adam import check_adam
 from viva.engine.checkpoint import check_base_of, read_state, write_checkpoint
 from viva.engine.core import Core
-from viva.engine.decoder import Decoder
 from viva.engine.losses import LOSSES, Loss, find_loss
 from viva.engine.packing import Example, make_examples
 from viva.engine.policy import LossResult, Policy
@@ -157,12 +157,7 @@ class LocalTrainingClient:
                 f"The local engine's optimiser is AdamW; give AdamParams, not {type(params).__name__}."
             )
         check_adam(params)
-
-        def operation() -> Operation:
-            yield
-            return tinker.OptimStepResponse(metrics=self._policy.step(params))
-
-        return self._core.operations.submit(operation())
+        return self._core.operations.call(lambda: tinker.OptimStepResponse(metrics=self._policy.step(params)))
 
     optim_step_async = async_twin(optim_step)
 
@@ -190,13 +185,11 @@ class LocalTrainingClient:
             ValueError: The name is not one, or the service has no ``state_dir``.
         """
         path = self._checkpoint_path("weights", name)
-
-        def operation() -> Operation:
-            yield
-            self._write(path, optimizer=True, overwrite=overwrite, user_metadata=user_metadata)
-            return types.SaveWeightsResponse(path=str(path))
-
-        return self._core.operations.submit(operation())
+        return self._core.operations.call(
+            lambda: types.SaveWeightsResponse(
+                path=self._write(path, user_metadata, optimizer=True, overwrite=overwrite)
+            )
+        )
 
     save_state_async = async_twin(save_state)
 
@@ -226,13 +219,11 @@ class LocalTrainingClient:
             ValueError: The name is not one, or the service has no ``state_dir``.
         """
         path = self._checkpoint_path("sampler_weights", name)
-
-        def operation() -> Operation:
-            yield
-            self._write(path, optimizer=False, overwrite=True, user_metadata=user_metadata)
-            return types.SaveWeightsForSamplerResponse(path=str(path))
-
-        return self._core.operations.submit(operation())
+        return self._core.operations.call(
+            lambda: types.SaveWeightsForSamplerResponse(
+                path=self._write(path, user_metadata, optimizer=False, overwrite=True)
+            )
+        )
 
     save_weights_for_sampler_async = async_twin(save_weights_for_sampler)
 
@@ -242,12 +233,7 @@ class LocalTrainingClient:
         ``name`` has no effect, as in the SDK.
         """
         policy = self._policy
-
-        def operation() -> Operation:
-            yield
-            return self._core.new_decoder(policy.snapshot())
-
-        decoder: LocalFuture[Decoder] = self._core.operations.submit(operation())
+        decoder = self._core.operations.call(lambda: self._core.new_decoder(policy.snapshot()))
         return LocalSamplingClient(
             self._core, policy.base, decoder, f"{self.model_id}-{self._core.count(self.model_id)}"
         )
@@ -331,14 +317,13 @@ class LocalTrainingClient:
         return result
 
     def _load(self, path: str, *, optimizer: bool) -> LocalFuture[types.LoadWeightsResponse]:
-        def operation() -> Operation:
-            yield
+        def load() -> types.LoadWeightsResponse:
             state = read_state(path)
             check_base_of(state, self._policy.base.name, self._policy.base.digests)
             self._policy.load(state.folder, num_steps=state.num_steps if optimizer else None)
             return types.LoadWeightsResponse(path=path, model_id=self.model_id)
 
-        return self._core.operations.submit(operation())
+        return self._core.operations.call(load)
 
     def _checkpoint_path(self, kind: str, name: str) -> Path:
         """The place of a checkpoint in this client's own folder, which is taken when it is first needed.
@@ -354,15 +339,12 @@ class LocalTrainingClient:
         return path
 
     def _write(
-        self, path: Path, *, optimizer: bool, overwrite: bool, user_metadata: Mapping[str, str] | None
-    ) -> None:
-        metadata = self._user_metadata | dict(user_metadata or {})
-        write_checkpoint(
-            path,
-            self._policy.description(metadata),
-            lambda folder: self._policy.save(folder, optimizer=optimizer),
-            overwrite=overwrite,
-        )
+        self, path: Path, user_metadata: Mapping[str, str] | None, *, optimizer: bool, overwrite: bool
+    ) -> str:
+        description = self._policy.description(self._user_metadata | dict(user_metadata or {}))
+        save = partial(self._policy.save, optimizer=optimizer)
+        write_checkpoint(path, description, save, overwrite=overwrite)
+        return str(path)
 
 
 def _output(examples: Sequence[Example], result: LossResult) -> tinker.ForwardBackwardOutput:

@@ -183,13 +183,6 @@ def _stretches(places: np.ndarray) -> tuple[slice, ...]:
 TREE_ATTENTION = "viva_tree"
 
 
-def register_tree_attention() -> None:
-    """Make the attention known to ``transformers`` under its name. Harmless to repeat."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(TREE_ATTENTION, _tree_attention)
-
-
 class TreeStep:
     """A packed tree during one forward pass: its tensors, and the masks that follow from it."""
 
@@ -261,7 +254,7 @@ def _cells_at(tree: PackedTree, places: np.ndarray) -> list[int]:
     return np.flatnonzero(bounds[:, 0] < bounds[:, 1]).tolist()
 
 
-def _tree_attention(
+def tree_attention(
     module: "PreTrainedModel",
     query: torch.Tensor,
     key: torch.Tensor,
