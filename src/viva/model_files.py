@@ -1,4 +1,4 @@
-"""Files of models and runs: safe names, JSON objects with a checksum, and a model folder's contents.
+"""Files of models and runs: safe names, folders written whole, JSON objects with a checksum, a model's contents.
 
 A sealed object holds the SHA-256 of all its other keys, so that no change to it goes unnoticed. It protects against
 failing disks and slips of the hand, not against somebody who computes the digest anew. A model's files may ask for no
@@ -9,8 +9,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,6 +62,56 @@ def is_inside(path: Path, folder: Path) -> bool:
         return path.resolve().is_relative_to(folder.resolve())
     except (ValueError, OSError, RuntimeError):  # a NUL, or links that lead in a circle
         return False
+
+
+@contextmanager
+def written_beside(place: Path) -> Generator[Path]:
+    """A new folder that takes the place of what is there once it is complete, and forced to the disk."""
+    undo_replacing(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in place.parent.glob(f".{place.name}~*"):  # of a writer that was killed
+        shutil.rmtree(leftover)
+    staging = Path(tempfile.mkdtemp(prefix=f".{place.name}~", dir=place.parent))
+    try:
+        yield staging
+        staging.chmod(0o755)  # temporary folders are private; what they become is not
+        replace_folder(staging, place)
+    finally:
+        undo_replacing(place)
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def replace_folder(new: Path, place: Path) -> None:
+    """Put a complete folder where another one may be, which then is gone; half a folder is never there."""
+    for path in (*new.rglob("*"), new):
+        force_to_disk(path)
+    if place.is_symlink():
+        place.unlink()
+    elif place.exists():
+        os.rename(place, _replaced(place))
+    os.rename(new, place)
+    force_to_disk(place.parent)
+    shutil.rmtree(_replaced(place), ignore_errors=True)
+
+
+def undo_replacing(place: Path) -> None:
+    """Put back a folder whose replacement was cut short."""
+    if not place.exists() and _replaced(place).exists():
+        os.rename(_replaced(place), place)
+
+
+def _replaced(place: Path) -> Path:
+    """The place of a folder until the one that replaces it is in place."""
+    return place.parent / f".{place.name}~replaced"
+
+
+def force_to_disk(path: Path) -> None:
+    """Force a file to the disk, or what was made, renamed or removed in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:

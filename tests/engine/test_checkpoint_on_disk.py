@@ -56,8 +56,8 @@ def test_everything_is_on_the_disk_before_it_takes_its_place(
         done.append((Path(source).name, Path(target).name))
         rename(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", forced)
-    monkeypatch.setattr(checkpoint.os, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", forced)
+    monkeypatch.setattr(os, "rename", renamed)
     write_checkpoint(saved, {}, write_two, overwrite=True)
     moves = [place for place, event in enumerate(done) if isinstance(event, tuple)]
     assert [done[place][1] for place in moves] == [".one~replaced", "one"]

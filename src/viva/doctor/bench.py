@@ -110,13 +110,9 @@ class Bench:
 def policy_datum(
     tokens: Sequence[int], logprobs_T: Array, advantages_T: Array, *, weighted: bool = False
 ) -> tinker.Datum:
-    """A datum of next-token targets.
+    """A datum of next-token targets; there is one token more than targets.
 
-    Args:
-        tokens: One more than there are targets.
-        logprobs_T: Of the sampler.
-        advantages_T: Of each target; the weights of a `weighted` datum.
-        weighted: Whether it is for ``cross_entropy``, which takes weights instead of logprobs and advantages.
+    A `weighted` one is for ``cross_entropy``: the advantages are its weights, and it has no logprobs of the sampler.
     """
     inputs = {
         "target_tokens": tinker.TensorData(data=list(tokens[1:]), dtype="int64", shape=[len(tokens) - 1])

@@ -253,19 +253,10 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention of the rows that take part in a forward pass.
+    """Attention of the rows that take part in a forward pass: ``[B, Q, T, D]`` queries to contiguous ``[B, T, Q, D]``.
 
-    Args:
-        query: ``[B, Q, T, D]``.
-        key: What `RaggedCache.update` returned.
-        value: As `key`.
-        step: Of the pass.
-        scaling: Of the scores; the inverse root of ``D`` if left out.
-        window: Keys that are seen, counting back from the query's own.
-        softcap: Bound of the scores.
-
-    Returns:
-        ``[B, T, Q, D]``, contiguous.
+    Keys and values are what `RaggedCache.update` returned. Scores are scaled by the inverse root of ``D`` where
+    `scaling` is left out, and bounded by `softcap`; a query sees `window` keys, counting back from its own.
     """
     step.num_attended += 1
     groups = query.shape[1] // key.shape[1]

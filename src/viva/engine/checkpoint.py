@@ -8,10 +8,7 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +18,16 @@ from typing import Any
 import torch
 
 from viva.engine.lora import AdapterSettings
-from viva.model_files import SEAL, check_base, is_inside, model_digests, sealed, unsealed
+from viva.model_files import (
+    SEAL,
+    check_base,
+    is_inside,
+    model_digests,
+    sealed,
+    undo_replacing,
+    unsealed,
+    written_beside,
+)
 
 MANIFEST = "checkpoint.json"
 Manifest = dict[str, Any]
@@ -34,52 +40,29 @@ _UNSEALED = 1
 def write_checkpoint(
     path: Path, description: Manifest, write_files: Callable[[Path], None], *, overwrite: bool
 ) -> None:
-    """Write a checkpoint so that it is there completely or not at all.
+    """Write a checkpoint, with its description as JSON, so that it is there completely or not at all.
 
-    Args:
-        path: The folder to create.
-        description: What the reader needs to know, as JSON.
-        write_files: Writes the files into the folder it is given.
-        overwrite: Replace a checkpoint of this name.
+    `write_files` writes the files into the folder it is given.
 
     Raises:
         ValueError: There is one already and ``overwrite`` is false.
     """
     with _naming(path, "written"):
-        _write_checkpoint(path, description, write_files, overwrite=overwrite)
-
-
-def _write_checkpoint(
-    path: Path, description: Manifest, write_files: Callable[[Path], None], *, overwrite: bool
-) -> None:
-    _recover(path)
-    if path.exists() and not overwrite:
-        raise ValueError(f"The checkpoint {str(path)!r} exists. Choose another name, or pass overwrite=True.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}~*"):  # of a writer that was killed
-        shutil.rmtree(leftover)
-    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}~", dir=path.parent))
-    try:
-        write_files(staging)
-        files = sorted(file for file in staging.rglob("*") if file.is_file())
-        manifest = {
-            "format": _FORMAT,
-            **description,
-            "files": {file.relative_to(staging).as_posix(): _digest(file) for file in files},
-        }
-        text = json.dumps(sealed(manifest), indent=2) + "\n"
-        (staging / MANIFEST).write_text(text, encoding="utf-8")
-        folders = [folder for folder in staging.rglob("*") if folder.is_dir()]
-        for file in [*files, staging / MANIFEST, *folders, staging]:
-            _force_to_disk(file)
-        if path.exists():
-            os.rename(path, _replaced(path))
-        os.rename(staging, path)
-        _force_to_disk(path.parent)
-    finally:
-        _recover(path)
-        shutil.rmtree(staging, ignore_errors=True)
-    shutil.rmtree(_replaced(path), ignore_errors=True)
+        undo_replacing(path)
+        if path.exists() and not overwrite:
+            raise ValueError(
+                f"The checkpoint {str(path)!r} exists. Choose another name, or pass overwrite=True."
+            )
+        with written_beside(path) as staging:
+            write_files(staging)
+            files = sorted(file for file in staging.rglob("*") if file.is_file())
+            manifest = {
+                "format": _FORMAT,
+                **description,
+                "files": {file.relative_to(staging).as_posix(): _digest(file) for file in files},
+            }
+            text = json.dumps(sealed(manifest), indent=2) + "\n"
+            (staging / MANIFEST).write_text(text, encoding="utf-8")
 
 
 @contextmanager
@@ -92,17 +75,6 @@ def _naming(path: Path, done: str) -> Generator[None, None, None]:
         raise OSError(error.errno, message, str(error.filename or path)) from error
 
 
-def _replaced(path: Path) -> Path:
-    """The place of a checkpoint until the one that replaces it is in place."""
-    return path.parent / f".{path.name}~replaced"
-
-
-def _recover(path: Path) -> None:
-    """Put back a checkpoint whose replacement was cut short."""
-    if not path.exists() and _replaced(path).exists():
-        os.rename(_replaced(path), path)
-
-
 def read_checkpoint(path: Path) -> Manifest:
     """The description of a checkpoint, after checking every file's digest.
 
@@ -111,7 +83,7 @@ def read_checkpoint(path: Path) -> Manifest:
         OSError: A file cannot be read; the error names it.
     """
     with _naming(path, "read"):
-        _recover(path)
+        undo_replacing(path)
         file = path / MANIFEST
         if not file.is_file():
             raise ValueError(
@@ -190,14 +162,6 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _force_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -240,12 +204,7 @@ def read_state(path: str) -> State:
 
 
 def check_base_of(state: State, name: str, found: Mapping[str, str]) -> None:
-    """Refuse a base model other than the one that a checkpoint was saved on.
-
-    Args:
-        state: The checkpoint.
-        name: Path or hub name of the base model that it is to be used with.
-        found: Its digests.
+    """Refuse a base model, by its name and digests, other than the one that a checkpoint was saved on.
 
     Raises:
         ValueError: The two differ.

@@ -180,9 +180,6 @@ def gguf_folder(file: str | Path) -> Path:
     It is made on first use under ``$VIVA_CACHE`` (default ``~/.cache/viva``) and named after the file's SHA-256, which
     stands in its ``gguf.json``.
 
-    Args:
-        file: Path of the file.
-
     Raises:
         ValueError: The file is damaged, or its architecture, pre-tokenizer or something else in it is not supported.
     """

@@ -170,15 +170,9 @@ class FusedLayer(nn.Module):
         is_last: bool = False,
         **unused: object,
     ) -> torch.Tensor:
-        """``[B, T, H]`` hidden states to those after the layer.
+        """``[B, T, H]`` hidden states to those after the layer; cosines and sines are ``[B, T, D]``.
 
-        Args:
-            hidden: What the layer reads.
-            position_embeddings: Cosines and sines, ``[B, T, D]``.
-            past_key_values: A `viva.engine.attention.RaggedCache`.
-            ragged: Its step.
-            is_last: Whether nothing attends to the result: then it is ``[B, 1, H]`` if the step reads ends alone.
-            **unused: What else the model hands its layers.
+        If nothing attends to the result (`is_last`) it is ``[B, 1, H]`` where the step reads ends alone.
         """
         inner = self._in(self._first_norm(hidden))
         store = past_key_values.open(self._index, inner, self._heads[1], self._size)
@@ -322,13 +316,9 @@ class LastLayer(nn.Module):
     def forward(
         self, hidden: torch.Tensor, *, read: torch.Tensor, tree: TreeStep | None = None, **given: object
     ) -> torch.Tensor:
-        """Hidden states after the layer at the places that are read, ``[1, R, H]``.
+        """``[B, T, H]`` hidden states to those after the layer at the places that are read, ``[1, R, H]``.
 
-        Args:
-            hidden: What the layer reads, ``[B, T, H]``.
-            read: Ascending places in the flattened ``B * T``.
-            tree: Of which the one row consists, if it does.
-            **given: What else the model hands its layers.
+        `read` has ascending places in the flattened ``B * T``; `tree` is what the one row consists of, if it does.
         """
         self._read = read
         if tree is not None:

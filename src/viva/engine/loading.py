@@ -14,10 +14,7 @@ _SHOWN = 3
 
 @contextmanager
 def load_errors(name: str) -> Generator[None, None, None]:
-    """Turn errors of reading a model or its tokenizer into a `ValueError` that names the model.
-
-    Args:
-        name: Path or hub name.
+    """Turn errors of reading a model or its tokenizer into a `ValueError` that names the model, by path or hub name.
 
     Raises:
         ValueError: A file is missing or damaged, or does not fit the others.
@@ -59,10 +56,6 @@ def _reason(error: BaseException) -> str:
 def check_layers(name: str, config: "PretrainedConfig") -> None:
     """Refuse a model whose layers carry a state from token to token, before its weights are fetched.
 
-    Args:
-        name: Path or hub name.
-        config: The model's.
-
     Raises:
         ValueError: It has such layers.
     """
@@ -80,13 +73,8 @@ def check_layers(name: str, config: "PretrainedConfig") -> None:
 def check_loaded(name: str, report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> None:
     """Refuse a model that would be completed with random weights, and a tokenizer that reads nothing.
 
-    Args:
-        name: Path or hub name.
-        report: From ``from_pretrained``, about the weights.
-        tokenizer: The model's.
-
     Raises:
-        ValueError: See above.
+        ValueError: Weights are missing or of other shapes, by ``from_pretrained``'s report, or the tokenizer is none.
     """
     missing = sorted(str(key) for key in report["missing_keys"])
     if missing:

@@ -152,16 +152,10 @@ def write_adapter_config(base: BaseModel, settings: AdapterSettings, folder: Pat
 
 
 def check_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], rank: int, folder: Path) -> None:
-    """Refuse an adapter that does not fit the model.
-
-    Args:
-        base: The model.
-        adapter: See `merge_adapter`.
-        rank: That it should have.
-        folder: Where it lies.
+    """Refuse an adapter of a folder that does not fit the model; see `merge_adapter`.
 
     Raises:
-        ValueError: It names a layer that the model lacks, or has other shapes.
+        ValueError: It names a layer that the model lacks, or has another rank or other shapes.
     """
     layers = cast(dict[str, nn.Linear], dict(base.module.named_modules()))
     advice = f"Give the model that it was trained on; this is {base.name!r}."
@@ -183,12 +177,9 @@ def check_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], rank: in
 
 
 def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: float) -> "PreTrainedModel":
-    """A decode copy of the model with an adapter merged into fresh tensors.
+    """A decode copy of the model with an adapter merged into fresh tensors; the model's own are not changed.
 
-    Args:
-        base: The model; its tensors are not changed.
-        adapter: ``<layer>.lora_A`` and ``<layer>.lora_B`` by layer name.
-        scale: ``alpha / rank``.
+    The adapter is ``<layer>.lora_A`` and ``<layer>.lora_B`` by layer name, `scale` is ``alpha / rank``.
     """
     module = base.decode_copy()
     for key in adapter:

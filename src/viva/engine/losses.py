@@ -196,12 +196,8 @@ class Targets:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logprobs and losses of the targets, ``[M]`` each; with gradients enabled also the backward pass.
 
-        Args:
-            module: The causal language model.
-            hidden: ``[R, H]`` hidden states of the places that are read.
-            loss: What is minimised. A target's loss depends on no other target.
-            config: Its settings.
-            max_logits: Logits to hold at once.
+        They come from ``[R, H]`` hidden states of the places that are read, by `max_logits` logits at a time. A
+        target's loss must depend on no other target.
 
         Raises:
             FloatingPointError: The loss is not finite.
@@ -277,13 +273,7 @@ class Targets:
 
 
 def gather_targets(batch: "Batch", examples: Sequence["Example"], vocab_size: int) -> Targets:
-    """The targets of a batch.
-
-    Args:
-        batch: Where the tokens are.
-        examples: All examples, of which the batch names some.
-        vocab_size: Above every token id.
-    """
+    """The targets of a batch; `vocab_size` is above every token id."""
     rows = [examples[index] for index in batch.indices]
     places = [
         np.repeat(places, example.targets.size // len(places))
@@ -322,16 +312,9 @@ def rows_at_once(vocab_size: int, max_logits: int) -> int:
 def target_logprobs(
     module: "PreTrainedModel", hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
-    """Logprobs of target tokens.
+    """Logprobs of ``[M, K]`` target tokens behind ``[M, H]`` hidden states after the final norm, in float32.
 
-    Args:
-        module: The causal language model.
-        hidden: ``[M, H]`` hidden states after the final norm.
-        targets: ``[M, K]`` token ids.
-        temperature: Divides the logits.
-
-    Returns:
-        ``[M, K]`` float32, with a graph that can be gone through once if gradients are enabled.
+    With gradients enabled they have a graph that can be gone through once. The temperature divides the logits.
     """
     logits = head_logits(module, hidden)
     scaled = logits if temperature == 1 else logits / temperature

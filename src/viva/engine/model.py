@@ -128,11 +128,7 @@ def decode_precision(precision: str, device: torch.device) -> torch.dtype:
 def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> BaseModel:
     """Load a model and its tokenizer, and check that our decoding computes what the model computes.
 
-    Args:
-        name: Local directory, or ``NAME`` or ``NAME@REVISION`` on the Hugging Face hub. Code from the repository is
-            never run.
-        device: Where the weights go.
-        dtype: Their type.
+    Its name is a folder, or ``NAME`` or ``NAME@REVISION`` on the hub. Code from the repository is never run.
 
     Raises:
         ValueError: The path is not a model, the hub does not give it, or the architecture is one the engine cannot
@@ -201,9 +197,7 @@ def structure_copy(
 ) -> "PreTrainedModel":
     """Copy modules and configuration but share every tensor, ties included.
 
-    Args:
-        module: A model.
-        replace: Tensors to use instead, by ``id`` of the tensor they stand for.
+    Tensors of `replace` take the place of those whose ``id`` they stand under.
     """
     shared: dict[int, object] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
     return copy.deepcopy(module, {**shared, **(replace or {})})
@@ -234,15 +228,7 @@ def output_layer(module: "PreTrainedModel") -> nn.Linear:
 
 
 def head_logits(module: "PreTrainedModel", hidden: torch.Tensor) -> torch.Tensor:
-    """Logits in float32 of hidden states.
-
-    Args:
-        module: The causal language model (or its PEFT wrapper's inner model).
-        hidden: ``[N, H]``, output of the decoder's final norm.
-
-    Returns:
-        ``[N, V]``.
-    """
+    """Logits in float32, ``[N, V]``, of ``[N, H]`` hidden states after the decoder's final norm."""
     logits = output_layer(module)(hidden).float()
     cap = getattr(module.config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -199,15 +199,10 @@ def plan_batches(
 ) -> list[Batch]:
     """Batches within a budget of tokens, padding included, that hold every example once.
 
-    Examples without any gradient are apart. The others' neighbours in ascending order become trees, which need no
-    padding; one beyond the budget is cut into several, each with the shared prefix again. What is cheaper as padded
-    rows becomes padded rows. The longest come first, so that what does not fit in memory fails at once.
-
-    Args:
-        examples: Checked data.
-        costs: Of the model.
-        max_tokens: The budget. A longer example is a batch of its own.
-        trees: Whether the model takes trees.
+    Examples without any gradient are apart. The others' neighbours in ascending order become trees, if the model takes
+    them, which need no padding; one beyond the budget is cut into several, each with the shared prefix again. What is
+    cheaper as padded rows becomes padded rows, and an example longer than the budget a batch of its own. The longest
+    come first, so that what does not fit in memory fails at once.
     """
     order = sorted(range(len(examples)), key=lambda index: _content(examples[index]))
     batches: list[Batch] = []

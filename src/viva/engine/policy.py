@@ -197,11 +197,9 @@ class Policy:
             write_tensors(folder / _OPTIMIZER_FILE, self.optimizer.state())
 
     def load(self, folder: Path, *, num_steps: int | None) -> None:
-        """Take over stored weights, dropping accumulated gradients.
+        """Take over weights that `save` wrote, dropping accumulated gradients.
 
-        Args:
-            folder: Written by `save`.
-            num_steps: Steps the stored optimiser had taken; ``None`` starts with a fresh optimiser.
+        With `num_steps`, the steps that the stored optimiser had taken, its state is taken over, too; else it is fresh.
 
         Raises:
             ValueError: The weights are those of another model or adapter. Nothing was changed.
@@ -328,11 +326,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def activation_bytes(config: Any, num_rows: int, length: int, itemsize: int) -> int:
     """About what the layers of a model keep for the backward pass; rather too much than too little.
 
-    Args:
-        config: Of the ``transformers`` model.
-        num_rows: Rows that go through it.
-        length: Their tokens, padding included.
-        itemsize: Bytes of a number.
+    The rows have `length` tokens, padding included, the numbers `itemsize` bytes.
     """
     heads = int(config.num_attention_heads)
     attended = heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)

@@ -120,14 +120,7 @@ class DecodeSteps:
         past: Sequence[int],
         prefixes: Sequence[SharedPrefix | None],
     ) -> torch.Tensor:
-        """Run the decoder on one new token of each of the first ``B`` rows, storing their keys and values.
-
-        Args:
-            cache: Holds the rows. Those behind them are not in use.
-            module: A `BaseModel.decode_copy`.
-            tokens: ``B`` token ids.
-            past: Tokens of its own that each of the rows has already.
-            prefixes: The shared prefix of each row.
+        """`RaggedCache.forward` on one new token of each of the first ``B`` rows; those behind them are not in use.
 
         Returns:
             Hidden states after the final norm, ``[B, H]``. They may be overwritten by the next step.

@@ -153,14 +153,9 @@ def score_prompt(
     scoring: PromptScoring,
     max_logits: int,
 ) -> dict[str, object]:
-    """Fields of the response that concern the prompt.
+    """Fields of the response that concern the prompt, by `max_logits` logits at a time.
 
-    Args:
-        module: The causal language model.
-        hidden: ``[P - first, H]`` hidden states of positions ``first - 1 .. P - 2``, which predict ``first .. P - 1``.
-        prompt: ``[P]`` token ids.
-        scoring: What to report.
-        max_logits: Logits to hold at once.
+    The ``[P - first, H]`` hidden states of positions ``first - 1 .. P - 2`` predict positions ``first .. P - 1``.
 
     Raises:
         FloatingPointError: Logits are not finite.
@@ -290,19 +285,10 @@ def make_request(
     name: str,
     future: LocalFuture[tinker.SampleResponse],
 ) -> SampleRequest:
-    """Check a call of ``sample``.
+    """Check a call of ``sample``; the tokens are the result of `token_array`.
 
-    Args:
-        base: The model.
-        tokens: Result of `token_array`.
-        params: Settings; ``max_tokens=None`` in them means up to the end of the context. ``None`` instead of settings
-            means that nothing is sampled and only the prompt is scored.
-        num_samples: Independent samples.
-        topk_samples: Alternatives to report at each sampled position.
-        scoring: What to report about the prompt.
-        seed: Used where ``params.seed`` is ``None``.
-        name: Distinct within the service.
-        future: Where the response goes.
+    Without `params` nothing is sampled and only the prompt is scored; ``max_tokens=None`` in them means up to the end
+    of the context. `seed` is used where they have none.
 
     Raises:
         ValueError: A setting that makes no sense, with what is allowed.

@@ -74,13 +74,9 @@ class UniformStream:
 def draw_tokens(
     logits: torch.Tensor, rules: Sequence[SamplingRule], uniforms: Sequence[float], num_alternatives: int = 0
 ) -> Draws:
-    """Draw one token per row.
+    """Draw one token per row of ``[B, V]`` float32 logits.
 
-    Args:
-        logits: ``[B, V]`` float32.
-        rules: ``B`` rules.
-        uniforms: ``B`` numbers in ``[0, 1)``. A greedy row ignores its number.
-        num_alternatives: ``k``, tokens to report beside the drawn one.
+    Every row has a rule and a number in ``[0, 1)``, which a greedy row ignores. `num_alternatives` is ``k``.
     """
     device = logits.device
     divisors = torch.tensor([[rule.temperature or 1.0] for rule in rules], dtype=torch.float64, device=device)
@@ -126,11 +122,7 @@ def _draw(
 
 
 def _search(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Search the cumulative distribution.
-
-    Args:
-        weights: ``[B, V]``, at least one per row above zero.
-        numbers: ``[B, 1]`` float64, in ``[0, 1)``.
+    """Search the cumulative distributions of ``[B, V]`` weights, one above zero in each, for numbers in ``[0, 1)``.
 
     Returns:
         Tokens ``[B, 1]``, with a weight above zero where weights are numbers, and sums of the rows' weights ``[B, 1]``.
@@ -154,16 +146,9 @@ def _search(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def truncation_mask(scaled: torch.Tensor, rules: Sequence[SamplingRule]) -> torch.Tensor:
-    """Tokens that stay after top-k and then top-p (on what top-k left, renormalised).
+    """Tokens that stay after top-k and then top-p (on what top-k left, renormalised): at least one per row.
 
-    Ties are broken by the lower token id, so exactly ``top_k`` tokens stay.
-
-    Args:
-        scaled: ``[B, V]`` tempered logits, float64.
-        rules: ``B`` rules.
-
-    Returns:
-        ``[B, V]`` booleans; at least one per row is true.
+    The tempered logits are float64. Ties are broken by the lower token id, so exactly ``top_k`` tokens stay.
     """
     size = scaled.shape[1]
     limits = torch.tensor([rule.top_k if rule.top_k > 0 else size for rule in rules], device=scaled.device)

@@ -179,12 +179,9 @@ class LocalSamplingClient:
 
 
 def open_sampling_client(core: Core, path: str | None, base_model: str | None) -> LocalSamplingClient:
-    """A sampling client for saved weights, or for a base model as it is.
+    """A sampling client for saved weights (`path`), or for a base model as it is.
 
-    Args:
-        core: The engine.
-        path: Returned by ``save_weights_for_sampler`` or ``save_state``.
-        base_model: Path or hub name; with ``path``, where the base model is now, if it has moved.
+    With both, `base_model` is where the base model is now, if it has moved.
 
     Raises:
         ValueError: Neither is given, or the checkpoint cannot be read.

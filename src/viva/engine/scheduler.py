@@ -279,9 +279,7 @@ class LocalFuture(APIFuture[T]):
 class OperationQueue:
     """Training operations of all clients, done strictly in the order of their submission.
 
-    Args:
-        pump: Runs the operations.
-        before_unit: Called before every unit.
+    `before_unit` is called before every unit.
     """
 
     priority = 0

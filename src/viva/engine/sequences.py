@@ -81,11 +81,10 @@ class PrefixCache:
     def add(
         self, digests: Sequence[bytes], read: Callable[[int, int], list[torch.Tensor]]
     ) -> PrefixNode | None:
-        """Store what is not known yet of a sequence; this may push out what was used least recently.
+        """Store what is not known yet of a sequence, given its blocks' digests.
 
-        Args:
-            digests: Of the sequence's blocks.
-            read: Gives the states of its tokens from a first to before a last one.
+        `read` gives the states of its tokens from a first to before a last one. What was used least recently may be
+        pushed out.
 
         Returns:
             The node in which the sequence ends (even if it is too large to be found again); ``None`` for an empty one.
@@ -229,9 +228,7 @@ class SequenceTable:
     def start(self, prompts: Sequence[Prompt], expected: int) -> list[int]:
         """Start the sequences of prompts whose keys and values lie in the rows after the running ones.
 
-        Args:
-            prompts: Of these rows.
-            expected: Sequences that will run together when what waits has started. Room for them is made at once.
+        There will be `expected` running together when what waits has started. Room for them is made at once.
 
         Returns:
             The index of its prompt for every new sequence.

@@ -91,21 +91,11 @@ def two_part_attention(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention of rows of which some share prefixes.
+    """Attention of rows of which some share prefixes: as many averages as queries, ``[B, K, G T, D]``.
 
-    Args:
-        query: ``[B, K, G T, D]``: those that share keys are queries of one head.
-        own: Averages over the tokens of a part's rows themselves, ``[n, K, G T, D]``, which are changed here, and
-            logarithms of the sums of weights, ``[n, K, G T]``.
-        parts: Of the rows.
-        layer: Index of the prefixes' states.
-        positions: Of the queries, ``[B, T]``.
-        scaling: Of the scores.
-        window: Keys that are seen, counting back from the query's own.
-        softcap: Bound of the scores.
-
-    Returns:
-        As many averages as queries.
+    Those that share keys are queries of one head. `own` gives the averages over the tokens of a part's rows themselves,
+    ``[n, K, G T, D]``, which are changed here, and logarithms of the sums of weights, ``[n, K, G T]``. `layer` is the
+    index of the prefixes' states, the queries' positions are ``[B, T]``; see `attend` for the others.
     """
     groups = query.shape[2] // positions.shape[1]
     outputs: list[torch.Tensor] = []
@@ -139,13 +129,8 @@ def average(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Averages of values and logarithms of the sums of weights, in float32.
 
-    Args:
-        query: ``[R, K, N, D]``.
-        key: ``[R, K, L, D]``.
-        value: As `key`.
-        bias: Added to the scores, ``[R, 1, N or 1, L]``.
-        scaling: Of the scores.
-        softcap: Bound of the scores.
+    Queries are ``[R, K, N, D]``, keys and values ``[R, K, L, D]``. `bias`, ``[R, 1, N or 1, L]``, is added to the
+    scores.
     """
     if softcap is None and query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
         kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -188,16 +173,10 @@ class RaggedStep:
         *,
         is_fixed: bool = False,
     ) -> None:
-        """A pass of these rows.
+        """A pass of rows ``start .. start + B``, which have `past` tokens of their own and get ``T`` new ones each.
 
-        Args:
-            start: First of the rows that take part.
-            past: Tokens of its own that each of the ``B`` rows has already.
-            num_new: ``T``.
-            device: Of the tokens.
-            prefixes: The shared prefix of each row; none if empty.
-            is_fixed: Whether all that follows from the lengths is computed on the device, and stays right when the rows
-                `move` on, as long as `attended_groups` stay the same.
+        Without `prefixes` they share none. With `is_fixed` all that follows from the lengths is computed on the device,
+        and stays right when the rows `move` on, as long as `attended_groups` stay the same.
         """
         self.start = start
         self.num_rows = len(past)
@@ -277,11 +256,8 @@ class RaggedStep:
     def bias(self, window: int | None, dtype: torch.dtype, heads: int = 1) -> torch.Tensor | None:
         """The mask as what is added to scores, since every call of torch's attention would make it anew.
 
-        Args:
-            window: Keys that are seen, counting back from the query's own.
-            dtype: Of the queries.
-            heads: Whose queries, one head after another, are those of one head: ``[B, 1, heads * T, L]``. One token's
-                row serves any number.
+        The queries of `heads`, one head after another, are those of one head: ``[B, 1, heads * T, L]``. One token's row
+        serves any number.
         """
         if (window, heads) not in self._biases:
             bias = mask = self.mask(window)

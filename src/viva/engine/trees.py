@@ -96,11 +96,9 @@ def shared_lengths(sequences: Sequence[np.ndarray]) -> list[int]:
 
 
 def pack_tree(sequences: Sequence[np.ndarray], call_entries: float) -> PackedTree:
-    """Pack sequences into one row.
+    """Pack sequences in ascending (lexicographic) order, ``[N]`` int64 each, into one row.
 
-    Args:
-        sequences: ``[N]`` int64 each, in ascending (lexicographic) order.
-        call_entries: What a cell costs beside its entries, in entries.
+    A cell costs `call_entries` beside its entries, in entries.
     """
     paths: list[np.ndarray] = []
     runs: list[np.ndarray] = []
@@ -187,13 +185,7 @@ class TreeStep:
     """A packed tree during one forward pass: its tensors, and the masks that follow from it."""
 
     def __init__(self, tree: PackedTree, device: torch.device, read: np.ndarray | None = None) -> None:
-        """A pass over a tree.
-
-        Args:
-            tree: The tree.
-            device: Of the model.
-            read: Ascending places whose hidden states after the last layer are read; all if left out.
-        """
+        """A pass over a tree, whose hidden states are read at ascending places; at all if left out."""
         self.cells = tree.cells
         self.read_cells = range(len(tree.cells)) if read is None else _cells_at(tree, read)
         """Cells with queries at these places."""
@@ -205,14 +197,7 @@ class TreeStep:
         self._plans: dict[int | None, TreePlan] = {}
 
     def forward(self, module: "PreTrainedModel", **given: object) -> torch.Tensor:
-        """Run the decoder of a model whose attention is `TREE_ATTENTION`.
-
-        Args:
-            module: The causal language model.
-            **given: What else its layers take.
-
-        Returns:
-            Hidden states after the final norm, ``[1, S, H]``.
+        """Hidden states after the final norm, ``[1, S, H]``, of a model whose attention is `TREE_ATTENTION`.
 
         Raises:
             UnsupportedAttentionError: The architecture does not use our attention.

@@ -208,13 +208,9 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
 def solution_tokens(
     renderer: Renderer, tokens_T: Sequence[int], text: str, solution: str
 ) -> tuple[int, int] | None:
-    """Sampled tokens ``[start, stop)`` that spell a solution; ``None`` where none spell it without doubt.
+    """Sampled tokens ``[start, stop)`` of a reply that spell a solution; ``None`` where none spell it without doubt.
 
-    Args:
-        renderer: The one that read the reply.
-        tokens_T: The whole reply as sampled.
-        text: The reply as it was read.
-        solution: What is looked for; the last place where it stands verbatim counts.
+    The last place where the solution stands verbatim in the reply's text counts.
     """
     first = _last_place(text, solution) if solution else -1
     if first < 0:

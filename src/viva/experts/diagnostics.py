@@ -280,11 +280,7 @@ def check_diagnostics(
 ) -> list[str]:
     """Texts about strategies whose samples an estimator wastes: few carry the weight, or all carry next to none.
 
-    Args:
-        diagnostics: Of one batch.
-        estimator: Name of the estimator that made the estimates.
-        recommendation: What to use instead, from `recommend`.
-        minimum: Lowest effective sample size (of 1) and lowest mean weight that pass; 0 lets everything pass.
+    The lowest effective sample size (of 1) and the lowest mean weight that pass are the `minimum`.
 
     Raises:
         ValueError: If `minimum` is not in [0, 1].

@@ -201,13 +201,10 @@ def estimate(
     baseline: Baseline | str | None = None,
     mixture: Mapping[str, float] | None = None,
 ) -> list[Estimate]:
-    """The loss's inputs for every sample, in order. No samples give no estimates.
+    """The loss's inputs for every sample of a batch, in order. No samples give no estimates.
 
-    Args:
-        samples_N: One batch; baselines and mixtures are per prompt, mixture factors over the whole batch.
-        estimator: Which.
-        baseline: ``None`` takes the estimator's default.
-        mixture: Relative weight per strategy (see above); ``None`` leaves every sample at 1.
+    Baselines and mixtures are per prompt, mixture factors over the whole batch. Without a baseline the estimator's
+    default is taken; `mixture` is the relative weight per strategy (see above), without it every sample counts once.
 
     Raises:
         ValueError: If samples lack what the estimator needs, or baseline or mixture do not go with it.
@@ -304,10 +301,8 @@ def centred_rewards(
 ) -> list[float]:
     """Reward minus baseline of every sample, in order; exactly 0 where all rewards that are compared are equal.
 
-    Args:
-        samples_N: Samples of any number of prompts.
-        weights_N: One weight per sample, not negative; only ``Baseline.WEIGHTED`` looks at them.
-        baseline: Which; a sample without company (alone in its stratum or prompt) has advantage 0.
+    A sample without company (alone in its stratum or prompt) has advantage 0. The weights, one per sample and not
+    negative, matter to ``Baseline.WEIGHTED`` alone.
     """
     if baseline is Baseline.NONE:
         return [sample.reward for sample in samples_N]
@@ -353,15 +348,11 @@ def check_mixture(mixture: Mapping[str, float]) -> None:
 
 
 def mixture_factors(counts: Mapping[str, int], mixture: Mapping[str, float] | None) -> dict[str, float]:
-    """``f_s = w_s N / n_s`` for every strategy of `counts`.
+    """``f_s = w_s N / n_s`` for every strategy of `counts`; 1 for all without a mixture.
 
-    Weights are relative: they are scaled to sum to one over the strategies that have samples, so a strategy with
-    ``n_s = 0`` (all its groups failed) leaves its share to the others and the mean stays one. Its own factor is 0.
-    When only strategies of weight 0 have samples, all factors are 0: nothing is trained.
-
-    Args:
-        counts: ``n_s``, 0 allowed.
-        mixture: Relative weights; ``None`` counts every sample once (all factors 1, ``w_s = n_s / N``).
+    Weights are relative: they are scaled to sum to one over the strategies that have samples, so a strategy with ``n_s
+    = 0`` (all its groups failed) leaves its share to the others and the mean stays one. Its own factor is 0. When only
+    strategies of weight 0 have samples, all factors are 0: nothing is trained.
 
     Raises:
         ValueError: If a count is negative, a strategy has samples but no weight, or the weights define no mixture.

@@ -146,12 +146,7 @@ class _Record(BaseModel):
 
 
 def sample_record(sample: Sample, *, prompt: int | str) -> dict[str, Any]:
-    """A sample as a JSON object.
-
-    Args:
-        sample: The sample.
-        prompt: What stands for its prompt, which may be any object; equal prompts of a batch need equal ones.
-    """
+    """A sample as a JSON object; equal prompts of a batch need an equal `prompt`, which stands for any object."""
     record = {each.name: getattr(sample, each.name) for each in fields(sample)}
     record |= {name: None if record[name] is None else _listed(record[name]) for name in _ARRAYS}
     record["context_logprobs"] = {name: _listed(own_T) for name, own_T in sample.context_logprobs.items()}

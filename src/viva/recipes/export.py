@@ -104,7 +104,8 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
 @contextmanager
 def _complete_or_absent(target: Path) -> Generator[Path]:
     """A folder in the target, whose folders go there when all of them are complete."""
-    from viva.run.files import note_written, replace_folder
+    from viva.model_files import replace_folder
+    from viva.run.files import note_written
 
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)

@@ -30,10 +30,9 @@ from viva.engine.checkpoint import (
 )
 from viva.engine.lora import ALPHA, AdapterSettings
 from viva.hub import pinned, split_revision
-from viva.model_files import BASE_FILE, check_base, model_digests, spell_rotary_twice
+from viva.model_files import BASE_FILE, check_base, model_digests, spell_rotary_twice, written_beside
 from viva.run.alarms import StopRule
 from viva.run.checkpoints import Checkpoint
-from viva.run.files import written_beside
 from viva.run.folder import RunFolder
 from viva.run.secrets import without_secrets
 from viva.sdk import ServiceClient, settled
@@ -46,12 +45,9 @@ _ANSWER_S = 300.0
 
 
 def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
-    """Write the weights of a saved state into a run folder.
+    """Write the weights of a state that the local engine saved into a run folder.
 
-    Args:
-        state_path: A state saved by the local engine.
-        model: Folder of the base model, or its name, with ``@REVISION`` if it has one.
-        folder: The run folder.
+    The model is its base: a folder, or a name, with ``@REVISION`` if it has one.
 
     Returns:
         ``adapter/`` for LoRA (``peft.PeftModel.from_pretrained`` loads it), ``model/`` for full fine-tuning
@@ -93,16 +89,11 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
 
 
 def merge_adapter_into_model(state_path: str, *, model: str, precision: str, folder: Path) -> Path:
-    """Write the base model with a saved adapter merged into it: the weights that the local engine decodes with.
+    """Write the base model with a saved adapter merged into it, as the local engine decodes with it, to ``model/``.
 
-    Where the base model's output layer shares its weights with the input embeddings and the adapter changes it, the two
-    part: the model that is written has an output layer of its own.
-
-    Args:
-        state_path: A state with an adapter, saved by the local engine.
-        model: Name or folder of the base model.
-        precision: Type of the written weights, ``float32`` or ``bfloat16``.
-        folder: The model goes to its ``model/``.
+    They are ``float32`` or ``bfloat16``, by `precision`. Where the base model's output layer shares its weights with
+    the input embeddings and the adapter changes it, the two part: the model that is written has an output layer of its
+    own.
 
     Raises:
         ValueError: If the state is damaged, or of another model.
@@ -138,12 +129,7 @@ def ended_with(run: RunFolder, stop_rule: StopRule | None) -> Checkpoint | None:
 
 
 def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule | None) -> Checkpoint:
-    """A checkpoint of a run.
-
-    Args:
-        run: The run.
-        name: ``last``, ``best`` or a name in ``checkpoints.jsonl``; ``None`` for what the run `ended_with`.
-        stop_rule: The run's, if it has one.
+    """A checkpoint of a run: ``last``, ``best`` or a name in ``checkpoints.jsonl``; else what it `ended_with`.
 
     Raises:
         ValueError: If there is no such checkpoint.
@@ -169,16 +155,7 @@ def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule |
 async def fetch_adapter(
     service: ServiceClient, state_path: str, folder: Path, *, base_url: str | None
 ) -> Path:
-    """Download the adapter of a saved state.
-
-    Args:
-        service: Of the engine that has it.
-        state_path: ``tinker://...``, from ``save_state``.
-        folder: Gets the adapter's two files.
-        base_url: Where the engine is; ``None`` for hosted Tinker.
-
-    Returns:
-        The folder.
+    """Download the adapter of a state, ``tinker://...``, of hosted Tinker or a server; the folder gets its two files.
 
     Raises:
         ValueError: If the engine does not give its weights away; says what else there is to do.
@@ -281,12 +258,9 @@ def is_adapter(folder: Path) -> bool:
 
 
 def staged_adapter(folder: Path, target: Path, base_model: str | None = None) -> Path:
-    """Copy an adapter into a checkpoint of the engine's, to be sampled from or exported.
+    """Copy an adapter into a new checkpoint of the engine's, to be sampled from or exported.
 
-    Args:
-        folder: The adapter.
-        target: The checkpoint to write.
-        base_model: Its model, if that is not where the adapter says.
+    Its model is at `base_model`, if that is not where the adapter says.
 
     Raises:
         ValueError: If it is of a form that the engine cannot merge, or its model is not known or another one.

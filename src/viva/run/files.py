@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import platform
-import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from viva.model_files import sealed, unsealed
+from viva.model_files import force_to_disk, sealed, unsealed
 from viva.run.secrets import without_secrets
 
 LOCK = ".viva.lock"
@@ -145,34 +144,7 @@ def write_atomic(path: Path, text: str) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
-
-
-def replace_folder(new: Path, place: Path) -> None:
-    """Put a complete folder where another one may be, which then is gone; half a folder is never there."""
-    old = new.with_name(f"{new.name}~replaced")
-    if place.is_symlink():
-        place.unlink()
-    elif place.exists():
-        place.rename(old)
-    new.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
-    sync_folder(place.parent)
-
-
-@contextmanager
-def written_beside(place: Path) -> Generator[Path]:
-    """A new folder that takes the place of what is there once it is complete; until then nothing changes there."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in place.parent.glob(f".{place.name}~*"):  # of a process that was killed
-        shutil.rmtree(leftover)
-    staging = Path(tempfile.mkdtemp(prefix=f".{place.name}~", dir=place.parent))
-    try:
-        yield staging
-        staging.chmod(0o755)  # temporary folders are private; what they become is not
-        replace_folder(staging, place)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        force_to_disk(path.parent)
 
 
 def place_problem(folder: Path) -> str | None:
@@ -191,15 +163,6 @@ def sweep(folder: Path) -> None:
     for name in _REPLACED:
         for leftover in folder.glob(f".{name}.????????"):
             leftover.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force what was made, renamed or removed in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -288,11 +251,9 @@ def mark(folder: Path) -> None:
 
 
 def note_written(paths: Sequence[Path], *, as_folder: bool = False) -> None:
-    """List files that were written, if they lie in the folder of a run that is marked.
+    """List files that were written, all below one folder, if they lie in the folder of a run that is marked.
 
-    Args:
-        paths: The files, all in one folder or below it.
-        as_folder: They are folders of trackers, of which no file is known.
+    With `as_folder` they are folders of trackers, of which no file is known.
     """
     absolute = [Path(os.path.abspath(path)) for path in paths]
     folder = next((each for each in absolute[0].parents if is_marked(each)), None) if absolute else None

@@ -92,8 +92,7 @@ class RunFolder:
     def close(self, *, refused: bool = False) -> None:
         """Let other processes open the folder.
 
-        Args:
-            refused: The run cannot begin after all. A new one leaves nothing then, so that its command can be repeated.
+        If the run was `refused`, a new one leaves nothing, so that its command can be repeated.
         """
         try:
             if refused and self.is_new:
@@ -110,9 +109,8 @@ class RunFolder:
     ) -> tuple[OpenedT, Checkpoint] | None:
         """Open the newest checkpoint of which nothing is damaged; ``None`` where none was saved.
 
-        Args:
-            open_state: Loads what lies at a path, and refuses damage with a `ValueError`.
-            report: Gets a note on every checkpoint that is passed over.
+        `open_state` loads what lies at a path, and refuses damage with a `ValueError`; `report` gets a note on every
+        checkpoint that is passed over.
 
         Raises:
             ValueError: If there are checkpoints and all of them are damaged, one belongs to another run or base model,
@@ -172,11 +170,7 @@ class PreparedFolder:
     """Whether a run in it gives way to the new one."""
 
     def with_base(self, digests: Mapping[str, str], *, name: str) -> "PreparedFolder":
-        """The same folder, whose configuration also holds the base model's digests.
-
-        Args:
-            digests: From `viva.model_files.model_digests`.
-            name: Path or hub name of the base model.
+        """The same folder, whose configuration also holds the base model's digests (`viva.model_files.model_digests`).
 
         Raises:
             ValueError: If a run that goes on was begun on another base model.

@@ -76,11 +76,8 @@ class Journal:
     ) -> AsyncGenerator[None]:
         """A part of a step, at whose end no call of it is under way. Parts do not overlap.
 
-        Args:
-            name: Of the step's file, which begins with the step's number.
-            mode: See the module.
-            is_last: Whether the step has no further part.
-            report: Gets a message if answers of the step came from the journal.
+        The name is that of the step's file, which begins with the step's number. `report` gets a message if answers of
+        a step that `is_last` ended came from the journal.
 
         Raises:
             OSError: If the journal cannot be written.

@@ -54,10 +54,7 @@ def choose_trackers(
 ) -> tuple[TrackerChoice, ...]:
     """Read the option ``trackers``: a name each, for some of them with ``:PROJECT``.
 
-    Args:
-        texts: The option.
-        wandb_project: Another way to write ``wandb:PROJECT``.
-        wandb_name: The run's name in Weights & Biases.
+    `wandb_project` is another way to write ``wandb:PROJECT``, `wandb_name` the run's name there.
 
     Raises:
         ValueError: If one is unknown, named twice, or its package is not installed, with the command that installs it;
@@ -152,11 +149,7 @@ class _Tracker(Protocol):
         ...
 
     def close(self, exit_code: int) -> None:
-        """Write out what is pending.
-
-        Args:
-            exit_code: Of the process whose run this was; 0 if it is complete.
-        """
+        """Write out what is pending; the exit code is that of the process, 0 if the run is complete."""
         ...
 
 
@@ -312,12 +305,9 @@ class OpenTracker:
 def open_trackers(
     choices: Sequence[TrackerChoice], folder: RunFolder, *, next_step: int | None = 0
 ) -> tuple[OpenTracker, ...]:
-    """Open all trackers but the console, and let them catch up with the run's log.
+    """Open all trackers but the console, and let them catch up with the run's log, which is cut back already.
 
-    Args:
-        choices: From `choose_trackers`.
-        folder: The run's, its log cut back to where the run goes on.
-        next_step: The step at which the run goes on, or begins; ``None`` if it has nothing left to do.
+    The run goes on at `next_step`; ``None`` if it has nothing left to do.
 
     Raises:
         ValueError: If a tracker cannot start.

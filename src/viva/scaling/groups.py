@@ -55,10 +55,7 @@ def solution_key(agent_id: int, round_index: int) -> Hashable:
 def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[Call]:
     """Every reply of every agent, in order of (round, agent, lane). Segments that earn something are trained.
 
-    Args:
-        protocol: Any; replies to segments of the user's own are as long as solutions.
-        num_agents: Agents.
-        text: How long everything is.
+    Replies to segments of the user's own are as long as solutions.
     """
     markers = Markers()
     question = markers.new("problem", text.lengths.prompt)
@@ -142,15 +139,10 @@ def judge_calls(
     text: Text,
     wave: int,
 ) -> list[Call]:
-    """A judge's comparisons.
+    """A judge's comparisons of what is shown first and second, by key (`solution_key`).
 
-    Args:
-        matches: What is shown first and second, by key (`solution_key`).
-        messages: Role and text of a prompt, from problem and both solutions.
-        prefill: What the reply is made to begin with if one label is read from its next token; ``None``: a verdict is
-            written.
-        text: How long everything is.
-        wave: When they are made.
+    `messages` makes role and text of a prompt from problem and both solutions; `prefill` is what the reply is made to
+    begin with if one label is read from its next token, ``None`` if a verdict is written.
     """
     markers = Markers()
     question = markers.new("problem", text.lengths.prompt)
@@ -176,11 +168,7 @@ def scorer_calls(
 ) -> list[Call]:
     """A scorer's passes over so many different solutions: each by itself, and behind every other one.
 
-    Args:
-        number: Solutions.
-        messages: Role and text of a prompt, from the problem and the solution that is shown, if one is.
-        text: How long everything is.
-        wave: When they are made.
+    `messages` makes role and text of a prompt from the problem and the solution that is shown, if one is.
     """
     markers = Markers()
     question = markers.new("problem", text.lengths.prompt)

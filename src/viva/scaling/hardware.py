@@ -53,12 +53,7 @@ class ModelShape:
         return self.body_weights + self.head_weights * (1 if self.tied else 2) + norms
 
     def forward_flops(self, cost: Cost, targets: float) -> float:
-        """FLOPs of a forward pass.
-
-        Args:
-            cost: Tokens and attention pairs.
-            targets: Positions of which the logits are needed.
-        """
+        """FLOPs of a forward pass; the logits of so many targets are needed."""
         attention = 4 * self.layers * self.heads * self.head_dim
         return (
             2.0 * self.body_weights * cost.tokens + attention * cost.pairs + 2.0 * self.head_weights * targets
@@ -257,19 +252,9 @@ def step_time(
     reuse: bool = True,
     is_lora: bool = True,
 ) -> StepTime | None:
-    """Seconds of one step.
+    """Seconds of one step, of which `calls` are those of one group; ``None`` if the accelerators cannot hold the model.
 
-    Args:
-        calls: Of one group.
-        counts: Of the step they make.
-        shape: The model.
-        accelerators: How many there are.
-        assumptions: What they can do.
-        reuse: Whether common beginnings are computed once. What a decoded token reads is counted without it.
-        is_lora: Whether an adapter is trained.
-
-    Returns:
-        ``None`` if they cannot hold the model.
+    With `reuse` common beginnings are computed once; what a decoded token reads is counted without it.
     """
     split = assumptions.split(shape)
     copies = accelerators // split

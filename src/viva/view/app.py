@@ -73,14 +73,10 @@ _COOKIE_S = 30 * 24 * 3600
 
 
 def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:
-    """The application for one or two runs, and any results of ``viva eval``.
-
-    Args:
-        folders: Of the runs; result files, and folders of them.
-        token: What a request has to know.
+    """The application for one or two runs, and any results of ``viva eval``; a request has to know the token.
 
     Raises:
-        ValueError: If one of them is neither, two are the same, or there are more than two runs.
+        ValueError: If a path is none of these, two are the same, or there are more than two runs.
     """
     runs = [RunIndex(folder) for folder in folders]
     num_runs = sum(run.kind == "run" for run in runs)
@@ -225,15 +221,11 @@ def cookie_name(token: str) -> str:
 
 
 class Guard:
-    """Wraps an application.
+    """Wraps an application, which only those who know a token may ask.
 
     The host name must be one of this machine's own (a foreign name that resolves to it is refused: DNS rebinding), the
     request must not come from another site or from a page of another port, and it must carry the token: once in the
     address, from then on in a cookie that scripts cannot read.
-
-    Args:
-        app: What is guarded.
-        token: A secret.
     """
 
     def __init__(self, app: ASGIApp, *, token: str) -> None:

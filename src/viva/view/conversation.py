@@ -191,11 +191,7 @@ class _TokensRecord(_Record):
 
 
 def token_payload(row: Mapping[str, Any], record: ConversationRecord | None) -> dict[str, Any]:
-    """Tokens of one conversation, ready for JSON.
-
-    Args:
-        row: A line of ``tokens.jsonl``, see `viva.training.records`.
-        record: The conversation they belong to, if one was recorded.
+    """Tokens of one conversation, ready for JSON, from a line of ``tokens.jsonl`` and the record, if one was kept.
 
     Raises:
         ValueError: If a value is of another kind, or the line does not hold one value per token.

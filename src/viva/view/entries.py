@@ -226,13 +226,9 @@ def choose(
 ) -> list[Choice]:
     """A few telling conversations, each once, in the order in which they are worth reading.
 
-    Where answers are known, best and worst go by the share of agents whose final solution is right; else by
-    how clearly the judge decided (the spread of the rewards). Ties go to the later step, then the earlier
-    group, so the choice is a function of the entries alone.
-
-    Args:
-        entries: All transcripts of a run, in the order of (step, group).
-        with_tokens: Those, by (step, group), whose tokens were kept.
+    Where answers are known, best and worst go by the share of agents whose final solution is right; else by how clearly
+    the judge decided (the spread of the rewards). Ties go to the later step, then the earlier group, so the choice is a
+    function of the entries alone, which stand in the order of (step, group).
     """
     recorded = [entry for entry in entries if entry.has_record]
     sound = [entry for entry in recorded if not entry.is_void]

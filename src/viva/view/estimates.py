@@ -70,10 +70,6 @@ class Estimation:
 def estimate_run(run_dir: str | Path, options: EstimateOptions) -> Estimation:
     """Estimate a run's stored batches by every estimator.
 
-    Args:
-        run_dir: The run's folder (its ``log_path``).
-        options: What to compute.
-
     Raises:
         ValueError: If the run kept no samples, a stored sample is damaged, or an option makes no sense.
     """

@@ -84,11 +84,7 @@ class GrowingFile:
 
 
 def iter_transcripts(run_dir: str | Path, torn: list[str]) -> Iterator[tuple[str, Transcript]]:
-    """Every transcript of a run and its place, one at a time; a torn last line is left out.
-
-    Args:
-        run_dir: The run's folder.
-        torn: Gets the file's name if its last line is torn.
+    """Every transcript of a run and its place, one at a time; of a torn last line the file's name goes to `torn`.
 
     Raises:
         ValueError: If the folder has no transcripts, or the file is damaged.
@@ -301,9 +297,6 @@ def _result_paths(source: Path) -> list[Path]:
 
 def read_evaluations(source: Path) -> list[dict[str, Any]]:
     """Every result and comparison in the order of their files' names; files of other formats are left out.
-
-    Args:
-        source: As `kind_of` takes it.
 
     Returns:
         Of each ``name``, ``kind`` (evaluation or comparison), ``about`` (what was measured) and ``figures`` (by name,

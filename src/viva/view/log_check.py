@@ -55,12 +55,7 @@ class _Progress:
 
 
 class LogCheck:
-    """Comparison of a run's logs with its checkpoints.
-
-    Args:
-        folder: The run's; one without checkpoints has nothing to compare with.
-        names: Logs to read; all that have digests, if ``None``.
-    """
+    """Comparison of a run's logs, all that have digests or some by name, with its checkpoints, if it has any."""
 
     def __init__(self, folder: Path, names: tuple[str, ...] | None = None) -> None:
         self._folder = folder

@@ -109,11 +109,7 @@ class Rescoring:
 
 
 def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
-    """Score a run's conversations again.
-
-    Args:
-        run_dir: The run's folder (its ``log_path``).
-        options: The rules.
+    """Score the conversations of a run's folder again.
 
     Raises:
         ValueError: If the folder holds no conversation that can be scored, a stored value is damaged, an option is
@@ -219,14 +215,7 @@ class _Totals:
     def add(
         self, record: ConversationRecord, rewards: Mapping[str, Reward], seed: int, *, skips: bool
     ) -> None:
-        """Score a conversation by other rewards.
-
-        Args:
-            record: The conversation.
-            rewards: By row.
-            seed: Of what is shuffled.
-            skips: Whether a reward that cannot be computed is left out, and noted.
-        """
+        """Score a conversation by other rewards; with `skips` one that cannot be computed is left out, and noted."""
         self.num_conversations += 1
         right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
         for name, reward in rewards.items():
@@ -291,10 +280,7 @@ def within_correlation(groups: Iterable[Sequence[tuple[float, float]]]) -> tuple
     """Pearson's correlation of pairs of values, each less its mean over the conversation, and the number of pairs.
 
     This is what training sees of a reward, for its baseline is such a mean. That some problems are easier, and all
-    values of their conversations higher, adds nothing to it.
-
-    Args:
-        groups: Pairs by conversation; a lone pair says nothing, and is not counted.
+    values of their conversations higher, adds nothing to it. A lone pair says nothing, and is not counted.
 
     Returns:
         The correlation, in [-1, 1], or ``None`` if one of the two never varies within a conversation.

@@ -48,11 +48,8 @@ _Add = Callable[[str, int, dict[str, Any]], None]
 class RunIndex:
     """One run, or a result of ``viva eval`` with its conversations. Not for several threads at once: the caller locks.
 
-    Args:
-        folder: The run's, or a result file, or a folder of results.
-
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If the path is no run's folder, result file, or folder of results.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -263,12 +260,7 @@ def read_run(source: str | Path) -> RunIndex:
 
 
 class Reading:
-    """Keeps indexes up to date while somebody asks, in slices so short that no request waits for long.
-
-    Args:
-        runs: Their indexes.
-        lock: Guards them.
-    """
+    """Keeps indexes, behind their lock, up to date while somebody asks, in slices so short that nobody waits long."""
 
     def __init__(self, runs: Sequence[RunIndex], lock: threading.Lock) -> None:
         self._runs = runs

@@ -21,13 +21,9 @@ def serve(
     open_browser: bool = False,
     say: Callable[[str], None],
 ) -> None:
-    """Serve one or two runs, or results of ``viva eval``, until the process is interrupted.
+    """Serve one or two runs, one laid over the other, or results of ``viva eval``, until the process is interrupted.
 
-    Args:
-        folders: Of the runs; the second is laid over the first. Also result files, and folders of them.
-        port: Where on the loopback interface; 0 takes a free one.
-        open_browser: Whether to open the page in the user's browser.
-        say: Gets the address.
+    It listens on the loopback interface, where port 0 takes a free one; `say` gets the address.
 
     Raises:
         ValueError: If a package is missing, a folder is none of these, or the port is taken.

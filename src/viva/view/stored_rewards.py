@@ -20,12 +20,7 @@ _RULES: TypeAdapter[ReviewRules] = TypeAdapter(ReviewRules)
 
 
 def stored_pay(reward: Reward, record: ConversationRecord, seed: int) -> dict[int, float]:
-    """Rewards by agent; an agent without one is left out.
-
-    Args:
-        reward: By the rules that are stored with the conversation, where it has any.
-        record: The conversation.
-        seed: Of what is shuffled.
+    """Rewards by agent, by the rules that are stored with the conversation where it has any; some may have none.
 
     Raises:
         ValueError: If the transcript does not suffice, with what is missing.
