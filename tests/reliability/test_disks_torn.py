@@ -210,7 +210,7 @@ def _unchecked(content, where):
 @pytest.mark.parametrize(
     ("place", "broken", "name"),
     [
-        ("viva.run.checkpoints.unsealed", _unchecked, "checkpoints.jsonl"),
+        ("viva.run.log.unsealed", _unchecked, "checkpoints.jsonl"),
         ("viva.engine.checkpoint.unsealed", _unchecked, "state/weights/000004/checkpoint.json"),
         ("viva.engine.checkpoint._digest", lambda file: "0", "state/weights/000004/state.safetensors"),
         ("viva.run.checkpoints.Checkpoints.check_logs", lambda self, one: None, "tokens.jsonl"),

@@ -5,7 +5,7 @@ Legend: ``_A`` agents, ``_L`` lanes (parallel generations of a round), ``_R`` ro
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from viva.conversation.guard import LineTokens
@@ -15,6 +15,20 @@ from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus,
 
 class OutOfTurnError(RuntimeError):
     """A reply came from an agent that had not been given a turn, or not any more."""
+
+
+def view_of(
+    protocol: Protocol, num_agents: int, present: Sequence[int], agent_id: int, round_index: int, key: str
+) -> View:
+    """An agent's place in a round, among those that are present; a key says what its letters are drawn from."""
+    return View(
+        agent_id=agent_id,
+        num_agents=num_agents,
+        round_index=round_index,
+        aliases=draw_aliases(present, agent_id, round_index, key),
+        persona=persona(agent_id, protocol.personas),
+        seed=random.Random(f"view/{round_index}/{key}").getrandbits(32),
+    )
 
 
 class MultiAgentCoordinator:
@@ -113,14 +127,7 @@ class MultiAgentCoordinator:
             for other, failure in enumerate(self._failure_A)
             if failure is None or failure.round_index >= round_index
         ]
-        return View(
-            agent_id=agent_id,
-            num_agents=self.num_agents,
-            round_index=round_index,
-            aliases=draw_aliases(present, agent_id, round_index, self._key),
-            persona=persona(agent_id, self.protocol.personas),
-            seed=random.Random(f"view/{round_index}/{self._key}").getrandbits(32),
-        )
+        return view_of(self.protocol, self.num_agents, present, agent_id, round_index, self._key)
 
     def is_out(self, agent_id: int, lane: int | None = None) -> bool:
         """Whether an agent has no turn left, in one lane or (``None``) in any.

@@ -91,6 +91,17 @@ class Bench:
         scored = await self.score(*([*self.tokens, *tokens] for tokens in tokens_S))
         return [logprobs[len(self.tokens) - 1 :] for logprobs in scored]
 
+    def check_gap(self, found_T: Array, expected_T: Array, what: str) -> float:
+        """Mean absolute difference of logprobs.
+
+        Raises:
+            WrongAnswerError: If it is more than rounding makes; `what` says of what.
+        """
+        gap = float(np.abs(found_T - expected_T).mean())
+        if not gap <= self.tolerance:
+            raise WrongAnswerError(f"{what} by {gap:.2g} on average")
+        return gap
+
     async def step(self, data: Sequence[tinker.Datum], loss_fn: str, **adam: float) -> None:
         """One step. Without further settings it is ``learning_rate`` times the sign of the gradient, without memory."""
         await self.client.forward_backward(list(data), loss_fn)

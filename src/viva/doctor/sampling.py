@@ -41,11 +41,8 @@ async def _agreement(bench: Bench) -> str:
     sequences = await bench.draw(_NUM_SAMPLES)
     reported = [_logprobs(sequence) for sequence in sequences]
     trained = await bench.score_completions(*(sequence.tokens for sequence in sequences))
-    gap = float(np.abs(np.concatenate(reported) - np.concatenate(trained)).mean())
-    if not gap <= bench.tolerance:
-        raise WrongAnswerError(
-            f"the sampler's logprobs of its own tokens differ from the trainer's by {gap:.2g} on average"
-        )
+    what = "the sampler's logprobs of its own tokens differ from the trainer's"
+    gap = bench.check_gap(np.concatenate(reported), np.concatenate(trained), what)
     return f"logprobs differ by {gap:.2g} on average"
 
 
@@ -109,9 +106,7 @@ async def _prompts(bench: Bench) -> str:
         )
     reported_T = await _prompt_logprobs(bench, client)
     (trained_T,) = await bench.score(bench.tokens)
-    gap = float(np.abs(reported_T - trained_T).mean())
-    if not gap <= bench.tolerance:
-        raise WrongAnswerError(f"logprobs of the prompt differ from the trainer's by {gap:.2g} on average")
+    gap = bench.check_gap(reported_T, trained_T, "logprobs of the prompt differ from the trainer's")
     return f"they differ from the trainer's by {gap:.2g} on average"
 
 
@@ -125,11 +120,8 @@ async def _prompt_end(bench: Bench) -> str:
     if None in reported:
         raise WrongAnswerError(f"the last tokens of two prompts have the logprobs {reported}")
     trained = np.concatenate(await bench.score_completions(*([token] for token in bench.tokens[:2])))
-    gap = float(np.abs(np.array(reported, dtype=np.float64) - trained).mean())
-    if not gap <= bench.tolerance:
-        raise WrongAnswerError(
-            f"the logprob of a prompt's last token differs from the trainer's by {gap:.2g}"
-        )
+    what = "the logprob of a prompt's last token differs from the trainer's"
+    gap = bench.check_gap(np.array(reported, dtype=np.float64), trained, what)
     return f"it differs from the trainer's by {gap:.2g} on average"
 
 

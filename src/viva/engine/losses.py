@@ -98,14 +98,6 @@ def find_loss(name: str) -> Loss:
     return LOSSES[name]
 
 
-def _cross_entropy(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    return -logprobs * inputs["weights"]
-
-
-def _importance_sampling(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    return -torch.exp(logprobs - inputs["logprobs"]) * inputs["advantages"]
-
-
 def _ppo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
     ratio = torch.exp(logprobs - inputs["logprobs"])
     clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
@@ -118,21 +110,8 @@ def _cispo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tens
     return -clipped * inputs["advantages"] * logprobs
 
 
-def _dro(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    penalty = (logprobs - inputs["logprobs"]) ** 2
-    return -(logprobs * inputs["advantages"] - 0.5 * config["beta"] * penalty)
-
-
-def _weighted(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    return inputs["weights"] != 0
-
-
 def _has_advantage(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     return inputs["advantages"] != 0
-
-
-def _every(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.ones_like(inputs["advantages"], dtype=bool)
 
 
 _POLICY_INPUTS = ("logprobs", "advantages")
@@ -143,10 +122,14 @@ LOSSES: Mapping[str, Loss] = {
         optional=("weights",),
         config={TEMPERATURE: 1.0},
         dense=True,
-        per_token=_cross_entropy,
-        active=_weighted,
+        per_token=lambda p, given, config: -p * given["weights"],
+        active=lambda given: given["weights"] != 0,
     ),
-    "importance_sampling": Loss(inputs=_POLICY_INPUTS, per_token=_importance_sampling, active=_has_advantage),
+    "importance_sampling": Loss(
+        inputs=_POLICY_INPUTS,
+        per_token=lambda p, given, config: -torch.exp(p - given["logprobs"]) * given["advantages"],
+        active=_has_advantage,
+    ),
     "ppo": Loss(
         inputs=_POLICY_INPUTS,
         config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
@@ -160,7 +143,14 @@ LOSSES: Mapping[str, Loss] = {
         per_token=_cispo,
         active=_has_advantage,
     ),
-    "dro": Loss(inputs=_POLICY_INPUTS, config={"beta": 0.05}, per_token=_dro, active=_every),
+    "dro": Loss(
+        inputs=_POLICY_INPUTS,
+        config={"beta": 0.05},
+        per_token=lambda p, given, config: (
+            -(p * given["advantages"] - 0.5 * config["beta"] * (p - given["logprobs"]) ** 2)
+        ),
+        active=lambda given: np.ones_like(given["advantages"], dtype=bool),
+    ),
 }
 """By the name ``forward_backward`` knows them."""
 

@@ -25,7 +25,7 @@ from viva.hub import hub_errors, split_revision
 from viva.model_files import LOADING, check_model_folder, model_digests
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fast": torch.float32}
 """Types of the base weights."""
@@ -158,7 +158,8 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         )
     module, report = loaded
     check_loaded(name, report, tokenizer)
-    module.config._attn_implementation = "eager" if _softcap(module.config) else "sdpa"
+    has_softcap = getattr(module.config, "attn_logit_softcapping", None) is not None
+    module.config._attn_implementation = "eager" if has_softcap else "sdpa"
     module = module.to(device).eval().requires_grad_(False)
     vocab_size = int(module.get_output_embeddings().weight.shape[0])
     base = BaseModel(
@@ -257,10 +258,6 @@ def _no_progress_bar() -> Generator[None, None, None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _softcap(config: "PretrainedConfig") -> bool:
-    return getattr(config, "attn_logit_softcapping", None) is not None
 
 
 def _eos_ids(module: nn.Module, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> tuple[int, ...]:

@@ -190,9 +190,8 @@ class Policy:
             write_tensors(folder / _WEIGHTS_FILE, self._weights())
         else:
             write_adapter_config(self.base, self.settings, folder)
-            write_tensors(
-                folder / _ADAPTER_FILE, {_peft_name(name): w for name, w in self._weights().items()}
-            )
+            weights = {f"base_model.model.{name}.weight": w for name, w in self._weights().items()}
+            write_tensors(folder / _ADAPTER_FILE, weights)
         if optimizer:
             write_tensors(folder / _OPTIMIZER_FILE, self.optimizer.state())
 
@@ -313,10 +312,6 @@ def _builder(
         id(originals[name]): nn.Parameter(w.to(dtype), requires_grad=False) for name, w in weights.items()
     }
     return lambda: base.decode_copy(copies)
-
-
-def _peft_name(name: str) -> str:
-    return f"base_model.model.{name}.weight"
 
 
 _MEMINFO = Path("/proc/meminfo")

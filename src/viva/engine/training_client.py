@@ -293,24 +293,19 @@ class LocalTrainingClient:
         self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
     ) -> Operation:
         with self._policy.whole_gradient():
-            return (yield from self._two_passes(data, examples, loss, loss_fn))
-
-    def _two_passes(
-        self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
-    ) -> Operation:
-        seen = yield from self._policy.run(examples, loss, {}, backward=False)
-        with torch.inference_mode(False), torch.enable_grad():
-            leaves = [torch.from_numpy(values).requires_grad_(True) for values in seen.logprobs]
-            value, metrics = loss_fn(data, leaves)
-            value.backward()
-        weighted: list[Example] = []
-        for index, (example, leaf) in enumerate(zip(examples, leaves, strict=True)):
-            if leaf.grad is None:
-                raise ValueError(f"The custom loss does not depend on the logprobs of datum {index}.")
-            # cross entropy of weight -g has gradient g
-            inputs = {"weights": -leaf.grad.numpy()}
-            weighted.append(replace(example, inputs=inputs, active=loss.active(inputs)))
-        result = _output(examples, (yield from self._policy.run(weighted, loss, {}, backward=True)))
+            seen = yield from self._policy.run(examples, loss, {}, backward=False)
+            with torch.inference_mode(False), torch.enable_grad():
+                leaves = [torch.from_numpy(values).requires_grad_(True) for values in seen.logprobs]
+                value, metrics = loss_fn(data, leaves)
+                value.backward()
+            weighted: list[Example] = []
+            for index, (example, leaf) in enumerate(zip(examples, leaves, strict=True)):
+                if leaf.grad is None:
+                    raise ValueError(f"The custom loss does not depend on the logprobs of datum {index}.")
+                # cross entropy of weight -g has gradient g
+                inputs = {"weights": -leaf.grad.numpy()}
+                weighted.append(replace(example, inputs=inputs, active=loss.active(inputs)))
+            result = _output(examples, (yield from self._policy.run(weighted, loss, {}, backward=True)))
         surrogate = result.metrics["loss:sum"]
         result.metrics.update(metrics)
         result.metrics.update({"loss:sum": float(value.detach().sum()), "surrogate_loss:sum": surrogate})

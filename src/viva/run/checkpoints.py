@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -26,46 +26,16 @@ from typing import Any
 import tinker
 
 from viva import __version__
-from viva.model_files import MismatchError, check_name, is_inside, sealed, unsealed
+from viva.model_files import MismatchError, is_inside, sealed, unsealed
 from viva.run.files import naming, write_atomic
+from viva.run.log import BEGUN, INDEX, Checkpoint, read_index
 from viva.sdk import TrainingClient
 
-_INDEX = "checkpoints.jsonl"
 _BLOCK = 1 << 20
-_BEGUN = json.dumps(sealed({"begun": True, "next_step": 0, "log_sizes": {}}))
-"""The only line of an index before the first checkpoint."""
 _OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(-again)?|\..+")
 """Names of states that runs save, and of what a killed writer leaves."""
 _PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
 _PROCESSORS = Path("/proc/cpuinfo")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """One line of the index."""
-
-    name: str
-    next_step: int
-    """The first step that is not in the saved weights."""
-    state_path: str
-    """Where the engine saved the state: an address, or a path relative to the run folder."""
-    state_digest: str | None = None
-    """SHA-256 of the state's manifest, which lists its other files; ``None`` where the engine writes none here."""
-    log_sizes: Mapping[str, int]
-    log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
-    """SHA-256 of the log files up to these sizes."""
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """See `environment`; with the engine's precision, where it is known."""
-    earlier_environments: Sequence[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
-    """Those that steps before were computed in and that differ, oldest first; empty where the run is of one piece."""
-    final: bool = False
-    """Whether the run was complete."""
-    best: bool = False
-    """Whether the stop rule's metrics stood lowest here; kept however old it is."""
-    ttl_seconds: int | None = None
-    """When the engine may delete the state, counted from saving; ``None``: never."""
-    following: int | None = field(default=None, compare=False)
-    """Lines behind it in the index, by which one that was cut between two lines shows."""
 
 
 def environment() -> dict[str, str]:
@@ -134,29 +104,23 @@ class Checkpoints:
 
     def _read(self) -> tuple[list[Checkpoint], list[str]]:
         """The checkpoints that can be used, and what is wrong with the others."""
-        path = self.folder / _INDEX
-        if not path.exists():
+        if not (self.folder / INDEX).exists():
             return [], []
+        index = read_index(self.folder)
         found: list[Checkpoint] = []
-        damage: list[str] = []
-        with naming(path):
-            lines = path.read_bytes().decode("utf-8", "replace").split("\n")
-        lines = [line for line in lines if line.strip()]
-        if lines == [_BEGUN]:
-            return [], []
-        for number, line in enumerate(lines, 1):
-            try:
-                found.append(self._parsed(line))
-            except ValueError as error:
-                damage.append(f"{path}:{number}: {error}")
-                continue
-            if found[-1].following not in (None, len(lines) - number):
-                damage.append(f"{path}:{number}: {found[-1].following} lines stood behind it")
-        return found, damage if found or damage else [f"{path} is empty"]
+        damage = dict(index.damage)
+        for number, checkpoint in index.checkpoints:
+            if problem := self._state_problem(checkpoint):
+                damage[number] = problem
+            else:
+                found.append(checkpoint)
+        path = self.folder / INDEX
+        texts = [f"{path}:{number}: {damage[number]}" for number in sorted(damage)]
+        return found, [f"{path} is empty"] if index.is_empty else texts
 
     def begin(self) -> None:
         """Write the index of a run without checkpoints, where there is none."""
-        if not (self.folder / _INDEX).exists():
+        if not (self.folder / INDEX).exists():
             self._write([])
 
     def check_index(self) -> None:
@@ -165,7 +129,7 @@ class Checkpoints:
         Raises:
             ValueError: See above.
         """
-        path = self.folder / _INDEX
+        path = self.folder / INDEX
         if path.exists():
             return
         log, weights = self.folder / "metrics.jsonl", self.folder / "state" / "weights"
@@ -174,7 +138,7 @@ class Checkpoints:
             kept = f"states are saved ({', '.join(states)})" if states else "steps are logged"
             raise ValueError(
                 f"{path} is missing, but {kept}: nothing says what they belong to, and the run would begin at step 0. "
-                f"Nothing was touched. Put {_INDEX} back from a copy, give another log_path, or give the run up with "
+                f"Nothing was touched. Put {INDEX} back from a copy, give another log_path, or give the run up with "
                 "behavior_if_exists=delete."
             )
 
@@ -202,27 +166,14 @@ class Checkpoints:
             f"but {whose}. Nothing was touched: put the right state back, or give another log_path."
         )
 
-    def _parsed(self, line: str) -> Checkpoint:
-        """A line of the index.
-
-        Raises:
-            ValueError: If it is damaged, names something outside of the folder, or its state is gone.
-        """
-        try:
-            checkpoint = Checkpoint(**unsealed(json.loads(line), "the line"))
-        except (TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
-            raise ValueError(f"the line is no checkpoint ({error})") from error
-        _check(checkpoint)
-        for name in checkpoint.log_sizes:
-            if not is_inside(self.folder / name, self.folder):
-                raise ValueError(f"its log {name!r} is outside of the run's folder")
-        if not _is_uri(checkpoint.state_path):
-            path = self.folder / checkpoint.state_path
-            if not is_inside(path, self.folder):
-                raise ValueError(f"its state {checkpoint.state_path!r} is outside of the run's folder")
-            if not path.exists():
-                raise ValueError(f"its state {path} is gone")
-        return checkpoint
+    def _state_problem(self, checkpoint: Checkpoint) -> str | None:
+        """Why the state of a checkpoint cannot be used."""
+        path = self.folder / checkpoint.state_path
+        if _is_uri(checkpoint.state_path):
+            return None
+        if not is_inside(path, self.folder):
+            return f"its state {checkpoint.state_path!r} is outside of the run's folder"
+        return None if path.exists() else f"its state {path} is gone"
 
     def check_logs(self, checkpoint: Checkpoint) -> None:
         """Compare the log files with what they were at a checkpoint.
@@ -334,7 +285,7 @@ class Checkpoints:
             replace(one, following=len(checkpoints) - number) for number, one in enumerate(checkpoints, 1)
         ]
         lines = [json.dumps(sealed(asdict(one))) for one in counted]
-        write_atomic(self.folder / _INDEX, "".join(f"{line}\n" for line in lines or [_BEGUN]))
+        write_atomic(self.folder / INDEX, "".join(f"{line}\n" for line in lines or [BEGUN]))
 
     def _relative(self, path: str) -> str:
         if _is_uri(path):
@@ -395,22 +346,6 @@ def _is_sound(state: Path) -> bool:
 
 def _is_uri(path: str) -> bool:
     return path.startswith("tinker://")
-
-
-def _check(checkpoint: Checkpoint) -> None:
-    """Refuse values that no checkpoint has; a name or a place in them may be somebody else's choice."""
-    check_name(checkpoint.name)
-    sizes, digests = dict(checkpoint.log_sizes), dict(checkpoint.log_digests)
-    for name in (*sizes, *digests):
-        check_name(name)
-    numbers = (checkpoint.next_step, *sizes.values())
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"its steps and sizes must be whole numbers; got {numbers!r}")
-    if set(digests) - set(sizes):
-        raise ValueError(f"it has digests of {sorted(digests)} and sizes of {sorted(sizes)}")
-    texts: list[object] = [checkpoint.state_path, checkpoint.state_digest or "", *digests.values()]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"its paths and digests must be texts; got {texts!r}")
 
 
 class _Beginnings:

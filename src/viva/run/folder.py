@@ -73,7 +73,7 @@ _MOST_NAMES = 5
 class RunFolder:
     """A run folder. Opened for a run, it is closed to other processes until `close`, or until nothing refers to it."""
 
-    def __init__(self, path: Path, *, keep_checkpoints: int = 3, ttl_seconds: int | None = None) -> None:
+    def __init__(self, path: Path, *, ttl_seconds: int | None = None) -> None:
         self.path = path
         self.lock = FolderLock(path)
         self.is_new = False
@@ -82,7 +82,7 @@ class RunFolder:
         """Whether the folder was made for that."""
         self.log = RunLog(path)
         self.journal = Journal(path / "journal", environment=environment)
-        self.checkpoints = Checkpoints(path, keep=keep_checkpoints, ttl_seconds=ttl_seconds)
+        self.checkpoints = Checkpoints(path, ttl_seconds=ttl_seconds)
 
     @property
     def state_dir(self) -> Path:

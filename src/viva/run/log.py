@@ -1,4 +1,4 @@
-"""The log files of a run.
+"""The log files of a run, and the index of its checkpoints.
 
 ``metrics.jsonl``, ``transcripts.jsonl`` and, if it keeps any, samples and tokens are append-only. A checkpoint records
 how long they were, and a resumed run cuts them back to that, so that they never hold a step twice. Everything that
@@ -9,13 +9,18 @@ holds a credential (`viva.run.secrets`): these files are for people, and nothing
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from viva.model_files import check_name, is_inside, sealed, unsealed
 from viva.run.files import naming, read_json_lines
 from viva.run.secrets import redacted
 
+INDEX = "checkpoints.jsonl"
+BEGUN = json.dumps(sealed({"begun": True, "next_step": 0, "log_sizes": {}}))
+"""The only line of an index before the first checkpoint."""
 _FILES = ("metrics.jsonl", "transcripts.jsonl", "samples.jsonl", "tokens.jsonl")
 
 
@@ -84,3 +89,89 @@ def _synced_size(path: Path) -> int:
     with naming(path), path.open("ab") as file:
         os.fsync(file.fileno())
         return file.tell()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One line of the index."""
+
+    name: str
+    next_step: int
+    """The first step that is not in the saved weights."""
+    state_path: str
+    """Where the engine saved the state: an address, or a path relative to the run folder."""
+    state_digest: str | None = None
+    """SHA-256 of the state's manifest, which lists its other files; ``None`` where the engine writes none here."""
+    log_sizes: Mapping[str, int]
+    log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """SHA-256 of the log files up to these sizes."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """See `viva.run.checkpoints.environment`; with the engine's precision, where it is known."""
+    earlier_environments: Sequence[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
+    """Those that steps before were computed in and that differ, oldest first; empty where the run is of one piece."""
+    final: bool = False
+    """Whether the run was complete."""
+    best: bool = False
+    """Whether the stop rule's metrics stood lowest here; kept however old it is."""
+    ttl_seconds: int | None = None
+    """When the engine may delete the state, counted from saving; ``None``: never."""
+    following: int | None = field(default=None, compare=False)
+    """Lines behind it in the index, by which one that was cut between two lines shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIndex:
+    """The content of ``checkpoints.jsonl``, by number of line, which counts from 1."""
+
+    checkpoints: list[tuple[int, Checkpoint]]
+    """Oldest first; whether their states are there was not looked at."""
+    damage: dict[int, str]
+    """Why a line cannot be used, or what is missing behind it."""
+    is_empty: bool
+    """Whether there is no line at all, not even that of a run's beginning."""
+
+
+def read_index(folder: Path) -> CheckpointIndex:
+    """Read the index of a run's checkpoints; it exists.
+
+    Raises:
+        OSError: If it cannot be read; the error names it.
+    """
+    path = folder / INDEX
+    with naming(path):
+        lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    lines = [line for line in lines if line.strip()]
+    found: list[tuple[int, Checkpoint]] = []
+    damage: dict[int, str] = {}
+    for number, line in enumerate(lines if lines != [BEGUN] else (), 1):
+        try:
+            checkpoint = Checkpoint(**unsealed(json.loads(line), "the line"))
+            _check(checkpoint, folder)
+        except (TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+            damage[number] = f"the line is no checkpoint ({error})"
+        except ValueError as error:
+            damage[number] = str(error)
+        else:
+            found.append((number, checkpoint))
+            if checkpoint.following not in (None, len(lines) - number):
+                damage[number] = f"{checkpoint.following} lines stood behind it"
+    return CheckpointIndex(checkpoints=found, damage=damage, is_empty=not lines)
+
+
+def _check(checkpoint: Checkpoint, folder: Path) -> None:
+    """Refuse values that no checkpoint has; a name or a place in them may be somebody else's choice."""
+    check_name(checkpoint.name)
+    sizes, digests = dict(checkpoint.log_sizes), dict(checkpoint.log_digests)
+    for name in (*sizes, *digests):
+        check_name(name)
+    numbers = (checkpoint.next_step, *sizes.values())
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"its steps and sizes must be whole numbers; got {numbers!r}")
+    if set(digests) - set(sizes):
+        raise ValueError(f"it has digests of {sorted(digests)} and sizes of {sorted(sizes)}")
+    texts: list[object] = [checkpoint.state_path, checkpoint.state_digest or "", *digests.values()]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"its paths and digests must be texts; got {texts!r}")
+    for name in sizes:
+        if not is_inside(folder / name, folder):
+            raise ValueError(f"its log {name!r} is outside of the run's folder")

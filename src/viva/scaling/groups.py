@@ -3,13 +3,13 @@
 Each call says what is sampled, what it is prompted with, and what of it is trained behind what.
 """
 
-import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Literal
 
-from viva.conversation.protocol import Protocol, View, draw_aliases, persona
+from viva.conversation.coordinator import view_of
+from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import Solution, Turn
 from viva.scaling.counts import Block, Call, Counter, Markers, Template, TrainedReply, message_blocks
 
@@ -69,7 +69,7 @@ def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[
             if round_.order == "sequential":
                 wave += agent_id > 0
                 before = list(turns)
-            view = _view(protocol, num_agents, agent_id, round_index)
+            view = view_of(protocol, num_agents, range(num_agents), agent_id, round_index, "cost")
             for lane, segment in enumerate(round_.segments):
                 reply = _reply_text(segment.name, view, text.lengths, markers)
                 asked = protocol.prompt(question, before, view, lane)
@@ -92,17 +92,6 @@ def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[
                     )
                 )
     return calls
-
-
-def _view(protocol: Protocol, num_agents: int, agent_id: int, round_index: int) -> View:
-    return View(
-        agent_id=agent_id,
-        num_agents=num_agents,
-        round_index=round_index,
-        aliases=draw_aliases(range(num_agents), agent_id, round_index, "cost"),
-        persona=persona(agent_id, protocol.personas),
-        seed=random.Random(f"view/{round_index}/cost").getrandbits(32),
-    )
 
 
 def _reply_text(segment: str, view: View, lengths: Lengths, markers: Markers) -> str:

@@ -70,9 +70,9 @@ class ModelShape:
         attention = 4.0 * self.layers * self.heads * self.head_dim * cost.pairs
         return matrices * (2 if is_lora else 3) + attention * 3
 
-    def kv_bytes(self, bytes_per_value: float = 2.0) -> float:
-        """Bytes of one token's keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
+    def kv_bytes(self) -> float:
+        """Bytes of one token's keys and values, in bfloat16."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 2.0
 
 
 PRESETS = {

@@ -83,22 +83,15 @@ def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:
     if num_runs > _MAX_RUNS:
         raise ValueError(f"viva view shows one run or two, and any results of viva eval; got {num_runs} runs")
     routes = [
-        Route("/", _page),
-        Route("/static/{name}", _static),
+        Route("/", _file),
+        Route("/static/{name}", _file),
         *_Api(runs).routes(),
     ]
     return Guard(Starlette(routes=routes), token=token)
 
 
-def _page(_: Request) -> Response:
-    return _file("index.html")
-
-
-def _static(request: Request) -> Response:
-    return _file(request.path_params["name"])
-
-
-def _file(name: str) -> Response:
+def _file(request: Request) -> Response:
+    name = request.path_params.get("name", "index.html")
     folder = resources.files("viva.view").joinpath("static")
     known = {each.name: each for each in folder.iterdir() if Path(each.name).suffix in STATIC_TYPES}
     if name not in known:

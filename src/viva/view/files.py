@@ -155,21 +155,17 @@ def _mended(value: Any) -> Any:
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
     """Finite numbers of a line, but for the step; truth values are no numbers."""
-    return {
-        key: float(value)
-        for key, value in row.items()
-        if key != "step"
-        and isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and _is_finite(value)
-    }
+    known = {key: _number(value) for key, value in row.items() if key != "step"}
+    return {key: float(value) for key, value in known.items() if value is not None}
 
 
-def _is_finite(value: float) -> bool:
+def _number(value: Any) -> float | None:
+    """A finite number; ``None`` for anything else."""
     try:
-        return math.isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # a whole number with more digits than any figure has
-        return False
+        return None
+    return value if is_number else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -323,7 +319,7 @@ def _shown(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         "kind": _FORMATS[str(content["format"])],
         "about": " against ".join(_target(target) for target in targets if isinstance(target, dict)),
         "figures": {
-            printable(str(name)): _numbers(figure)
+            printable(str(name)): {each: _number(figure.get(each)) for each in _NUMBERS if each in figure}
             for name, figure in content["figures"].items()
             if isinstance(figure, dict)
         },
@@ -333,15 +329,6 @@ def _shown(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 def _target(target: Mapping[str, Any]) -> str:
     parts = [target.get("name"), target.get("checkpoint")]
     return printable(" ".join(str(part) for part in parts if part is not None))
-
-
-def _numbers(figure: Mapping[str, Any]) -> dict[str, float | None]:
-    return {name: _number(figure.get(name)) for name in _NUMBERS if name in figure}
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if is_number else None
 
 
 def text_table(rows: Sequence[tuple[str, ...]], *, is_text: bool = False) -> list[str]:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from viva.conversation.protocol import counted
-from viva.model_files import is_inside, unsealed
 from viva.run.files import naming
+from viva.run.log import INDEX, read_index
 
-INDEX_FILE = "checkpoints.jsonl"
 _CONFIG = "config.json"
 _BLOCK = 1 << 18
 _REMEDY = (
@@ -73,7 +72,7 @@ class LogCheck:
             for name, progress in self._progress.items()
             if progress.problem is not None
         }
-        return found if self._index_problem is None else {INDEX_FILE: self._index_problem, **found}
+        return found if self._index_problem is None else {INDEX: self._index_problem, **found}
 
     def advance(self, budget_s: float | None = None) -> bool:
         """Read what was not read yet, and stop when the time is up.
@@ -141,7 +140,7 @@ class LogCheck:
 
     def _read_index(self) -> None:
         """Read the checkpoints again if the run wrote others."""
-        path = self._folder / INDEX_FILE
+        path = self._folder / INDEX
         try:
             stat = path.stat()
         except OSError:  # no checkpoint was written yet, or they were taken away
@@ -150,21 +149,21 @@ class LogCheck:
         if self._version == (stat.st_mtime_ns, stat.st_size):
             return
         self._version = (stat.st_mtime_ns, stat.st_size)
-        with naming(path):
-            lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        index = read_index(self._folder)
         goals: dict[str, set[_Goal]] = {}
-        problems = [] if lines else ["it is empty"]
-        for number, line in enumerate(lines, 1):
-            try:
-                following = _add_line(line, goals, self._folder)
-            except ValueError as error:
-                problems.append(f"line {number}: {error}")
-                continue
-            if following not in (None, len(lines) - number):
-                problems.append(f"line {number}: {following} lines stood behind it")
-        problems += self._config_problems() if goals else []
+        for _, one in index.checkpoints:
+            for name, digest in one.log_digests.items():
+                goal = _Goal(
+                    size=one.log_sizes[name], digest=digest, next_step=one.next_step, is_end=one.final
+                )
+                goals.setdefault(name, set()).add(goal)
+        problems = [f"line {number}: {text}" for number, text in sorted(index.damage.items())]
+        if index.is_empty:
+            problems.append("it is empty")
+        if goals and not (self._folder / _CONFIG).exists():
+            problems.append(f"{_CONFIG}, which stood beside it, is gone")
         self._index_problem = (
-            f"{INDEX_FILE} is damaged, so the logs cannot be compared with it: {'; '.join(problems)}. {_REMEDY}"
+            f"{INDEX} is damaged, so the logs cannot be compared with it: {'; '.join(problems)}. {_REMEDY}"
             if problems
             else None
         )
@@ -179,10 +178,6 @@ class LogCheck:
             if progress.problem is None and name in self._goals
         }
 
-    def _config_problems(self) -> list[str]:
-        path = self._folder / _CONFIG
-        return [] if path.exists() else [f"{_CONFIG}, which stood beside it, is gone"]
-
 
 def check_log(folder: Path, name: str) -> None:
     """Compare one log of a run with the run's checkpoints.
@@ -194,34 +189,6 @@ def check_log(folder: Path, name: str) -> None:
     check.advance()
     if check.problems:
         raise ValueError(f"{folder}: {'; '.join(check.problems.values())}.")
-
-
-def _add_line(line: bytes, goals: dict[str, set[_Goal]], folder: Path) -> int | None:
-    """Add what a line of the index says of the logs; the number of lines that stood behind it, if it tells.
-
-    Raises:
-        ValueError: If it is no checkpoint, or is not as it was written.
-    """
-    try:
-        value: object = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it cannot be read ({error})") from error
-    if not isinstance(value, dict):
-        raise ValueError("it is no checkpoint")
-    row = cast("dict[str, Any]", value)
-    row = unsealed(row, "it")
-    sizes, digests, next_step = row.get("log_sizes"), row.get("log_digests", {}), row.get("next_step")
-    if not isinstance(sizes, dict) or not isinstance(digests, dict) or not isinstance(next_step, int):
-        raise ValueError("it has no sizes and digests of logs, or no step")
-    known = cast("dict[str, Any]", sizes)
-    for name, digest in cast("dict[str, Any]", digests).items():
-        size = known.get(name)
-        if not isinstance(size, int) or not isinstance(digest, str) or not is_inside(folder / name, folder):
-            raise ValueError(f"it has no size and digest of {name!r}, or that is no log of the run")
-        goal = _Goal(size=size, digest=digest, next_step=next_step, is_end=row.get("final") is True)
-        goals.setdefault(name, set()).add(goal)
-    following = row.get("following")
-    return following if isinstance(following, int) else None
 
 
 def _goes_on(path: Path, goal: _Goal) -> bool:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from viva.conversation.protocol import counted
+from viva.run.log import INDEX
 from viva.run.secrets import without_secrets
 from viva.view.files import METRICS_FILE
-from viva.view.log_check import INDEX_FILE
 from viva.view.run_index import RunIndex
 from viva.view.summary import ACCURACY, Gain, gain_of
 
@@ -60,9 +60,7 @@ def measurements(run: RunIndex, num_steps: int) -> dict[str, Gain]:
 
 def _damage(run: RunIndex) -> str | None:
     """Why the run's figures cannot be trusted."""
-    return next(
-        (problem for problem in run.problems if METRICS_FILE in problem or INDEX_FILE in problem), None
-    )
+    return next((problem for problem in run.problems if METRICS_FILE in problem or INDEX in problem), None)
 
 
 def model_card(card: ModelCard) -> str:
