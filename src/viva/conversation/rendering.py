@@ -8,7 +8,7 @@ reply in linear time.
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -41,8 +41,6 @@ _NAMES = (
 )
 """Frequent renderer names, to suggest one for a misspelled name; the cookbook knows more."""
 
-_Parsed = tuple[Message, ParseTermination]
-
 _ROLES = ("system", "user", "assistant")
 _ROLE_WORD = re.compile("[a-z_]+")
 """Other roles that environments of others use, where a role is not told by text alone."""
@@ -55,10 +53,6 @@ _MOST_BLOCKS = 16
 """The renderers rescan the reply for every block of thoughts that is never closed, and for every message of the
 Harmony format; a reply with more of them than this is read without the renderer."""
 _MESSAGE = "<|message|>"
-_SHIELDS = "shields_messages"
-"""Attribute of renderers that shield what they render."""
-_OPENS_THOUGHTS = "opens_thoughts"
-"""Attribute that tells whether the prompt ends with the opening of thoughts, so that replies begin inside them."""
 _PROBE = [Message(role="user", content="x")]
 _TALKS = (
     _PROBE,
@@ -104,8 +98,8 @@ def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None 
         ) from error
     _check_control_tokens(renderer, guarded, name, model_name)
     opening = str(guarded.decode(renderer.build_generation_prompt(_PROBE).to_ints()))
-    setattr(renderer, _OPENS_THOUGHTS, opening.rstrip().endswith(_THINK_OPEN))
     renderer.__class__ = _guarded_class(type(renderer))
+    cast(_Guarded, renderer).opens_thoughts = opening.rstrip().endswith(_THINK_OPEN)
     return renderer
 
 
@@ -175,36 +169,46 @@ def _restore(tokenizer: GuardedTokenizer, name: str, model_name: str) -> Rendere
     return load_renderer(tokenizer, model_name=model_name, renderer_name=name)
 
 
-def _reduce(renderer: Any) -> tuple[Any, tuple[Any, ...]]:
-    return _restore, (renderer.tokenizer, renderer._renderer_name, renderer._model_name)
-
-
-@cache
-def _guarded_class(renderer_class: type[Renderer]) -> type[Renderer]:
-    """The class with our ways to write and to read, for code of others that asks a renderer itself.
+class _Guarded(Renderer):
+    """Our ways to write and to read, for code of others that asks a renderer itself.
 
     And a renderer pickles as its name, and comes back on a plain tokenizer; ours must come back guarded.
     """
 
+    opens_thoughts = False
+    """Whether the prompt ends with the opening of thoughts, so that replies begin inside them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.tokenizer, self._renderer_name, self._model_name)
+
     def build_generation_prompt(
-        self: Renderer, messages: list[Message], role: Role = "assistant", prefill: str | None = None
+        self, messages: list[Message], role: Role = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        shielded = shield_messages(self, messages)
-        prompt = renderer_class.build_generation_prompt(self, shielded, role, prefill)
+        """The renderer's own prompt of shielded messages, in one chunk."""
+        prompt = super().build_generation_prompt(shield_messages(self, messages), role, prefill)
         return _in_one_chunk(prompt)
 
-    def parse_response(self: Renderer, response: list[int]) -> tuple[Message, ParseTermination]:
-        return _parsed(self, response, renderer_class.parse_response)
+    def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
+        """A reply as the renderer's own reader parses it, if that takes linear time; else the text before its stop."""
+        ended = response[-1:] and response[-1] in self.get_stop_sequences()
+        # what the readers decode, too: it is decoded once
+        if _is_plain(str(cast(Any, self.tokenizer).decode(response[:-1] if ended else response))):
+            try:
+                return cast(Any, super()).parse_response(response)
+            except RendererError:
+                pass  # more than one end-of-turn token: not from a sampler that stops at the first
+        text, ended = _before_stop(self, response)
+        if not ended:
+            return Message(role="assistant", content=text), ParseTermination.MALFORMED
+        if _THINK_CLOSE in text:
+            text = _without_leading_thoughts(self, text)
+        return Message(role="assistant", content=text), ParseTermination.STOP_SEQUENCE
 
-    members = {
-        "__reduce__": _reduce,
-        "__module__": renderer_class.__module__,
-        "__doc__": renderer_class.__doc__,
-        "build_generation_prompt": build_generation_prompt,
-        "parse_response": parse_response,
-        _SHIELDS: True,
-    }
-    return type(renderer_class.__name__, (renderer_class,), members)
+
+@cache
+def _guarded_class(renderer_class: type[Renderer]) -> type[_Guarded]:
+    members = {"__module__": renderer_class.__module__, "__doc__": renderer_class.__doc__}
+    return type(renderer_class.__name__, (_Guarded, renderer_class), members)
 
 
 def _in_one_chunk(prompt: tinker.ModelInput) -> tinker.ModelInput:
@@ -245,7 +249,7 @@ def build_prompt(
         prefill = (
             f" {prefill}"  # its messages begin with a space, which its generation prompt leaves to the model
         )
-    if not getattr(renderer, _SHIELDS, False):
+    if not isinstance(renderer, _Guarded):
         messages = shield_messages(renderer, messages)
     return renderer.build_generation_prompt(list(messages), prefill=prefill)
 
@@ -318,25 +322,6 @@ def read_reply(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
     return (text, True) if termination.is_clean else (_without_leading_thoughts(renderer, text), False)
 
 
-def _parsed(
-    renderer: Renderer, tokens: list[int], parse: Callable[[Renderer, list[int]], _Parsed]
-) -> _Parsed:
-    """A reply as the renderer's own reader parses it, if that takes linear time; else the text before its stop."""
-    ended = tokens[-1:] and tokens[-1] in renderer.get_stop_sequences()
-    # what the readers decode, too: it is decoded once
-    if _is_plain(str(cast(Any, renderer.tokenizer).decode(tokens[:-1] if ended else tokens))):
-        try:
-            return parse(renderer, tokens)
-        except RendererError:
-            pass  # more than one end-of-turn token: not from a sampler that stops at the first
-    text, ended = _before_stop(renderer, tokens)
-    if not ended:
-        return Message(role="assistant", content=text), ParseTermination.MALFORMED
-    if _THINK_CLOSE in text:
-        text = _without_leading_thoughts(renderer, text)
-    return Message(role="assistant", content=text), ParseTermination.STOP_SEQUENCE
-
-
 def _is_plain(text: str) -> bool:
     blocks = text.count(
         _THINK_OPEN, text.rfind(_THINK_CLOSE) + 1
@@ -361,7 +346,8 @@ def _before_stop(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
 def _without_leading_thoughts(renderer: Renderer, text: str) -> str:
     """The text behind the thinking that a reply begins with; empty if the thinking itself was cut."""
     start = 0
-    if getattr(renderer, _OPENS_THOUGHTS, False) and not text.lstrip().startswith(_THINK_OPEN):
+    opens_thoughts = isinstance(renderer, _Guarded) and renderer.opens_thoughts
+    if opens_thoughts and not text.lstrip().startswith(_THINK_OPEN):
         text = _THINK_OPEN + text
     while True:
         space = _SPACE.match(text, start)
