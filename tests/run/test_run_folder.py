@@ -100,7 +100,7 @@ def test_a_torn_last_line_is_left_out_and_any_other_damage_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"x\.jsonl:2: not valid JSON"):
         list(read_json_lines(path))
     path.write_text("[1]\n")
-    with pytest.raises(ValueError, match=r"x\.jsonl:1: expected an object; got list"):
+    with pytest.raises(ValueError, match=r"x\.jsonl:1: expected a JSON object, got"):
         list(read_json_lines(path))
 
 

@@ -12,7 +12,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -194,24 +194,56 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: If any other line is not an object; the message names file and line.
     """
-    if not path.exists():
-        return
-    with naming(path):
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            value: object = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                return
-            raise ValueError(
-                f"{path}:{number}: not valid JSON ({error}); the file was changed by hand?"
-            ) from error
+    return (row for _, row in iter_rows(path, [])) if path.exists() else iter(())
+
+
+def iter_rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) of every line of a file; a torn last line goes to ``torn`` by the file's name.
+
+    Raises:
+        ValueError: If any other line cannot be read.
+    """
+    with naming(path), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                row = parse_line(line)
+            except ValueError as error:
+                if line.endswith(b"\n"):
+                    raise ValueError(f"{where}: {error}. The file is damaged; restore or cut it.") from error
+                torn.append(path.name)
+            else:
+                yield where, row
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One line of a JSONL file of a run, whatever bytes it holds; what is no UTF-8 becomes U+FFFD.
+
+    Raises:
+        ValueError: If it is no JSON object, or one that is nested too deeply.
+    """
+    try:
+        value = json.loads(line.decode("utf-8", errors="replace"))
         if not isinstance(value, dict):
-            raise ValueError(f"{path}:{number}: expected an object; got {type(value).__name__}")
-        yield cast(dict[str, Any], value)
+            raise ValueError(f"expected a JSON object, got {str(value)[:60]!r}")
+        return cast("dict[str, Any]", _mended(value))
+    except RecursionError:
+        raise ValueError(f"nested too deeply to be read: {line[:60]!r}") from None
+
+
+def _mended(value: Any) -> Any:
+    """Strings with halves of surrogate pairs (JSON can spell them, UTF-8 cannot) get U+FFFD there."""
+    if isinstance(value, str):
+        return (
+            value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        )
+    if isinstance(value, list):
+        return [_mended(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
 
 
 MARK = "written.jsonl"
@@ -343,11 +375,7 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     with naming(path):
-        text = path.read_text(encoding="utf-8", errors="replace")
-    for line in text.splitlines():
-        try:
-            value: object = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield cast("dict[str, Any]", value)
+        lines = path.read_bytes().splitlines()
+    for line in lines:
+        with suppress(ValueError):
+            yield parse_line(line)

@@ -18,7 +18,8 @@ from viva.experts.diagnostics import Diagnostics, Recommendation, check_diagnost
 from viva.experts.estimation import Baseline, Estimator, choose_baseline, estimate
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator
 from viva.experts.samples import Sample, stored_sample
-from viva.view.files import iter_rows, read_config, text_table
+from viva.run.files import iter_rows
+from viva.view.files import read_config, text_table
 from viva.view.log_check import check_log
 
 SAMPLES_FILE = "samples.jsonl"

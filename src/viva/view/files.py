@@ -1,19 +1,19 @@
 """The files that pages are about: a run's folder, a result of ``viva eval``, or a folder of results.
 
-Lines are parsed whatever they hold, as a file grows or all at once. What is computed from a file (`iter_rows`,
-`iter_transcripts`) raises where a line is damaged; what is shown to people is read by `viva.view.run_index`, without
+Lines are parsed whatever they hold, as a file grows or all at once. What is computed from a file (`iter_transcripts`)
+raises where a line is damaged; what is shown to people is read by `viva.view.run_index`, without
 such lines. A torn last line is left out by both.
 """
 
-import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from viva.judging.records import Transcript
 from viva.model_files import unsealed
+from viva.run.files import iter_rows, parse_line
 from viva.run.secrets import printable
 from viva.view.log_check import check_log
 
@@ -99,58 +99,9 @@ def iter_transcripts(run_dir: str | Path, torn: list[str]) -> Iterator[tuple[str
         yield where, Transcript.parse(where, row)
 
 
-def iter_rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, object) of every line of a file; a torn last line goes to ``torn`` by the file's name.
-
-    Raises:
-        ValueError: If any other line cannot be read.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                row = parse_line(line)
-            except ValueError as error:
-                if line.endswith(b"\n"):
-                    raise ValueError(f"{where}: {error}. The file is damaged; restore or cut it.") from error
-                torn.append(path.name)
-            else:
-                yield where, row
-
-
 def transcripts_path(source: Path) -> Path:
     """Where the conversations of a run, by its folder, or of an evaluation, by its result file, are kept."""
     return source.with_suffix(".transcripts.jsonl") if source.is_file() else source / TRANSCRIPTS_FILE
-
-
-def parse_line(line: bytes) -> dict[str, Any]:
-    """One line of a JSONL file of a run, whatever bytes it holds; what is no UTF-8 becomes U+FFFD.
-
-    Raises:
-        ValueError: If it is no JSON object, or one that is nested too deeply.
-    """
-    try:
-        value = json.loads(line.decode("utf-8", errors="replace"))
-        if not isinstance(value, dict):
-            raise ValueError(f"expected a JSON object, got {str(value)[:60]!r}")
-        return cast("dict[str, Any]", _mended(value))
-    except RecursionError:
-        raise ValueError(f"nested too deeply to be read: {line[:60]!r}") from None
-
-
-def _mended(value: Any) -> Any:
-    """Strings with halves of surrogate pairs (JSON can spell them, UTF-8 cannot) get U+FFFD there."""
-    if isinstance(value, str):
-        return (
-            value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        )
-    if isinstance(value, list):
-        return [_mended(item) for item in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {_mended(key): _mended(item) for key, item in cast("dict[str, Any]", value).items()}
-    return value
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:

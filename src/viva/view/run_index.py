@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from viva.judging.records import Transcript
+from viva.run.files import parse_line
 from viva.view.entries import Entry, entry_of
 from viva.view.files import (
     CONFIG_FILE,
@@ -22,7 +23,6 @@ from viva.view.files import (
     kind_of,
     numbers,
     options_of,
-    parse_line,
     transcripts_path,
 )
 from viva.view.log_check import LogCheck
