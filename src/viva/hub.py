@@ -29,9 +29,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def hub_errors(name: str, *, option: str) -> Generator[None, None, None]:
     """Turn errors of looking something up on the hub into a `ValueError`; all others pass through.
 
-    Args:
-        name: Hub name or path of a model or a data set.
-        option: What the user gave the name to, like ``model_name``.
+    The name is that of a model or a data set, `option` what the user gave it to, like ``model_name``.
 
     Raises:
         ValueError: It is gated, unknown or private, not in the cache while the hub must not be asked, or the hub
@@ -49,12 +47,7 @@ def hub_errors(name: str, *, option: str) -> Generator[None, None, None]:
 
 @contextmanager
 def telling_wait(what: str, limit_s: float) -> Generator[None, None, None]:
-    """Log a warning, which Python shows on the error stream, if this takes more than some seconds.
-
-    Args:
-        what: Is waited for.
-        limit_s: When waiting ends.
-    """
+    """Log a warning, which Python shows on the error stream, if waiting for this takes more than some seconds."""
     text = f"still waiting for {what}, for {limit_s:.0f} s at most"
     timer = threading.Timer(TELL_AFTER_S, logging.getLogger(__name__).warning, (text,))
     timer.daemon = True
@@ -67,13 +60,10 @@ def telling_wait(what: str, limit_s: float) -> Generator[None, None, None]:
 
 @contextmanager
 def hub_access(name: str) -> Generator[None, None, None]:
-    """Ask the hub for things only if it can be reached; else the cache alone, at once.
+    """Ask the hub for a model or a data set only if it can be reached; else the cache alone, at once.
 
     By themselves the libraries ask a hub that is not there again and again, for a minute, and wait without an end for
-    one that takes a connection and says nothing.
-
-    Args:
-        name: Of a model or a data set; what lies in a local path needs no hub.
+    one that takes a connection and says nothing. What lies in a local path needs no hub.
     """
     from huggingface_hub import constants
 
@@ -128,13 +118,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def hub_problem(error: BaseException, *, name: str, option: str) -> str | None:
-    """A hub error in one sentence with its remedy; ``None`` if it has to do with something else.
-
-    Args:
-        error: Raised by ``transformers``, ``datasets`` or ``huggingface_hub``.
-        name: See `hub_errors`.
-        option: See `hub_errors`.
-    """
+    """A hub error in one sentence with its remedy, see `hub_errors`; ``None`` if it has to do with something else."""
     import httpx
     from huggingface_hub import constants
     from huggingface_hub import errors as hub

@@ -123,12 +123,8 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 def unsealed(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The object without its digest, after comparing; one that was never sealed is taken as it is.
 
-    Args:
-        content: As it was read.
-        where: The file, for the message.
-
     Raises:
-        ValueError: If the digest is not that of the content.
+        ValueError: If the digest is not that of the content; `where` names the file.
     """
     plain = {key: value for key, value in content.items() if key != SEAL}
     if content[SEAL] != _seal(plain) if SEAL in content else _has_seal(plain):
@@ -238,9 +234,7 @@ def check_model_folder(folder: Path) -> None:
 def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
     """SHA-256 of a model's weights, configuration and tokenizer, which tell it from all others of its shapes.
 
-    Args:
-        name: Local folder, or ``NAME`` or ``NAME@REVISION`` on the hub, of which the cache is read.
-        revision: Commit that the name stands for, if it is known.
+    Of a name on the hub, which may stand for a known `revision`, the cache is read.
 
     Returns:
         By part, ``weights``, ``config`` and ``tokenizer``, and for a model of the hub its ``commit``; empty where its
@@ -265,20 +259,13 @@ def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
 def check_base(
     what: str, recorded: Mapping[str, str], name: str, found: Mapping[str, str], *, was: str
 ) -> bool:
-    """Compare the base model that something belongs to with the one that it is to be used with.
-
-    Args:
-        what: A checkpoint, a run or an adapter, for the message.
-        recorded: Digests of its base model.
-        name: Path or hub name of the other.
-        found: Digests of the other.
-        was: Path or hub name under which its base model was known.
+    """Compare a base model's digests with those that were recorded of what belongs to one, known as `was`.
 
     Returns:
         Whether they could be compared.
 
     Raises:
-        MismatchError: They differ.
+        MismatchError: They differ; `what` (a checkpoint, a run or an adapter) belongs to another one.
     """
     common = [part for part in _PARTS if part in recorded and part in found]
     differing = [

@@ -223,14 +223,9 @@ def make_sequence(
     logprobs: list[float],
     topk: tuple[np.ndarray, np.ndarray] | None,
 ) -> tinker.SampledSequence:
-    """One sampled sequence.
+    """One sampled sequence; its id is distinct within the service, its tokens include the one that ended it.
 
-    Args:
-        stop_reason: Why it ended.
-        sequence_id: Distinct within the service.
-        tokens: Sampled tokens, with the one that ended it.
-        logprobs: One per token.
-        topk: ``[length, k]`` alternatives and their logprobs.
+    `topk` are ``[length, k]`` alternatives and their logprobs.
     """
     values: dict[str, Any] = {
         "stop_reason": stop_reason,

@@ -64,14 +64,9 @@ Script = Callable[[str, int], Reply | str]
 
 
 def tiny_tokenizer(style: str = "qwen3_instruct", added: Sequence[str] = ()) -> Any:
-    """A byte-level tokenizer made on the spot: every text has one spelling, control tokens are single ids.
+    """A byte-level tokenizer of ``transformers`` made on the spot: a text has one spelling, a control token one id.
 
-    Args:
-        style: A key of `CHAT_TOKENS`; its control tokens are added as special.
-        added: Further added tokens, not special.
-
-    Returns:
-        A ``transformers`` tokenizer.
+    The control tokens of a style (a key of `CHAT_TOKENS`) are added as special, `added` tokens as not special.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -115,9 +115,7 @@ class Waiting:
     ) -> None:
         """Without an effect unless threads spin.
 
-        Args:
-            others: Seconds that other processes have used of our processors so far; ``None`` if nobody can tell.
-            clock: In seconds.
+        `others` gives the seconds that other processes have used of our processors so far; ``None`` if nobody can tell.
         """
         self._others = others or _used_by_others
         self._clock = clock

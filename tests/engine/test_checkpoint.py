@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_a_failure_while_writing_leaves_the_old_checkpoint_and_no_remains(
     if failing_call == "digest":
         monkeypatch.setattr(checkpoint, "_digest", fail)
     if "rename" in failing_call:
-        monkeypatch.setattr(checkpoint.os, "rename", fail_once)
+        monkeypatch.setattr(os, "rename", fail_once)
     with pytest.raises(OSError, match="disk full"):
         write_checkpoint(saved, {}, fail if failing_call == "write" else write_one, overwrite=True)
     monkeypatch.undo()
@@ -174,8 +175,8 @@ def test_a_writer_killed_at_any_rename_loses_nothing(
             raise Killed
         rename(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "rename", kill)
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr(os, "rename", kill)
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
     with pytest.raises(Killed):
         write_checkpoint(saved, {"steps": 4}, write_one, overwrite=True)
     monkeypatch.undo()

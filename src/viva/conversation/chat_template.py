@@ -29,9 +29,6 @@ class ChatTemplateRenderer(Renderer):
 
     A system message that the template refuses or leaves out is put before the first user message.
 
-    Args:
-        tokenizer: With a chat template.
-
     Raises:
         ValueError: If there is no template, it cannot be used, or no control token stands between a message and the
             reply, so that text could forge the next turn.

@@ -173,15 +173,8 @@ class MultiAgentCoordinator:
     ) -> Turn:
         """Record the reply to the turn the agent was given, and wake whoever is next.
 
-        An ``unstructured`` reply to a segment with ``on_invalid="fail"`` ends the agent's part.
-
-        Args:
-            agent_id: Who replies.
-            response: The reply as it was read.
-            lane: Which of the agent's parallel generations this is.
-            prompt: The user message it answers.
-            text: The reply as decoded.
-            status: How the reply was read.
+        It is kept as it was read and as it was decoded, with the user message that it answers. An ``unstructured``
+        reply to a segment with ``on_invalid="fail"`` ends the agent's part.
 
         Raises:
             OutOfTurnError: If the agent was given no turn, has replied already, or has left.

@@ -107,10 +107,8 @@ class GuardedTokenizer:
     def shield(self, text: str) -> str:
         """Mark text so that `encode` can make no control token of it.
 
-        Args:
-            text: Any text. Markers in it are dropped, half characters become U+FFFD; nothing else is lost:
-                decoding the encoded shielded text gives the text back wherever the tokenizer itself is
-                lossless.
+        Markers in it are dropped, half characters become U+FFFD; nothing else is lost: decoding the encoded shielded
+        text gives the text back wherever the tokenizer itself is lossless.
         """
         text = _without_surrogates(text.replace(MARKER, ""))
         cuts = self._cuts(text)
@@ -271,9 +269,6 @@ class LineEncoder:
 
     A text is cut where a line that ends in no white space is followed by one that begins with an ASCII letter, with
     ``>`` or with ``[``, as all lines of a protocol do.
-
-    Args:
-        inner: The tokenizer.
     """
 
     def __init__(self, inner: Any) -> None:

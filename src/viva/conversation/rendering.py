@@ -233,14 +233,9 @@ def system_messages(*texts: str | None) -> list[Message]:
 def build_prompt(
     renderer: Renderer, messages: Sequence[Message], prefill: str | None = None
 ) -> tinker.ModelInput:
-    """Prompt tokens for the assistant's next message.
+    """Prompt tokens for the assistant's next message, which is made to begin with a prefill of ours.
 
     Whatever stands in the messages, their number of control tokens is the chat format's own.
-
-    Args:
-        renderer: From `load_renderer`.
-        messages: Role and text only.
-        prefill: What the reply is made to begin with (written by us, not shielded).
 
     Raises:
         ValueError: If the renderer is unguarded or a message has fields that cannot be shielded.

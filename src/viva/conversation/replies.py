@@ -64,13 +64,9 @@ class _Fault(ValueError):
 
 
 class ObjectScanner:
-    """Finds JSON objects that have a certain field which is not blank.
+    """Finds JSON objects that have a required field which is not blank.
 
-    Args:
-        text: The reply.
-        names: Fields to keep. Names are compared without case and surrounding space; a bent name is not
-            exact.
-        required: The field that must be there and not blank for an object to count.
+    Only fields of some names are kept. Names are compared without case and surrounding space; a bent name is not exact.
     """
 
     def __init__(self, text: str, names: Collection[str], required: str) -> None:

@@ -44,15 +44,11 @@ def write_report(
     """Write the report of a run, from the run's own files alone, or of a result of ``viva eval``.
 
     Reads ``metrics.jsonl``, and ``config.json``, ``transcripts.jsonl``, ``tokens.jsonl`` and ``eval/`` where they
-    exist. The same files give the same bytes.
-
-    Args:
-        run_dir: The run's folder (its ``log_path``); or a result file, or a folder of results.
-        output: File to write; ``report.html`` in the run's folder, or beside the result file, if ``None``.
-        second: Another run, laid over the first one.
+    exist. The same files give the same bytes. A second run is laid over the first one.
 
     Returns:
-        The file written; it appears whole or not at all.
+        The file written, by default ``report.html`` in the run's folder, or beside the result file; it appears whole or
+        not at all.
 
     Raises:
         ValueError: If the folder is not that of a run, or a file in it is damaged.
