@@ -21,6 +21,8 @@ from functools import lru_cache
 from string import punctuation
 from typing import Any, cast
 
+from viva.conversation.records import encodable
+
 MARKER = "\ufdd0"
 """A code point that Unicode reserves for internal use: it never stands in text that is meant for
 interchange."""
@@ -56,13 +58,6 @@ def _starts_word(text: str, start: int, trie: _Trie) -> bool:
             return True
         node = child
     return False
-
-
-def _without_surrogates(text: str) -> str:
-    """Half characters (JSON's lone ``\\ud800``) cannot be encoded; they become U+FFFD."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class GuardedTokenizer:
@@ -110,7 +105,7 @@ class GuardedTokenizer:
         Markers in it are dropped, half characters become U+FFFD; nothing else is lost: decoding the encoded shielded
         text gives the text back wherever the tokenizer itself is lossless.
         """
-        text = _without_surrogates(text.replace(MARKER, ""))
+        text = encodable(text.replace(MARKER, ""))
         cuts = self._cuts(text)
         pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         if self._folds:

@@ -11,6 +11,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 
+def encodable(text: str) -> str:
+    """The text, its half characters (JSON can spell them, nothing can encode them) replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 class Reply(BaseModel):
     """Base of everything an agent's reply is read into."""
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from viva.conversation.protocol import Reading, View
-from viva.conversation.records import AgentResponse, ReplyStatus
+from viva.conversation.records import AgentResponse, ReplyStatus, encodable
 
 _MOST_READINGS = 1000
 """A text in which this many objects were begun and came to nothing is not searched further."""
@@ -234,7 +234,7 @@ def parse_reply(text: str, view: View | None = None) -> Reading:
     ``embedded``, ``xml`` or ``text``.
     """
     del view
-    text = _encodable(text)
+    text = encodable(text)
     scanner = ObjectScanner(text, _FIELDS, _REQUIRED)
     if (found := whole_object(scanner)) is not None:
         complete = found.exact and len(found.fields) == len(_FIELDS)
@@ -297,10 +297,5 @@ def tagged_fields(text: str, names: tuple[str, ...]) -> tuple[dict[str, str], in
 
 def _reply(fields: dict[str, str], status: ReplyStatus, strategy: str) -> Reading:
     # an escape such as \ud83d can name half a character, so the fields are checked once more
-    clean = {name: _encodable(value) for name, value in fields.items()}
+    clean = {name: encodable(value) for name, value in fields.items()}
     return Reading(response=AgentResponse(**clean), status=status, strategy=strategy)
-
-
-def _encodable(text: str) -> str:
-    """Half characters cannot be stored or tokenized; they become U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

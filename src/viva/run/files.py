@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
+from viva.conversation.records import encodable
 from viva.model_files import force_to_disk, sealed, unsealed
 from viva.run.secrets import without_secrets
 
@@ -236,9 +237,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
 def _mended(value: Any) -> Any:
     """Strings with halves of surrogate pairs (JSON can spell them, UTF-8 cannot) get U+FFFD there."""
     if isinstance(value, str):
-        return (
-            value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        )
+        return encodable(value)
     if isinstance(value, list):
         return [_mended(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
