@@ -36,11 +36,7 @@ class MismatchError(ValueError):
 
 
 def check_name(name: str) -> str:
-    """Return a checkpoint's name if it is one.
-
-    Raises:
-        ValueError: It could leave its folder or is not portable.
-    """
+    """Return a checkpoint's name; `ValueError` if it could leave its folder or is not portable."""
     if (
         not _NAME.fullmatch(name)
         or len(name) > _LONGEST_NAME
@@ -121,11 +117,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The object without its digest, after comparing; one that was never sealed is taken as it is.
-
-    Raises:
-        ValueError: If the digest is not that of the content; `where` names the file.
-    """
+    """The object without its digest, after comparing (`ValueError`); one that was never sealed is taken as it is."""
     plain = {key: value for key, value in content.items() if key != SEAL}
     if content[SEAL] != _seal(plain) if SEAL in content else _has_seal(plain):
         raise ValueError(

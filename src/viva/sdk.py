@@ -193,11 +193,7 @@ def _named_twin(twin: Callable[P, T], method: Callable[P, Any]) -> Callable[P, T
 
 
 def check_carried(*, topk_sample_logprobs: bool, target_prompt_logprobs: bool) -> None:
-    """Refuse to compute what the installed SDK's responses cannot carry.
-
-    Raises:
-        ValueError: Something of the kind was asked for.
-    """
+    """Refuse to compute what the installed SDK's responses cannot carry, by a `ValueError`."""
     for name, asked, field, known in (
         ("topk_sample_logprobs", topk_sample_logprobs, "topk_logprobs_np", _SEQUENCE_FIELDS),
         ("target_prompt_logprobs", target_prompt_logprobs, "target_prompt_logprobs", _RESPONSE_FIELDS),

@@ -256,11 +256,7 @@ CISPO and cross entropy ``+-++``, DRO ``+-+-``."""
 
 
 def value_probe(loss_fn: str, config: Config | None = None) -> Probe:
-    """Whether the engine's value of a loss is right, by default without settings and then with others.
-
-    Raises:
-        ValueError: An unknown loss.
-    """
+    """Whether the engine's value of a loss is right, by default without settings and then with others."""
     if loss_fn not in FORMULAS:
         raise ValueError(f"loss_fn must be one of {', '.join(FORMULAS)}; got {loss_fn!r}")
     given = (

@@ -15,11 +15,7 @@ _SMALLEST_EPS = torch.finfo(torch.float32).tiny
 
 
 def check_adam(params: AdamParams) -> None:
-    """Refuse settings with which a step makes no sense. A learning rate of 0 is allowed.
-
-    Raises:
-        ValueError: For the first that is no number or out of its range.
-    """
+    """Refuse settings with which a step makes no sense, by a `ValueError`. A learning rate of 0 is allowed."""
     for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
         value = getattr(params, name)
         if not (math.isfinite(value) and value >= 0):
@@ -87,11 +83,7 @@ class AdamW:
         return means | {f"square.{name}": tensor for name, tensor in self._squares.items()}
 
     def load(self, state: Mapping[str, torch.Tensor], num_steps: int) -> None:
-        """Take over a stored state.
-
-        Raises:
-            ValueError: It belongs to other parameters.
-        """
+        """Take over a stored state; `ValueError` if it belongs to other parameters."""
         allowed = {f"{kind}.{name}" for kind in ("mean", "square") for name in self._parameters}
         foreign = sorted(set(state) - allowed)
         if foreign:

@@ -126,11 +126,7 @@ def _read_manifest(file: Path) -> tuple[Manifest, dict[str, str]]:
 
 
 def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write tensors as safetensors.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write tensors as safetensors; `OSError` if the file cannot be written."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -143,11 +139,7 @@ def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Read safetensors on the CPU.
-
-    Raises:
-        ValueError: The file is none, or its header does not fit it.
-    """
+    """Read safetensors on the CPU; `ValueError` if the file is none, or its header does not fit it."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -179,11 +171,7 @@ class State:
 
 
 def read_state(path: str) -> State:
-    """Read and check a checkpoint.
-
-    Raises:
-        ValueError: It is not one, or it is damaged.
-    """
+    """Read and check a checkpoint; `ValueError` if it is not one, or is damaged."""
     folder = Path(path)
     manifest = read_checkpoint(folder)
     try:
@@ -204,11 +192,7 @@ def read_state(path: str) -> State:
 
 
 def check_base_of(state: State, name: str, found: Mapping[str, str]) -> None:
-    """Refuse a base model, by its name and digests, other than the one that a checkpoint was saved on.
-
-    Raises:
-        ValueError: The two differ.
-    """
+    """Refuse a base model, by its name and digests, other than the one that a checkpoint was saved on."""
     # of before digests were recorded: what the name stands for today
     recorded = state.base_digests or model_digests(state.base_model)
     is_checked = check_base(

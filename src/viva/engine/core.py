@@ -118,11 +118,7 @@ class Core:
                 return folder
 
     def check_own(self, path: Path) -> None:
-        """Refuse a path that is not in the service's ``state_dir``, all links followed.
-
-        Raises:
-            ValueError: See above.
-        """
+        """Refuse a path that is not in the service's ``state_dir``, all links followed, by a `ValueError`."""
         if self._state_dir is None or not is_inside(path, self._state_dir):
             raise ValueError(
                 f"{str(path)!r} is not in this service's state_dir, {str(self._state_dir)!r}, all links followed. What "

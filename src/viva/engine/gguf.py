@@ -291,11 +291,7 @@ def _config(stored: _File) -> "PretrainedConfig":
 
 
 def _scale_rotation(config: "PretrainedConfig", factors: "np.ndarray") -> None:
-    """Give the configuration the scaling of Llama 3.1 and later that has these factors.
-
-    Raises:
-        ValueError: It is another one.
-    """
+    """Give the configuration the scaling of Llama 3.1 and later that has these factors; `ValueError` if none has."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -54,11 +54,7 @@ def _reason(error: BaseException) -> str:
 
 
 def check_layers(name: str, config: "PretrainedConfig") -> None:
-    """Refuse a model whose layers carry a state from token to token, before its weights are fetched.
-
-    Raises:
-        ValueError: It has such layers.
-    """
+    """Refuse a model whose layers carry a state from token to token, by a `ValueError`, before weights are fetched."""
     kinds: list[str] = getattr(config.get_text_config(), "layer_types", None) or []
     recurrent = sorted({kind for kind in kinds if not kind.endswith("attention") or "linear" in kind})
     if recurrent:

@@ -86,11 +86,7 @@ class Loss:
 
 
 def find_loss(name: str) -> Loss:
-    """The loss of this name.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The loss of this name; `ValueError` if there is none."""
     if name not in LOSSES:
         raise ValueError(
             f"Loss {name!r} is not one of {sorted(LOSSES)}. For your own loss use forward_backward_custom."

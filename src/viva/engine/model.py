@@ -94,22 +94,14 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def resolve_precision(precision: str) -> torch.dtype:
-    """The dtype of the base weights.
-
-    Raises:
-        ValueError: Not one of the supported names.
-    """
+    """The dtype of the base weights; `ValueError` for a name that is not supported."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} is not supported; choose from {sorted(PRECISIONS)}.")
     return PRECISIONS[precision]
 
 
 def decode_precision(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype that is sampled in: that of the base weights, or bfloat16 with ``"fast"``.
-
-    Raises:
-        ValueError: ``"fast"`` where it would be slow.
-    """
+    """The dtype that is sampled in: the base weights', or bfloat16 with ``"fast"``; `ValueError` where that is slow."""
     if precision != "fast":
         return resolve_precision(precision)
     if device.type == "cpu":

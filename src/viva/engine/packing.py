@@ -46,11 +46,7 @@ class Example:
 def make_examples(
     data: Sequence[tinker.Datum], loss: Loss, name: str, vocab_size: int, context_length: int
 ) -> list[Example]:
-    """Check the data of one ``forward_backward``.
-
-    Raises:
-        ValueError: Which datum is wrong, in what, and what is allowed.
-    """
+    """Check the data of one ``forward_backward``; a `ValueError` says which datum is wrong, and in what."""
     if not data:
         raise ValueError("No data were given; forward and forward_backward need at least one datum.")
     return [

@@ -110,11 +110,7 @@ def make_scoring(
     last_n: int | None,
     targets: tinker.TensorData | None,
 ) -> PromptScoring | None:
-    """Check what a request asks to know about its prompt; ``None`` if nothing.
-
-    Raises:
-        ValueError: A setting out of its range.
-    """
+    """Check what a request asks to know about its prompt, by a `ValueError`; ``None`` if nothing."""
     if topk < 0:
         raise ValueError(f"topk_prompt_logprobs must be at least 0, not {topk}.")
     if last_n is not None and not logprobs:
@@ -253,11 +249,7 @@ class SampleRequest:
 
 
 def token_array(prompt: tinker.ModelInput, base: BaseModel) -> np.ndarray:
-    """The prompt's tokens, ``[P]`` int64.
-
-    Raises:
-        ValueError: Images or audio, an empty prompt, or a token the model does not have.
-    """
+    """The prompt's tokens, ``[P]`` int64; `ValueError` if it is empty, holds images, or unknown tokens."""
     tokens = np.asarray(prompt.to_ints(), dtype=np.int64)
     if tokens.size == 0:
         raise ValueError("The prompt is empty; the model needs at least one token to continue.")

@@ -131,11 +131,7 @@ class PromptAugmentedGroupBuilder(EnvGroupBuilder):
         return envs
 
     def context_transform(self, observation: Observation, turn_index: int) -> Observation:
-        """The question without the extra instructions.
-
-        Raises:
-            RuntimeError: Before `make_envs`.
-        """
+        """The question without the extra instructions; `RuntimeError` before `make_envs`."""
         del observation, turn_index
         if self._training_observation is None:
             raise RuntimeError("the training context is known once make_envs was called")
@@ -291,11 +287,7 @@ class FeedbackGroupBuilder(EnvGroupBuilder):
     _envs: list[FeedbackEnv] = field(default_factory=list[FeedbackEnv], init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check.
-
-        Raises:
-            ValueError: If an option has no meaning.
-        """
+        """Check; `ValueError` if an option has no meaning."""
         if self.train_behind not in ("attempt", "problem"):
             raise ValueError(f"train_behind must be 'attempt' or 'problem'; got {self.train_behind!r}")
         for weight in self.transition_weights:

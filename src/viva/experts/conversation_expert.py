@@ -149,11 +149,7 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
         return paid_G
 
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
-        """The final solution of every agent.
-
-        Raises:
-            RuntimeError: Before the rewards were computed.
-        """
+        """The final solution of every agent; `RuntimeError` before the rewards were computed."""
         if len(self._final_G) != len(group.trajectories_G):
             raise RuntimeError("what to train of a conversation is known once its rewards were computed")
         return [

@@ -116,11 +116,7 @@ def clustered_stderr(values_C: Sequence[Sequence[float] | FloatArray]) -> float 
 
 
 def diagnose(samples_N: Sequence[Sample], estimates_N: Sequence[Estimate]) -> Diagnostics:
-    """Figures of every strategy that has samples.
-
-    Raises:
-        ValueError: If there is not one estimate per sample.
-    """
+    """Figures of every strategy that has samples; `ValueError` if there is not one estimate per sample."""
     if len(samples_N) != len(estimates_N):
         raise ValueError(
             f"diagnose needs one estimate per sample; got {len(estimates_N)} for {len(samples_N)} samples"

@@ -144,11 +144,7 @@ class Estimator:
         return None
 
     def check(self, samples_N: Sequence[Sample]) -> None:
-        """Refuse samples that the estimator cannot be trusted with.
-
-        Raises:
-            ValueError: If something it `needs` is missing.
-        """
+        """Refuse samples without what the estimator `needs`, by a `ValueError`."""
         if Need.OLD_LOGPROBS in self.needs:
             self._check_each(samples_N, lambda sample: sample.old_T is not None, "old_logprobs_T")
 
@@ -179,11 +175,7 @@ class Estimate:
 
 
 def choose_baseline(estimator: Estimator, baseline: Baseline | str | None) -> Baseline:
-    """The baseline to use: the one asked for, or the estimator's default.
-
-    Raises:
-        ValueError: If the estimator does not allow it.
-    """
+    """The baseline asked for, or the estimator's default; `ValueError` if the estimator does not allow it."""
     if baseline is None:
         return estimator.baselines[0]
     allowed = [str(each) for each in estimator.baselines]
@@ -329,11 +321,7 @@ def strategy_counts(strategies: Iterable[str]) -> dict[str, int]:
 
 
 def check_mixture(mixture: Mapping[str, float]) -> None:
-    """Refuse weights that define no mixture.
-
-    Raises:
-        ValueError: If there are none, one is negative or not finite, or all are zero.
-    """
+    """Refuse weights that define no mixture (none, negative, not finite, or all zero) by a `ValueError`."""
     if not mixture:
         raise ValueError(
             "mixture weights must name at least one strategy; leave them out to count every sample once"

@@ -238,11 +238,7 @@ class ExpertGroupBuilder(EnvGroupBuilder):
         return [self.strategy_id, *(tag for tag in self.inner.logging_tags() if tag != self.strategy_id)]
 
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
-        """Every turn with its weight, or what the inner builder chooses.
-
-        Raises:
-            ValueError: If there are more turns than weights.
-        """
+        """Every turn with its weight (`ValueError` if there are more turns), or what the inner builder chooses."""
         weights = self.transition_weights
         if weights is None:
             return completions_of(self.inner, group)

@@ -85,11 +85,7 @@ class Checkpoints:
         self._logs = _Beginnings(folder)
 
     def all(self) -> list[Checkpoint]:
-        """All checkpoints of the index whose state is still there, oldest first.
-
-        Raises:
-            ValueError: If there are some and none of them can be used.
-        """
+        """All usable checkpoints of the index, oldest first; `ValueError` if there are some and none can be used."""
         found, damage = self._read()
         if damage and not found:
             raise ValueError(
@@ -124,11 +120,7 @@ class Checkpoints:
             self._write([])
 
     def check_index(self) -> None:
-        """Refuse to go on without an index where steps were logged or states saved.
-
-        Raises:
-            ValueError: See above.
-        """
+        """Refuse to go on without an index where steps were logged or states saved, by a `ValueError`."""
         path = self.folder / INDEX
         if path.exists():
             return
@@ -176,11 +168,7 @@ class Checkpoints:
         return None if path.exists() else f"its state {path} is gone"
 
     def check_logs(self, checkpoint: Checkpoint) -> None:
-        """Compare the log files with what they were at a checkpoint.
-
-        Raises:
-            ValueError: If one was changed since.
-        """
+        """Compare the log files with what they were at a checkpoint; `ValueError` if one was changed since."""
         for name, digest in checkpoint.log_digests.items():
             if self._logs.digest(name, checkpoint.log_sizes.get(name, 0)) != digest:
                 raise ValueError(

@@ -199,11 +199,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def iter_rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, object) of every line of a file; a torn last line goes to ``torn`` by the file's name.
-
-    Raises:
-        ValueError: If any other line cannot be read.
-    """
+    """(place, object) of every line; `ValueError` if one cannot be read, but a torn last one is noted in `torn`."""
     with naming(path), path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -220,11 +216,7 @@ def iter_rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """One line of a JSONL file of a run, whatever bytes it holds; what is no UTF-8 becomes U+FFFD.
-
-    Raises:
-        ValueError: If it is no JSON object, or one that is nested too deeply.
-    """
+    """One line of a JSONL file of a run, whatever bytes it holds; `ValueError` if it is no JSON object."""
     try:
         value = json.loads(line.decode("utf-8", errors="replace"))
         if not isinstance(value, dict):

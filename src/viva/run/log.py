@@ -35,11 +35,7 @@ class RunLog:
         return {name: _synced_size(path) for name, path in self._paths.items()}
 
     def cut_back(self, sizes: Mapping[str, int]) -> None:
-        """Drop everything after a checkpoint.
-
-        Raises:
-            ValueError: If a file is shorter than it was at the checkpoint.
-        """
+        """Drop everything after a checkpoint; `ValueError` if a file is shorter than it was there."""
         for name, path in self._paths.items():
             size, wanted = path.stat().st_size if path.exists() else 0, sizes.get(name, 0)
             if size < wanted:
@@ -132,11 +128,7 @@ class CheckpointIndex:
 
 
 def read_index(folder: Path) -> CheckpointIndex:
-    """Read the index of a run's checkpoints; it exists.
-
-    Raises:
-        OSError: If it cannot be read; the error names it.
-    """
+    """The index of a run's checkpoints; `OSError`, which names it, if it cannot be read."""
     path = folder / INDEX
     with naming(path):
         lines = path.read_bytes().decode("utf-8", "replace").split("\n")

@@ -211,11 +211,7 @@ def problem_calls(
     *,
     problem: Hashable = "problem",
 ) -> list[Call]:
-    """The calls of all strategies on one problem, which goes by a key.
-
-    Raises:
-        ValueError: If a strategy is not one of `STRATEGIES`.
-    """
+    """The calls of all strategies on one problem, which goes by a key; `ValueError` if one is none of `STRATEGIES`."""
     markers = Markers()
     question = markers.new(problem, text.lengths.prompt)
     bare = text.blocks([("user", question)], markers)

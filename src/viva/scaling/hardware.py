@@ -169,11 +169,7 @@ class Assumptions:
     """The share that weights and caches may fill."""
 
     def __post_init__(self) -> None:
-        """Check.
-
-        Raises:
-            ValueError: If a number is not positive and finite, or a share above 1.
-        """
+        """Check; `ValueError` if a number is not positive and finite, or a share above 1."""
         for name in ("peak_tflops", "memory_gb", "bandwidth_tb"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")

@@ -75,11 +75,7 @@ def _shown(value: Any, ref: str) -> Any:
 
 
 def text_at(row: Mapping[str, Any], ref: str) -> str:
-    """The text that a reference names, whole and visible.
-
-    Raises:
-        ValueError: If there is no text there.
-    """
+    """The text that a reference names, whole and visible; `ValueError` if there is none."""
     value: Any = row
     parts = ref.split(".")
     for part in parts[:_MAX_REF_PARTS]:

@@ -52,11 +52,7 @@ class Entry:
 
 
 def entry_of(offset: int, transcript: Transcript) -> Entry:
-    """The entry of a line of ``transcripts.jsonl``.
-
-    Raises:
-        ValueError: If a voter voted twice on a pair, which no run writes.
-    """
+    """The entry of a line of ``transcripts.jsonl``; `ValueError` if a voter voted twice on a pair."""
     record = transcript.record
     rewards = [value for value in transcript.rewards or () if value is not None]
     if record is not None:
@@ -128,11 +124,7 @@ class Query:
     order: str = "step"
 
     def __post_init__(self) -> None:
-        """Refuse words that mean nothing.
-
-        Raises:
-            ValueError: For a word that is not allowed.
-        """
+        """Refuse words that mean nothing, by a `ValueError`."""
         for name, value, allowed in (
             ("answers", self.answers, _ANSWERS),
             ("state", self.state, _STATES),

@@ -120,11 +120,7 @@ def _number(value: Any) -> float | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A run's options as they were recorded; empty where they were not.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """A run's options as they were recorded; empty where they were not; `ValueError` if the file is damaged."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         return {}
@@ -149,11 +145,7 @@ SourceKind = Literal["run", "result", "results"]
 
 
 def kind_of(source: Path) -> SourceKind:
-    """Kind of the folder or file at a path.
-
-    Raises:
-        ValueError: If it is nothing that a page can be about.
-    """
+    """Kind of the folder or file at a path; `ValueError` if it is nothing that a page can be about."""
     if (source / METRICS_FILE).is_file() or (source / CONFIG_FILE).is_file():
         return "run"
     if any(_read_result(path) is not None for path in _result_paths(source)):
@@ -197,11 +189,7 @@ def _about(folder: Path) -> str:
 
 
 def options_of(source: Path) -> dict[str, Any]:
-    """How a run was started, or an evaluation made; empty for a folder of results.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """How a run was started, or an evaluation made, or nothing; `ValueError` if the file is damaged."""
     content = _read_result(source) if source.is_file() else None
     if content is None:
         return read_config(source)

@@ -125,11 +125,7 @@ def judge_conversation(record: ConversationRecord) -> tuple[list[PairVerdict], l
 
 
 def count_verdicts(record: ConversationRecord) -> JudgeCounts:
-    """The counts of one conversation.
-
-    Raises:
-        ValueError: If a voter voted twice on a pair.
-    """
+    """The counts of one conversation; `ValueError` if a voter voted twice on a pair."""
     pairs, verdicts = judge_conversation(record)
     counts = JudgeCounts(
         pairs=sum(pair.in_both_orders for pair in pairs),
@@ -153,11 +149,7 @@ def sum_counts(counts: Iterable[JudgeCounts]) -> JudgeCounts:
 
 
 def judge_pairs(said: Said) -> list[PairVerdict]:
-    """Verdicts by pair, in order of (whose, items).
-
-    Raises:
-        ValueError: If an item is compared with itself, which no run writes.
-    """
+    """Verdicts by pair, in order of (whose, items); `ValueError` if an item is compared with itself."""
     found: dict[tuple[int | None, int, int], tuple[list[int | None], list[int | None]]] = {}
     for agent_id, first, second, outcome in said:
         low, high = sorted((first, second))

@@ -180,11 +180,7 @@ class LogCheck:
 
 
 def check_log(folder: Path, name: str) -> None:
-    """Compare one log of a run with the run's checkpoints.
-
-    Raises:
-        ValueError: If the log, or the index of the checkpoints, is damaged; it names file and line.
-    """
+    """Compare one log with the run's checkpoints; a `ValueError` names file and line of what is damaged."""
     check = LogCheck(folder, (name,))
     check.advance()
     if check.problems:

@@ -111,11 +111,7 @@ class RunIndex:
             return True
 
     def finish(self) -> None:
-        """Read a run that is not watched: to the end, torn last lines included.
-
-        Raises:
-            OSError: If a file cannot be read.
-        """
+        """Read a run that is not watched to the end, torn last lines included; `OSError` if a file cannot be read."""
         while not self.refresh(60.0):
             pass
         for file, add, _ in self._parts:

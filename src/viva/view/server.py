@@ -85,11 +85,7 @@ def kept_token() -> str:
 
 
 def listen(port: int) -> socket.socket:
-    """A listening socket on the loopback interface alone.
-
-    Raises:
-        ValueError: If there is no such port, or it is taken.
-    """
+    """A listening socket on the loopback interface alone; `ValueError` if there is no such port, or it is taken."""
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be between 0 and 65535; got {port}")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -88,11 +88,7 @@ def _require_segments(reward: Reward, record: ConversationRecord) -> None:
 
 
 def require_links(conversation: Conversation, judged: Judged) -> None:
-    """Refuse a joint fit of two rounds that nothing links.
-
-    Raises:
-        ValueError: With what to do.
-    """
+    """Refuse a joint fit of two rounds that nothing links, by a `ValueError` that says what to do."""
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
     changed = [agent for agent in after if not same_words(before[agent], after[agent])]
     if changed and not judged and all(turn.segment != "comparison" for turn in conversation.turns):
@@ -105,11 +101,7 @@ def require_links(conversation: Conversation, judged: Judged) -> None:
 
 
 def stored_rules(record: ConversationRecord) -> ReviewRules:
-    """The rules that a conversation was scored by.
-
-    Raises:
-        ValueError: If they cannot be read.
-    """
+    """The rules that a conversation was scored by; `ValueError` if they cannot be read."""
     try:
         return _RULES.validate_python(record.rules)
     except ValidationError as error:
