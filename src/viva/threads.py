@@ -77,8 +77,7 @@ def usable_cores() -> int:
 
 def _cores() -> int:
     # macOS and Windows have no affinity call
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cgroup_quota() -> float | None:

@@ -200,10 +200,6 @@ def _clipped(p: Array, q: Array, config: Config) -> Array:
     return np.exp(p - q).clip(config["clip_low_threshold"], config["clip_high_threshold"])
 
 
-def _ppo(p: Array, q: Array, a: Array, config: Config) -> Array:
-    return -np.minimum(np.exp(p - q) * a, _clipped(p, q, config) * a)
-
-
 def _ppo_slope(p: Array, q: Array, a: Array, config: Config) -> Array:
     ratio = np.exp(p - q)
     return np.where(ratio * a <= _clipped(p, q, config) * a, -ratio * a, 0.0)
@@ -220,7 +216,7 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
             config={},
         ),
         "ppo": Formula(
-            value=_ppo,
+            value=lambda p, q, a, config: -np.minimum(np.exp(p - q) * a, _clipped(p, q, config) * a),
             slope=_ppo_slope,
             config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
             other_config={"clip_low_threshold": 0.5, "clip_high_threshold": 3.0},

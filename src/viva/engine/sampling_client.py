@@ -170,12 +170,13 @@ class LocalSamplingClient:
             future=future,
         )
         self._requests += 1
-        self._decoder.then(lambda decoder: self._enter(decoder, request), request.future.reject)
-        return future
 
-    def _enter(self, decoder: Decoder, request: SampleRequest) -> None:
-        decoder.add(request)
-        self._core.pump.submit(decoder)
+        def enter(decoder: Decoder) -> None:
+            decoder.add(request)
+            self._core.pump.submit(decoder)
+
+        self._decoder.then(enter, future.reject)
+        return future
 
 
 def open_sampling_client(core: Core, path: str | None, base_model: str | None) -> LocalSamplingClient:

@@ -197,11 +197,10 @@ def _number(value: float, half_width: float | None) -> str:
 
 
 def _configuration(card: ModelCard) -> str:
-    return json.dumps({name: _shown(name, value) for name, value in _told(card.run.config).items()}, indent=2)
-
-
-def _told(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if value is not None and name not in _PRIVATE}
+    told = {
+        name: value for name, value in card.run.config.items() if value is not None and name not in _PRIVATE
+    }
+    return json.dumps({name: _shown(name, value) for name, value in told.items()}, indent=2)
 
 
 def _shown(name: str, value: Any) -> Any:
