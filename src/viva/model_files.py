@@ -73,7 +73,6 @@ def written_beside(place: Path) -> Generator[Path]:
         staging.chmod(0o755)  # temporary folders are private; what they become is not
         replace_folder(staging, place)
     finally:
-        undo_replacing(place)
         shutil.rmtree(staging, ignore_errors=True)
 
 
@@ -81,11 +80,14 @@ def replace_folder(new: Path, place: Path) -> None:
     """Put a complete folder where another one may be, which then is gone; half a folder is never there."""
     for path in (*new.rglob("*"), new):
         force_to_disk(path)
-    if place.is_symlink():
-        place.unlink()
-    elif place.exists():
-        os.rename(place, _replaced(place))
-    os.rename(new, place)
+    try:
+        if place.is_symlink():
+            place.unlink()
+        elif place.exists():
+            os.rename(place, _replaced(place))
+        os.rename(new, place)
+    finally:
+        undo_replacing(place)
     force_to_disk(place.parent)
     shutil.rmtree(_replaced(place), ignore_errors=True)
 
