@@ -97,7 +97,7 @@ def test_a_torn_last_line_is_left_out_and_any_other_damage_is_told(tmp_path):
     path.write_bytes(b'{"a": 1}\n{"a": "\xc3')
     assert list(read_json_lines(path)) == [{"a": 1}]
     path.write_text('{"a": 1}\n{"a"\n{"a": 2}\n')
-    with pytest.raises(ValueError, match=r"x\.jsonl:2: not valid JSON"):
+    with pytest.raises(ValueError, match=r"x\.jsonl:2: .*The file is damaged"):
         list(read_json_lines(path))
     path.write_text("[1]\n")
     with pytest.raises(ValueError, match=r"x\.jsonl:1: expected a JSON object, got"):
