@@ -94,7 +94,7 @@ AREAS = {
     "rewards": Area(
         sources=("rewards/*.py",),
         tests=(
-            "rewards/test_group.py",
+            "rewards/test_credit.py",
             "rewards/test_review.py",
             "rewards/test_review_edges.py",
             "rewards/test_spans.py",
@@ -132,7 +132,7 @@ AREAS = {
         tests=("engine/test_trees.py", "engine/test_packing.py"),
     ),
     "checkpoints": Area(
-        sources=("engine/checkpoint.py", "integrity.py", "run/checkpoints.py"),
+        sources=("engine/checkpoint.py", "model_files.py", "run/checkpoints.py", "run/log.py"),
         tests=(
             "engine/test_checkpoint.py",
             "engine/test_checkpoint_on_disk.py",
