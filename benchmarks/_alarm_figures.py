@@ -2,13 +2,16 @@
 
 Everything is computed from the lines of `alarms.py`'s ledger. Levels are set on honest runs alone: the reference is the
 mean of a sign over all their steps, the unit the standard deviation around it (around each run's own mean, where the
-run's own steps are the reference), both by conversation. A level is what the largest sum of an honest run exceeds
-with a stated probability: Gumbel's law, fitted to the runs' largest sums by their moments, first for every alarm, then,
-by one common factor, for all of them together: `TARGET` of honest runs have an alarm. The alarm that needs answers,
-`reward_truth_gap` over five steps, has its level from the same runs, and `TARGET` of them for itself.
+run's own steps are the reference), both by conversation. `TARGET` of honest runs may have a false alarm, divided evenly
+among the alarms. A level is what the largest sum of one more honest run exceeds with that probability: by Gumbel's law,
+fitted to the largest sums of the runs by their moments, each run watched with reference and unit of the others. It is
+as many times farther from the mean as Student's limit for one more value is than the normal one, since the runs are
+few, and never below the level at which independent normal figures would have the probability (Siegmund, Sequential
+Analysis, 1985). The alarm that needs answers, `reward_truth_gap` over five steps, has its level from the same runs, by
+the same law, and `TARGET` of them for itself.
 
-In the tables a run with an even seed, honest or not, is watched with levels from the honest runs with an odd seed, and
-the other way round, so no level was ever set on a run that it is measured on, or on one that began like it.
+In the tables every run, honest or not, is watched with levels from the honest runs of all other seeds: no level was set
+on a run that it is measured on, or on one that began like it.
 """
 
 import itertools
@@ -20,8 +23,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from _intervals import interval, poisson, wilson
+from scipy import stats
 
-from viva.run.alarms import ALARMS, Level, StopRule, Watch, fired
+from viva.run.alarms import ALARMS, START, WINDOW, Level, StopRule, Watch, fired
 
 Line = Mapping[str, Any]
 Rows = list[dict[str, float]]
@@ -31,8 +35,6 @@ KEPT = ("rollout/groups", "rollout/void", GAP, *(alarm.metric for alarm in ALARM
 """Metrics of every step that the ledger keeps."""
 TARGET = 0.1
 """Share of honest runs, of as many steps as those of the ledger, in which any alarm fires."""
-_LEAST = 1.0
-"""Of a level, in standard deviations of a step."""
 _EULER = 0.5772156649
 Levels = dict[str, Level]
 
@@ -53,27 +55,55 @@ def gumbel(values: Sequence[float], chance: float) -> float:
     return statistics.mean(values) - spread * (_EULER + math.log(-math.log1p(-chance)))
 
 
+def limit(values: Sequence[float], chance: float) -> float:
+    """The same for one more value, allowing for mean and deviation of these few being estimates."""
+    count, mean = len(values), statistics.mean(values)
+    wider = stats.t.isf(chance, count - 1) / stats.norm.isf(chance) * math.sqrt(1 + 1 / count)
+    return mean + wider * (gumbel(values, chance) - mean)
+
+
+def independent_level(num_steps: int, chance: float) -> float:
+    """Level that sums of independent normal figures exceed on one side within so many steps with a chance.
+
+    Siegmund's approximation of the mean number of steps before it, 2 * (exp(b) - b - 1) with b = level + 1.166.
+    """
+    low, high = 1.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_low = 2 * (math.exp(middle) - middle - 1) < num_steps / chance
+        low, high = (middle, high) if is_low else (low, middle)
+    return low - 1.166
+
+
 def levels_of(
-    lines: Sequence[Line], *, own_start: bool, half: int | None = None, target: float = TARGET
+    lines: Sequence[Line], *, own_start: bool, without: int | None = None, target: float = TARGET
 ) -> Levels:
-    """Levels from the honest runs, or from a half of them; without those of signs that never change there."""
-    runs_R = [rows_of(line) for line in honest(lines, half)]
+    """Levels from the honest runs but that of a seed; none for signs that never change there."""
+    runs_R = [rows_of(line) for line in honest(lines, without)]
     if len(runs_R) < 3:
         raise ValueError(f"levels need 3 or more honest runs; there are {len(runs_R)}")
-    levels: Levels = {}
-    for name in ALARMS:
-        level = _unit(runs_R, ALARMS[name].metric, own_start=own_start)
-        if level is not None:
-            largest_R = [largest(rows, {name: level}).get(name, 0.0) for rows in runs_R]
-            levels[name] = replace(level, level=max(_LEAST, gumbel(largest_R, target / len(ALARMS))))
-    together_R = [max(largest(rows, levels).values(), default=0.0) for rows in runs_R]
-    factor = gumbel(together_R, target)
-    return {name: replace(level, level=max(_LEAST, level.level * factor)) for name, level in levels.items()}
+    found = {name: _level(runs_R, name, own_start=own_start, chance=target / len(ALARMS)) for name in ALARMS}
+    return {name: level for name, level in found.items() if level is not None}
 
 
-def honest(lines: Sequence[Line], half: int | None = None) -> list[Line]:
-    """Honest runs; of a half, those whose seed leaves that remainder."""
-    return [line for line in lines if line["kind"] == "honest" and half in (None, line["seed"] % 2)]
+def _level(runs_R: Sequence[Rows], name: str, *, own_start: bool, chance: float) -> Level | None:
+    alarm = ALARMS[name]
+    whole = _unit(runs_R, alarm.metric, own_start=own_start)
+    if whole is None:
+        return None
+    largest_R: list[float] = []
+    for place, rows in enumerate(runs_R):
+        others = [other for index, other in enumerate(runs_R) if index != place]
+        level = _unit(others, alarm.metric, own_start=own_start) or whole
+        largest_R.append(largest(rows, {name: level})[name])
+    num_steps = max(map(len, runs_R)) - (START if own_start else 0)
+    least = independent_level(num_steps * (2 if alarm.side == "both" else 1), chance)
+    return replace(whole, level=max(least, limit(largest_R, chance)))
+
+
+def honest(lines: Sequence[Line], without: int | None = None) -> list[Line]:
+    """Honest runs, without that of a seed."""
+    return [line for line in lines if line["kind"] == "honest" and line["seed"] != without]
 
 
 def _unit(runs_R: Sequence[Rows], metric: str, *, own_start: bool) -> Level | None:
@@ -120,15 +150,13 @@ def first_alarms(rows: Rows, levels: Levels) -> dict[str, int]:
     return found
 
 
-def gap_level(lines: Sequence[Line], *, half: int | None = None, target: float = TARGET) -> float:
+def gap_level(lines: Sequence[Line], *, without: int | None = None, target: float = TARGET) -> float:
     """Level of the gap between scores and truth, for `stop_at`."""
-    means_R = [_window_means(rows_of(line)) for line in honest(lines, half)]
-    return min(1.0, gumbel([max(means) for means in means_R if means], target))
+    means_R = [_window_means(rows_of(line)) for line in honest(lines, without)]
+    return min(1.0, limit([max(means) for means in means_R if means], target))
 
 
 def _window_means(rows: Rows) -> list[float]:
-    from viva.run.alarms import WINDOW
-
     gaps = [row[GAP] for row in rows if GAP in row]
     return [math.fsum(gaps[end - WINDOW : end]) / WINDOW for end in range(WINDOW, len(gaps) + 1)]
 
@@ -169,20 +197,23 @@ def levels_text(levels: Levels) -> str:
 
 def tables(lines: Sequence[Line], *, onset: int) -> str:
     """Every rule's false alarms, power, delay and accuracy lost before the stop, and power by alarm."""
-    own, given = (
-        [levels_of(lines, own_start=is_own, half=half) for half in (1, 0)] for is_own in (True, False)
+    own, given, gaps = (
+        {seed: set_levels(seed) for seed in dict.fromkeys(line["seed"] for line in lines)}
+        for set_levels in (
+            lambda seed: levels_of(lines, own_start=True, without=seed),
+            lambda seed: levels_of(lines, own_start=False, without=seed),
+            lambda seed: gap_level(lines, without=seed),
+        )
     )
-    gaps = [gap_level(lines, half=half) for half in (1, 0)]
-    """By the remainder of the seeds that they watch."""
     rules: dict[str, Callable[[Line], Mapping[str, int]]] = {
         "Without answers, against the run's own steps before": lambda line: first_alarms(
-            rows_of(line), own[line["seed"] % 2]
+            rows_of(line), own[line["seed"]]
         ),
         "Without answers, against references from honest runs": lambda line: first_alarms(
-            rows_of(line), given[line["seed"] % 2]
+            rows_of(line), given[line["seed"]]
         ),
-        f"With answers, {GAP} over 5 steps above {gaps[0]:.2f} or {gaps[1]:.2f}": lambda line: first_gap(
-            rows_of(line), gaps[line["seed"] % 2]
+        f"With answers, {GAP} over 5 steps above {min(gaps.values()):.2f} to {max(gaps.values()):.2f}": (
+            lambda line: first_gap(rows_of(line), gaps[line["seed"]])
         ),
     }
     parts = [f"{len(honest(lines))} honest runs; levels that {TARGET:.0%} of honest runs are to exceed."]

@@ -43,16 +43,9 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
 
 
 def poisson(events: int) -> tuple[float, float]:
-    """The exact interval of an expected number of events (Garwood, Biometrika 28, 1936), by bisection."""
+    """The exact interval of an expected number of events (Garwood, Biometrika 28, 1936)."""
+    from scipy.stats import chi2
 
-    def at_most(number: int, mean: float) -> float:
-        return math.fsum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(number + 1))
-
-    def solved(number: int, chance: float) -> float:
-        low, high = 0.0, 20.0 + 3.0 * events
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if at_most(number, middle) > chance else (low, middle)
-        return low
-
-    return (solved(events - 1, 0.975) if events else 0.0), solved(events, 0.025)
+    return (float(chi2.ppf(0.025, 2 * events)) / 2 if events else 0.0), float(
+        chi2.ppf(0.975, 2 * events + 2)
+    ) / 2

@@ -1,6 +1,7 @@
 """The benchmark of the alarms: planted voters do what they say, levels hold what they state, tables are those of a
 ledger computed by hand."""
 
+import json
 import math
 import random
 import statistics
@@ -16,6 +17,7 @@ from _alarm_figures import (
     first_gap,
     gap_level,
     gumbel,
+    independent_level,
     levels_of,
     levels_text,
     rows_of,
@@ -29,7 +31,7 @@ from tinker_cookbook.rl.types import RLDataset
 from viva.judging.ballots import Preference, Tie, Vote, pair_of
 from viva.judging.ranking import RankingReply
 from viva.judging.records import ConversationRecord
-from viva.run.alarms import ALARMS, Level, read_levels
+from viva.run.alarms import ALARMS, MEASURED, Level, read_levels
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.rollouts import run_group
 
@@ -104,23 +106,23 @@ async def test_colluders_prefer_each_other_and_are_honest_otherwise_as_are_all_o
 
 
 async def test_random_voters_toss_coins_which_the_seed_fixes() -> None:
-    all_random = [turned(await played("all_random", seed=seed)) for seed in range(25)]
-    half_random = [turned(await played("half_random", seed=seed)) for seed in range(25)]
+    all_random = [turned(await played("all_random", seed=seed)) for seed in range(12)]
+    half_random = [turned(await played("half_random", seed=seed)) for seed in range(12)]
     for voter in range(4):
         tossed = [each for run in all_random for each in run[voter]]
-        assert 0.35 < statistics.fmean(tossed) < 0.65
+        assert 0.3 < statistics.fmean(tossed) < 0.7
         half = statistics.fmean(each for run in half_random for each in run[voter])
-        assert (0.35 < half < 0.65) if voter in (0, 1) else half == 0.0
+        assert (0.3 < half < 0.7) if voter in (0, 1) else half == 0.0
     assert turned(await played("all_random", seed=3)) == all_random[3]
 
 
 async def test_drifting_voters_go_by_length_as_often_as_their_strength_says() -> None:
     shares = {}
     for strength in (0.0, 0.3, 1.0):
-        runs = [turned(await played("drifting", strength=strength, seed=seed)) for seed in range(20)]
+        runs = [turned(await played("drifting", strength=strength, seed=seed)) for seed in range(10)]
         shares[strength] = statistics.fmean(x for run in runs for each in run.values() for x in each)
     assert (shares[0.0], shares[1.0]) == (0.0, 1.0)
-    assert 0.2 < shares[0.3] < 0.4
+    assert 0.15 < shares[0.3] < 0.45
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,35 +186,48 @@ def line(kind: str, seed: int, ties: list[float], **more: Any) -> dict[str, Any]
 
 
 def honest_line(rng: random.Random, seed: int, num_steps: int = 20) -> dict[str, Any]:
-    """A run whose own mean differs a little, with noise that lasts, as that of training does."""
-    mean, value, ties = rng.gauss(0.5, 0.03), 0.0, []
-    for _ in range(num_steps):
-        value = 0.3 * value + rng.gauss(0.0, 0.1)
-        ties.append(mean + value)
-    return line("honest", seed, ties)
+    """A run whose own means differ a little, with noise that lasts, as that of training does."""
+
+    def drawn() -> list[float]:
+        mean, value, values = rng.gauss(0.5, 0.02), 0.0, []
+        for _ in range(num_steps):
+            value = 0.2 * value + rng.gauss(0.0, 0.1)
+            values.append(mean + value)
+        return values
+
+    found = line("honest", seed, drawn())
+    found["steps"] |= {alarm.metric: drawn() for alarm in ALARMS.values()}
+    return found
 
 
 @pytest.mark.parametrize("own_start", [False, True])
 def test_levels_from_honest_runs_have_the_stated_rate_of_false_alarms_on_others(own_start: bool) -> None:
     rng, shares = random.Random(0), []
-    for _ in range(15):
-        levels = levels_of(
-            [honest_line(rng, 2 * seed) for seed in range(10)], own_start=own_start, target=0.1
-        )
-        fresh = [first_alarms(rows_of(honest_line(rng, 1)), levels) for _ in range(60)]
+    for _ in range(10):
+        runs = [honest_line(rng, seed) for seed in range(10)]
+        levels = levels_of(runs, own_start=own_start, target=0.1)
+        assert levels.keys() == ALARMS.keys()
+        fresh = [first_alarms(rows_of(honest_line(rng, 1)), levels) for _ in range(40)]
         shares.append(statistics.fmean(bool(first) for first in fresh))
-    assert 0.05 < statistics.fmean(shares) < 0.17, "ten runs set a level that a tenth of the others reach"
+    assert 0.03 < statistics.fmean(shares) < 0.18, "ten runs set levels that a tenth of the others reach"
 
 
-def test_only_honest_runs_set_levels_and_a_half_only_its_own() -> None:
+def test_a_level_for_independent_figures_is_that_of_the_tables() -> None:
+    """A level of 4 has 336 steps between false alarms of one side, one of 5 has 938 (Hawkins and Olwell, 1998)."""
+    assert independent_level(336, 1.0) == pytest.approx(4.0, abs=0.02)
+    assert independent_level(938, 1.0) == pytest.approx(5.0, abs=0.02)
+
+
+def test_only_honest_runs_set_levels_and_never_that_of_the_seed_left_out() -> None:
     rng = random.Random(1)
-    even = [honest_line(rng, 2 * seed) for seed in range(6)]
-    others = [line("honest", 7, [0.0, 9.0] * 10, gap=[0.9] * 20), line("inverted", 2, [5.0, -9.0] * 10)]
-    assert levels_of([*even, *others], own_start=False, half=0) == levels_of(even, own_start=False)
-    assert levels_of([*even, *others], own_start=False) != levels_of(even, own_start=False)
-    assert gap_level([*even, *others], half=0) == gap_level(even) != gap_level([*even, *others])
+    runs = [honest_line(rng, seed) for seed in range(6)]
+    wild = line("honest", 7, [0.0, 9.0] * 10, gap=[0.9] * 20)
+    tampered = line("inverted", 2, [5.0, -9.0] * 10, gap=[0.9] * 20)
+    assert levels_of([*runs, wild, tampered], own_start=False, without=7) == levels_of(runs, own_start=False)
+    assert levels_of([*runs, wild, tampered], own_start=False) != levels_of(runs, own_start=False)
+    assert gap_level([*runs, wild, tampered], without=7) == gap_level(runs) != gap_level([*runs, wild])
     with pytest.raises(ValueError, match="3 or more honest runs; there are 2"):
-        levels_of(even[:2], own_start=False)
+        levels_of(runs[:3], own_start=False, without=2)
 
 
 def test_a_gumbel_quantile_is_exceeded_as_often_as_stated() -> None:
@@ -225,19 +240,23 @@ def test_a_gumbel_quantile_is_exceeded_as_often_as_stated() -> None:
 def test_levels_are_a_file_that_runs_read(tmp_path: Path) -> None:
     rng = random.Random(0)
     levels = levels_of([honest_line(rng, 2 * seed) for seed in range(4)], own_start=False)
+    never = [line("honest", seed, [0.5] * 9) for seed in range(3)]
+    assert levels_of(never, own_start=False) == {}, "a sign that never changes has no unit"
     path = tmp_path / "levels.json"
     path.write_text(levels_text(levels))
     found = read_levels(path)
-    assert found.keys() == {"ties"}
+    assert found.keys() == ALARMS.keys()
     assert found["ties"].level == pytest.approx(levels["ties"].level, abs=1e-4)
 
 
-def test_every_run_is_watched_with_levels_of_the_other_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels = {half: {"ties": Level(reference=0.5, unit=0.2, level=2.0 + 98 * half)} for half in (0, 1)}
-    monkeypatch.setattr("_alarm_figures.levels_of", lambda lines, *, own_start, half: levels[half])
-    monkeypatch.setattr("_alarm_figures.gap_level", lambda lines, *, half: 1.0)
+def test_every_run_is_watched_with_levels_of_the_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = {
+        seed: {"ties": Level(reference=0.5, unit=0.2, level=2.0 + 98 * (seed == 2))} for seed in (1, 2, 3)
+    }
+    monkeypatch.setattr("_alarm_figures.levels_of", lambda lines, *, own_start, without: levels[without])
+    monkeypatch.setattr("_alarm_figures.gap_level", lambda lines, *, without: 1.0)
     text = tables([line("inverted", seed, [0.5, 0.9, 0.9, 0.9]) for seed in (1, 3, 2)], onset=1)
-    assert "| inverted | 3 | 0 | 67 (21 to 94) | 1 (1 to 1) | - | - |" in text, "levels of even seeds are low"
+    assert "| inverted | 3 | 0 | 67 (21 to 94) | 1 (1 to 1) | - | - |" in text, "the level for seed 2 is high"
 
 
 def test_the_first_alarm_is_that_of_the_sum() -> None:
@@ -274,8 +293,8 @@ def test_intervals_are_those_of_the_textbook() -> None:
 
 def test_the_tables_of_a_ledger_made_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     level = {"ties": Level(reference=0.5, unit=0.2, level=2.0)}
-    monkeypatch.setattr("_alarm_figures.levels_of", lambda lines, *, own_start, half: level)
-    monkeypatch.setattr("_alarm_figures.gap_level", lambda lines, *, half: 0.3)
+    monkeypatch.setattr("_alarm_figures.levels_of", lambda lines, *, own_start, without: level)
+    monkeypatch.setattr("_alarm_figures.gap_level", lambda lines, *, without: 0.3)
     quiet, loud = [0.5] * 6, [0.5, 0.5, 0.5, 0.7, 0.7, 0.7]
     ledger = [
         line("honest", 0, quiet, accuracy=[(0, 0.5), (6, 0.8)]),
@@ -294,3 +313,14 @@ def test_the_tables_of_a_ledger_made_by_hand(monkeypatch: pytest.MonkeyPatch) ->
         f"| inverted | 2 | {' | '.join('1 / 1' if name == 'ties' else '0 / 0' for name in ALARMS)} |" in text
     )
     assert f"| honest | 3 | {' | '.join('1 / 1' if name == 'ties' else '0 / 0' for name in ALARMS)} |" in text
+
+
+def test_the_levels_of_the_package_are_those_of_the_ledger() -> None:
+    """After new honest runs: `python benchmarks/alarms.py levels` prints what `MEASURED` has to be."""
+    found = levels_of([json.loads(text) for text in LEDGER.read_text().splitlines()], own_start=True)
+    assert found.keys() == MEASURED.keys()
+    for name, level in found.items():
+        assert level.reference is MEASURED[name].reference is None
+        assert (level.unit, level.level) == pytest.approx(
+            (MEASURED[name].unit, MEASURED[name].level), rel=0.01
+        )

@@ -162,7 +162,9 @@ def raise_on(before: Path, after: Path, phase: Phase, seed: int) -> None:
     train_phase(model, stream, pad, name=phase.name, num_steps=phase.steps, config=config)
     model.bfloat16().save_pretrained(after)
     tokenizer.save_pretrained(after)
-    (after / "card.json").write_text(json.dumps({"phase": phase.name, "steps": phase.steps, "seed": seed}) + "\n")
+    (after / "card.json").write_text(
+        json.dumps({"phase": phase.name, "steps": phase.steps, "seed": seed}) + "\n"
+    )
 
 
 if __name__ == "__main__":

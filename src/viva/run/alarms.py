@@ -14,7 +14,7 @@ of that mean (self-starting CUSUM; Hawkins, The Statistician 36, 1987); nothing 
 an alarm tells a *change*, and voters that were never honest do not change. With references measured on honest runs of
 the same model and recipe (`read_levels`) it tells these, too.
 
-Units and levels of `MEASURED` were set on honest runs of the built-in policy alone (`benchmarks/alarms.py`).
+Units and levels of `MEASURED` were set on honest runs of the built-in policy (`benchmarks/alarms.py levels`).
 Everything is a function of the metrics already written, so a resumed run goes on as if it had never stopped.
 """
 
@@ -124,19 +124,20 @@ def _own_start(unit: float, level: float) -> Level:
 
 
 MEASURED: Mapping[str, Level] = {
-    "answer_votes": _own_start(0.25, 6.0),
-    "against_majority": _own_start(0.25, 6.0),
-    "mutual_votes": _own_start(0.08, 6.0),
-    "order_flips": _own_start(0.3, 6.0),
-    "length_votes": _own_start(0.25, 6.0),
-    "length_pay": _own_start(0.5, 6.0),
-    "ties": _own_start(0.2, 6.0),
-    "invalid": _own_start(0.2, 6.0),
-    "answer_entropy": _own_start(0.1, 6.0),
-    "length_entropy": _own_start(0.2, 6.0),
-    "policy_entropy": _own_start(0.1, 6.0),
+    "answer_votes": _own_start(0.271, 6.68),
+    "against_majority": _own_start(0.207, 7.8),
+    "mutual_votes": _own_start(0.0392, 5.62),
+    "order_flips": _own_start(0.32, 6.31),
+    "length_votes": _own_start(0.431, 6.31),
+    "length_pay": _own_start(1.4, 6.9),
+    "ties": _own_start(0.163, 7.68),
+    "invalid": _own_start(0.0351, 17),
+    "answer_entropy": _own_start(0.171, 5.62),
+    "length_entropy": _own_start(0.211, 7.32),
+    "policy_entropy": _own_start(0.0504, 13.5),
 }
-"""Units and levels of the built-in policy's critique self-play."""
+"""Units and levels of the built-in policy's critique self-play, for runs of 20 steps with 4 conversations each: a tenth
+of honest ones may have a false alarm."""
 
 
 def read_levels(path: str | Path) -> dict[str, Level]:
