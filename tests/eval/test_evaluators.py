@@ -8,7 +8,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from viva.conversation.rendering import load_renderer
+from viva.conversation.rendering import build_prompt, direct_messages, load_renderer
 from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.sdk import make_sequence
@@ -50,8 +50,9 @@ class Sampler:
 def evaluator(renderer, **options):
     items = [PromptItem(question=f"What is {n} and 1?", answer=str(n + 1)) for n in range(4)]
     items = options.pop("items", items)
+    asked = {name: options.pop(name) for name in ("asks_greedy", "num_samples") if name in options}
     direct = DirectSampler(**({"renderer": renderer, "seed": 3, "max_tokens": 20} | options))
-    return DirectEvaluator(items=items, direct=direct)
+    return DirectEvaluator(items=items, direct=direct, **asked)
 
 
 async def test_accuracy_counts_right_answers_over_all_questions(renderer):
@@ -66,6 +67,56 @@ async def test_a_reply_that_is_cut_off_is_wrong(renderer):
     sampler = Sampler(renderer.tokenizer, lambda text: "It is 1, 2, 3 or 4", cut=True)
     metrics = await evaluator(renderer)(sampler, 0)
     assert (metrics["test/direct_accuracy"], metrics["test/direct_finish_rate"]) == (0.0, 0.0)
+
+
+class Warm(Sampler):
+    """At temperature 0 it names the answer of every question and is cut at one; else it answers by the seed."""
+
+    async def sample(self, prompt, num_samples, sampling_params):
+        if sampling_params.temperature == 0:
+            self.cut = "0 and" in self.tokenizer.decode(prompt.to_ints())
+            self.answer = lambda text: f"It is {text.split('What is ')[1][0]} + 1 = 1, 2, 3 or 4"
+        else:
+            self.cut, seed = False, sampling_params.seed
+            self.answer = lambda text: f"It is {seed % 3}."
+        return await super().sample(prompt, num_samples, sampling_params)
+
+
+async def test_temperature_0_and_1_strict_and_lenient_stand_side_by_side(renderer):
+    found = await evaluator(renderer, asks_greedy=True, num_samples=4)(Warm(renderer.tokenizer, None), 0)
+    # "4" comes last: the answer to one of four questions, and to none that is cut; all answers are named
+    assert (found["test/direct_accuracy_greedy"], found["test/direct_accuracy_greedy_lenient"]) == (0.25, 1.0)
+    assert found["test/direct_avg@4_lenient"] >= found["test/direct_avg@4"]
+    assert {"test/direct_maj@2", "test/direct_maj@4", "test/direct_pass@4"} <= set(found)
+    assert found["test/direct_avg@4"] <= found["test/direct_pass@4"]
+
+
+async def test_what_is_asked_besides_leaves_the_accuracy_as_it_is(renderer):
+    alone = Warm(renderer.tokenizer, None)
+    before = await evaluator(renderer)(alone, 0)
+    both = Warm(renderer.tokenizer, None)
+    after = await evaluator(renderer, asks_greedy=True)(both, 0)
+    assert both.seeds[: len(alone.seeds)] == alone.seeds
+    assert {name: value for name, value in after.items() if name in before and "tokens" not in name} == {
+        name: value for name, value in before.items() if "tokens" not in name
+    }
+    assert after["test/direct_reply_tokens"] == before["test/direct_reply_tokens"]
+    assert not any("greedy" in name for name in before)
+
+
+async def test_an_evaluation_at_temperature_0_asks_once(renderer):
+    sampler = Warm(renderer.tokenizer, None)
+    found = await evaluator(renderer, asks_greedy=True, temperature=0.0)(sampler, 0)
+    assert len(sampler.seeds) == 4
+    assert found["test/direct_accuracy_greedy"] == found["test/direct_accuracy"] == 0.25
+
+
+async def test_an_evaluation_tells_the_tokens_that_it_read_and_sampled(renderer):
+    sampler = Sampler(renderer.tokenizer, lambda text: "It is 1.")
+    found = await evaluator(renderer, asks_greedy=True)(sampler, 0)
+    prompts = [build_prompt(renderer, direct_messages(f"What is {n} and 1?", None)).length for n in range(4)]
+    assert found["test/direct_sampled_tokens"] == 2 * 4 * len("It is 1.#")
+    assert found["test/direct_total_tokens"] == found["test/direct_sampled_tokens"] + 2 * sum(prompts)
 
 
 async def test_a_question_that_does_not_fit_is_wrong_and_counts(renderer):

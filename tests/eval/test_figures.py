@@ -57,21 +57,50 @@ def asked(*answers):
 
 
 def test_direct_figures_by_hand():
-    figures = direct_figures([asked(RIGHT, RIGHT, OTHER, WRONG), asked(OTHER, OTHER, OTHER, OTHER)])
+    named = replace(WRONG, text="Is it 72, or 70", num_tokens=5)
+    figures = direct_figures(
+        [asked(RIGHT, RIGHT, OTHER, named), asked(OTHER, OTHER, OTHER, OTHER)], [asked(named), asked(OTHER)]
+    )
     assert {name: value(terms) for name, terms in figures.items()} == {
+        "direct/greedy": 0.0,
+        "direct/greedy_lenient": 0.5,
         "direct/avg@4": 2 / 8,
+        "direct/avg@4_lenient": 3 / 8,
         "direct/pass@2": pytest.approx((5 / 6 + 0) / 2),
         "direct/maj@2": pytest.approx(((1 + 2 * 0.5 + 2 * 1) / 6 + 0) / 2),
         "direct/pass@4": 0.5,
         "direct/maj@4": 0.5,
         "direct/finish_rate": 7 / 8,
-        "direct/reply_tokens": 35 / 8,
+        "direct/reply_tokens": 5.0,
     }
+
+
+@given(
+    st.lists(
+        st.builds(
+            Answer,
+            right=st.booleans(),
+            vote=st.none(),
+            finished=st.booleans(),
+            num_tokens=st.just(3),
+            text=st.text("71 2.B"),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["72", "7", "B", "work #### 72"]),
+)
+def test_what_is_right_strictly_is_right_leniently(answers, known):
+    given = Asked(question="q", answer=known, answers=tuple(answers))
+    figures = direct_figures([given], [replace(given, answers=given.answers[:1])])
+    for strict in ("greedy", f"avg@{len(answers)}"):
+        assert value(figures[f"direct/{strict}_lenient"]) >= value(figures[f"direct/{strict}"])
 
 
 def test_one_answer_needs_no_k():
     assert list(direct_figures([asked(RIGHT)])) == [
         "direct/avg@1",
+        "direct/avg@1_lenient",
         "direct/finish_rate",
         "direct/reply_tokens",
     ]

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.eval.direct import DirectSampler
+from viva.eval.lenient import is_named
 from viva.eval.records import Answer, Figure
-from viva.eval.screening import Screened, Screener, Try, is_named, is_readable, pair_of
+from viva.eval.screening import Screened, Screener, Try, is_readable, pair_of
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import correlation, screening_figures
 from viva.judging.answers import CHECKS
@@ -28,7 +29,7 @@ REWARDS = {name: find_reward(name) for name in ("majority", "log_probability", "
 def attempt(text, *, right=False, logprob=-2.0, finished=True):
     vote = MATH.vote(text) if finished else None
     answer = Answer(right=right, vote=vote, finished=finished, num_tokens=2, text=text)
-    return Try(answer=answer, logprob=logprob, has_answer=vote is not None, is_named=right)
+    return Try(answer=answer, logprob=logprob, has_answer=vote is not None, is_lenient=right)
 
 
 def problem(numbers, known, *, greedy=None, logprobs=None):
@@ -186,6 +187,8 @@ def test_pairs_are_of_a_right_and_a_wrong_answer():
         ("bluebird", "blue", False),
         ("so 72", "48 + 24 = 72 #### 72", True),
         ("anything", None, False),
+        ("a farmer", "A", False),
+        ("the choice is A", "A", True),
     ],
 )
 def test_a_known_answer_is_found_in_any_place_but_not_within_another(text, answer, is_there):

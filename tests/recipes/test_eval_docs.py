@@ -29,7 +29,7 @@ def test_every_figure_is_documented() -> None:
         question="q", answer="a", agents=agents, num_tokens=9, num_judge_tokens=1, direct=(answer,)
     )
     asked = records.Asked(question="q", answer="a", answers=(answer,) * 4)
-    names = [*direct_figures([asked]), *conversation_figures([talk])]
+    names = [*direct_figures([asked], [asked]), *conversation_figures([talk])]
     generic = {re.sub(r"@\d+", "@k", name).replace("avg@k", "avg@n") for name in names}
     documented = [name for table in tables(PAGE, "figure") for row in table for name in codes(row[0])]
     assert sorted(documented) == sorted(generic)
@@ -46,7 +46,7 @@ def test_the_keys_of_the_files_are_those_of_the_records() -> None:
     written = PAGE.partition("## What it writes")[2].partition("## Evaluators")[0]
     named = set(codes(written))
     assert {FORMAT, COMPARISON_FORMAT} <= named
-    for record in ("Answer", "Asked", "AgentAnswers", "Played", "Figure", "Difference", "Evaluation"):
+    for record in ("Answer", "Asked", "AgentAnswers", "Played", "Figure", "Difference", "Evaluation", "Cost"):
         names = {field.name for field in dataclasses.fields(getattr(records, record))}
         assert names <= named, record
 

@@ -281,7 +281,9 @@ def test_a_second_policy_that_cannot_be_opened_is_told_before_anything_is_sample
         (tmp_path / name).write_bytes((run / "adapter" / name).read_bytes())
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 16}))
-    monkeypatch.setattr("viva.recipes.evaluation.build.ask_all", None)  # calling it would be another error
+    monkeypatch.setattr(
+        "viva.recipes.evaluation.build.DirectEvaluator", None
+    )  # calling it would be another error
     assert viva.cli.main(["eval", str(run), f"against={tmp_path}", f"test_prompts_path={problems}"]) == 2
     assert "has lora_alpha=16" in capsys.readouterr().err
 

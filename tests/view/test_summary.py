@@ -64,6 +64,22 @@ def test_conversations_are_told_of_where_they_were_measured(make_finished_run: M
     assert health["rank correlation of scores with being right (step 20)"] == ("-0.12", "at first +0.25")
 
 
+def test_temperature_0_and_the_majority_stand_beside_the_headline(make_finished_run: MakeRun) -> None:
+    rows = [
+        {"step": step, ACCURACY: 0.5 + share, f"{ACCURACY}_greedy": 0.875, f"{ACCURACY}_greedy_lenient": 0.9}
+        | {"test/direct_maj@2": 0.5, "test/direct_maj@16": 0.75 + share / 2}
+        for step, share in ((0, 0.0), (20, 0.25))
+    ]
+    folder = make_finished_run(metrics=rows)
+    assert (headline_text(folder) or "").splitlines()[1:] == [
+        "the same questions, at temperature 0 87.5 % before, 87.5 % after; majority of 16 75.0 % before, 87.5 % after"
+    ]
+    shown = cards(folder, "accuracy")
+    assert shown["at temperature 0 (step 20)"] == ("87.5 %", "at first 87.5 %")
+    assert shown["named at temperature 0 (step 20)"] == ("90.0 %", "at first 90.0 %")
+    assert shown["majority of 16 (step 20)"] == ("87.5 %", "at first 75.0 %")
+
+
 def test_a_single_measurement_is_no_headline(make_finished_run: MakeRun) -> None:
     assert headline_text(make_finished_run(metrics=[{"step": 0, ACCURACY: 0.45}])) is None
 

@@ -1,10 +1,15 @@
-"""Direct answers to the bare question: one to each in training, many where policies are measured.
+"""Direct answers to the bare question: once at temperature 0, and once or more as sampled.
+
+A gain at temperature 1 alone may be sharpening: a policy that answers right greedily before any training can learn to
+sample what it preferred already. So both are measured on the same questions, with the majority of several answers
+beside them, each strictly and, form apart, leniently (`viva.eval.lenient`).
 
 Equal tokens: a conversation costs many replies, so it is compared with as many direct answers as fit into the tokens
 that it took on the same problem, the judge's included. Their number depends on the problem's own answers only.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,9 +17,13 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.rendering import build_prompt, direct_messages, read_reply
+from viva.eval.cost import Cost, Costs
+from viva.eval.figures import ladder_figures
+from viva.eval.lenient import is_lenient
 from viva.eval.records import WRONG, Answer, Asked, Played
 from viva.judging.answers import answer_key, is_correct
 from viva.judging.judge import SamplingClient
+from viva.judging.usage import count_tokens
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed
 from viva.training.rollouts import PromptTooLongError, SeededCompleter
@@ -71,6 +80,7 @@ class DirectSampler:
             reply = await completer(prompt, self.renderer.get_stop_sequences())
         except PromptTooLongError:
             return WRONG, ()
+        count_tokens("policy", prompt=prompt.length, sampled=len(reply.tokens))
         text, is_clean = read_reply(self.renderer, reply.tokens)
         is_finished = is_clean and reply.stop_reason == "stop"
         answer = Answer(
@@ -89,6 +99,10 @@ class DirectEvaluator:
 
     items: Sequence[PromptItem]
     direct: DirectSampler
+    num_samples: int = 1
+    """Answers to each as sampled; the first is that of ``test/direct_accuracy``."""
+    asks_greedy: bool = False
+    """Whether each is also asked at temperature 0."""
     begin: Begin = unseen
     """Called when questions begin."""
 
@@ -101,31 +115,69 @@ class DirectEvaluator:
             )
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
-        """Ask all questions at once; metrics ``test/direct_*``."""
+        """Ask all questions; metrics ``test/direct_*``, see `direct_metrics`."""
         del step  # seeds are the same at every step
-        progress = self.begin("test questions", len(self.items), "questions")
-        return direct_metrics(
-            await gather_or_cancel(
-                self.direct.answer(sampler, index, item, progress=progress)
-                for index, item in enumerate(self.items)
-            )
-        )
+        return (await self.measure(sampler)).metrics()
+
+    async def measure(self, sampler: SamplingClient) -> "DirectAnswers":
+        """All answers: those as sampled first, so that asking at temperature 0 does not change them."""
+        costs = Costs()
+        with costs.part("direct"):
+            asked = await ask_all(sampler, self.direct, self.items, self.num_samples, self.begin)
+            greedy: tuple[Asked, ...] = ()
+            if self.direct.temperature == 0:
+                greedy = tuple(replace(each, answers=each.answers[:1]) for each in asked)
+            elif self.asks_greedy:
+                greedy_direct = replace(self.direct, temperature=0.0)
+                greedy = await ask_all(sampler, greedy_direct, self.items, 1, self.begin, "at temperature 0")
+        return DirectAnswers(asked=asked, greedy=greedy, cost=costs.tokens["direct"])
 
     def reporting(self, begin: Begin) -> "DirectEvaluator":
         """The same evaluator with progress."""
         return replace(self, begin=begin)
 
 
-def direct_metrics(answers: Sequence[Answer]) -> dict[str, float]:
-    """The metrics ``test/direct_*`` of one answer to every question."""
-    count = len(answers)
-    accuracy = sum(answer.right for answer in answers) / count
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectAnswers:
+    """The answers to all questions."""
+
+    asked: tuple[Asked, ...]
+    """As sampled."""
+    greedy: tuple[Asked, ...]
+    """One to each at temperature 0; none if nobody asked."""
+    cost: Cost
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics ``test/direct_*``: of the first answers, of the greedy ones, of all, and the cost."""
+        firsts = [each.answers[0] for each in self.asked]
+        metrics = _accuracies("test/direct_accuracy", self.asked, 1) | {
+            "test/direct_questions": len(firsts),
+            "test/direct_finish_rate": sum(answer.finished for answer in firsts) / len(firsts),
+            "test/direct_reply_tokens": sum(answer.num_tokens for answer in firsts) / len(firsts),
+        }
+        if self.greedy:
+            metrics |= _accuracies("test/direct_accuracy_greedy", self.greedy, 1)
+        n = len(self.asked[0].answers)
+        if n > 1:
+            metrics |= _accuracies(f"test/direct_avg@{n}", self.asked, n)
+            for name, terms in ladder_figures(self.asked).items():
+                metrics[f"test/direct_{name}"] = math.fsum(value for value, _ in terms) / len(terms)
+        metrics["test/direct_sampled_tokens"] = self.cost.sampled_tokens
+        metrics["test/direct_total_tokens"] = self.cost.total_tokens
+        return metrics
+
+
+def _accuracies(name: str, asked: Sequence[Asked], n: int) -> dict[str, float]:
+    """Accuracy of the first n answers to every question, its standard error over questions, and lenient accuracy."""
+    shares = [sum(answer.right for answer in each.answers[:n]) / n for each in asked]
+    count = len(shares)
+    accuracy = sum(shares) / count
+    spread = accuracy * (1 - accuracy) if n == 1 else statistics.pvariance(shares)
+    named = sum(is_lenient(answer, each.answer) for each in asked for answer in each.answers[:n])
     return {
-        "test/direct_accuracy": accuracy,
-        "test/direct_accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / count),
-        "test/direct_questions": count,
-        "test/direct_finish_rate": sum(answer.finished for answer in answers) / count,
-        "test/direct_reply_tokens": sum(answer.num_tokens for answer in answers) / count,
+        name: accuracy,
+        f"{name}_stderr": math.sqrt(spread / count),
+        f"{name}_lenient": named / (n * count),
     }
 
 
@@ -135,17 +187,17 @@ async def ask_all(
     items: Sequence[PromptItem],
     num_samples: int,
     begin: Begin = unseen,
-) -> tuple[tuple[Asked, ...], dict[str, float]]:
-    """Ask every question a number of times; answers, and the metrics of the first one to each."""
-    progress = begin("direct", len(items) * num_samples, "answers")
+    title: str = "test questions",
+) -> tuple[Asked, ...]:
+    """Ask every question a number of times, all at once."""
+    progress = begin(title, len(items) * num_samples, "answers" if num_samples > 1 else "questions")
     asked = await gather_or_cancel(
         _ask(sampler, direct, index, item, range(num_samples), progress) for index, item in enumerate(items)
     )
-    found = tuple(
+    return tuple(
         Asked(question=item.question, answer=item.answer or "", answers=tuple(answers))
         for item, answers in zip(items, asked, strict=True)
     )
-    return found, direct_metrics([each.answers[0] for each in found])
 
 
 async def match_tokens(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from viva.conversation.protocol import counted
 from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, plurality
+from viva.eval.lenient import is_lenient
 from viva.eval.records import AgentAnswers, Answer, Asked, Difference, Evaluation, Figure, Played
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
 
@@ -16,24 +17,39 @@ _NOTHING: _Term = (0.0, 0.0)
 
 def figures_of(evaluation: Evaluation) -> dict[str, Terms]:
     """All figures of an evaluation: ``direct/...``, then those of every kind of conversation under its name."""
-    figures = direct_figures(evaluation.asked)
+    figures = direct_figures(evaluation.asked, evaluation.greedy)
     for kind, played in evaluation.played.items():
         figures |= {f"{kind}/{name}": terms for name, terms in conversation_figures(played).items()}
     return figures
 
 
-def direct_figures(asked: Sequence[Asked]) -> dict[str, Terms]:
-    """avg@n, pass@k and maj@k of direct answers, how many of them were finished, and how long they were."""
+def direct_figures(asked: Sequence[Asked], greedy: Sequence[Asked] = ()) -> dict[str, Terms]:
+    """Direct answers: right at temperature 0, avg@n, maj@k and pass@k, how many were finished, and how long they were.
+
+    The answer at temperature 0 and avg@n are told strictly and leniently.
+    """
     if not asked:
         return {}
     n = len(asked[0].answers)
-    figures: dict[str, Terms] = {f"avg@{n}": [_share(each.answers) for each in asked]}
-    for k in ladder(n):
-        figures[f"pass@{k}"] = [_pass(each.answers, k) for each in asked]
-        figures[f"maj@{k}"] = [_majority(each.answers, k) for each in asked]
+    figures: dict[str, Terms] = {}
+    if greedy:
+        figures |= {
+            "greedy": [_share(each.answers) for each in greedy],
+            "greedy_lenient": [_lenient(each) for each in greedy],
+        }
+    figures[f"avg@{n}"] = [_share(each.answers) for each in asked]
+    figures[f"avg@{n}_lenient"] = [_lenient(each) for each in asked]
+    figures |= ladder_figures(asked)
     figures["finish_rate"] = [(sum(answer.finished for answer in each.answers), n) for each in asked]
     figures["reply_tokens"] = [(sum(answer.num_tokens for answer in each.answers), n) for each in asked]
     return {f"direct/{name}": terms for name, terms in figures.items()}
+
+
+def ladder_figures(asked: Sequence[Asked]) -> dict[str, Terms]:
+    """maj@k and pass@k by problem, for k over the powers of two and all answers."""
+    ks = ladder(len(asked[0].answers))
+    majorities: dict[str, Terms] = {f"maj@{k}": [_majority(each.answers, k) for each in asked] for k in ks}
+    return majorities | {f"pass@{k}": [_pass(each.answers, k) for each in asked] for k in ks}
 
 
 def conversation_figures(played: Sequence[Played]) -> dict[str, Terms]:
@@ -108,6 +124,10 @@ def _share(answers: Sequence[Answer]) -> _Term:
     return sum(answer.right for answer in answers), len(answers)
 
 
+def _lenient(asked: Asked) -> _Term:
+    return sum(is_lenient(answer, asked.answer) for answer in asked.answers), len(asked.answers)
+
+
 def _pass(answers: Sequence[Answer], k: int) -> _Term:
     return pass_at_k(len(answers), sum(answer.right for answer in answers), k), 1.0
 
@@ -148,7 +168,9 @@ def _if_known(value: float | None) -> _Term:
 
 
 _LEGEND = {
+    "/greedy": "greedy: share of right answers at temperature 0, one to every problem",
     "avg@": "avg@n: share of right answers",
+    "_lenient": "lenient: the known answer stands in the reply, finished or not, marked or not",
     "pass@": "pass@k: at least one of k is right",
     "maj@": "maj@k: the most frequent of k is right",
     "correct/": "correct/first, /final: all agents' answers, before and after; /best: the one with the highest score",
@@ -172,7 +194,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         "",
         *_legend(evaluation.figures),
     ]
-    lines += _void_lines(evaluation)
+    lines += [*_void_lines(evaluation), *_cost_lines(evaluation)]
     return "\n".join(lines) + "\n"
 
 
@@ -217,12 +239,25 @@ def _size(evaluation: Evaluation) -> str:
         times = len(evaluation.asked[0].answers)
         parts.append(
             f"{counted(len(evaluation.asked), 'problem')} asked directly {f'{times} times' if times > 1 else 'once'}"
+            + (
+                " and once at temperature 0"
+                if evaluation.greedy != evaluation.asked and evaluation.greedy
+                else ""
+            )
         )
     parts += [
         f"{len(played)} in {kind} of {counted(len(played[0].agents), 'agent')}"
         for kind, played in evaluation.played.items()
     ]
     return ", ".join(parts)
+
+
+def _cost_lines(evaluation: Evaluation) -> list[str]:
+    parts = [
+        f"{kind} {cost.sampled_tokens:,} tokens sampled, {cost.total_tokens:,} read and sampled"
+        for kind, cost in evaluation.cost.items()
+    ]
+    return [f"cost: {'; '.join(parts)}"] if parts else []
 
 
 def _void_lines(evaluation: Evaluation) -> list[str]:

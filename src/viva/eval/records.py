@@ -1,13 +1,16 @@
 """Records of an evaluation, problem by problem, written to JSON and read back; `viva.eval.figures` uses them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from viva.eval.cost import Cost
 from viva.run.files import note_written, write_atomic
 from viva.run.secrets import redacted
 
@@ -103,11 +106,15 @@ class Evaluation:
     problems: str = ""
     """The number of problems, and their origin; empty in files of earlier versions."""
     asked: tuple[Asked, ...] = ()
+    greedy: tuple[Asked, ...] = ()
+    """The same problems, asked once at temperature 0."""
     played: dict[str, tuple[Played, ...]]
     """By kind of conversation."""
     metrics: dict[str, dict[str, float]]
     """By kind, the training loop's metrics under ``test/`` of the same samples."""
     figures: dict[str, Figure]
+    cost: dict[str, Cost] = field(default_factory=dict[str, Cost])
+    """By kind; direct answers at equal tokens under ``<kind>/equal_tokens``. Empty in files of earlier versions."""
 
 
 FORMAT = "viva evaluation 1"

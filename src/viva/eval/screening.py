@@ -12,12 +12,12 @@ from typing import Any
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.eval.direct import DirectSampler
+from viva.eval.lenient import is_lenient
 from viva.eval.records import Answer, Figure, Played
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
 from viva.judging.base import Judge
 from viva.judging.comparison import Comparison
 from viva.judging.judge import SamplingClient
-from viva.judging.reasoning_gym import plain_answer
 from viva.run.files import note_written, write_atomic
 from viva.run.secrets import redacted
 from viva.training.console import Begin, StepProgress, unseen
@@ -38,8 +38,8 @@ class Try:
     """Of the whole reply under the sampler, in nats."""
     has_answer: bool
     """Finished, and an answer can be read out of it."""
-    is_named: bool
-    """The known answer stands somewhere in the reply, right or not, finished or not."""
+    is_lenient: bool
+    """It is right, or the known answer stands somewhere in the reply, finished or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Screener:
             answer=answer,
             logprob=math.fsum(logprobs),
             has_answer=answer.vote is not None and is_readable(answer.text, self.check),
-            is_named=answer.right or is_named(answer.text, item.answer),
+            is_lenient=is_lenient(answer, item.answer),
         )
 
     async def have_judged(
@@ -184,24 +184,6 @@ def is_readable(text: str, check: AnswerCheck) -> bool:
         return check.vote(text) is not None
     answer = extract_answer(text)
     return answer is not None and (answer != text.strip() or len(text.split()) <= _SHORT_REPLY)
-
-
-def is_named(text: str, answer: str | None) -> bool:
-    """Whether a known answer stands in a text by itself, in any place and letter case."""
-    wanted = " ".join(plain_answer(answer or "").casefold().split())
-    wanted = wanted.rpartition("####")[2].strip()
-    if not wanted:
-        return False
-    whole = f" {' '.join(text.casefold().split())} "
-    start = whole.find(wanted)
-    while start >= 0:
-        before, after = whole[start - 1], whole[start + len(wanted)]
-        follows = whole[start + len(wanted) : start + len(wanted) + 2]
-        is_longer = after.isalnum() or (follows[:1] in ".," and follows[1:].isdecimal())
-        if not before.isalnum() and before not in ".-" and not is_longer:
-            return True
-        start = whole.find(wanted, start + 1)
-    return False
 
 
 def write_screening(path: Path, screening: Screening) -> None:

@@ -73,9 +73,9 @@ def _accuracies(problems_P: Sequence[Screened]) -> dict[str, Terms]:
     figures: dict[str, Terms] = {
         "accuracy/greedy": [(float(each.greedy.answer.right), 1.0) for each in problems_P],
         "accuracy/sampled": [(_num_right(each), n) for each in problems_P],
-        "accuracy/greedy_lenient": [(float(each.greedy.is_named), 1.0) for each in problems_P],
+        "accuracy/greedy_lenient": [(float(each.greedy.is_lenient), 1.0) for each in problems_P],
         "accuracy/sampled_lenient": [
-            (float(sum(one.is_named for one in each.tries_N)), n) for each in problems_P
+            (float(sum(one.is_lenient for one in each.tries_N)), n) for each in problems_P
         ],
     }
     for k in ladder(n):

@@ -37,7 +37,7 @@ class Usage:
 
 
 class Meter:
-    """Adds up what is counted while it is the current one, by role."""
+    """Adds up what is counted, by role."""
 
     def __init__(self) -> None:
         self._by_role: dict[Role, Usage] = {}
@@ -50,26 +50,30 @@ class Meter:
         """The tokens of one role."""
         return self._by_role.get(role, Usage())
 
+    @property
+    def total(self) -> Usage:
+        """The tokens of all roles."""
+        return sum(self._by_role.values(), Usage())
+
     def by_role(self) -> Mapping[Role, Usage]:
         """The tokens of every role that was asked."""
         return dict(self._by_role)
 
 
-_meter: ContextVar[Meter | None] = ContextVar("viva_token_meter", default=None)
+_meters: ContextVar[tuple[Meter, ...]] = ContextVar("viva_token_meters", default=())
 
 
 @contextmanager
 def metering(meter: Meter) -> Generator[None]:
-    """Count with a meter while it lasts, also in tasks that are started meanwhile, instead of the one before."""
-    token = _meter.set(meter)
+    """Count with one more meter while it lasts, also in tasks that are started meanwhile."""
+    token = _meters.set((*_meters.get(), meter))
     try:
         yield
     finally:
-        _meter.reset(token)
+        _meters.reset(token)
 
 
 def count_tokens(role: Role, *, prompt: int, sampled: int) -> None:
-    """Count an answer with the current meter, if there is one."""
-    meter = _meter.get()
-    if meter is not None:
+    """Count an answer with all meters that there are."""
+    for meter in _meters.get():
         meter.add(role, Usage(prompt_tokens=prompt, sampled_tokens=sampled))

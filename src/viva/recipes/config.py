@@ -118,6 +118,8 @@ class RecipeConfig(DataOptions):
     behavior_if_exists: Literal["ask", "delete", "resume", "raise"] = "ask"
     eval_every: int = chz.field(default=5, doc="steps between evaluations; 0 never evaluates")
     eval_temperature: float | None = chz.field(default=None, doc="of direct answers; default: temperature")
+    eval_greedy: bool = chz.field(default=True, doc="also ask test prompts at temperature 0")
+    eval_samples: int = chz.field(default=1, doc="direct answers to a test prompt; several have a majority")
     num_test_conversations: int = chz.field(
         default=8, doc="test prompts that are also played as conversations"
     )

@@ -54,7 +54,7 @@ async def judged_pairs(
     direct = direct_sampler(plan, opened, plan.config.temperature)
     known = [item for item in items if item.answer is not None]
     say(f"asking the model {counted(samples, 'time')} each: {len(known)} {what}")
-    asked, _ = await ask_all(sampler, direct, known, samples)
+    asked = await ask_all(sampler, direct, known, samples)
     return [pair for each in asked if (pair := _pair(each)) is not None]
 
 

@@ -247,6 +247,8 @@ def _direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
         DirectEvaluator(
             items=graded,
             direct=direct_sampler(plan, opened, temperature),
+            num_samples=config.eval_samples,
+            asks_greedy=config.eval_greedy,
         )
     ]
 

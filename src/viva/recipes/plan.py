@@ -215,6 +215,7 @@ def _check(config: RecipeConfig) -> None:
         "lora_rank": 0,
         "max_retries": 0,
         "eval_every": 0,
+        "eval_samples": 1,
         "save_every": 0,
         "tokens_every": 0,
         "num_test_conversations": 0,

@@ -114,6 +114,7 @@ class _Shown:
 
 _SHOWN = (
     _Shown("test/direct_accuracy", "held-out accuracy", "{:.1%}"),
+    _Shown("test/direct_accuracy_greedy", "at temperature 0", "{:.1%}"),
     _Shown("test/conversation/correct/final", "held-out conversations", "{:.1%}"),
     # the mean of a tournament is 0 whatever is learned
     _Shown("reward/mean", "reward", "{:.2f}", is_hidden_at_zero=True),

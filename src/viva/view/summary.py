@@ -13,6 +13,13 @@ from viva.view.run_index import RunIndex, read_run
 ACCURACY = "test/direct_accuracy"
 """The metric of the headline."""
 
+_BESIDE = {
+    f"{ACCURACY}_greedy": "at temperature 0",
+    f"{ACCURACY}_lenient": "known answer named, finished or not",
+    f"{ACCURACY}_greedy_lenient": "named at temperature 0",
+}
+"""What stands beside it: a gain that is none at temperature 0 is sharpening, one that is none here is form."""
+_MAJORITY = "test/direct_maj@"
 _QUESTIONS = "test/direct_questions"
 _CONVERSATION = "test/conversation/correct/final"
 _CORRELATION = "test/conversation/rank_correlation"
@@ -95,8 +102,28 @@ def headline_text(run_dir: str | Path) -> str | None:
     )
     return (
         f"held-out accuracy, asked directly: {before} before, {after} after {counted(gain.last_step, 'step')} "
-        f"({100 * gain.difference:+.1f} points; intervals are 95 %){_conversation_text(run)}"
+        f"({100 * gain.difference:+.1f} points; intervals are 95 %){_beside_text(run)}{_conversation_text(run)}"
     )
+
+
+def _beside(run: RunIndex) -> dict[str, Gain]:
+    """What was measured beside the headline, by title."""
+    votes = sorted(
+        (int(key.removeprefix(_MAJORITY)), key) for key in run.metrics if key.startswith(_MAJORITY)
+    )
+    titles = _BESIDE | {key: f"majority of {count}" for count, key in votes[-1:]}
+    found = {title: gain_of(run, key) for key, title in titles.items()}
+    return {title: gain for title, gain in found.items() if gain is not None}
+
+
+def _beside_text(run: RunIndex) -> str:
+    """Temperature 0 and the majority, where they were measured: a further line."""
+    parts = [
+        f"{title} {100 * gain.before:.1f} % before, {100 * gain.after:.1f} % after"
+        for title, gain in _beside(run).items()
+        if gain.first_step < gain.last_step and "named" not in title
+    ]
+    return f"\nthe same questions, {'; '.join(parts)}" if parts else ""
 
 
 def _conversation_text(run: RunIndex) -> str:
@@ -129,7 +156,7 @@ def summary_answer(run: RunIndex) -> dict[str, Any]:
         "causes": _causes(run),
         "has_accuracy": gain is not None,
         "questions": questions[-1][1] if questions else None,
-        "accuracy": [] if gain is None else _accuracy_cards(gain),
+        "accuracy": [] if gain is None else [*_accuracy_cards(gain), *_beside_cards(run)],
         "health": [*_health_cards(run), *_count_cards(run)],
         "void": _void_reasons(run),
         "torn": [printable(name) for name in run.torn],
@@ -175,6 +202,17 @@ def _accuracy_cards(gain: Gain) -> list[dict[str, str]]:
         below = "" if gain.half_width is None else f"95 % interval {low:+.1f} to {high:+.1f}"
         cards.append(_card("gain", f"{100 * gain.difference:+.1f} points", below))
     return cards
+
+
+def _beside_cards(run: RunIndex) -> list[dict[str, str]]:
+    return [
+        _card(
+            f"{title} (step {gain.last_step})",
+            f"{100 * gain.after:.1f} %",
+            f"at first {100 * gain.before:.1f} %" if gain.first_step < gain.last_step else "",
+        )
+        for title, gain in _beside(run).items()
+    ]
 
 
 def _health_cards(run: RunIndex) -> list[dict[str, str]]:

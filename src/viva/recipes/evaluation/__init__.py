@@ -71,6 +71,9 @@ class EvalOptions:
     max_tokens: int | None = chz.field(default=None, doc="longest reply")
     temperature: float | None = chz.field(default=None, doc="of the agents' replies")
     eval_temperature: float | None = chz.field(default=None, doc="of direct answers; default: temperature")
+    eval_greedy: bool | None = chz.field(
+        default=None, doc="also ask each problem once at temperature 0; default: as in the run, else yes"
+    )
     seed: int | None = None
 
     renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")

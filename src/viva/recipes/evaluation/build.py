@@ -14,7 +14,8 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.protocol import counted
 from viva.eval.conversations import Conversations, play_all
-from viva.eval.direct import DirectSampler, ask_all, match_tokens
+from viva.eval.cost import Costs
+from viva.eval.direct import DirectEvaluator, DirectSampler, match_tokens
 from viva.eval.estimates import compare, summarise
 from viva.eval.figures import comparison_text, evaluation_text, figures_of
 from viva.eval.records import (
@@ -51,6 +52,7 @@ class _Result:
     evaluation: Evaluation
     path: Path
     """Path of the result file."""
+    costs: Costs
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Transcripts."""
 
@@ -128,17 +130,20 @@ async def _open(plan: EvalPlan, target: Target, services: dict[EngineConfig, Ser
 
 
 async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
+    costs = Costs()
     async with watched(engine_of(target, plan.options).base_url):
         with EvaluationConsole() as console:
-            evaluation, rows = await _sample(plan, target, opened, console)
+            evaluation, rows = await _sample(plan, target, opened, console, costs)
     figures = summarise(
         figures_of(evaluation), resamples=plan.options.resamples, seed=_draws_seed(plan.record)
     )
-    return _Result(evaluation=replace(evaluation, figures=figures), path=_path(plan, target), rows=rows)
+    return _Result(
+        evaluation=replace(evaluation, figures=figures), path=_path(plan, target), costs=costs, rows=rows
+    )
 
 
 async def _sample(
-    plan: EvalPlan, target: Target, opened: OpenPolicy, console: EvaluationConsole
+    plan: EvalPlan, target: Target, opened: OpenPolicy, console: EvaluationConsole, costs: Costs
 ) -> tuple[Evaluation, list[dict[str, Any]]]:
     """An evaluation without figures, and its transcripts."""
     direct = DirectSampler(
@@ -152,25 +157,36 @@ async def _sample(
         vote=plan.check.vote,
     )
     asked: tuple[Asked, ...] = ()
+    greedy: tuple[Asked, ...] = ()
     played: dict[str, tuple[Played, ...]] = {}
     metrics: dict[str, dict[str, float]] = {}
     rows: list[dict[str, Any]] = []
     if "direct" in plan.kinds:
-        asked, metrics["direct"] = await ask_all(
-            opened.client, direct, plan.items, plan.options.num_samples, console.begin
+        evaluator = DirectEvaluator(
+            items=plan.items,
+            direct=direct,
+            num_samples=plan.options.num_samples,
+            asks_greedy=plan.shared.eval_greedy,
+            begin=console.begin,
         )
+        with costs.part("direct"):
+            answers = await evaluator.measure(opened.client)
+        asked, greedy = answers.asked, answers.greedy
+        metrics["direct"] = answers.metrics()
     for kind, config in plan.conversations.items():
         conversations = await conversations_of(config, opened, console)
-        found, outcomes, metrics[kind] = await play_all(
-            opened.client, conversations, plan.talked_about, plan.check
-        )
+        with costs.part(kind):
+            found, outcomes, metrics[kind] = await play_all(
+                opened.client, conversations, plan.talked_about, plan.check
+            )
         # a second kind of conversation counts on: step and group name a conversation
         rows += [
             transcript_row(target.next_step or 0, group, outcome)
             for group, outcome in enumerate(outcomes, len(rows))
         ]
         if plan.options.equal_tokens:
-            found = await match_tokens(opened.client, direct, found, asked, console.begin)
+            with costs.part(f"{kind}/equal_tokens"):
+                found = await match_tokens(opened.client, direct, found, asked, console.begin)
         played[kind] = found
     evaluation = Evaluation(
         target=target.summary | {"model": opened.model},
@@ -178,9 +194,11 @@ async def _sample(
         prompts_digest=plan.digest,
         problems=plan.measured,
         asked=asked,
+        greedy=greedy,
         played=played,
         metrics=metrics,
         figures={},
+        cost=costs.tokens,
     )
     return evaluation, rows
 
@@ -246,7 +264,7 @@ def _finish(result: _Result) -> str:
     write_evaluation(result.path, result.evaluation)
     if result.rows:
         write_transcripts(result.path.with_suffix(".transcripts.jsonl"), result.rows)
-    return f"{evaluation_text(result.evaluation)}{result.path}\n"
+    return f"{evaluation_text(result.evaluation)}{result.costs.seconds_text()}\n{result.path}\n"
 
 
 def _compare(evaluation: Evaluation, against: Evaluation, plan: EvalPlan, path: Path, other: Path) -> str:
@@ -317,7 +335,8 @@ def _check_comparable(record: dict[str, Any], digest: str, stored: Evaluation) -
     then = stored.options
     names = [
         name
-        for name in sorted({*now, *then} - {"resamples"})  # how often is drawn for intervals decides nothing
+        # how often is drawn for intervals decides nothing, and what was not asked at temperature 0 has no figure
+        for name in sorted({*now, *then} - {"resamples", "eval_greedy"})
         if now.get(name) != then.get(name)
     ]
     if names:

@@ -87,6 +87,7 @@ class EvalPlan:
             "eval_temperature": shared.temperature
             if shared.eval_temperature is None
             else shared.eval_temperature,
+            "eval_greedy": shared.eval_greedy,
             "resamples": self.options.resamples,
         }
         if shared.system_prompt is not None:

@@ -5,6 +5,7 @@ import { chart } from "./chart.js";
 import { h, replace, table } from "./dom.js";
 
 const ACCURACY = "test/direct_accuracy";
+const GREEDY = "test/direct_accuracy_greedy";
 
 const cards = (found) => h("div", { class: "cards" }, found.map((card) =>
   h("div", { class: "card" }, h("p", { class: "name" }, card.title), h("p", { class: "value" }, card.value), h("p", { class: "muted" }, card.below))));
@@ -25,8 +26,9 @@ function one(run, { name, kind }) {
 }
 
 async function fill(root) {
-  const [{ viva, runs }, summaries, series] = await Promise.all([ask("runs"), ask("summary"), ask("series", { key: [ACCURACY] })]);
-  const lines = series.map((found, run) => found[ACCURACY] && { ...found[ACCURACY], run, colour: 0, name: runs[run].name }).filter(Boolean);
+  const [{ viva, runs }, summaries, series] = await Promise.all([ask("runs"), ask("summary"), ask("series", { key: [ACCURACY, GREEDY] })]);
+  const lines = series.flatMap((found, run) => [[ACCURACY, runs[run].name], [GREEDY, `${runs[run].name}, at temperature 0`]].map(([key, name], colour) =>
+    found[key] && { ...found[key], run, colour, name })).filter(Boolean);
   replace(root, summaries.map((run, index) => one(run, runs[index])),
     lines.length ? h("figure", { class: "alone", "data-chart": "held-out direct accuracy" }, chart("held-out direct accuracy", lines, { size: [860, 240] })) : null,
     h("p", { class: "muted" }, `Viva ${viva}`));
