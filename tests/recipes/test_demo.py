@@ -90,14 +90,42 @@ def test_the_built_in_policys_options_are_those_of_the_recipe(recipe, tmp_path):
     assert options["seed"] == "3"
 
 
+def rows_of(told):
+    assert re.search(r"right on held-out problems +untrained +trained\n", told)
+    return {
+        name: (int(count), *map(float, shares))
+        for name, count, *shares in re.findall(
+            r"^(temperature .*?) \((\d+) problems?\) +(\d+\.\d)% +(\d+\.\d)%$", told, re.M
+        )
+    }
+
+
+def test_the_built_in_policys_demonstration_ends_with_temperature_0_and_the_majority(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    small = ["max_steps=1", "batch_size=4", "max_test_samples=3", "num_test_conversations=0", "lora_rank=2"]
+    assert main(["critique_self_play", *small, "max_tokens=40", "device=cpu"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert list(rows) == [
+        "temperature 0",
+        "temperature 0, answer named",
+        "temperature 1",
+        "temperature 1, answer named",
+        "temperature 1, majority of 8",
+    ]
+    assert {count for count, *_ in rows.values()} == {3}
+    for strict in ("temperature 0", "temperature 1"):
+        assert all(
+            named >= right for named, right in zip(rows[f"{strict}, answer named"], rows[strict], strict=True)
+        )
+
+
 def test_a_demonstration_ends_with_accuracy_before_and_after(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     small = ["max_steps=1", "group_size=2", "batch_size=4", "max_tokens=8", "max_test_samples=3"]
     assert main(["model_name=tiny", "device=cpu", "lora_rank=2", *small]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"right on held-out problems +untrained +trained\n", told)
-    for name in ("temperature 0", "temperature 1", "temperature 1, majority of 8"):
-        assert re.search(rf"{name} \(\d+ problems\) +\d+\.\d% +\d+\.\d%\n", told)
+    assert len(rows_of(capsys.readouterr().out)) == 5
     run = tmp_path / "runs" / "smollm2_demo" / "run"
     assert "maj@8" in (run / "report.html").read_text(encoding="utf-8")
     asked = {question for question, _ in word_problems()[0]}

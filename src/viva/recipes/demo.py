@@ -10,8 +10,11 @@ instruction that helps, and second attempts after feedback, and trains all into 
 runs/math_demo/run`` then shows what every estimator makes of its samples.
 
 The first asks for short answers to word problems: expert iteration on plain samples of 206 one-step problems with known
-answers. It is asked 100 problems without a step in common with those, before and after: greedily, at temperature 1, and
-for the majority of eight answers.
+answers. It is asked 100 problems without a step in common with those.
+
+All end with a table of the untrained and the trained policy: what is right at temperature 0, as sampled, and for the
+majority of eight answers, and the replies that name the known answer. A gain that is none at temperature 0 is
+sharpening.
 """
 
 from __future__ import annotations
@@ -173,12 +176,16 @@ async def show(run: Path) -> None:
     from viva.recipes.common import say
     from viva.recipes.evaluation import EvalOptions
     from viva.recipes.evaluation.build import evaluate
+    from viva.view.files import read_config
     from viva.view.report import write_report
 
     found: dict[tuple[str, float], Evaluation] = {}
-    for temperature, count, most in ((0.0, 1, None), (1.0, _VOTES, _NUM_VOTED)):
+    num_voted = min(_NUM_VOTED, read_config(run).get("max_test_samples") or _NUM_VOTED)
+    for temperature, count, most in ((0.0, 1, None), (1.0, _VOTES, num_voted)):
         options = EvalOptions(
             against_checkpoint="base",
+            kinds=["direct"],
+            eval_greedy=False,
             eval_temperature=temperature,
             num_samples=count,
             max_test_samples=most,
@@ -192,7 +199,9 @@ async def show(run: Path) -> None:
             found[policy, evaluation.options["eval_temperature"]] = evaluation
     rows = {
         "temperature 0": (0.0, "direct/avg@1"),
+        "temperature 0, answer named": (0.0, "direct/avg@1_lenient"),
         "temperature 1": (1.0, f"direct/avg@{_VOTES}"),
+        "temperature 1, answer named": (1.0, f"direct/avg@{_VOTES}_lenient"),
         f"temperature 1, majority of {_VOTES}": (1.0, f"direct/maj@{_VOTES}"),
     }
     say(f"{'right on held-out problems':42} untrained    trained")
@@ -240,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _real_main(arguments: Sequence[str]) -> int:
     """The demonstration on a model that others trained, or, if it is not there, on the built-in policy."""
-    from viva.recipes.common import complain, exit_code
+    from viva.recipes.common import complain
 
     given = _given(arguments)
     model = given.get("model_name", str(model_path()))
@@ -254,12 +263,23 @@ def _real_main(arguments: Sequence[str]) -> int:
     code = main_with("math_efficiency", lambda seed: real_options(folder, model, seed=seed), arguments)
     if code or "--help" in arguments:
         return code
-    return asyncio.run(exit_code(show(Path(given.get("log_path", folder / "run")))))
+    return _shown(given.get("log_path", folder / "run"))
+
+
+def _shown(run: str | Path) -> int:
+    """Show a finished run; the process's exit code."""
+    from viva.recipes.common import exit_code
+
+    return asyncio.run(exit_code(show(Path(run))))
 
 
 def _built_in_main(recipe: str, arguments: Sequence[str]) -> int:
     """Run a recipe's demonstration on the built-in policy; the process's exit code."""
-    return main_with(recipe, lambda seed: demo_options(recipe, FOLDERS[recipe], seed=seed), arguments)
+    folder = FOLDERS[recipe]
+    code = main_with(recipe, lambda seed: demo_options(recipe, folder, seed=seed), arguments)
+    if code or "--help" in arguments:
+        return code
+    return _shown(_given(arguments).get("log_path", folder / "run"))
 
 
 if __name__ == "__main__":
