@@ -36,8 +36,9 @@ ALLOWED["tiny"] = frozenset()
 ALLOWED["view"] = frozenset({*CHAIN, "engine"})
 ALLOWED["eval"] = frozenset({*CHAIN, "engine"})
 ALLOWED["doctor"] = frozenset({*CHAIN, "engine"})
+ALLOWED["serve"] = frozenset({"conversation", "engine"})
 ALLOWED["scaling"] = frozenset({"conversation", "judging", "rewards", "selfplay"})
-ALLOWED["recipes"] = frozenset({*CHAIN, "doctor", "engine", "eval", "scaling", "tiny", "view"})
+ALLOWED["recipes"] = frozenset({*CHAIN, "doctor", "engine", "eval", "scaling", "serve", "tiny", "view"})
 ALLOWED["api"] = frozenset({*CHAIN, "eval", "recipes", "threads", "view"})
 ALLOWED["cli"] = frozenset({*CHAIN, "doctor", "engine", "eval", "tiny", "recipes", "view"})
 
@@ -46,9 +47,10 @@ HELPERS = {
     "threads": set[str](),
     "hub": set[str](),
     "model_files": {"hub"},
+    "loopback": set[str](),
 }
 """Single modules that rooms from the engine on use, and what they import themselves."""
-for room in ("engine", "run", "training", "testing", "view", "eval", "doctor", "recipes", "cli"):
+for room in ("engine", "run", "training", "testing", "view", "eval", "doctor", "serve", "recipes", "cli"):
     ALLOWED[room] |= HELPERS.keys()
 ALLOWED |= {helper: frozenset(imported) for helper, imported in HELPERS.items()}
 
@@ -66,7 +68,12 @@ FACES = frozenset(
 """Modules whose names others are to use: each has a sorted and complete ``__all__``."""
 
 BROAD_EXCEPTS = frozenset(
-    {"viva/conversation/guard.py", "viva/engine/scheduler.py", "viva/training/rollouts.py"}
+    {
+        "viva/conversation/guard.py",
+        "viva/engine/scheduler.py",
+        "viva/serve/tinker_results.py",
+        "viva/training/rollouts.py",
+    }
 )
 """Files with the one named boundary of their room that may keep any exception: as data, for its future, or since a
 library raises nothing narrower (``tokenizers``, of steps that it cannot describe)."""

@@ -7,7 +7,6 @@ import argparse
 import difflib
 import functools
 import os
-import runpy
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -112,6 +111,13 @@ _ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
         ),
         _Argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)"),
         _Argument("--open", action="store_true", help="open the page in the browser"),
+    ),
+    "serve": (
+        "a model over HTTP for agents and scripts: viva serve MODEL key=value ...",
+        "Serve a model to programs on this machine, as OpenAI's clients expect it. 'viva serve MODEL --help' lists "
+        "the options.",
+        _Argument("target", metavar="MODEL", help="a hub name, GGUF file, folder of a model or run, or tiny"),
+        _options("where and how"),
     ),
     "rescore": (
         "other rewards for stored conversations: viva rescore RUN preset=robust",
@@ -238,6 +244,7 @@ def _run(argv: Sequence[str] | None) -> int:
         "cost": _cost,
         "doctor": _doctor,
         "view": _view,
+        "serve": _serve,
         "rescore": _rescore,
         "estimate": _estimate,
         "recipes": _recipes,
@@ -306,6 +313,14 @@ def _view(options: argparse.Namespace) -> int:
         serve(options.runs, port=options.port, open_browser=options.open, say=_say_as_it_is)
     else:
         _write(f"{runs_text(Path())}\n")
+    return 0
+
+
+@_refusing
+def _serve(options: argparse.Namespace) -> int:
+    from viva.recipes.serve import ServeOptions, serve_model
+
+    serve_model(options.target, _chosen(ServeOptions, options), _say_as_it_is)
     return 0
 
 
@@ -441,36 +456,19 @@ def _cookbook(options: argparse.Namespace) -> int:
     from viva.threads import prepare_threads
 
     prepare_threads()
-    import viva.engine
-    from viva.recipes.programs import cookbook_module, cookbook_programs
+    from viva.recipes.programs import cookbook_module, cookbook_programs, run_cookbook_program
 
     module = cookbook_module(options.program)
     if module is None:
         return _mistake(_unknown("program", options.program, cookbook_programs()))
-    from tinker_cookbook.cli_utils import runs_path
-
-    try:
-        engine = viva.engine.install(
-            state_dir=options.states or runs_path("states"),
-            device=options.device,
-            precision=options.precision,
-        )
-    except ValueError as error:
-        return _mistake(_told(error))
-    # the program sees what `python -m` would show it
-    sys.argv = [f"viva cookbook {options.program}", *options.options]
-    try:
-        with engine:
-            if module.endswith(".py"):
-                runpy.run_path(module, run_name="__main__")
-            else:
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except ImportError as error:
-        return _mistake(
-            f"{options.program} needs a package that is not there: {error}. docs/environments.md lists which extra of "
-            "tinker-cookbook brings it"
-        )
-    return 0
+    problem = run_cookbook_program(
+        module,
+        [f"viva cookbook {options.program}", *options.options],
+        state_dir=options.states,
+        device=options.device,
+        precision=options.precision,
+    )
+    return 0 if problem is None else _mistake(problem)
 
 
 def _unknown(noun: str, value: str, allowed: list[str]) -> str:

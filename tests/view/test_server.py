@@ -13,7 +13,8 @@ import pytest
 from browser import served
 
 from viva.cli import main
-from viva.view.server import kept_token, listen, serve
+from viva.loopback import listen
+from viva.view.server import kept_token, serve
 
 MakeRun = Callable[..., Path]
 

@@ -226,7 +226,10 @@ class Decoder:
             if not is_finite:
                 sequence.request.future.reject(not_finite(f"after {sequence.length} tokens"))
                 lost.append(sequence.request)
-            elif (reason := sequence.stop_reason()) is not None:
+                continue
+            reason = sequence.stop_reason()
+            sequence.tell(reason)
+            if reason is not None:
                 ended.add(id(sequence))
                 self._finish(sequence, reason)
         if lost:

@@ -4,7 +4,7 @@ Shapes: ``P`` prompt tokens, ``V`` vocabulary, ``k`` alternatives, ``K`` chosen 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,8 +65,33 @@ class StopRule:
         return any(string in text for string in self.strings)
 
 
-def make_stop_rule(stop: str | Sequence[str] | Sequence[int] | None, base: BaseModel) -> StopRule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A token at the moment it is drawn."""
+
+    index: int
+    """Of the sample among those of its request."""
+    token: int
+    logprob: float
+    alternatives: tuple[np.ndarray, np.ndarray] | None
+    """``[k]`` most likely token ids and their logprobs (minus infinity: could not be drawn), if any were asked for."""
+    stop_reason: str | None
+    """``stop`` or ``length`` if the sample ends here."""
+
+
+Listener = Callable[[Drawn], None]
+"""Called by the engine for every token as it is drawn, in the engine's thread. It must not raise."""
+
+
+def make_stop_rule(
+    stop: str | Sequence[str] | Sequence[int] | None, base: BaseModel, also: Sequence[int] = ()
+) -> StopRule:
     """Read the ``stop`` field of ``SamplingParams``.
+
+    Args:
+        stop: The field.
+        base: The model.
+        also: Ids that end a sample beside it.
 
     Raises:
         ValueError: An empty string, a mixture of strings and ids, or an id the model does not have.
@@ -76,6 +101,7 @@ def make_stop_rule(stop: str | Sequence[str] | Sequence[int] | None, base: BaseM
     ids = [entry for entry in entries if isinstance(entry, int)]
     if len(strings) + len(ids) != len(entries) or (strings and ids):
         raise ValueError(f"stop must be a string, a list of strings or a list of token ids, not {stop!r}.")
+    ids += also
     if "" in strings:
         raise ValueError("stop holds an empty string, which would end every sample at once. Remove it.")
     if any(not 0 <= token < base.vocab_size for token in ids):
@@ -219,6 +245,7 @@ class SampleRequest:
     name: str
     """Distinct within the service."""
     future: LocalFuture[tinker.SampleResponse]
+    listener: Listener | None = None
     started: int = 0
     """Samples that have a row or are finished."""
     finished: dict[int, tinker.SampledSequence] = field(default_factory=dict[int, tinker.SampledSequence])
@@ -276,11 +303,12 @@ def make_request(
     seed: int,
     name: str,
     future: LocalFuture[tinker.SampleResponse],
+    stop_ids: Sequence[int] = (),
 ) -> SampleRequest:
     """Check a call of ``sample``; the tokens are the result of `token_array`.
 
     Without `params` nothing is sampled and only the prompt is scored; ``max_tokens=None`` in them means up to the end
-    of the context. `seed` is used where they have none.
+    of the context. `seed` is used where they have none; `stop_ids` end a sample beside their ``stop``.
 
     Raises:
         ValueError: A setting that makes no sense, with what is allowed.
@@ -297,7 +325,7 @@ def make_request(
         num_samples=num_samples,
         max_tokens=0 if scored_only else _max_tokens(base, len(tokens), params.max_tokens),
         rule=_make_rule(params),
-        stop=make_stop_rule(params.stop, base),
+        stop=make_stop_rule(params.stop, base, stop_ids),
         seed=seed if params.seed is None else params.seed,
         topk_samples=topk_samples,
         scoring=scoring,

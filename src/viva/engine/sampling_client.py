@@ -1,6 +1,6 @@
 """``tinker.SamplingClient``, in this process."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -10,7 +10,14 @@ from viva.engine.core import Core
 from viva.engine.decoder import Decoder
 from viva.engine.model import BaseModel
 from viva.engine.policy import stored_builder
-from viva.engine.requests import PromptScoring, SampleRequest, make_request, make_scoring, token_array
+from viva.engine.requests import (
+    Listener,
+    PromptScoring,
+    SampleRequest,
+    make_request,
+    make_scoring,
+    token_array,
+)
 from viva.engine.scheduler import LocalFuture
 from viva.sdk import async_twin, awaited_twin, check_carried, refuses_the_rest
 
@@ -114,6 +121,50 @@ class LocalSamplingClient:
 
     sample_async = awaited_twin(sample)
 
+    def stream(
+        self,
+        prompt: tinker.ModelInput,
+        num_samples: int,
+        sampling_params: tinker.SamplingParams,
+        listener: Listener,
+        *,
+        stop_ids: Sequence[int] = (),
+        topk_sample_logprobs: int = 0,
+        topk_prompt_logprobs: int | None = None,
+    ) -> LocalFuture[tinker.SampleResponse]:
+        """`sample`, which also hands on every token as it is drawn. Servers of Tinker have nothing like it.
+
+        Args:
+            prompt: Tokens.
+            num_samples: Independent samples.
+            sampling_params: As for `sample`.
+            listener: Gets every token.
+            stop_ids: Token ids that end a sample beside those or the strings of ``sampling_params.stop``.
+            topk_sample_logprobs: Alternatives to report at each sampled position.
+            topk_prompt_logprobs: Score the prompt's tokens, with so many alternatives; ``None`` scores nothing.
+
+        Raises:
+            ValueError: A setting that makes no sense, with what is allowed.
+        """
+        tokens = token_array(prompt, self._base)
+        scoring = make_scoring(
+            len(tokens),
+            self._base.vocab_size,
+            logprobs=topk_prompt_logprobs is not None,
+            topk=topk_prompt_logprobs or 0,
+            last_n=None,
+            targets=None,
+        )
+        return self._submit(
+            tokens,
+            sampling_params,
+            num_samples,
+            topk_sample_logprobs,
+            scoring,
+            stop_ids=stop_ids,
+            listener=listener,
+        )
+
     def compute_logprobs(
         self, prompt: tinker.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> LocalFuture[list[float | None]]:
@@ -143,6 +194,16 @@ class LocalSamplingClient:
         """The model's tokenizer."""
         return self._base.tokenizer
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Token ids that end a text where no ``stop`` is given."""
+        return tuple(self._base.eos_ids)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and sample may have together."""
+        return self._base.context_length
+
     def get_base_model(self) -> str:
         """Path or name of the base model."""
         return self._base.name
@@ -156,6 +217,9 @@ class LocalSamplingClient:
         num_samples: int,
         topk_samples: int,
         scoring: PromptScoring | None,
+        *,
+        stop_ids: Sequence[int] = (),
+        listener: Listener | None = None,
     ) -> LocalFuture[tinker.SampleResponse]:
         future: LocalFuture[tinker.SampleResponse] = LocalFuture(self._core.pump, cancellable=True)
         request: SampleRequest = make_request(
@@ -168,7 +232,9 @@ class LocalSamplingClient:
             seed=self._core.derived_seed(self._stream, self._requests),
             name=f"{self._stream}-{self._requests}",
             future=future,
+            stop_ids=stop_ids,
         )
+        request.listener = listener
         self._requests += 1
 
         def enter(decoder: Decoder) -> None:

@@ -19,7 +19,7 @@ import tinker
 import torch
 
 from viva.engine.attention import RaggedCache
-from viva.engine.requests import BLOCK, SampleRequest, block_digests
+from viva.engine.requests import BLOCK, Drawn, SampleRequest, block_digests
 from viva.engine.sampling import UniformStream
 from viva.engine.step import SharedPrefix
 from viva.sdk import make_sequence
@@ -151,6 +151,21 @@ class RunningSequence:
         if self.request.stop.ends(self.tokens):
             return "stop"
         return "length" if len(self.tokens) >= self.request.max_tokens else None
+
+    def tell(self, stop_reason: str | None) -> None:
+        """Hand the last token to whoever listens to the request."""
+        if self.request.listener is None:
+            return
+        alternatives = (self.topk_tokens[-1], self.topk_logprobs[-1]) if self.topk_tokens else None
+        self.request.listener(
+            Drawn(
+                index=self.index,
+                token=self.tokens[-1],
+                logprob=self.logprobs[-1],
+                alternatives=alternatives,
+                stop_reason=stop_reason,
+            )
+        )
 
     def sampled(self, stop_reason: str) -> tinker.SampledSequence:
         """The finished sample."""

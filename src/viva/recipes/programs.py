@@ -3,7 +3,9 @@
 import ast
 import asyncio
 import importlib.util
+import runpy
 import signal
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -74,6 +76,46 @@ def cookbook_module(program: str) -> str | None:
             continue
         if spec is not None and spec.submodule_search_locations is None:
             return name
+    return None
+
+
+def run_cookbook_program(
+    module: str, argv: list[str], *, state_dir: Path | None, device: str | None, precision: str
+) -> str | None:
+    """Run a program that was written for the tinker SDK on the local engine.
+
+    Args:
+        module: From `cookbook_module`.
+        argv: Command line that it sees.
+        state_dir: For checkpoints; ``None``: beside the cookbook's own runs.
+        device: Of the engine.
+        precision: Of the engine.
+
+    Returns:
+        The reason why it could not be run; ``None`` if it ran.
+    """
+    from tinker_cookbook.cli_utils import runs_path
+
+    import viva.engine
+
+    try:
+        engine = viva.engine.install(
+            state_dir=state_dir or runs_path("states"), device=device, precision=precision
+        )
+    except ValueError as error:
+        return str(error)
+    sys.argv = argv  # the program sees what `python -m` would show it
+    try:
+        with engine:
+            if module.endswith(".py"):
+                runpy.run_path(module, run_name="__main__")
+            else:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        return (
+            f"{module} needs a package that is not there: {error}. docs/environments.md lists which extra of "
+            "tinker-cookbook brings it"
+        )
     return None
 
 

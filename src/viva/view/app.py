@@ -4,10 +4,8 @@ Only a browser on this machine that was given the address may ask, and no page o
 """
 
 import hashlib
-import hmac
 import importlib
 import json
-import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from viva import __version__
+from viva.loopback import is_own_host, same_secret
 from viva.run.secrets import printable
 from viva.view.answers import (
     NotFoundError,
@@ -64,9 +63,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 
-
-_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.I)
-"""Names of this machine. The port is whichever the browser knows: a tunnel's is another than the server's."""
 
 _COOKIE_S = 30 * 24 * 3600
 """How long a browser keeps the cookie, so that bookmarks work the next day."""
@@ -240,7 +236,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not _HOST.fullmatch(host):
+        if not is_own_host(host):
             return PlainTextResponse("This host name is not allowed.\n", 403)
         if (
             headers.get("origin", f"http://{host}") != f"http://{host}"
@@ -264,7 +260,7 @@ class Guard:
         return None
 
     def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token.encode())
+        return same_secret(given, self._token)
 
 
 def _cookie(headers: Headers, name: str) -> str:

@@ -1,17 +1,16 @@
 """``viva view``: serve the page on this machine alone until the user stops it."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import secrets
-import socket
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from viva.loopback import check_packages, listen, run_server
+
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{32}")
-_NEEDED = ("starlette", "uvicorn")
 
 
 def serve(
@@ -28,14 +27,7 @@ def serve(
     Raises:
         ValueError: If a package is missing, a folder is none of these, or the port is taken.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        it = "it" if len(missing) == 1 else "them"
-        raise ValueError(
-            f"viva view needs {' and '.join(missing)}; install {it}: pip install 'viva-rl[view]'"
-        )
-    import uvicorn
-
+    check_packages("viva view")
     from viva.view.app import make_app
 
     listener = listen(port)
@@ -47,16 +39,7 @@ def serve(
         say(f"{address}\nonly this machine can open it; Ctrl-C ends it")
         if open_browser:
             webbrowser.open(address)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            proxy_headers=False,
-            server_header=False,
-        )
-        with contextlib.suppress(KeyboardInterrupt):  # how a user ends it is no error
-            uvicorn.Server(config).run(sockets=[listener])
+        run_server(app, listener)
 
 
 def kept_token() -> str:
@@ -82,21 +65,3 @@ def kept_token() -> str:
     except OSError:  # a home that cannot be written to, or none
         pass
     return secrets.token_urlsafe(24)
-
-
-def listen(port: int) -> socket.socket:
-    """A listening socket on the loopback interface alone; `ValueError` if there is no such port, or it is taken."""
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port must be between 0 and 65535; got {port}")
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        if os.name == "posix":  # else a port that was served a minute ago is refused
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen()  # a browser that is opened before the server runs waits instead of being refused
-    except OSError as error:
-        listener.close()
-        raise ValueError(
-            f"port {port} cannot be used ({error.strerror}); leave it out to get a free one"
-        ) from error
-    return listener

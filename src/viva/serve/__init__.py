@@ -1,0 +1,1 @@
+"""``viva serve``: the local engine over HTTP for agents, scripts and other processes."""

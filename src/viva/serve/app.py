@@ -1,0 +1,205 @@
+"""The server's application: OpenAI's interface to the policies that are served, and Tinker's protocol beside it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from viva.serve.answers import Answer, chat_job, completion_job, model_entry
+from viva.serve.bodies import ChatBody, CompletionBody, RequestError, parse_body
+from viva.serve.host import EngineThread, in_loop
+from viva.serve.places import Places
+from viva.serve.sampling import Job, Piece, ServedPolicy
+from viva.serve.tinker_app import tinker_routes
+from viva.serve.tinker_engine import TinkerEngine
+from viva.serve.transport import (
+    ClientGoneError,
+    TokenGuard,
+    error_answer,
+    http_error,
+    json_answer,
+    read_body,
+    send_events,
+    telling,
+    unless_gone,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Bounds of what clients can take up."""
+
+    queue: int = 256
+    """Requests that may be answered or wait at once; further ones are told to come back."""
+    body_bytes: int = 16 * 2**20
+    """Size of a request's body."""
+    timeout_s: float = 600.0
+    """Longest time for an answer."""
+
+    def __post_init__(self) -> None:
+        """Reject limits that let nothing through."""
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0; got {self.timeout_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may ask."""
+
+    token: str
+    """A secret that every request has to carry."""
+    is_local: bool = True
+    """Whether the server is on the loopback address, where only this machine's own host names are right."""
+
+
+def make_app(
+    engine: EngineThread,
+    policies: dict[str, ServedPolicy],
+    *,
+    access: Access,
+    limits: ServerLimits,
+    tinker: TinkerEngine | None = None,
+) -> ASGIApp:
+    """The application.
+
+    Args:
+        engine: Where the policies compute.
+        policies: By the name that requests give as ``model``.
+        access: Who may ask.
+        limits: Bounds.
+        tinker: The engine for clients of Tinker's protocol; ``None`` answers none.
+    """
+    places = Places(limits.queue)
+    models = _Models(policies)
+    routes = [
+        Route("/v1/models", models.all),
+        Route("/v1/models/{name:path}", models.one),
+        *(
+            Route(path, _Completions(engine, models, body, places, limits), methods=["POST"])
+            for path, body in (("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody))
+        ),
+        *(() if tinker is None else tinker_routes(engine, tinker)),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: http_error})
+    return TokenGuard(app, token=access.token, checks_host=access.is_local)
+
+
+class _Models:
+    """The policies that are served."""
+
+    def __init__(self, policies: dict[str, ServedPolicy]) -> None:
+        self._policies = policies
+
+    def find(self, name: str) -> ServedPolicy:
+        """The policy of this name.
+
+        Raises:
+            RequestError: If there is none.
+        """
+        if name not in self._policies:
+            raise RequestError(
+                f"model {name[:200]!r} is not served here; served: {', '.join(self._policies)}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return self._policies[name]
+
+    async def all(self, _: Request) -> Response:
+        """Answer with the list of models."""
+        rows = [model_entry(name, policy.context_length) for name, policy in self._policies.items()]
+        return json_answer({"object": "list", "data": rows})
+
+    async def one(self, request: Request) -> Response:
+        """Answer with one model."""
+        name = str(request.path_params["name"])
+        try:
+            return json_answer(model_entry(name, self.find(name).context_length))
+        except RequestError as error:
+            return error_answer(error)
+
+
+class _Completions:
+    """An address at which samples are asked for."""
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        models: _Models,
+        body_class: type[ChatBody] | type[CompletionBody],
+        places: Places,
+        limits: ServerLimits,
+    ) -> None:
+        self._engine = engine
+        self._models = models
+        self._body_class = body_class
+        self._places = places
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; when its client goes, its samples leave the batch."""
+        try:
+            with self._places.take():
+                raw = await read_body(scope, receive, self._limits.body_bytes)
+                await unless_gone(self._answer(raw, scope, receive, send), receive)
+        except RequestError as error:
+            await error_answer(error)(scope, receive, send)
+        except ClientGoneError:
+            return
+
+    async def _answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        body = parse_body(self._body_class, raw)
+        policy = self._models.find(body.model)
+        if body.stream:
+            await send_events(self._events(body, policy), send)
+            return
+        pieces: list[Piece] = []
+        with telling():
+            async with asyncio.timeout(self._limits.timeout_s):
+                job = await self._engine.run(_make_job(body, policy))
+                prompts = await self._engine.run(policy.sample(job, pieces.append))
+        answer = Answer(body, job).whole(pieces, prompts)
+        await json_answer(answer)(scope, receive, send)
+
+    async def _events(
+        self, body: ChatBody | CompletionBody, policy: ServedPolicy
+    ) -> AsyncGenerator[dict[str, Any]]:
+        queue: asyncio.Queue[Piece | None] = asyncio.Queue()
+
+        async def sample(job: Job) -> None:
+            try:
+                await self._engine.run(policy.sample(job, in_loop(queue.put_nowait)))
+            finally:
+                queue.put_nowait(None)
+
+        with telling():
+            async with asyncio.timeout(self._limits.timeout_s):
+                job = await self._engine.run(_make_job(body, policy))
+                answer = Answer(body, job)
+                sampling = asyncio.ensure_future(sample(job))
+                try:
+                    first = await queue.get()
+                    if first is None:
+                        await sampling  # it failed
+                    if (opening := answer.opening()) is not None:
+                        yield opening
+                    while first is not None:
+                        yield answer.chunk(first)
+                        first = await queue.get()
+                    await sampling
+                finally:
+                    sampling.cancel()
+                    await asyncio.gather(sampling, return_exceptions=True)
+        if (closing := answer.closing()) is not None:
+            yield closing
+
+
+async def _make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Job:
+    return chat_job(body, policy) if isinstance(body, ChatBody) else completion_job(body, policy)

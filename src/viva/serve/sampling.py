@@ -1,0 +1,217 @@
+"""What is sampled for a request, in pieces that answers and streams are both made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tinker
+from tinker_cookbook.renderers.base import Message, Renderer
+
+from viva.conversation.coordinator import gather_or_cancel
+from viva.conversation.guard import GuardedTokenizer
+from viva.conversation.rendering import build_prompt, load_renderer
+from viva.engine.requests import Drawn
+from viva.engine.sampling_client import LocalSamplingClient
+from viva.serve.text import SampleText
+
+Alternatives = tuple[tuple[int, str, float], ...]
+"""Token id, text and log-probability, most likely first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A sampled token."""
+
+    id: int
+    text: str
+    """On its own; U+FFFD stands for parts of characters."""
+    logprob: float
+    """Under the distribution that it was drawn from."""
+    alternatives: Alternatives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One more token of one sample."""
+
+    choice: int
+    """Index of the sample in the answer."""
+    token: Token
+    text: str
+    """Text that is certain now; it may belong to earlier tokens, and be empty."""
+    finish_reason: str | None
+    """``stop`` or ``length`` at the end of the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPrompt:
+    """A prompt as the model saw it."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[Alternatives | None, ...] = ()
+    """Per token itself and the alternatives; ``None`` for the first. Empty if none were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Samples to draw."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    num_samples: int
+    """Of each prompt; the choices of one prompt follow those of the one before."""
+    max_tokens: int | None
+    """``None``: to the end of the context."""
+    temperature: float
+    top_p: float
+    top_k: int
+    """-1 for no limit."""
+    seed: int | None
+    stops: tuple[str, ...]
+    """Strings that end a sample."""
+    end_ids: tuple[int, ...]
+    """Token ids that end a sample."""
+    num_alternatives: int
+    num_prompt_alternatives: int | None
+    """``None``: the prompt is not scored."""
+
+
+class ServedPolicy:
+    """A policy that requests can name. All but the constructor's arguments belongs to the engine's thread.
+
+    Args:
+        client: Samples.
+        renderer: Of its chat format, with a guarded tokenizer.
+    """
+
+    def __init__(self, client: LocalSamplingClient, renderer: Renderer) -> None:
+        self._client = client
+        self._renderer = renderer
+        tokenizer: Any = renderer.tokenizer
+        self._tokenizer: GuardedTokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, client: LocalSamplingClient, *, model: str, renderer_name: str | None) -> "ServedPolicy":
+        """The policy of a client, with the renderer that fits its tokenizer.
+
+        Raises:
+            ValueError: If the renderer does not.
+        """
+        return cls(
+            client, load_renderer(client.get_tokenizer(), model_name=model, renderer_name=renderer_name)
+        )
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and sample may have together."""
+        return self._client.context_length
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Token ids that end a text."""
+        return self._client.end_ids
+
+    def chat_stops(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Strings and token ids that end the assistant's turn."""
+        stops = self._renderer.get_stop_sequences()
+        strings = tuple(stop for stop in stops if isinstance(stop, str))
+        ids = dict.fromkeys([*(stop for stop in stops if isinstance(stop, int)), *self.end_ids])
+        return strings, tuple(ids)
+
+    def chat_tokens(self, messages: list[Message]) -> tuple[int, ...]:
+        """Prompt of the assistant's next message. Text of a message is text: it becomes no control token.
+
+        Raises:
+            ValueError: If the chat format does not take such messages.
+        """
+        return tuple(build_prompt(self._renderer, messages).to_ints())
+
+    def text_tokens(self, text: str) -> tuple[int, ...]:
+        """Tokens of a prompt that is text: none is a control token but those that every text begins with."""
+        return tuple(self._tokenizer.encode(self._tokenizer.shield(text)))
+
+    async def sample(self, job: Job, hear: Callable[[Piece], None]) -> list[ScoredPrompt]:
+        """Sample, and hand on every token.
+
+        Raises:
+            ValueError: A setting that the model does not take.
+            FloatingPointError: The model's logits are no numbers.
+        """
+        return list(
+            await gather_or_cancel(
+                self._of_prompt(job, prompt, index * job.num_samples, hear)
+                for index, prompt in enumerate(job.prompts)
+            )
+        )
+
+    async def _of_prompt(
+        self, job: Job, prompt: tuple[int, ...], first: int, hear: Callable[[Piece], None]
+    ) -> ScoredPrompt:
+        texts = [SampleText(self._tokenizer, job.end_ids, job.stops) for _ in range(job.num_samples)]
+
+        def listen(drawn: Drawn) -> None:
+            text = texts[drawn.index].feed(drawn.token)
+            if drawn.stop_reason is not None:
+                text += texts[drawn.index].finish()
+            hear(
+                Piece(
+                    choice=first + drawn.index,
+                    token=self._token(drawn),
+                    text=text,
+                    finish_reason=drawn.stop_reason,
+                )
+            )
+
+        response = await self._client.stream(
+            tinker.ModelInput.from_ints(list(prompt)),
+            job.num_samples,
+            tinker.SamplingParams(
+                max_tokens=job.max_tokens,
+                seed=job.seed,
+                stop=list(job.stops),
+                temperature=job.temperature,
+                top_k=job.top_k,
+                top_p=job.top_p,
+            ),
+            listen,
+            stop_ids=job.end_ids,
+            topk_sample_logprobs=job.num_alternatives,
+            topk_prompt_logprobs=job.num_prompt_alternatives,
+        )
+        if job.num_prompt_alternatives is None:
+            return ScoredPrompt(tokens=prompt)
+        return ScoredPrompt(tokens=prompt, logprobs=self._prompt_logprobs(prompt, response))
+
+    def _token(self, drawn: Drawn) -> Token:
+        alternatives = () if drawn.alternatives is None else self._alternatives(*drawn.alternatives)
+        return Token(
+            id=drawn.token,
+            text=self._text(drawn.token),
+            logprob=float(np.float32(drawn.logprob)),  # as responses of the engine hold it
+            alternatives=alternatives,
+        )
+
+    def _alternatives(self, ids: np.ndarray, logprobs: np.ndarray) -> Alternatives:
+        pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
+        return tuple((token, self._text(token), logprob) for token, logprob in pairs if np.isfinite(logprob))
+
+    def _prompt_logprobs(
+        self, prompt: tuple[int, ...], response: tinker.SampleResponse
+    ) -> tuple[Alternatives | None, ...]:
+        """Per token of the prompt the token itself, then the most likely others."""
+        own = response.prompt_logprobs or []
+        topk = response.topk_prompt_logprobs or [None] * len(own)
+        rows: list[Alternatives | None] = []
+        for token, logprob, others in zip(prompt, own, topk, strict=True):
+            if logprob is None:
+                rows.append(None)
+                continue
+            known = {token: logprob} | {other: value for other, value in others or () if other != token}
+            rows.append(tuple((each, self._text(each), value) for each, value in known.items()))
+        return tuple(rows)
+
+    def _text(self, token: int) -> str:
+        if token not in self._texts:
+            self._texts[token] = str(self._tokenizer.inner.decode([token]))
+        return self._texts[token]

@@ -1,0 +1,207 @@
+"""Requests and answers on the wire: whose they are, how large, for how long, and as what errors are told."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import aclosing, contextmanager
+from typing import Any, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from viva.loopback import is_own_host, same_secret
+from viva.serve.bodies import RequestError
+
+T = TypeVar("T")
+
+_UPLOAD_S = 60.0
+"""Longest time that a body may take to arrive."""
+_RETRY_AFTER_S = 1
+_EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ClientGoneError(ConnectionError):
+    """The client has closed the connection."""
+
+
+@contextmanager
+def telling() -> Generator[None]:
+    """Within this context, the engine's errors become answers.
+
+    Raises:
+        RequestError: In their place.
+    """
+    try:
+        yield
+    except (ValueError, TimeoutError, FloatingPointError) as error:
+        raise told_error(error) from error
+
+
+def told_error(error: Exception) -> RequestError:
+    """The answer to a request that an error ended."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, TimeoutError):
+        return RequestError(
+            "the answer took too long; ask for fewer tokens at once, or give 'viva serve' a longer timeout_s",
+            status=504,
+        )
+    if isinstance(error, ValueError | NotImplementedError):
+        return RequestError(str(error))
+    return RequestError(f"{type(error).__name__}: {error}", status=500)
+
+
+def error_answer(error: RequestError) -> Response:
+    """An error in the form of OpenAI's interface."""
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    content = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    headers = {"Retry-After": str(_RETRY_AFTER_S)} if error.status == 429 else {}
+    return json_answer({"error": content}, error.status, headers)
+
+
+def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer of JSON."""
+    body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return Response(body, status, headers, "application/json")
+
+
+def http_error(_: Request, error: Exception) -> Response:
+    """The framework's own errors (no such address, no such method) in the same form."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = error.detail if isinstance(error, HTTPException) else "internal error"
+    return error_answer(RequestError(detail, status=status))
+
+
+class TokenGuard:
+    """Wraps an application: a request must carry the token, and come from no web page of another site.
+
+    Args:
+        app: What is guarded.
+        token: A secret, sent as ``Authorization: Bearer TOKEN`` or ``X-API-Key: TOKEN``.
+        checks_host: Whether the host name must be one of this machine's own, as is right on the loopback address.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, checks_host: bool) -> None:
+        self._app = app
+        self._token = token
+        self._checks_host = checks_host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http":
+            return
+        try:
+            self._check(Headers(scope=scope))
+        except RequestError as error:
+            await error_answer(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, headers: Headers) -> None:
+        if self._checks_host and not is_own_host(headers.get("host", "")):
+            raise RequestError("this host name is not allowed", status=403)
+        if "origin" in headers or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise RequestError("requests of web pages are not answered", status=403)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not same_secret(given, self._token):
+            raise RequestError(
+                "the token is missing or wrong; give the one that 'viva serve' printed as the API key",
+                status=401,
+                code="invalid_api_key",
+            )
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """A request's body.
+
+    Raises:
+        RequestError: If it is larger than the limit in bytes (413), compressed (415) or too slow (408).
+        ClientGoneError: If it breaks off.
+    """
+    headers = Headers(scope=scope)
+    if headers.get("content-encoding", "identity") != "identity":
+        raise RequestError("send the body as it is, not compressed", status=415)
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and len(length) < 20 and int(length) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(_UPLOAD_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise _too_large(limit)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise RequestError(f"the body did not arrive within {_UPLOAD_S:g} s", status=408) from error
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(f"the body is larger than {limit} bytes; send less at once", status=413)
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The result of work, which is cancelled when the client goes.
+
+    Args:
+        work: The answer in the making.
+        receive: Of the request, whose body was read.
+
+    Raises:
+        ClientGoneError: If it went.
+    """
+    answering = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientGoneError
+        return await answering
+    finally:
+        for task in (answering, watching):
+            task.cancel()
+        await asyncio.gather(answering, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_events(events: AsyncGenerator[object], send: Send) -> None:
+    """Server-sent events of JSON. The first is made before anything is sent, so that its error is an answer.
+
+    A later `RequestError` is an event of its own.
+    """
+    async with aclosing(events):
+        event: object | None = await anext(events)
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        while event is not None:
+            await send({"type": "http.response.body", "body": _event(event), "more_body": True})
+            try:
+                event = await anext(events, None)
+            except RequestError as error:
+                event = {
+                    "error": {"message": str(error), "type": "server_error", "param": None, "code": None}
+                }
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+def _event(value: object) -> bytes:
+    return b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"

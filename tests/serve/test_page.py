@@ -1,0 +1,21 @@
+"""docs/serve.md says what the command does."""
+
+import chz
+from pages import codes, documented_options, page, tables
+
+from viva.recipes.serve import ServeOptions
+from viva.serve.bodies import ChatBody, CompletionBody
+
+PAGE = page("serve.md")
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    documented = {name: default for name, (default, _) in documented_options(PAGE).items()}
+    assert documented == {name: str(value) for name, value in chz.asdict(ServeOptions()).items()}
+
+
+def test_every_field_of_a_request_is_named() -> None:
+    extensions = {name for table in tables(PAGE, "field") for row in table for name in codes(row[0])}
+    assert extensions == {"return_token_ids", "prompt_logprobs", "top_k"}
+    fields = ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
+    assert fields - set(codes(PAGE)) == {"user", "model", "messages", "prompt"}
