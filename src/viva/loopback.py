@@ -10,6 +10,7 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp
 
 LOOPBACK = "127.0.0.1"
@@ -83,11 +84,11 @@ def same_secret(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
 
 
-def run_server(app: "ASGIApp", listener: socket.socket) -> None:
-    """Serve an application until the process is interrupted."""
+def server_config(app: "ASGIApp") -> "uvicorn.Config":
+    """How an application is served: quietly, and to so many connections at once."""
     import uvicorn
 
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
@@ -98,5 +99,11 @@ def run_server(app: "ASGIApp", listener: socket.socket) -> None:
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=2,
     )
+
+
+def run_server(app: "ASGIApp", listener: socket.socket) -> None:
+    """Serve an application until the process is interrupted."""
+    import uvicorn
+
     with contextlib.suppress(KeyboardInterrupt):  # how a user ends it is no error
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(server_config(app)).run(sockets=[listener])

@@ -20,6 +20,7 @@ RECIPES = (
     "math_efficiency",
     "protocol",
     "environment",
+    "agent",
     "warmup",
 )
 """Names of the recipes. Each is a module of this room with ``Config``, see `RecipeConfig`."""

@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from tinker_cookbook.renderers.base import Message
+
 from viva.serve.bodies import ChatBody, CompletionBody
 from viva.serve.sampling import Alternatives, Job, Piece, ScoredPrompt, ServedPolicy, Token
+
+
+def chat_messages(body: ChatBody) -> list[Message]:
+    """The messages of a chat as renderers take them."""
+    roles = {"developer": "system"}
+    return [{"role": roles.get(each.role, each.role), "content": each.text} for each in body.messages]
 
 
 def chat_job(body: ChatBody, policy: ServedPolicy) -> Job:
@@ -17,10 +25,7 @@ def chat_job(body: ChatBody, policy: ServedPolicy) -> Job:
     Raises:
         ValueError: If the chat format does not take the messages.
     """
-    roles = {"developer": "system"}
-    prompt = policy.chat_tokens(
-        [{"role": roles.get(each.role, each.role), "content": each.text} for each in body.messages]
-    )
+    prompt = policy.chat_tokens(chat_messages(body))
     strings, ids = policy.chat_stops()
     return Job(
         prompts=(prompt,),

@@ -81,6 +81,12 @@ def http_error(_: Request, error: Exception) -> Response:
     return error_answer(RequestError(detail, status=status))
 
 
+def given_key(headers: Headers) -> str:
+    """The API key of a request; empty if it has none."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
 class TokenGuard:
     """Wraps an application: a request must carry the token, and come from no web page of another site.
 
@@ -88,12 +94,14 @@ class TokenGuard:
         app: What is guarded.
         token: A secret, sent as ``Authorization: Bearer TOKEN`` or ``X-API-Key: TOKEN``.
         checks_host: Whether the host name must be one of this machine's own, as is right on the loopback address.
+        ends_at: Character at which the token ends in what clients give; what follows is for the application.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, checks_host: bool) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, checks_host: bool, ends_at: str | None = None) -> None:
         self._app = app
         self._token = token
         self._checks_host = checks_host
+        self._ends_at = ends_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -111,8 +119,9 @@ class TokenGuard:
             raise RequestError("this host name is not allowed", status=403)
         if "origin" in headers or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise RequestError("requests of web pages are not answered", status=403)
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = given_key(headers)
+        if self._ends_at is not None:
+            given = given.partition(self._ends_at)[0]
         if not same_secret(given, self._token):
             raise RequestError(
                 "the token is missing or wrong; give the one that 'viva serve' printed as the API key",

@@ -1,0 +1,222 @@
+"""An agent's command as an environment: a process for each episode, which asks the policy as OpenAI's clients do."""
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tinker
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, Observation, StepResult
+
+from viva.serve.episodes import AgentCall, Episode, EpisodeServer, Reply, refuse
+
+_KEPT = 2**16
+"""Bytes of an agent's output that are kept: the last ones."""
+_SHOWN = 400
+
+
+class AgentFailedError(RuntimeError):
+    """An agent's process ended without a reward, or not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCommand:
+    """How an agent is run."""
+
+    argv: tuple[str, ...]
+    timeout_s: float
+    """Longest time of an episode, from the start of its process on."""
+    slots: asyncio.Semaphore
+    """One for each process that may run at once."""
+
+
+class AgentEnv(Env):
+    """One episode.
+
+    The process gets the problem as one line of JSON on its standard input, and ``OPENAI_BASE_URL`` and
+    ``OPENAI_API_KEY`` in its environment. Its reward is what it posts to ``/v1/reward``, else the number in the last
+    line of its standard output.
+
+    Args:
+        server: Where it asks the policy.
+        command: The agent.
+        problem: What it is to solve.
+    """
+
+    def __init__(self, server: EpisodeServer, command: AgentCommand, problem: dict[str, str | None]) -> None:
+        self._server = server
+        self._command = command
+        self._problem = problem
+        self._stack = contextlib.AsyncExitStack()
+        self._episode: Episode | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: list[asyncio.Task[bytes]] = []
+        self._deadline = math.inf
+        self._call: AgentCall | None = None
+
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        """Start the agent and wait for what it asks first.
+
+        Raises:
+            AgentFailedError: If it ends without asking anything.
+        """
+        await self._stack.enter_async_context(self._command.slots)
+        self._episode = await self._stack.enter_async_context(self._server.open())
+        await self._start(self._episode)
+        call = await self._next()
+        if call is None:
+            raise AgentFailedError(f"the agent asked the policy nothing; {await self._ending()}")
+        return call.prompt, self._server.stop_condition
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Answer the agent, and wait for its next call or its end.
+
+        Raises:
+            AgentFailedError: If it fails, takes too long, or ends without a reward.
+        """
+        assert self._call is not None  # there was an observation
+        if not self._call.reply.done():  # else it hung up
+            reason = (extra or {}).get("stop_reason", "stop")
+            self._call.reply.set_result(Reply(tokens=action, stop_reason=str(reason)))
+        call = await self._next()
+        if call is not None:
+            return StepResult(
+                reward=0.0,
+                episode_done=False,
+                next_observation=call.prompt,
+                next_stop_condition=self._server.stop_condition,
+            )
+        reward = await self._reward()
+        await self.close()
+        return StepResult(
+            reward=reward,
+            episode_done=True,
+            next_observation=tinker.ModelInput.empty(),
+            next_stop_condition=self._server.stop_condition,
+        )
+
+    async def abort(self, reason: str) -> None:
+        """End the episode; its group goes on without it."""
+        del reason
+        await self.close()
+
+    async def close(self) -> None:
+        """End what is left of the process; a second time it does nothing."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        for task in self._output:
+            task.cancel()
+        await asyncio.gather(*self._output, return_exceptions=True)
+        if self._call is not None:
+            refuse(self._call)
+        await self._stack.aclose()
+
+    async def _start(self, episode: Episode) -> None:
+        variables = {"OPENAI_BASE_URL": self._server.address, "OPENAI_API_KEY": episode.key}
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *self._command.argv,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+        self._process = process
+        self._deadline = asyncio.get_running_loop().time() + self._command.timeout_s
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._output = [asyncio.ensure_future(_last(each)) for each in (process.stdout, process.stderr)]
+        with contextlib.suppress(ConnectionError):  # it reads nothing
+            process.stdin.write(json.dumps(self._problem).encode() + b"\n")
+            await process.stdin.drain()
+        process.stdin.close()
+
+    async def _next(self) -> AgentCall | None:
+        """What the agent asks next, or ``None`` once it has ended.
+
+        Raises:
+            AgentFailedError: If its time is over.
+        """
+        assert self._episode is not None
+        assert self._process is not None
+        asking = asyncio.ensure_future(self._episode.calls.get())
+        ending = asyncio.ensure_future(self._process.wait())
+        left_s = self._deadline - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait({asking, ending}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                self._call = asking.result()
+                return self._call
+            if ending.done():
+                return None
+            raise AgentFailedError(f"the agent took longer than {self._command.timeout_s:g} s")
+        finally:
+            for task in (asking, ending):
+                task.cancel()
+            await asyncio.gather(asking, ending, return_exceptions=True)
+
+    async def _reward(self) -> float:
+        assert self._episode is not None
+        assert self._process is not None
+        if self._process.returncode != 0:
+            raise AgentFailedError(await self._ending())
+        if self._episode.reward is not None:
+            return self._episode.reward
+        lines = (await self._output[0]).decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        try:
+            reward = float(last)
+        except ValueError:
+            reward = math.nan
+        if not math.isfinite(reward):
+            raise AgentFailedError(
+                f"the agent gave no reward: it posted none, and its last line is no finite number: {last[:_SHOWN]!r}"
+            )
+        return reward
+
+    async def _ending(self) -> str:
+        assert self._process is not None
+        errors = (await self._output[1]).decode(errors="replace").strip()
+        return f"it ended with status {self._process.returncode}: {errors[-_SHOWN:]}"
+
+
+async def _last(stream: asyncio.StreamReader) -> bytes:
+    """The end of what a process writes."""
+    kept = b""
+    while part := await stream.read(_KEPT):
+        kept = (kept + part)[-_KEPT:]
+    return kept
+
+
+@dataclass(kw_only=True, eq=False)
+class AgentGroupBuilder(EnvGroupBuilder):
+    """Episodes of one problem, which are compared with one another."""
+
+    server: EpisodeServer
+    command: AgentCommand
+    problem: dict[str, str | None]
+    group_size: int
+    _envs: list[AgentEnv] = field(default_factory=list[AgentEnv], init=False)
+
+    async def make_envs(self) -> Sequence[Env]:
+        """The episodes; their processes start when they are played."""
+        self._envs = [AgentEnv(self.server, self.command, self.problem) for _ in range(self.group_size)]
+        return self._envs
+
+    async def cleanup(self) -> None:
+        """End what is left of the processes."""
+        for env in self._envs:
+            await env.close()
+
+    def logging_tags(self) -> list[str]:
+        """``agent``."""
+        return ["agent"]

@@ -1,0 +1,260 @@
+"""Agents that run elsewhere play episodes, and what they were told is trained."""
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tiny_engine import IM_END, make_tokenizer
+
+import viva.cli
+from viva.conversation.rendering import build_prompt, load_renderer
+from viva.recipes.agent import Config
+from viva.recipes.loop import run_recipe
+from viva.serve.agents import AgentCommand, AgentEnv, AgentFailedError, AgentGroupBuilder
+from viva.serve.episodes import EpisodeServer
+
+ROOT = Path(__file__).parents[2]
+
+AGENT = """
+import json, os, sys, urllib.request
+
+def post(path, body):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))
+
+def ask(*texts):
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return post("/chat/completions", {"model": "policy", "messages": messages, "return_token_ids": True})
+
+problem = json.loads(sys.stdin.readline())
+"""
+"""The beginning of every agent here."""
+
+TWICE = """
+first = ask(problem["question"])
+second = ask(problem["question"], first["choices"][0]["message"]["content"], "Sure?")
+print("\\n".join(json.dumps(each) for each in (first, second)), file=open(os.environ["HEARD"], "w"))
+print("reward follows")
+print(0.25)
+"""
+
+WORDS = ["yes", "no \u00e9"]
+
+
+class Words:
+    """A policy that says its words one after another, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.tokenizer = make_tokenizer()
+        self.prompts: list[list[int]] = []
+
+    async def __call__(self, model_input: Any, stop: Any, **_: Any) -> TokensWithLogprobs:
+        assert stop == [IM_END]
+        word = WORDS[len(self.prompts) % len(WORDS)]
+        self.prompts.append(model_input.to_ints())
+        tokens = [*self.tokenizer.encode(word, add_special_tokens=False), IM_END]
+        return TokensWithLogprobs(tokens=tokens, maybe_logprobs=[-1.0] * len(tokens), stop_reason="stop")
+
+
+@pytest.fixture
+def server() -> EpisodeServer:
+    return EpisodeServer(load_renderer(make_tokenizer(), model_name="nobody/qwen3"))
+
+
+def env_of(server: EpisodeServer, code: str, *, timeout_s: float = 60.0, slots: int = 1) -> AgentEnv:
+    argv = (sys.executable, "-c", AGENT + code)
+    command = AgentCommand(argv=argv, timeout_s=timeout_s, slots=asyncio.Semaphore(slots))
+    return AgentEnv(server, command, {"question": "2 + 3?", "answer": "5"})
+
+
+async def test_what_an_agent_hears_is_what_is_recorded(
+    server: EpisodeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = tmp_path / "heard"
+    monkeypatch.setenv("HEARD", str(heard))
+    policy = Words()
+    trajectory = await do_single_rollout(policy, env_of(server, TWICE))
+    answers = [json.loads(line) for line in heard.read_text().splitlines()]
+    renderer = load_renderer(policy.tokenizer, model_name="nobody/qwen3")
+    asked = [{"role": "user", "content": "2 + 3?"}]
+    talk = [*asked, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "Sure?"}]
+    for turn, answer, messages, word in zip(
+        trajectory.transitions, answers, (asked, talk), WORDS, strict=True
+    ):
+        assert turn.ob.to_ints() == answer["prompt_token_ids"] == build_prompt(renderer, messages).to_ints()
+        assert turn.ac.tokens == answer["choices"][0]["token_ids"]
+        assert answer["choices"][0]["message"]["content"] == word
+        assert answer["choices"][0]["finish_reason"] == "stop"
+    assert [turn.reward for turn in trajectory.transitions] == [0.0, 0.25]
+    assert policy.prompts == [turn.ob.to_ints() for turn in trajectory.transitions]
+
+
+async def test_a_posted_reward_counts_more_than_the_last_line(server: EpisodeServer) -> None:
+    code = 'ask("x"); post("/reward", {"reward": 2}); print(7)'
+    trajectory = await do_single_rollout(Words(), env_of(server, code))
+    assert trajectory.transitions[-1].reward == 2.0
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("", "asked the policy nothing; it ended with status 0"),
+        ('ask("x")', "posted none, and its last line is no finite number: ''"),
+        ('ask("x"); print("nan")', "no finite number: 'nan'"),
+        ('ask("x"); print(1); sys.exit("broken")', "it ended with status 1: broken"),
+        ('ask("x"); print(1); raise KeyError("oh")', "status 1: .*KeyError: 'oh'"),
+        ('ask("x"); post("/reward", {"reward": "much"})', "HTTP Error 400"),
+        ('post("/chat/completions", {"model": "m", "messages": [], "temperature": 2})', "HTTP Error 400"),
+    ],
+)
+async def test_an_agent_that_fails_is_a_failed_rollout_with_its_reason(
+    server: EpisodeServer, code: str, complaint: str
+) -> None:
+    env = env_of(server, code)
+    with pytest.raises(AgentFailedError, match=f"(?s){complaint}"):
+        await do_single_rollout(Words(), env)
+    await env.close()
+
+
+async def test_an_agent_that_takes_too_long_is_ended_with_all_it_started(server: EpisodeServer) -> None:
+    code = """
+import subprocess, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+ask(str(child.pid))
+time.sleep(600)
+"""
+    policy = Words()
+    env = env_of(server, code, timeout_s=3.0)
+    with pytest.raises(AgentFailedError, match="took longer than 3 s"):
+        await do_single_rollout(policy, env)
+    child = int(policy.tokenizer.decode(policy.prompts[0]).partition("user\n")[2].partition("<")[0])
+    await env.close()
+    await gone(child)
+
+
+async def gone(process: int) -> None:
+    """Wait until a process has ended."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(FileNotFoundError):
+                if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    await asyncio.sleep(0.01)
+                    continue
+            return
+
+
+async def test_a_cancelled_episode_leaves_no_process_and_frees_its_slot(server: EpisodeServer) -> None:
+    builder = AgentGroupBuilder(
+        server=server,
+        command=env_of(server, 'ask(str(os.getpid()))\nask("again")')._command,
+        problem={"question": "x", "answer": None},
+        group_size=1,
+    )
+    (env,) = await builder.make_envs()
+    observation, _ = await env.initial_observation()
+    process = int(make_tokenizer().decode(observation.to_ints()).partition("user\n")[2].partition("<")[0])
+    os.kill(process, 0)
+    await builder.cleanup()
+    await gone(process)
+    assert not builder.command.slots.locked()
+
+
+async def test_an_episode_is_reached_by_its_own_key_alone(server: EpisodeServer) -> None:
+    async with server.open() as one, server.open() as other, httpx.AsyncClient() as client:
+        url = f"{server.address}/reward"
+        for key, status in ((one.key, 200), (one.key.partition(".")[0] + ".x", 410), ("x" + one.key, 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert (await client.post(url, json={"reward": 1}, headers=headers)).status_code == status
+        assert (one.reward, other.reward) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        ({"temperature": 0.5}, "temperature: the run decides it; leave it out"),
+        ({"max_tokens": 5}, "max_tokens: the run decides it"),
+        ({"stream": True}, "stream: an agent's episode has no such answer"),
+        ({"tools": [{}]}, "tools is not supported"),
+    ],
+)
+async def test_fields_that_an_episode_has_no_use_for_are_refused(
+    server: EpisodeServer, field: dict[str, Any], complaint: str
+) -> None:
+    async with server.open() as episode, httpx.AsyncClient() as client:
+        answer = await client.post(
+            f"{server.address}/chat/completions",
+            json={"model": "m", "messages": [{"role": "user", "content": "x"}], **field},
+            headers={"Authorization": f"Bearer {episode.key}"},
+        )
+    assert answer.status_code == 400
+    assert complaint in answer.json()["error"]["message"]
+
+
+def run_config(tmp_path: Path, model: str, command: list[str], **options: Any) -> Config:
+    return Config(
+        command=shlex.join(command),
+        model_name=model,
+        train_prompts=["What is 2 + 3?"],
+        group_size=2,
+        batch_size=4,
+        max_steps=2,
+        max_tokens=12,
+        learning_rate=1e-3,
+        lora_rank=4,
+        log_path=str(tmp_path / "run"),
+        **options,
+    )
+
+
+def test_a_run_trains_what_its_agents_were_told(tmp_path: Path, model: str) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT + 'print(len(ask(problem["question"])["choices"][0]["token_ids"]))')
+    assert asyncio.run(run_recipe(run_config(tmp_path, model, [sys.executable, str(agent)]))) is None
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "rollout/groups" in row]
+    assert len(steps) == 2
+    for row in steps:
+        assert row["rollout/groups"] == 2
+        assert 1 <= row["reward/mean"] <= 12
+
+
+@pytest.mark.slow
+def test_the_example_trains(tmp_path: Path) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"query": "What is 2 + 3?", "answer": 5}\n')
+    command = shlex.join([sys.executable, str(ROOT / "examples" / "agent.py")])
+    options = ["group_size=2", "batch_size=2", "max_steps=1", "max_tokens=32", f"log_path={tmp_path / 'run'}"]
+    asked = ["train", "agent", f"command={command}", f"train_prompts_path={problems}", *options]
+    assert viva.cli.main(asked) == 0
+    (row,) = [
+        row
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        if "rollout/groups" in (row := json.loads(line))
+    ]
+    assert row["reward/mean"] in (0.0, 0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"command": "no-such-program x"}, "there is no 'no-such-program'"),
+        ({"command": "python 'x"}, "cannot be read: No closing quotation"),
+        ({"command": ""}, "must begin with a program"),
+        ({"command": "python x", "agent_timeout_s": 0.0}, "agent_timeout_s must be above 0"),
+        ({"command": "python x", "group_size": 0}, "group_size"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Config(train_prompts=["x"], **options).make_plan()
