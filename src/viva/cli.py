@@ -114,8 +114,8 @@ _ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
     ),
     "serve": (
         "a model over HTTP for agents and scripts: viva serve MODEL key=value ...",
-        "Serve a model to programs on this machine, as OpenAI's clients expect it. 'viva serve MODEL --help' lists "
-        "the options.",
+        "Serve a model to programs on this machine: OpenAI's interface and Tinker's protocol. 'viva serve MODEL "
+        "--help' lists the options.",
         _Argument("target", metavar="MODEL", help="a hub name, GGUF file, folder of a model or run, or tiny"),
         _options("where and how"),
     ),

@@ -102,9 +102,12 @@ def test_no_value_of_any_option_ends_planning_in_a_traceback(recipe, data, folde
     config_class = importlib.import_module(f"viva.recipes.{recipe}").Config
     name = data.draw(st.sampled_from(sorted(chz.chz_fields(config_class))))
     options = {"train_prompts_path": "p.jsonl", "log_path": "run"}
-    options |= {"protocol": {"protocol": "round_robin"}, "environment": {"environment": "arithmetic"}}.get(
-        recipe, {}
-    )
+    needed = {
+        "protocol": {"protocol": "round_robin"},
+        "environment": {"environment": "arithmetic"},
+        "agent": {"command": "python agent.py"},
+    }
+    options |= needed.get(recipe, {})
     options[name] = data.draw(VALUES)
     mistake = None
     try:

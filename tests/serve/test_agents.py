@@ -251,7 +251,10 @@ def test_the_example_trains(tmp_path: Path) -> None:
         ({"command": "no-such-program x"}, "there is no 'no-such-program'"),
         ({"command": "python 'x"}, "cannot be read: No closing quotation"),
         ({"command": ""}, "must begin with a program"),
-        ({"command": "python x", "agent_timeout_s": 0.0}, "agent_timeout_s must be above 0"),
+        (
+            {"command": "python x", "agent_timeout_s": 0.0},
+            "agent_timeout_s must be a number of seconds above 0",
+        ),
         ({"command": "python x", "group_size": 0}, "group_size"),
     ],
 )

@@ -1,5 +1,6 @@
 """What a client can take up, who may ask at all, and the command itself."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -123,6 +124,19 @@ def test_mistakes_of_the_command_are_told(
     options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "tiny", *options]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gone", "complaint"),
+    [("uvicorn", "install it: pip install 'viva-rl[view]'"), ("tinker.proto", "pip install tinker==0.38.0")],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    gone: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == gone else known(name))
+    assert main(["serve", "tiny"]) == 2
     assert complaint in capsys.readouterr().err
 
 

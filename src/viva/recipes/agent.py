@@ -11,6 +11,7 @@ token, against the other episodes of the same problem.
 from __future__ import annotations
 
 import asyncio
+import math
 import shlex
 import shutil
 from typing import TYPE_CHECKING
@@ -47,8 +48,10 @@ class Config(RecipeConfig):
 
         check_packages("viva train agent")
         at_least(self, {"group_size": 1, "max_processes": 1})
-        if not self.agent_timeout_s > 0:
-            raise ValueError(f"agent_timeout_s must be above 0; got {self.agent_timeout_s}")
+        if not 0 < self.agent_timeout_s < math.inf:
+            raise ValueError(
+                f"agent_timeout_s must be a number of seconds above 0; got {self.agent_timeout_s}"
+            )
         _arguments(self.command)
         return plan_run(
             self,

@@ -1,5 +1,6 @@
 """``viva serve``: the options, and the policy that is served."""
 
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,10 @@ def serve_model(target: str, options: ServeOptions, say: Callable[[str], None]) 
         ValueError: If a package is missing, an option makes no sense, or the policy cannot be opened.
     """
     check_packages("viva serve")
+    if importlib.util.find_spec("tinker.proto") is None:
+        raise ValueError(
+            "viva serve speaks the protocol of tinker 0.38, and an older one is installed: pip install tinker==0.38.0"
+        )
     from viva.engine import LocalSamplingClient, LocalServiceClient
     from viva.serve.app import ServerLimits
     from viva.serve.host import EngineThread
