@@ -28,6 +28,8 @@ def leaves(parser, names=()):
 
 
 COMMANDS = dict(leaves(viva.cli.parser()))
+UNCOUNTED = ("agent", "environment", "warmup")
+"""Recipes whose cost nobody knows."""
 
 
 def takes_options(names):
@@ -42,7 +44,7 @@ def calls(names):
     if names == ("train",):
         return [[*names, recipe] for recipe in RECIPES]
     if names == ("cost",):
-        return [[*names, f"recipe={recipe}"] for recipe in RECIPES if recipe not in ("environment", "warmup")]
+        return [[*names, f"recipe={recipe}"] for recipe in RECIPES if recipe not in UNCOUNTED]
     places = [action for action in COMMANDS[names]._actions if not action.option_strings]
     return [[*names, *("nowhere" for place in places if place.nargs in (None, "*", "+"))]]
 
