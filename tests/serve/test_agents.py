@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import chz
 import httpx
 import pytest
 from tinker_cookbook.completers import TokensWithLogprobs
@@ -227,6 +228,33 @@ def test_a_run_trains_what_its_agents_were_told(tmp_path: Path, model: str) -> N
     for row in steps:
         assert row["rollout/groups"] == 2
         assert 1 <= row["reward/mean"] <= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_what_an_agent_pays_for_is_learned_and_chance_is_not(
+    tmp_path: Path, model: str, is_shuffled: bool
+) -> None:
+    agent = tmp_path / "agent.py"
+    pay = "import random; print(random.random())" if is_shuffled else "print(share)"
+    agent.write_text(
+        AGENT
+        + 'tokens = ask(problem["question"])["choices"][0]["token_ids"]\n'
+        + "share = sum(token < 128 for token in tokens) / len(tokens)\n"
+        + f'print(share, file=open({str(tmp_path / "shares")!r}, "a"))\n{pay}\n'
+    )
+    config = chz.replace(
+        run_config(tmp_path, model, [sys.executable, str(agent)]),
+        group_size=8,
+        batch_size=16,
+        max_steps=8,
+        learning_rate=2e-2,
+    )
+    assert asyncio.run(run_recipe(config)) is None
+    shares = [float(line) for line in (tmp_path / "shares").read_text().splitlines()]
+    assert len(shares) == 8 * 16
+    gain = sum(shares[-32:]) / 32 - sum(shares[:32]) / 32
+    assert gain < 0.15 if is_shuffled else gain > 0.25, gain
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ import tinker
 from served_policies import TOKEN, Served, serving_policy, wait_for
 from tiny_engine import ints, params, policy_datum, supervised
 
+import viva
+import viva.cli
 from viva.engine import LocalServiceClient
 
 pytestmark = pytest.mark.filterwarnings(
@@ -142,6 +144,22 @@ def test_a_saved_state_goes_on_as_the_client_that_saved_it(remote: tinker.Servic
     assert_same(one, other)
 
 
+def test_an_address_of_saved_weights_holds_after_a_restart(model: str, tmp_path: Path) -> None:
+    losses = []
+    for path in (None, "tinker://client-000000/weights/here"):
+        with (
+            serving_policy(model, state_dir=tmp_path) as server,
+            tinker.ServiceClient(base_url=server.address, api_key=TOKEN) as service,
+        ):
+            if path is None:
+                client, _ = trained(service, model)
+                assert client.save_state("here").result().path == "tinker://client-000000/weights/here"
+            else:
+                client = service.create_training_client_from_state(path).result()
+            losses.append(client.forward([supervised(TEXTS[0])], "cross_entropy").result())
+    assert_same(*losses)
+
+
 def test_saved_samplers_are_opened_known_and_deleted(
     remote: tinker.ServiceClient, served: Served, model: str
 ) -> None:
@@ -258,3 +276,55 @@ def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes) -> No
         answer = httpx.post(f"{served.address}/api/v1/{name}", content=body, headers=headers)
         assert answer.status_code in (400, 404)
         assert answer.json()["detail"]
+
+
+def test_a_missing_key_is_told_with_its_remedy(
+    served: Served, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    assert viva.cli.main(["doctor", f"base_url={served.address}", f"model_name={model}"]) == 2
+    told = capsys.readouterr().err
+    assert "answered 401" in told
+    assert "set TINKER_API_KEY to a valid one" in told
+
+
+@pytest.mark.slow
+def test_the_doctor_has_a_yes_for_every_question(
+    served: Served, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
+    options = [f"base_url={served.address}", f"model_name={model}", "tolerance=0.001", "lora_rank=4"]
+    assert viva.cli.main(["doctor", *options]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_over_the_server_is_the_run_in_this_process(
+    served: Served, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
+    talk = viva.Protocol(
+        rounds=[viva.Round("say", "Say something.", [])],
+        reward=lambda talk: {0: 1.0, 1: len(talk.turns[0].text)},
+    )
+    rows = []
+    for name, options in (("there", {"base_url": served.address}), ("here", {"engine": "local"})):
+        run = viva.train(
+            talk,
+            model=model,
+            prompts=["a", "b"],
+            num_agents=2,
+            batch_size=4,
+            steps=2,
+            max_tokens=8,
+            lora_rank=4,
+            learning_rate=1e-2,
+            log_path=str(tmp_path / name),
+            **options,
+        )
+        rows.append(run.metrics.rename(columns=lambda column: column.removesuffix(":mean")))
+    there, here = rows
+    names = [name for name in here if name.startswith(("reward/", "optim/", "rollout/")) and name in there]
+    assert len(names) > 20
+    assert there["optim/grad_norm"].max() > 0
+    for name in names:
+        np.testing.assert_allclose(there[name], here[name], rtol=1e-3, atol=1e-4, err_msg=name)
