@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -41,3 +41,12 @@ class Costs:
     def seconds_text(self) -> str:
         """One line."""
         return f"seconds: {', '.join(f'{name} {seconds:.1f}' for name, seconds in self.seconds.items())}"
+
+
+def cost_lines(costs: Mapping[str, Cost]) -> list[str]:
+    """One line of all parts, or none."""
+    parts = [
+        f"{name} {cost.sampled_tokens:,} tokens sampled, {cost.total_tokens:,} read and sampled"
+        for name, cost in costs.items()
+    ]
+    return [f"cost: {'; '.join(parts)}"] if parts else []

@@ -6,6 +6,7 @@ Legend: ``n`` answers to one problem, ``N`` agents of a conversation.
 from collections.abc import Callable, Mapping, Sequence
 
 from viva.conversation.protocol import counted
+from viva.eval.cost import cost_lines
 from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, plurality
 from viva.eval.lenient import is_lenient
 from viva.eval.records import AgentAnswers, Answer, Asked, Difference, Evaluation, Figure, Played
@@ -194,7 +195,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         "",
         *_legend(evaluation.figures),
     ]
-    lines += [*_void_lines(evaluation), *_cost_lines(evaluation)]
+    lines += [*_void_lines(evaluation), *cost_lines(evaluation.cost)]
     return "\n".join(lines) + "\n"
 
 
@@ -250,14 +251,6 @@ def _size(evaluation: Evaluation) -> str:
         for kind, played in evaluation.played.items()
     ]
     return ", ".join(parts)
-
-
-def _cost_lines(evaluation: Evaluation) -> list[str]:
-    parts = [
-        f"{kind} {cost.sampled_tokens:,} tokens sampled, {cost.total_tokens:,} read and sampled"
-        for kind, cost in evaluation.cost.items()
-    ]
-    return [f"cost: {'; '.join(parts)}"] if parts else []
 
 
 def _void_lines(evaluation: Evaluation) -> list[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from viva.conversation.coordinator import gather_or_cancel
+from viva.eval.cost import Cost
+from viva.eval.critics import Criticised
 from viva.eval.direct import DirectSampler
 from viva.eval.lenient import is_lenient
 from viva.eval.records import Answer, Figure, Played
@@ -91,6 +93,10 @@ class Screening:
     problems: tuple[Screened, ...]
     played: dict[str, tuple[Played, ...]]
     """Conversations about the first problems, by kind."""
+    critics: tuple[Criticised, ...]
+    """Critiques and votes in those of critique self-play, and the judge on the same pairs."""
+    cost: dict[str, Cost]
+    """Of answers, of judged pairs, of every kind of conversation, and of the critics' pairs."""
     figures: dict[str, Figure]
     advice: tuple[Advice, ...]
 

@@ -41,6 +41,8 @@ def screening_advice(figures: Figures, *, rewards: Sequence[str], has_answers: b
     if "judge/accuracy" in figures:
         told.append(_about_judge(figures))
     told += [_about_talk(kind, figures) for kind in REWARD_OF if f"{kind}/void_rate" in figures]
+    if "critique/critics/readable" in figures:
+        notes.append(_about_critics(figures))
     return (*notes, *told, _summary(told, figures))
 
 
@@ -195,6 +197,32 @@ def _about_talk(kind: str, figures: Figures) -> Advice:
     return Advice(
         about=about, verdict="works" if high < 0.5 else "fails" if low >= 0.5 else "unclear", reason=told
     )
+
+
+def _about_critics(figures: Figures) -> Advice:
+    """Critics beside the judge, on the same pairs of a right and a wrong solution."""
+    readable = _value(figures, "critique/critics/readable")
+    critics, judge = (figures[f"critique/{name}/pair_accuracy"] for name in ("critics", "judge"))
+    if critics.value is None:
+        return _note(
+            "critics",
+            f"whether critics classify better than the judge cannot be told: {_percent(readable)} of the critiques "
+            "end in a verdict ('it is right', 'it is wrong'), and no critic gives one on a right and a wrong solution",
+        )
+    ballots = figures["critique/ballots/pair_accuracy"]
+    told = f"critics tell the right of two solutions in {_percent_interval(critics)} of pairs"
+    if ballots.value is not None:
+        told += f", their votes in {_percent_interval(ballots)}"
+    if judge.value is None:
+        return _note("critics", f"{told}; no judge was asked about the same pairs (num_pairs)")
+    told += f", the judge in {_percent_interval(judge)} of the same"
+    less = figures["critique/critics_less_judge"]
+    ahead = f"{100 * (less.value or 0.0):+.0f} points"
+    if less.num_problems < FEW_PROBLEMS or less.low is None or less.high is None:
+        return _note("critics", f"{told} ({ahead}): {less.num_problems} conversations are too few to say")
+    ahead += f", {100 * less.low:+.0f} to {100 * less.high:+.0f}"
+    verdict = "better than the judge" if less.low > 0 else "worse than the judge" if less.high < 0 else ""
+    return _note("critics", f"{told} ({ahead}): {verdict or 'no difference from the judge is shown'}")
 
 
 def _summary(told: Sequence[Advice], figures: Figures) -> Advice:

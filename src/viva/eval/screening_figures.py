@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from viva.eval.critics import Criticised, critic_figures
 from viva.eval.estimates import Terms, ladder, majority_at_k, pass_at_k, summarise
 from viva.eval.figures import conversation_figures
 from viva.eval.records import Figure, Played
@@ -55,7 +56,12 @@ def screening_figures(
 
 
 def conversation_screening(
-    played: Mapping[str, Sequence[Played]], *, is_known: bool, resamples: int, seed: int
+    played: Mapping[str, Sequence[Played]],
+    critics: Sequence[Criticised] = (),
+    *,
+    is_known: bool,
+    resamples: int,
+    seed: int,
 ) -> dict[str, Figure]:
     """Figures of conversations, as in evaluations, by kind; those about the truth only where answers are known."""
     terms = {
@@ -64,6 +70,7 @@ def conversation_screening(
         for name, each in conversation_figures(talks).items()
         if name in _ABOUT_TALK or (is_known and name in _ABOUT_TRUTH)
     }
+    terms |= {f"critique/{name}": each for name, each in critic_figures(critics).items()}
     return summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
 
 

@@ -11,6 +11,8 @@ import chz
 
 from viva.conversation.protocol import counted
 from viva.eval.conversations import play_all
+from viva.eval.cost import Costs, cost_lines
+from viva.eval.critics import Criticised, criticised, have_pairs_judged
 from viva.eval.direct import DirectSampler
 from viva.eval.records import Figure, Played
 from viva.eval.screening import Screener, Screening, write_screening
@@ -189,18 +191,29 @@ async def _sample(
         judge=PolicySelfComparisonJudge(PolicyRef(sampling_client=opened.client), opened.renderer),
         num_pairs=options.num_pairs,
     )
-    problems = await screener.ask(opened.client, plan.items, console.begin)
-    problems = await screener.have_judged(problems, options.seed, console.begin)
+    costs = Costs()
+    with costs.part("answers"):
+        problems = await screener.ask(opened.client, plan.items, console.begin)
+    with costs.part("judged pairs"):
+        problems = await screener.have_judged(problems, options.seed, console.begin)
     played: dict[str, tuple[Played, ...]] = {}
+    critics: tuple[Criticised, ...] = ()
     for kind, config in plan.talks.items():
         talks = await conversations_of(config, opened, console)
-        played[kind], _, _ = await play_all(
-            opened.client, talks, plan.items[: options.conversations], plan.check
-        )
+        with costs.part(kind):
+            played[kind], outcomes, _ = await play_all(
+                opened.client, talks, plan.items[: options.conversations], plan.check
+            )
+        if kind == "critique":
+            found = criticised(outcomes)
+            with costs.part("critics' pairs"):
+                critics = await have_pairs_judged(
+                    found, screener.judge, options.seed, most=options.num_pairs, begin=console.begin
+                )
     has_answers = plan.items[0].answer is not None
     figures = screening_figures(problems, plan.rewards, resamples=options.resamples, seed=options.seed)
     figures |= conversation_screening(
-        played, is_known=has_answers, resamples=options.resamples, seed=options.seed
+        played, critics, is_known=has_answers, resamples=options.resamples, seed=options.seed
     )
     return Screening(
         target=plan.target.summary | {"model": opened.model},
@@ -210,6 +223,8 @@ async def _sample(
         has_answers=has_answers,
         problems=problems,
         played=played,
+        critics=critics,
+        cost=costs.tokens,
         figures=figures,
         advice=screening_advice(figures, rewards=list(plan.rewards), has_answers=has_answers),
     )
@@ -233,7 +248,8 @@ def screening_text(screening: Screening) -> str:
         advice.add_row(each.about, each.verdict, each.reason)
     written = io.StringIO()
     Console(file=written, width=120, highlight=False).print(table, advice)
-    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
+    told = [line.rstrip() for line in written.getvalue().splitlines()]
+    return "\n".join([*told, *cost_lines(screening.cost)]) + "\n"
 
 
 def _told(name: str, value: float | None) -> str:

@@ -1,0 +1,147 @@
+"""Critics beside the judge: verdicts that are read, and accuracies on the same pairs, by hand."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from review_agents import but, honest, judge_of, play
+
+from viva.eval.critics import Criticised, Verdict, critic_figures, criticised, have_pairs_judged, verdict_of
+from viva.eval.records import Figure
+from viva.eval.screening_advice import screening_advice
+from viva.eval.screening_figures import conversation_screening
+from viva.judging.ballots import Preference, Tie
+from viva.judging.comparison import Comparison, Outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "says_right"),
+    [
+        ("3 + 4 = 7. 7 is right.", True),
+        ("3 + 4 = 7. 9 is wrong.", False),
+        ("So the answer is **correct**", True),
+        ("The second step looks incorrect!", False),
+        ("It is right to add first, then", None),
+        ("It is not right.", None),
+        ("Tell me what is wrong.", None),
+        ("Is it right?", None),
+        ("right", None),
+        ("", None),
+    ],
+)
+def test_a_verdict_is_read_where_a_critique_ends_in_one(text, says_right):
+    assert verdict_of(text) is says_right
+
+
+@given(st.text(), st.booleans(), st.sampled_from(["", ".", "!", ".**", " \n"]))
+def test_what_stands_before_a_verdict_changes_nothing_and_nothing_raises(before, says_right, end):
+    assert verdict_of(before) in (True, False, None)
+    assert verdict_of(f"{before}\n7 is {'right' if says_right else 'wrong'}{end}") is says_right
+
+
+def talk(verdicts=(), votes=(), judged=()):
+    """Solutions 0 and 2 are right, 1 is wrong; verdicts as (critic, target, what it says)."""
+    return Criticised(
+        question="q",
+        solutions={0: "a", 1: "b", 2: "c"},
+        correct={0: True, 1: False, 2: True},
+        verdicts=tuple(Verdict(critic=c, target=t, says_right=said) for c, t, said in verdicts),
+        ballots={voter: [vote] for voter, vote in enumerate(votes)},
+        judged=tuple(judged),
+    )
+
+
+def compared(first, second, outcome):
+    return Comparison(first=first, second=second, outcome=outcome, score=0.0)
+
+
+def value(terms):
+    above, below = (sum(column) for column in zip(*terms, strict=True))
+    return above / below if below else None
+
+
+def test_accuracies_on_the_same_pairs_by_hand():
+    first = talk(
+        # agent 2 tells 0 and 1 apart, agent 0 holds 1 and 2 both right, agent 1 ends in no verdict on 2
+        verdicts=[(2, 0, True), (2, 1, False), (0, 1, True), (0, 2, True), (1, 0, False), (1, 2, None)],
+        votes=[Preference(0, 1), Tie(1, 2), Preference(2, 0)],
+        judged=[compared(0, 1, Outcome.A), compared(1, 0, Outcome.A), compared(2, 1, Outcome.A)],
+    )
+    second = talk(verdicts=[(2, 0, False), (2, 1, True)], judged=[compared(0, 1, Outcome.TIE)])
+    figures = {name: value(terms) for name, terms in critic_figures([first, second]).items()}
+    assert figures == {
+        "critics/readable": 7 / 8,
+        "critics/true": 3 / 7,
+        "critics/pair_accuracy": ((1 + 0.5) / 2 + 0) / 2,
+        "ballots/pair_accuracy": (1 + 0.5) / 2,
+        "judge/pair_accuracy": (2 / 3 + 0.5) / 2,
+        "critics_less_judge": pytest.approx(((0.75 - 2 / 3) + (0 - 0.5)) / 2),
+        "ballots_less_judge": pytest.approx(0.75 - 2 / 3),
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from([True, False, None]))))
+def test_opposite_verdicts_mirror_the_accuracy(rows):
+    said = {(critic, target): each for critic, target, each in rows if critic != target}
+    both = [
+        talk(verdicts=[(*place, None if each is None else each is not flip) for place, each in said.items()])
+        for flip in (False, True)
+    ]
+    for name in ("critics/pair_accuracy", "critics/true"):
+        one, other = (value(critic_figures([each])[name]) for each in both)
+        assert (one is None) == (other is None)
+        assert one is None or one + other == pytest.approx(1.0)
+
+
+def says(place):
+    """Calls everything of quality 9 right, and agent 1 never says so."""
+    marks = {letter: "right" if "quality 9" in text else "wrong" for letter, text in place.letters.items()}
+    end = "so think again." if place.agent_id == 1 else ""
+    return "\n".join(f"Critique of {letter}: {end or f'it is {marks[letter]}.'}" for letter in place.others)
+
+
+async def test_a_conversation_is_read_and_its_pairs_are_judged_in_both_orders():
+    agents = dict.fromkeys(range(3), but(honest({0: 9, 1: 1, 2: 9}), critique=says))
+    outcome, _, _ = await play(agents)
+    (found,) = criticised([outcome, replace(outcome, group=None)])
+    assert found.correct == {0: True, 1: False, 2: True}
+    assert found.solutions[1] == "quality 1 by 1"
+    assert {(each.critic, each.target): each.says_right for each in found.verdicts} == {
+        **{(0, 1): False, (0, 2): True, (1, 0): None, (1, 2): None, (2, 0): True, (2, 1): False}
+    }
+    (judged,) = await have_pairs_judged([found], judge_of(), 0, most=9)
+    assert [(each.first, each.second) for each in judged.judged] == [(0, 1), (1, 0), (2, 1), (1, 2)]
+    figures = {name: value(terms) for name, terms in critic_figures([judged]).items()}
+    assert figures["critics/readable"] == 4 / 6
+    assert all(figures[f"{name}/pair_accuracy"] == 1.0 for name in ("critics", "ballots", "judge"))
+    (few,) = await have_pairs_judged([found], judge_of(), 0, most=1)
+    assert len(few.judged) == 2
+    assert (await have_pairs_judged([found], judge_of(), 0, most=0)) == (found,)
+
+
+def advice(talks):
+    figures = conversation_screening({}, talks, is_known=True, resamples=200, seed=0)
+    rest = dict.fromkeys(
+        ("replies/finished", "replies/answer_found", "accuracy/greedy", "solved/mixed"),
+        Figure(value=1.0, low=None, high=None, num_problems=9),
+    )
+    told = screening_advice(rest | figures, rewards=[], has_answers=True)
+    return next(each for each in told if each.about == "critics")
+
+
+def test_the_advice_says_who_classifies_better_or_that_nobody_can_tell():
+    good, bad = [(2, 0, True), (2, 1, False)], [(2, 0, False), (2, 1, True)]
+    right, wrong = [compared(0, 1, Outcome.A)], [compared(0, 1, Outcome.B)]
+    better = advice([talk(good, judged=wrong)] * 11 + [talk(good, judged=right)])
+    assert better.verdict == "note"
+    assert better.reason.endswith("better than the judge")
+    assert advice([talk(bad, judged=right)] * 11 + [talk(good, judged=right)]).reason.endswith(
+        "worse than the judge"
+    )
+    mixed = [talk(good, judged=wrong), talk(bad, judged=right)] * 10
+    assert advice(mixed).reason.endswith("no difference from the judge is shown")
+    assert "too few to say" in advice([talk(good, judged=wrong)] * 3).reason
+    assert "no judge was asked" in advice([talk(good)] * 20).reason
+    silent = advice([talk([(2, 0, None), (2, 1, None)], judged=right)] * 20)
+    assert "cannot be told: 0 % of the critiques end in a verdict" in silent.reason
