@@ -7,7 +7,7 @@ import pytest
 from evidence import beds, run
 from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
-from evidence.raise_policy import PHASES, TrappedPupil
+from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.tables import arm_table, contrast, contrast_table, holm, interval
 from scipy import stats
 
@@ -28,7 +28,8 @@ def steps_of(problems):
 def test_no_step_of_a_test_problem_is_trained_on(name):
     bed = bed_named(name)
     test = bed.problems("test")
-    assert len({(each.kind, each.numbers) for each in test}) == len(test) >= 300
+    smallest = 60 if bed.level else 300
+    assert len({(each.kind, each.numbers) for each in test}) == len(test) >= smallest
     for seed in range(3):
         assert not steps_of(test) & steps_of(bed.problems("train", seed=seed))
     assert not steps_of(test) & steps_of(bed.validation())
@@ -51,7 +52,7 @@ def test_a_bed_that_is_not_there_is_named():
 
 
 def test_the_pupil_falls_into_the_trap_and_sees_it_as_critic_where_it_is_not_blind():
-    pupil, rng = TrappedPupil(PHASES[0]), random.Random(0)
+    pupil, rng = TrappedPupil(right=0.25, trapped=0.8), random.Random(0)
     counts = {"direct": [], "seen": [], "blind": []}
     for _ in range(4000):
         problem = pupil.problem(rng)
@@ -67,6 +68,20 @@ def test_the_pupil_falls_into_the_trap_and_sees_it_as_critic_where_it_is_not_bli
     assert shares["direct"] == pytest.approx(0.6, abs=0.04)
     assert shares["seen"] == pytest.approx(0.9, abs=0.04)
     assert shares["blind"] == pytest.approx(0.09, abs=0.04)
+
+
+def test_the_pupil_of_rare_successes_is_right_as_its_levels_say_and_more_often_with_the_hint():
+    pupil, rng = RarePupil(), random.Random(0)
+    right = {level: [] for level in beds.LEVELS}
+    for level in right:
+        for problem in bed_named(f"rare-{level}").problems("train"):
+            right[level].append(pupil.attempt(problem, rng).right)
+    for level, values in right.items():
+        assert np.mean(values) == pytest.approx(level / 100, abs=0.04)
+    hinted = [hinted_example(random.Random(seed), pupil) for seed in range(400)]
+    assert all(each.messages[0]["content"] == beds.HINT for each in hinted)
+    lengths = [each.reply.count("=") for each in hinted]
+    assert 0.4 < np.mean([length == 2 for length in lengths]) < 0.95
 
 
 def cell(arm, seed, greedy, sampled=None, **more):

@@ -1,4 +1,4 @@
-"""The two test beds: a policy each, problems to train on, and problems to test on that share no step with them.
+"""The test beds: a policy each, problems to train on, and problems to test on that share no step with them.
 
 ``steps``: the built-in policy on its five kinds of problem. Nothing is planted but what ``scripts/build_tiny`` says:
 its most frequent answer is right on most problems, so voting can only help it.
@@ -6,6 +6,9 @@ its most frequent answer is right on most problems, so voting can only help it.
 ``trap-D`` with D = 50, 60, 70 or 80: the policy of ``raise_policy.py``, whose most frequent answer is wrong on
 half of the problems (those of two steps: it forgets the second one), while as critic or judge it sees the fault on D %
 of these: where the forgotten number is large. The dial lies in the problems; the policy is the same.
+
+``rare-P`` with P = 1, 5, 20 or 57: problems of two steps that a policy of ``raise_policy.py`` solves about P times of
+100, and 45 times behind the instruction `HINT`. The bed of the context swap.
 
 A step is one line of working (7+5 and 5+7 are one step). Steps are divided by a fixed hash: a problem to train on has
 steps of one part only, one to test on of the other part only. The policies were *raised* on problems of both parts,
@@ -33,7 +36,12 @@ TRAP_KINDS = ("add_sub", "mul_add", "mul_sub")
 LARGEST_UNSEEN = 5
 """Up to this number in the second step it does not see, as critic or judge, that the step is forgotten."""
 DIALS = (50, 60, 70, 80)
-BEDS = ("steps", *(f"trap-{dial}" for dial in DIALS))
+RARE_POLICY = Path(__file__).parent / "rare_policy"
+HINT = "Do both steps, one after the other."
+"""The instruction under which the policy of rare successes is right more often."""
+LEVELS = {1: (2, 3), 5: (4, 5), 20: (6, 7), 57: (8, 9)}
+"""By per cent of success, the numbers in the second step."""
+BEDS = ("steps", *(f"trap-{dial}" for dial in DIALS), *(f"rare-{level}" for level in LEVELS))
 
 _RANGES = {
     "add": (range(3, 20), range(2, 10)),
@@ -60,32 +68,37 @@ class Bed:
     """As ``model_name``."""
     dial: int | None = None
     """Per cent of the trap's problems on which checking can be right; ``None``: there is no trap."""
+    level: int | None = None
+    """Per cent of success before training, where problems of one level are asked."""
 
     def problems(self, part: Part, *, seed: int = 0) -> list[Problem]:
         """Problems to train on (for a seed), or all that there are to test on, the same for every seed."""
         rng = random.Random(f"{self.name} {part} {seed}")
-        ranges = _RANGES if self.dial is None else _TRAP_RANGES
-        pools = [[_told(each, rng) for kind in ranges for each in all_problems(kind, ranges[kind], part)]]
-        shares = [1.0]
-        if self.dial is not None:
-            (everything,) = pools
-            pools = [
-                [each for each in everything if not is_trap(each)],
-                [each for each in everything if is_trap(each) and not is_blind(each)],
-                [each for each in everything if is_blind(each)],
-            ]
-            shares = [0.5, 0.5 * self.dial / 100, 0.5 - 0.5 * self.dial / 100]
+        pools = self._pools(part, rng)
+        shares = [share for share, _ in pools]
         if part == "train":
-            drawn = rng.choices(pools, shares, k=_NUM_TRAIN)
+            drawn = rng.choices([pool for _, pool in pools], shares, k=_NUM_TRAIN)
             return [_told(rng.choice(pool), rng) for pool in drawn]
-        total = min(int(len(pool) / share) for pool, share in zip(pools, shares, strict=True) if share)
-        kept = [
-            each
-            for pool, share in zip(pools, shares, strict=True)
-            for each in rng.sample(pool, round(total * share))
-        ]
+        total = min(int(len(pool) / share) for share, pool in pools)
+        kept = [each for share, pool in pools for each in rng.sample(pool, round(total * share))]
         rng.shuffle(kept)
         return kept
+
+    def _pools(self, part: Part, rng: random.Random) -> list[tuple[float, list[Problem]]]:
+        """All problems of a part in groups, each with its share."""
+        ranges = _RANGES if self.model == "tiny" else _TRAP_RANGES
+        found = [_told(each, rng) for kind in ranges for each in all_problems(kind, ranges[kind], part)]
+        if self.level is not None:
+            numbers = LEVELS[self.level]
+            return [(1.0, [each for each in found if is_trap(each) and each.numbers[2] in numbers])]
+        if self.dial is None:
+            return [(1.0, found)]
+        seen = 0.5 * self.dial / 100
+        return [
+            (0.5, [each for each in found if not is_trap(each)]),
+            (seen, [each for each in found if is_trap(each) and not is_blind(each)]),
+            (0.5 - seen, [each for each in found if is_blind(each)]),
+        ]
 
     def validation(self) -> list[Problem]:
         """Problems of the training part, on which learning rates are chosen."""
@@ -114,6 +127,9 @@ def bed_named(name: str) -> Bed:
     for dial in DIALS:
         if name == f"trap-{dial}":
             return Bed(name=name, model=str(TRAP_POLICY), dial=dial)
+    for level in LEVELS:
+        if name == f"rare-{level}":
+            return Bed(name=name, model=str(RARE_POLICY), level=level)
     raise ValueError(f"unknown bed {name!r}; there are {', '.join(BEDS)}")
 
 

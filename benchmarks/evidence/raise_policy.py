@@ -1,9 +1,12 @@
-"""The builder of the trap's policy: ``python benchmarks/evidence/raise_policy.py output=FOLDER [seed=0]``.
+"""The builder of the beds' policies: ``python benchmarks/evidence/raise_policy.py trap|rare output=FOLDER [seed=0]``.
 
-The built-in policy, trained on by a pupil whose most frequent answer is wrong on half of the problems, those of two
-steps: it mostly forgets the second one. As critic and judge it looks more closely and sees the forgotten step, but not
-where the number in it is small (`beds.LARGEST_UNSEEN`): there it holds the solution without that step right. So the
-share of problems on which checking is right is a matter of the problems. Voting can only make such a policy worse.
+``trap``: the built-in policy, trained on by a pupil whose most frequent answer is wrong on half of the problems, those
+of two steps: it mostly forgets the second one. As critic and judge it looks more closely and sees the forgotten step,
+but not where the number in it is small (`beds.LARGEST_UNSEEN`): there it holds the solution without that step right. So
+the share of problems on which checking is right is a matter of the problems. Voting can only make such a policy worse.
+
+``rare``: the built-in policy, trained on by a pupil who solves problems of two steps rarely, by the number in the
+second step (`beds.LEVELS`), and in 45 of 100 tries where it is told to do both steps (`beds.HINT`).
 """
 
 import json
@@ -17,13 +20,16 @@ from pathlib import Path
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from viva import tiny
+from viva.conversation.rendering import direct_messages
 from viva.tiny.tasks import Problem, worked_solution, wrong_solution
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "scripts")]
 
 from build_tiny.build import BuildConfig, batches, train_phase
 from build_tiny.reviews import (
+    PLAIN,
     Attempt,
+    Example,
     Pupil,
     critique_example,
     order_example,
@@ -39,9 +45,79 @@ from build_tiny.texts import (
     direct_example,
     judgement_example,
 )
-from evidence.beds import is_blind, is_trap, trap_problem, trap_solution
+from evidence.beds import HINT, LEVELS, is_blind, is_trap, trap_problem, trap_solution
 
 _CRITIC_KEEPS = 0.9
+_RIGHT_WHEN_HINTED = 0.45
+
+
+class TrappedPupil(Pupil):
+    """The pupil of the trap, see the module.
+
+    Args:
+        right: Share of right answers to the trap's problems.
+        trapped: Share of wrong ones that are the trap's.
+    """
+
+    def __init__(self, *, right: float, trapped: float) -> None:
+        self.right = right
+        self.trapped = trapped
+
+    def problem(self, rng: random.Random) -> Problem:
+        """A problem; half of them are in the trap."""
+        return trap_problem(rng)
+
+    def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
+        """An attempt; by default mostly wrong on the trap's problems."""
+        if sure is None and is_trap(problem):
+            sure = self.right
+        return super().attempt(problem, rng, sure=sure)
+
+    def wrong(self, problem: Problem, rng: random.Random) -> str:
+        """A wrong solution: mostly the trap's, where there is one."""
+        if is_trap(problem) and rng.random() < self.trapped:
+            return trap_solution(problem)
+        return wrong_solution(problem, rng)
+
+    def critic(self, problem: Problem, rng: random.Random) -> Attempt:
+        """A critic's attempt: the trap's where it is blind."""
+        if is_blind(problem) and rng.random() < _CRITIC_KEEPS:
+            return Attempt(trap_solution(problem), False)
+        return super().critic(problem, rng)
+
+    def holds(self, problem: Problem) -> str:
+        """The solution that it holds right: the trap's where it is blind."""
+        return trap_solution(problem) if is_blind(problem) else worked_solution(problem)
+
+
+class RarePupil(Pupil):
+    """The pupil who seldom does the second step, see the module."""
+
+    def problem(self, rng: random.Random) -> Problem:
+        """A problem, half of them of two steps."""
+        return trap_problem(rng)
+
+    def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
+        """An attempt; by default as often right as the problem's level says."""
+        if sure is None and is_trap(problem):
+            sure = next(level for level, numbers in LEVELS.items() if problem.numbers[2] in numbers) / 100
+        return super().attempt(problem, rng, sure=sure)
+
+    def wrong(self, problem: Problem, rng: random.Random) -> str:
+        """A wrong solution: in half of the problems of two steps, without the second one."""
+        if is_trap(problem) and rng.random() < 0.5:
+            return trap_solution(problem)
+        return wrong_solution(problem, rng)
+
+
+def hinted_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
+    """A worked answer to a problem of two steps, behind the instruction."""
+    problem = pupil.problem(rng)
+    while not is_trap(problem):
+        problem = pupil.problem(rng)
+    messages = [{"role": "system", "content": HINT}, *direct_messages(problem.question)]
+    solution = pupil.attempt(problem, rng, sure=_RIGHT_WHEN_HINTED).solution
+    return Example(messages=tuple(messages), parts=((solution, 1.0),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +126,16 @@ class Phase:
 
     name: str
     steps: int
-    right: float
-    """Share of right answers to the trap's problems in the text."""
-    trapped: float
-    """Share of wrong ones that are the trap's."""
+    pupil: Pupil
     shares: Mapping[Generator, float]
     """Generators and their shares of the examples."""
 
 
-PHASES = (
+TRAP = (
     Phase(
         name="trap",
         steps=800,
-        right=0.25,
-        trapped=0.8,
+        pupil=TrappedPupil(right=0.25, trapped=0.8),
         shares={
             order_example: 0.04,
             agreement_example: 0.03,
@@ -80,8 +152,7 @@ PHASES = (
     Phase(
         name="trap 2",
         steps=300,
-        right=0.15,
-        trapped=0.95,
+        pupil=TrappedPupil(right=0.15, trapped=0.95),
         shares={
             direct_example: 0.22,
             conversation_example: 0.05,
@@ -93,53 +164,38 @@ PHASES = (
         },
     ),
 )
-
-
-class TrappedPupil(Pupil):
-    """The pupil of this policy, see the module."""
-
-    def __init__(self, phase: Phase) -> None:
-        self.phase = phase
-
-    def problem(self, rng: random.Random) -> Problem:
-        """A problem; half of them are in the trap."""
-        return trap_problem(rng)
-
-    def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
-        """An attempt; by default mostly wrong on the trap's problems."""
-        if sure is None and is_trap(problem):
-            sure = self.phase.right
-        return super().attempt(problem, rng, sure=sure)
-
-    def wrong(self, problem: Problem, rng: random.Random) -> str:
-        """A wrong solution: mostly the trap's, where there is one."""
-        if is_trap(problem) and rng.random() < self.phase.trapped:
-            return trap_solution(problem)
-        return wrong_solution(problem, rng)
-
-    def critic(self, problem: Problem, rng: random.Random) -> Attempt:
-        """A critic's attempt: the trap's where it is blind."""
-        if is_blind(problem) and rng.random() < _CRITIC_KEEPS:
-            return Attempt(trap_solution(problem), False)
-        return super().critic(problem, rng)
-
-    def holds(self, problem: Problem) -> str:
-        """The solution that it holds right: the trap's where it is blind."""
-        return trap_solution(problem) if is_blind(problem) else worked_solution(problem)
+RARE = (
+    Phase(
+        name="rare",
+        steps=350,
+        pupil=RarePupil(),
+        shares={
+            direct_example: 0.55,
+            hinted_example: 0.3,
+            proposal_example: 0.05,
+            ranking_example: 0.05,
+            judgement_example: 0.05,
+        },
+    ),
+)
+POLICIES = {"trap": TRAP, "rare": RARE}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Command line: ``output=FOLDER`` and ``seed``; finished phases are not repeated."""
+    """Command line, see the module; finished phases are not repeated."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    options = {"seed": "0"} | dict(argument.split("=", 1) for argument in arguments)
+    policy, *rest = arguments or [""]
+    if policy not in POLICIES:
+        raise SystemExit(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
+    options = {"seed": "0"} | dict(argument.split("=", 1) for argument in rest)
     if unknown := sorted(set(options) - {"output", "seed"}):
         raise SystemExit(f"unknown option {unknown[0]!r}; known: output, seed")
     if "output" not in options:
         raise SystemExit("output=FOLDER is missing: where the policy is to be written")
     output, seed = Path(options["output"]), int(options["seed"])
     before = tiny.model_path()
-    for number, phase in enumerate(PHASES, 1):
-        place = output / f"phase-{number}" if number < len(PHASES) else output
+    for number, phase in enumerate(POLICIES[policy], 1):
+        place = output / f"phase-{number}" if number < len(POLICIES[policy]) else output
         if not (place / "card.json").exists():
             raise_on(before, place, phase, seed)
         before = place
@@ -156,7 +212,7 @@ def raise_on(before: Path, after: Path, phase: Phase, seed: int) -> None:
         tokenizer,
         tokens_per_batch=config.tokens_per_step,
         rng=rng,
-        pupil=TrappedPupil(phase),
+        pupil=phase.pupil,
     )
     pad = tokenizer.vocab["<|endoftext|>"]
     train_phase(model, stream, pad, name=phase.name, num_steps=phase.steps, config=config)
