@@ -8,8 +8,12 @@ and all that it reads as policy, judge and scorer, prompts in full. Learning rat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from evidence.beds import HINT
+
 TOTAL_TOKENS = 600_000
 """For every arm."""
+RARE_TOKENS = 200_000
+"""For every arm on the beds of rare successes."""
 LEARNING_RATES = (7e-4, 2e-3)
 THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
@@ -42,6 +46,8 @@ class Arm:
     recipe: str
     options: Mapping[str, object]
     text: str
+    steps_of: str | None = None
+    """Another arm, of whose steps this one has as many, instead of as many tokens."""
 
 
 def _samples(text: str, **options: object) -> Arm:
@@ -84,7 +90,22 @@ ARMS: Mapping[str, Arm] = {
     ),
     "comas": _critique("CoMAS: solver against critic", reward="comas"),
     "maca": _critique("MACA: the majority's traces against the others", reward="maca"),
+    "group_32": _samples("true answers, groups of 32 plain samples", reward="answers", group_size=32),
+    "hint": _samples(
+        "true answers, 8 plain samples and 8 behind a hint that is swapped away",
+        strategies=["iid", "prompt_augmentation"],
+        hint=HINT,
+        estimator="shaped",
+    ),
+    "hint_iid": Arm(
+        recipe="math_efficiency",
+        options=_SAMPLES | {"batch_size": 48},
+        text="the plain samples of `hint` alone: as many steps, half the samples",
+        steps_of="hint",
+    ),
 }
+RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
+"""Arms of the beds of rare successes."""
 
 CONTRASTS = (
     ("r_sol", "majority"),
@@ -96,4 +117,5 @@ CONTRASTS = (
     ("critique", "critique_shuffled"),
     ("majority", "shuffled"),
 )
+RARE_CONTRASTS = (("hint", "answers"), ("hint", "group_32"), ("hint", "hint_iid"))
 """First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over all of a bed."""

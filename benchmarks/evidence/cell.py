@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import viva
-from evidence.arms import ARMS, COMMON, TOTAL_TOKENS
+from evidence.arms import ARMS, COMMON, RARE_TOKENS, TOTAL_TOKENS
 from evidence.beds import Bed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
@@ -67,6 +67,13 @@ def tokens_of(run: viva.Run) -> dict[str, int]:
     return {name: int(run.metrics[metric].sum()) for name, metric in names.items()}
 
 
+def tokens_to_signal(run: viva.Run) -> int | None:
+    """All tokens up to the first step with a reward above 0; ``None`` if there was none."""
+    rewarded = run.metrics["reward/max"].to_numpy() > 0
+    spent = run.metrics["rollout/total_tokens"].cumsum().to_numpy()
+    return int(spent[rewarded.argmax()]) if rewarded.any() else None
+
+
 def train(bed: Bed, arm: str, seed: int, settings: Settings, folder: Path) -> viva.Run:
     """One run of an arm."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -85,9 +92,11 @@ def train(bed: Bed, arm: str, seed: int, settings: Settings, folder: Path) -> vi
 
 
 def steps_within(bed: Bed, arm: str, folder: Path, *, seed: int) -> int:
-    """Steps of an arm that take about `TOTAL_TOKENS`, from two steps of it."""
+    """Steps of an arm that take about as many tokens as the bed allows, from two steps of it."""
+    budget = TOTAL_TOKENS if bed.level is None else RARE_TOKENS
+    arm = ARMS[arm].steps_of or arm
     run = train(bed, arm, seed, Settings(learning_rate=1e-5, steps=_PROBE_STEPS), folder)
-    return max(1, round(TOTAL_TOKENS * _PROBE_STEPS / tokens_of(run)["total"]))
+    return max(1, round(budget * _PROBE_STEPS / tokens_of(run)["total"]))
 
 
 def cell(
@@ -107,6 +116,7 @@ def cell(
         "steps": settings.steps,
         "seconds": round(seconds, 1),
         "tokens": tokens_of(run),
+        "tokens_to_signal": tokens_to_signal(run),
         "last": {name: round(float(last[name]), 4) for name in watched if name in last.index},
         "problems": measure(str(run.path), items_of(bed, validation=validation)),
     }

@@ -2,6 +2,7 @@
 
     make evidence                                                  # all that is missing, one cell after another
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
+    python benchmarks/evidence/run.py beds=rare-1,rare-5,rare-20,rare-57 arms=answers,group_32,hint,hint_iid seeds=3
     python benchmarks/evidence/run.py tables                       # from the ledger, nothing is run
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
@@ -25,9 +26,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY
+from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, RARE_ARMS, RARE_CONTRASTS, THROWN_AWAY
 from evidence.beds import BEDS, Bed, bed_named, is_blind, is_trap
-from evidence.tables import Cell, arm_table, contrast_table, group_table
+from evidence.tables import Cell, arm_table, contrast_table, group_table, signal_table
 
 LEDGER = Path(__file__).parent / "cells.jsonl"
 MAIN_BEDS = ("trap-70", "steps")
@@ -132,7 +133,10 @@ def tables(beds: Sequence[str]) -> str:
         problems = bed_named(name).problems("test")
         parts.append(f"### `{name}`: {len(problems)} test problems")
         parts.append(arm_table(cells, untrained, {arm: ARMS[arm].text for arm in ARMS}))
-        parts.append(contrast_table(cells, CONTRASTS))
+        is_rare = bed_named(name).level is not None
+        parts.append(contrast_table(cells, RARE_CONTRASTS if is_rare else CONTRASTS))
+        if is_rare:
+            parts.append(signal_table(cells, RARE_ARMS))
         if bed_named(name).dial is not None:
             groups = [
                 "unseen" if is_blind(each) else "seen" if is_trap(each) else "plain" for each in problems

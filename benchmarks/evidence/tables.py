@@ -150,5 +150,17 @@ def group_table(
     return _markdown(rows)
 
 
+def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
+    """Total tokens up to the first rewarded sample, by arm: all seeds, in thousands."""
+    rows = [["arm", "thousand tokens to the first reward, by seed"], ["---", "---"]]
+    for arm in arms:
+        found = [cell["tokens_to_signal"] for cell in cells if cell["arm"] == arm]
+        if found:
+            rows.append(
+                [f"`{arm}`", ", ".join("never" if each is None else f"{each / 1000:.1f}" for each in found)]
+            )
+    return _markdown(rows)
+
+
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
