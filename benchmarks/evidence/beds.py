@@ -7,8 +7,8 @@ its most frequent answer is right on most problems, so voting can only help it.
 half of the problems (those of two steps: it forgets the second one), while as critic or judge it sees the fault on D %
 of these: where the forgotten number is large. The dial lies in the problems; the policy is the same.
 
-``rare-P`` with P = 1, 5, 20 or 57: problems of two steps that a policy of ``raise_policy.py`` solves about P times of
-100, and 45 times behind the instruction `HINT`. The bed of the context swap.
+``rare-P`` with P = 1, 5, 20 or 57: kinds of problem that a policy of ``raise_policy.py`` solves about P times of 100, and
+half of the time behind the instruction `HINT`. The bed of the context swap.
 
 A step is one line of working (7+5 and 5+7 are one step). Steps are divided by a fixed hash: a problem to train on has
 steps of one part only, one to test on of the other part only. The policies were *raised* on problems of both parts,
@@ -37,10 +37,10 @@ LARGEST_UNSEEN = 5
 """Up to this number in the second step it does not see, as critic or judge, that the step is forgotten."""
 DIALS = (50, 60, 70, 80)
 RARE_POLICY = Path(__file__).parent / "rare_policy"
-HINT = "Do both steps, one after the other."
+HINT = "Do every step, one after the other."
 """The instruction under which the policy of rare successes is right more often."""
-LEVELS = {1: (2, 3), 5: (4, 5), 20: (6, 7), 57: (8, 9)}
-"""By per cent of success, the numbers in the second step."""
+LEVELS = {1: ("mul_add",), 5: ("mul_sub",), 20: ("add_sub",), 57: ("add", "sub")}
+"""By per cent of success, the kinds of problem."""
 BEDS = ("steps", *(f"trap-{dial}" for dial in DIALS), *(f"rare-{level}" for level in LEVELS))
 
 _RANGES = {
@@ -89,8 +89,7 @@ class Bed:
         ranges = _RANGES if self.model == "tiny" else _TRAP_RANGES
         found = [_told(each, rng) for kind in ranges for each in all_problems(kind, ranges[kind], part)]
         if self.level is not None:
-            numbers = LEVELS[self.level]
-            return [(1.0, [each for each in found if is_trap(each) and each.numbers[2] in numbers])]
+            return [(1.0, [each for each in found if each.kind in LEVELS[self.level]])]
         if self.dial is None:
             return [(1.0, found)]
         seen = 0.5 * self.dial / 100

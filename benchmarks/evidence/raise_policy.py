@@ -5,8 +5,8 @@ of two steps: it mostly forgets the second one. As critic and judge it looks mor
 but not where the number in it is small (`beds.LARGEST_UNSEEN`): there it holds the solution without that step right. So
 the share of problems on which checking is right is a matter of the problems. Voting can only make such a policy worse.
 
-``rare``: the built-in policy, trained on by a pupil who solves problems of two steps rarely, by the number in the
-second step (`beds.LEVELS`), and in 45 of 100 tries where it is told to do both steps (`beds.HINT`).
+``rare``: the built-in policy, trained on by a pupil who solves problems as often as their kind says (`beds.LEVELS`), and
+half of the time where it is told to do every step (`beds.HINT`).
 """
 
 import json
@@ -48,7 +48,7 @@ from build_tiny.texts import (
 from evidence.beds import HINT, LEVELS, is_blind, is_trap, trap_problem, trap_solution
 
 _CRITIC_KEEPS = 0.9
-_RIGHT_WHEN_HINTED = 0.45
+_RIGHT_WHEN_HINTED = 0.5
 
 
 class TrappedPupil(Pupil):
@@ -91,7 +91,7 @@ class TrappedPupil(Pupil):
 
 
 class RarePupil(Pupil):
-    """The pupil who seldom does the second step, see the module."""
+    """The pupil of rare successes, see the module."""
 
     def problem(self, rng: random.Random) -> Problem:
         """A problem, half of them of two steps."""
@@ -99,8 +99,8 @@ class RarePupil(Pupil):
 
     def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
         """An attempt; by default as often right as the problem's level says."""
-        if sure is None and is_trap(problem):
-            sure = next(level for level, numbers in LEVELS.items() if problem.numbers[2] in numbers) / 100
+        if sure is None:
+            sure = next(level for level, kinds in LEVELS.items() if problem.kind in kinds) / 100
         return super().attempt(problem, rng, sure=sure)
 
     def wrong(self, problem: Problem, rng: random.Random) -> str:
@@ -111,10 +111,8 @@ class RarePupil(Pupil):
 
 
 def hinted_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
-    """A worked answer to a problem of two steps, behind the instruction."""
+    """A worked answer behind the instruction."""
     problem = pupil.problem(rng)
-    while not is_trap(problem):
-        problem = pupil.problem(rng)
     messages = [{"role": "system", "content": HINT}, *direct_messages(problem.question)]
     solution = pupil.attempt(problem, rng, sure=_RIGHT_WHEN_HINTED).solution
     return Example(messages=tuple(messages), parts=((solution, 1.0),))
@@ -167,7 +165,7 @@ TRAP = (
 RARE = (
     Phase(
         name="rare",
-        steps=350,
+        steps=300,
         pupil=RarePupil(),
         shares={
             direct_example: 0.55,
