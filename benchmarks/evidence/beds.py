@@ -7,8 +7,8 @@ its most frequent answer is right on most problems, so voting can only help it.
 half of the problems (those of two steps: it forgets the second one), while as critic or judge it sees the fault on D %
 of these: where the forgotten number is large. The dial lies in the problems; the policy is the same.
 
-``rare-P`` with P = 1, 5, 20 or 57: kinds of problem that a policy of ``raise_policy.py`` solves about P times of 100, and
-half of the time behind the instruction `HINT`. The bed of the context swap.
+``rare-P`` with P = 1, 5, 20 or 57: kinds of problem that a policy of ``raise_policy.py`` solves about P times of 100,
+and half of the time behind the instruction `HINT`. The bed of the context swap.
 
 A step is one line of working (7+5 and 5+7 are one step). Steps are divided by a fixed hash: a problem to train on has
 steps of one part only, one to test on of the other part only. The policies were *raised* on problems of both parts,

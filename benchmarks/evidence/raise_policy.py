@@ -5,8 +5,8 @@ of two steps: it mostly forgets the second one. As critic and judge it looks mor
 but not where the number in it is small (`beds.LARGEST_UNSEEN`): there it holds the solution without that step right. So
 the share of problems on which checking is right is a matter of the problems. Voting can only make such a policy worse.
 
-``rare``: the built-in policy, trained on by a pupil who solves problems as often as their kind says (`beds.LEVELS`), and
-half of the time where it is told to do every step (`beds.HINT`).
+``rare``: the built-in policy, trained on by a pupil who solves problems as often as their kind says (`beds.LEVELS`),
+and half of the time where it is told to do every step (`beds.HINT`).
 """
 
 import json
