@@ -3,10 +3,15 @@
 An arm is a recipe with a reward. All arms of a bed have the same number of total tokens: all that the policy samples,
 and all that it reads as policy, judge and scorer, prompts in full. Learning rates are chosen for every arm and bed from
 `LEARNING_RATES`, on problems to train on and a seed that is thrown away.
+
+The arms were fixed before their main runs, but not all at once: seeds 0 to 2 of ``r_sol`` and ``majority`` had been run
+on ``trap-70`` when smaller batches were tried there with seed 50, of ``r_sol`` (no better) and of ``preference`` (8
+conversations a step instead of 16), which stayed so. ``preference_alone`` and ``judged`` came with that.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from evidence.beds import HINT
 
@@ -36,6 +41,7 @@ _SAMPLES = {
     "length_weight": 0.0,
     "samples_every": 0,
 }
+_PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
 _CRITIQUE = {"num_agents": 4, "batch_size": 32}
 
 
@@ -58,6 +64,10 @@ def _critique(text: str, **options: object) -> Arm:
     return Arm(recipe="critique_self_play", options=_CRITIQUE | options, text=text)
 
 
+def _preference(text: str, **options: object) -> Arm:
+    return Arm(recipe="conversation_preference_rl", options=_PREFERENCE | options, text=text)
+
+
 ARMS: Mapping[str, Arm] = {
     "answers": _samples("true answers, plain samples: the ceiling", reward="answers"),
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
@@ -65,10 +75,13 @@ ARMS: Mapping[str, Arm] = {
     "r_sol": _critique("critique self-play, r_sol alone", reward="r_sol"),
     "critique": _critique("critique self-play, all three streams (`robust`)"),
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
-    "preference": Arm(
-        recipe="conversation_preference_rl",
-        options={"num_agents": 3, "max_rounds": 2, "batch_size": 48},
-        text="conversation preference RL",
+    "preference": _preference("conversation preference RL"),
+    "preference_alone": _preference(
+        "the same without the conversation: nobody sees others' turns", control="no_exchange"
+    ),
+    "judged": _samples(
+        "plain samples, compared by the policy as judge: SERL without its control of length",
+        reward=f"{Path(__file__).parent / 'rewards.py'}:JUDGED",
     ),
     "swap": _samples(
         "final solutions of critique self-play, paid by its own scores, trained into the bare question",
@@ -112,6 +125,8 @@ CONTRASTS = (
     ("critique", "majority"),
     ("preference", "majority"),
     ("swap", "majority"),
+    ("preference", "preference_alone"),
+    ("preference", "judged"),
     ("r_sol", "serl"),
     ("r_sol", "no_exchange"),
     ("critique", "critique_shuffled"),

@@ -17,7 +17,7 @@ import chz
 
 from viva.recipes.config import DEFAULT_DATAPOINTS
 from viva.recipes.protocol import Game
-from viva.recipes.reward import ScorerConfig
+from viva.recipes.reward import ScorerConfig, reward_named
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -82,7 +82,8 @@ class Config(ScorerConfig):
 
     reward: str = chz.field(
         default="answers",
-        doc="answers; with strategies=iid also majority, log_probability, peer_prediction, serl, shuffled_NAME",
+        doc="answers; with strategies=iid also majority, log_probability, peer_prediction, serl, shuffled_NAME, "
+        "path.py:REWARD",
     )
     length_weight: float = chz.field(
         default=0.1, doc="share of the reward of a right answer that depends on its length, below 1"
@@ -147,10 +148,10 @@ class Config(ScorerConfig):
             ValueError: If the option names none, or there are other strategies.
         """
         from viva.experts.strategy import IID
-        from viva.rewards import find_reward
         from viva.rewards.solutions import SolutionReward
+        from viva.selfplay.user_code import is_target
 
-        reward = self.with_scorer(find_reward(self.reward), is_whole=False)
+        reward = self.with_scorer(reward_named(self.reward), is_whole=is_target(self.reward))
         if reward.name == "answers":
             return None
         if not isinstance(reward, SolutionReward) or not reward.pays_samples:
@@ -227,7 +228,9 @@ class Config(ScorerConfig):
             record={
                 "hint": DEFAULT_HINT if self.hint is None else self.hint,
                 "token_budget": self.budget,
-                "user_code": {name: source_digest(name) for name in self.strategies if is_target(name)},
+                "user_code": {
+                    name: source_digest(name) for name in (*self.strategies, self.reward) if is_target(name)
+                },
             },
         )
         if reward is None or reward.needs_answers:
