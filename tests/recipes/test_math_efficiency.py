@@ -199,6 +199,18 @@ def test_viva_train_finds_the_recipe():
     assert recipe_summaries()["math_efficiency"].startswith("Expert iteration on problems")
 
 
+def test_a_reward_of_viva_with_options_of_ones_own_pays_plain_samples(problems, tmp_path):
+    code = tmp_path / "own.py"
+    code.write_text(
+        "import viva\n\nJUDGED = viva.rewards.serl(length_band=None)\n\n\ndef pay(conversation): return {}\n"
+    )
+    own = config(train_prompts_path=str(problems), strategies=["iid"], reward=f"{code}:JUDGED")
+    assert own.group_reward().length_band is None
+    assert list(own.make_plan().record["user_code"]) == [f"{code}:JUDGED"]
+    with pytest.raises(ValueError, match="pays conversations"):
+        config(strategies=["iid"], reward=f"{code}:pay").group_reward()
+
+
 def test_rewards_that_know_no_answers_need_none(problems):
     plan = config(
         train_prompts_path=str(problems), train_prompts=["no answer"], reward="majority", strategies=["iid"]
