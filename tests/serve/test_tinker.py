@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 import tinker
 from served_policies import TOKEN, Served, serving_policy, wait_for
@@ -158,6 +159,28 @@ def test_an_address_of_saved_weights_holds_after_a_restart(model: str, tmp_path:
                 client = service.create_training_client_from_state(path).result()
             losses.append(client.forward([supervised(TEXTS[0])], "cross_entropy").result())
     assert_same(*losses)
+
+
+def test_agents_talk_to_what_a_trainer_saved_last(
+    remote: tinker.ServiceClient, served: Served, model: str
+) -> None:
+    client = trainer(remote, model)
+    seen = []
+    for _ in range(2):
+        client.forward_backward([supervised(text) for text in TEXTS], "cross_entropy").result()
+        client.optim_step(tinker.AdamParams(learning_rate=0.3)).result()
+        path = client.save_weights_for_sampler("live").result().path
+        answer = served.client().completions.create(
+            model=path, prompt=[1, 2], seed=3, max_tokens=9, extra_body={"return_token_ids": True}
+        )
+        sampler = remote.create_sampling_client(model_path=path).result()
+        params = tinker.SamplingParams(seed=3, max_tokens=9)
+        expected = sampler.sample(ints([1, 2]), 1, params).result().sequences[0].tokens
+        assert answer.choices[0].token_ids == expected
+        seen.append(expected)
+    assert seen[0] != seen[1]
+    with pytest.raises(openai.NotFoundError, match="there are no saved weights at tinker://"):
+        served.client().completions.create(model=path.replace("live", "dead"), prompt="x")
 
 
 def test_saved_samplers_are_opened_known_and_deleted(

@@ -77,7 +77,7 @@ def make_app(
         tinker: The engine for clients of Tinker's protocol; ``None`` answers none.
     """
     places = Places(limits.queue)
-    models = _Models(policies)
+    models = _Models(engine, policies, tinker)
     routes = [
         Route("/v1/models", models.all),
         Route("/v1/models/{name:path}", models.one),
@@ -92,18 +92,26 @@ def make_app(
 
 
 class _Models:
-    """The policies that are served."""
+    """The policies that are served, and the weights that clients of Tinker's protocol have saved."""
 
-    def __init__(self, policies: dict[str, ServedPolicy]) -> None:
+    def __init__(
+        self, engine: EngineThread, policies: dict[str, ServedPolicy], tinker: TinkerEngine | None
+    ) -> None:
+        self._engine = engine
         self._policies = policies
+        self._tinker = tinker
 
-    def find(self, name: str) -> ServedPolicy:
-        """The policy of this name.
+    async def find(self, name: str) -> ServedPolicy:
+        """The policy of this name, or at this address (``tinker://...``).
 
         Raises:
             RequestError: If there is none.
         """
         if name not in self._policies:
+            if self._tinker is not None and name.startswith("tinker://"):
+                like = next(iter(self._policies.values()))
+                with telling():
+                    return await self._engine.run(self._tinker.samplers.saved_policy(name, like))
             raise RequestError(
                 f"model {name[:200]!r} is not served here; served: {', '.join(self._policies)}",
                 status=404,
@@ -121,7 +129,8 @@ class _Models:
         """Answer with one model."""
         name = str(request.path_params["name"])
         try:
-            return json_answer(model_entry(name, self.find(name).context_length))
+            policy = await self.find(name)
+            return json_answer(model_entry(name, policy.context_length))
         except RequestError as error:
             return error_answer(error)
 
@@ -156,7 +165,7 @@ class _Completions:
 
     async def _answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         body = parse_body(self._body_class, raw)
-        policy = self._models.find(body.model)
+        policy = await self._models.find(body.model)
         if body.stream:
             await send_events(self._events(body, policy), send)
             return

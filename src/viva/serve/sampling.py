@@ -102,6 +102,10 @@ class ServedPolicy:
             client, load_renderer(client.get_tokenizer(), model_name=model, renderer_name=renderer_name)
         )
 
+    def over(self, client: LocalSamplingClient) -> "ServedPolicy":
+        """Other weights of the same model, in the same chat format."""
+        return ServedPolicy(client, self._renderer)
+
     @property
     def context_length(self) -> int:
         """Tokens that prompt and sample may have together."""

@@ -61,10 +61,10 @@ def tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         "optim_step": engine.optim_step,
         "save_weights": engine.save_weights,
         "save_weights_for_sampler": engine.save_weights_for_sampler,
-        "create_sampling_session": engine.create_sampling_session,
-        "asample": engine.sample,
+        "create_sampling_session": engine.samplers.create,
+        "asample": engine.samplers.sample,
         "cancel_future": engine.cancel,
-        "weights_info": engine.weights_info,
+        "weights_info": engine.weights.info,
         "retrieve_future": lambda body: engine.result(body, _WAIT_S),
     }
     look = _Looks(thread, engine)
@@ -163,7 +163,7 @@ class _Looks:
 
     async def sampler(self, request: Request) -> Response:
         """What is known of a sampler."""
-        return await self._answered(self._engine.sampler, str(request.path_params["name"]))
+        return await self._answered(self._engine.samplers.describe, str(request.path_params["name"]))
 
     async def finish_session(self, request: Request) -> Response:
         """End a session."""
@@ -172,7 +172,7 @@ class _Looks:
     async def delete_checkpoint(self, request: Request) -> Response:
         """Delete saved weights."""
         run, checkpoint = (str(request.path_params[name]) for name in ("run", "checkpoint"))
-        return await self._answered(self._engine.delete_checkpoint, run, checkpoint)
+        return await self._answered(self._engine.weights.delete, run, checkpoint)
 
     async def _answered(self, call: Callable[..., Any | Awaitable[Any]], *arguments: str) -> Response:
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,10 +102,13 @@ def _failed(error: RequestError) -> Result:
     return Result(value={"error": str(error), "category": category})
 
 
-def failing(error: RequestError) -> Coroutine[Any, Any, None]:
-    """Work that fails, for a request that the engine refused when it came."""
+def begun(begin: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:
+    """Work, or the engine's refusal to begin it as its result."""
+    try:
+        return begin()
+    except (ValueError, TypeError, RuntimeError) as error:
+        return _fail(told_error(error))
 
-    async def fail() -> None:
-        raise error
 
-    return fail()
+async def _fail(error: RequestError) -> None:
+    raise error
