@@ -237,13 +237,15 @@ def evaluate(
     against: str | Path | Run | None = None,
     **options: Any,
 ) -> Evaluation:
-    """Measure a policy on problems with known answers, as ``viva eval`` does, and print the tables.
+    """Measure a policy, as ``viva eval`` does, and print the tables.
+
+    By known answers; or, where problems have none, by a judge that compares its answers with another policy's.
 
     Args:
         policy: A run, a model, an adapter, or the file of an earlier evaluation.
         test: Problems; by default the run's own test set.
         against: What it is compared with: another of those, or ``base`` for the run's model before training.
-        **options: Those of ``viva eval``: ``num_samples``, ``kinds``, ``eval_temperature``, ...
+        **options: Those of ``viva eval``: ``judge`` (a name or several), ``num_samples``, ``eval_temperature``, ...
 
     Returns:
         The figures of the policy; files beside it hold every answer, and the comparison.
@@ -265,6 +267,8 @@ def evaluate(
     given |= _prompt_options("test", test, place)
     if callable(given.get("grader")):
         given["grader"] = remember(given["grader"])
+    if isinstance(given.get("judge"), (list, tuple)):
+        given["judge"] = ",".join(map(str, given["judge"]))
     work = evaluate_policy(name, make_options(EvalOptions, given))
     text, evaluation = _run_apart(work)
     sys.stdout.write(text)

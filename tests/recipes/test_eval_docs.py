@@ -8,8 +8,10 @@ from pages import blocks, codes, page, tables
 
 import viva.eval.records as records
 from viva.eval.figures import conversation_figures, direct_figures
+from viva.eval.judged import JudgedPair, figures_of_judges
 from viva.eval.records import COMPARISON_FORMAT, FORMAT
 from viva.judging.answers import CHECKS
+from viva.judging.comparison import Comparison, Outcome
 from viva.recipes.evaluation import KINDS, EvalOptions
 
 PAGE = page("eval.md")
@@ -33,6 +35,15 @@ def test_every_figure_is_documented() -> None:
     generic = {re.sub(r"@\d+", "@k", name).replace("avg@k", "avg@n") for name in names}
     documented = [name for table in tables(PAGE, "figure") for row in table for name in codes(row[0])]
     assert sorted(documented) == sorted(generic)
+
+
+def test_every_figure_of_a_judge_is_documented() -> None:
+    said = Comparison(first=0, second=1, outcome=Outcome.A, score=-1.0, probabilities=(1.0, 0.0, 0.0))
+    pair = JudgedPair(question="q", known="a", answers=(records.WRONG,) * 2, comparisons=(said,))
+    found = figures_of_judges({"x": [[pair]], "y": [[pair]]}, resamples=2, seed=0)
+    names = {re.sub(r"^judges?/[^/]+/", "", name) for name in found}
+    documented = [name for table in tables(PAGE, "judged") for row in table for name in codes(row[0])]
+    assert sorted(documented) == sorted(names)
 
 
 def test_kinds_and_graders_are_named() -> None:

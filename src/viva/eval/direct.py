@@ -84,7 +84,7 @@ class DirectSampler:
         text, is_clean = read_reply(self.renderer, reply.tokens)
         is_finished = is_clean and reply.stop_reason == "stop"
         answer = Answer(
-            right=is_finished and self.grader(text, item.answer or ""),
+            right=is_finished and item.answer is not None and self.grader(text, item.answer),
             vote=self.vote(text) if is_finished else None,
             finished=is_finished,
             num_tokens=len(reply.tokens),
@@ -173,7 +173,7 @@ def _accuracies(name: str, asked: Sequence[Asked], n: int) -> dict[str, float]:
     count = len(shares)
     accuracy = sum(shares) / count
     spread = accuracy * (1 - accuracy) if n == 1 else statistics.pvariance(shares)
-    named = sum(is_lenient(answer, each.answer) for each in asked for answer in each.answers[:n])
+    named = sum(is_lenient(answer, each.answer or "") for each in asked for answer in each.answers[:n])
     return {
         name: accuracy,
         f"{name}_stderr": math.sqrt(spread / count),
@@ -195,7 +195,7 @@ async def ask_all(
         _ask(sampler, direct, index, item, range(num_samples), progress) for index, item in enumerate(items)
     )
     return tuple(
-        Asked(question=item.question, answer=item.answer or "", answers=tuple(answers))
+        Asked(question=item.question, answer=item.answer, answers=tuple(answers))
         for item, answers in zip(items, asked, strict=True)
     )
 

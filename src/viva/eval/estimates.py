@@ -6,7 +6,7 @@ there is one problem only), there is no interval.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import comb
 from typing import TypeAlias, cast
@@ -124,7 +124,7 @@ def summarise(figures: Mapping[str, Terms], *, resamples: int, seed: int) -> dic
         sums = _sums([figures[name] for name in names])
         drawn = _ratios(_draws([figures[name] for name in names], resamples, seed))
         for column, name in enumerate(names):
-            low, high = _interval(drawn[:, column])
+            low, high = interval_of(drawn[:, column])
             found[name] = Figure(
                 value=_ratio(sums[column]),
                 low=low,
@@ -154,7 +154,7 @@ def compare(
         sums, drawn = _sums(pairs), _ratios(_draws(pairs, resamples, seed))
         for column, name in enumerate(names):
             value, other = _ratio(sums[2 * column]), _ratio(sums[2 * column + 1])
-            low, high = _interval(drawn[:, 2 * column] - drawn[:, 2 * column + 1])
+            low, high = interval_of(drawn[:, 2 * column] - drawn[:, 2 * column + 1])
             found[name] = Difference(
                 value=value,
                 against=other,
@@ -190,14 +190,16 @@ def _draws(figures: Sequence[Terms], resamples: int, seed: int) -> _Floats:
     num_problems = len(figures[0])
     terms = np.stack([np.asarray(each, dtype=np.float64) for each in figures], axis=1)
     flat = terms.reshape(num_problems, -1)
-    rng = np.random.default_rng(seed)
-    parts: list[_Floats] = []
-    for start in range(0, resamples, _CHUNK):
-        counts = rng.multinomial(
-            num_problems, [1 / num_problems] * num_problems, size=min(_CHUNK, resamples - start)
-        )
-        parts.append(counts.astype(np.float64) @ flat)
+    parts = [counts @ flat for counts in draw_counts(num_problems, resamples, seed)]
     return np.concatenate(parts).reshape(resamples, len(figures), 2)
+
+
+def draw_counts(num_problems: int, resamples: int, seed: int) -> Iterator[_Floats]:
+    """How often every problem is in every draw, ``[draw, problem]``, some draws at a time."""
+    rng = np.random.default_rng(seed)
+    for start in range(0, resamples, _CHUNK):
+        size = min(_CHUNK, resamples - start)
+        yield rng.multinomial(num_problems, [1 / num_problems] * num_problems, size=size).astype(np.float64)
 
 
 def _ratios(sums: _Floats) -> _Floats:
@@ -208,7 +210,8 @@ def _ratios(sums: _Floats) -> _Floats:
     return ratios
 
 
-def _interval(values: _Floats) -> tuple[float, float] | tuple[None, None]:
+def interval_of(values: npt.NDArray[np.float64]) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of resampled values; none where all agree, or where more than 5 % are undefined."""
     defined = values[~np.isnan(values)]
     if len(defined) < (1 - _MOST_UNDEFINED) * len(values):
         return None, None

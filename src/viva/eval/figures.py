@@ -27,7 +27,8 @@ def figures_of(evaluation: Evaluation) -> dict[str, Terms]:
 def direct_figures(asked: Sequence[Asked], greedy: Sequence[Asked] = ()) -> dict[str, Terms]:
     """Direct answers: right at temperature 0, avg@n, maj@k and pass@k, how many were finished, and how long they were.
 
-    The answer at temperature 0 and avg@n are told strictly and leniently.
+    The answer at temperature 0 and avg@n are told strictly and leniently. Figures that count right answers are of the
+    problems with a known one, and left out where there is none.
     """
     if not asked:
         return {}
@@ -41,6 +42,12 @@ def direct_figures(asked: Sequence[Asked], greedy: Sequence[Asked] = ()) -> dict
     figures[f"avg@{n}"] = [_share(each.answers) for each in asked]
     figures[f"avg@{n}_lenient"] = [_lenient(each) for each in asked]
     figures |= ladder_figures(asked)
+    is_known = [each.answer is not None for each in asked]
+    figures = {
+        name: [term if known else _NOTHING for term, known in zip(terms, is_known, strict=True)]
+        for name, terms in figures.items()
+        if any(is_known)
+    }
     figures["finish_rate"] = [(sum(answer.finished for answer in each.answers), n) for each in asked]
     figures["reply_tokens"] = [(sum(answer.num_tokens for answer in each.answers), n) for each in asked]
     return {f"direct/{name}": terms for name, terms in figures.items()}
@@ -126,7 +133,7 @@ def _share(answers: Sequence[Answer]) -> _Term:
 
 
 def _lenient(asked: Asked) -> _Term:
-    return sum(is_lenient(answer, asked.answer) for answer in asked.answers), len(asked.answers)
+    return sum(is_lenient(answer, asked.answer or "") for answer in asked.answers), len(asked.answers)
 
 
 def _pass(answers: Sequence[Answer], k: int) -> _Term:

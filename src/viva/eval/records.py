@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +38,8 @@ class Asked:
     """One problem that was asked directly."""
 
     question: str
-    answer: str
+    answer: str | None
+    """The known answer; ``None``: there is none, so no answer counts as right."""
     answers: tuple[Answer, ...]
 
 
@@ -137,16 +138,21 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
 
 
 def write_comparison(
-    path: Path, evaluation: Evaluation, against: Evaluation, differences: Mapping[str, Difference]
+    path: Path,
+    evaluation: Evaluation,
+    against: Evaluation,
+    figures: Mapping[str, Difference | Figure],
+    judges: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write what two evaluations differ in."""
+    """Write what two evaluations differ in, and how judges compare their answers."""
     content = {
         "format": COMPARISON_FORMAT,
         "first": evaluation.target,
         "second": against.target,
         "options": evaluation.options,
         "prompts_digest": evaluation.prompts_digest,
-        "figures": {name: asdict(each) for name, each in differences.items()},
+        **({"judges": list(judges)} if judges else {}),
+        "figures": {name: asdict(each) for name, each in figures.items()},
     }
     write_atomic(path, _json(content, indent=1) + "\n")
     note_written([path])

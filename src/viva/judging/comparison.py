@@ -59,6 +59,8 @@ class Comparison:
     """Probability of anything but the three labels (``logprob`` mode)."""
     was_asked: bool = True
     """Whether the judge said so; if not, both solutions have the same words, and the tie is a matter of course."""
+    failure: str | None = None
+    """Reason why the judge gave no reply; the comparison is invalid then."""
 
 
 def same_words(one: str, other: str) -> bool:

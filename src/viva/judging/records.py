@@ -74,6 +74,8 @@ class ComparisonRecord(_Record):
     """p(A), p(B), p(Tie)."""
     off_set_mass: float | None = None
     was_asked: bool = True
+    failure: str | None = None
+    """Reason why the judge gave no reply."""
 
 
 class JudgeRecord(_Record):

@@ -27,10 +27,23 @@ class EvalOptions:
         default=None,
         doc="of a run: last, best, base (untrained), a name like 000020; default: what it ended with",
     )
-    against: str | None = chz.field(default=None, doc="compare with this run, model or result file")
+    against: str | None = chz.field(
+        default=None, doc="compare with this run, model or result file; base: the run's model before training"
+    )
     against_checkpoint: str | None = chz.field(
         default=None, doc="of the other run; of the same one if against is left out"
     )
+    judge: str | None = chz.field(
+        default=None,
+        doc="who compares the answers: base, current, a model, a run, or two of them as [A,B]; default: base",
+    )
+    judge_mode: Literal["logprob", "verdict"] | None = chz.field(
+        default=None, doc="read the labels' probabilities (default), or a verdict that the judge writes"
+    )
+    judge_prompt: str | None = chz.field(
+        default=None, doc="what the judge is told; a text of its own by default"
+    )
+    judge_max_tokens: int = chz.field(default=256, doc="longest verdict")
     kinds: list[str] | None = chz.field(
         default=None,
         doc="of direct, conversation, critique, protocol; default: direct, and what the run trained",
@@ -126,8 +139,10 @@ class ScreenOptions:
     precision: Literal["float32", "fast", "bfloat16"] | None = None
 
 
+JUDGE_OPTIONS = ("judge", "judge_mode", "judge_prompt", "judge_max_tokens")
+
 _NOT_THE_RECIPES = frozenset(
-    {"grader", "renderer_name", "model_name", "engine", "base_url", "device", "precision"}
+    {"grader", "renderer_name", "model_name", "engine", "base_url", "device", "precision", *JUDGE_OPTIONS}
 )
 """Options whose recipes' namesakes say how the run was trained, not how it is evaluated."""
 

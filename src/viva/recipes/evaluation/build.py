@@ -15,7 +15,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from viva.conversation.protocol import counted
 from viva.eval.conversations import Conversations, play_all
 from viva.eval.cost import Costs
-from viva.eval.direct import DirectEvaluator, DirectSampler, match_tokens
+from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
 from viva.eval.estimates import compare, summarise
 from viva.eval.figures import comparison_text, evaluation_text, figures_of
 from viva.eval.records import (
@@ -31,14 +31,32 @@ from viva.eval.records import (
 from viva.judging.judge import PolicyRef, SamplingClient
 from viva.judging.scorer import Scorer
 from viva.recipes.common import resolve_model, say
-from viva.recipes.evaluation import EvalOptions
-from viva.recipes.evaluation.plan import EvalPlan, TalkConfig, check_output, check_place, engine_of, make_plan
-from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
+from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
+from viva.recipes.evaluation.judged import (
+    BASE,
+    Judgement,
+    JudgePlan,
+    have_judged,
+    judge_given,
+    plan_judges,
+    refuse_judge,
+)
+from viva.recipes.evaluation.judged_text import judged_text
+from viva.recipes.evaluation.plan import (
+    EvalPlan,
+    TalkConfig,
+    check_output,
+    check_place,
+    draws_seed,
+    engine_of,
+    make_plan,
+)
+from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy, untrained
 from viva.recipes.reward import open_model
 from viva.rewards.base import Grader, Reward
 from viva.sdk import ServiceClient, settled
 from viva.training.console import EvaluationConsole
-from viva.training.data import PromptItem, derive_seed
+from viva.training.data import PromptItem
 from viva.training.records import transcript_row
 from viva.training.remote import watched
 from viva.training.service import EngineConfig
@@ -60,13 +78,20 @@ class _Result:
 async def evaluate(name: str, options: EvalOptions) -> str:
     """The tables of `evaluate_policy`, or of a comparison of two result files."""
     if _is_result_file(name):
-        return _compare_files(name, _other(name, options), options)
+        return await _compare_files(name, _other(name, options), options)
     return (await evaluate_policy(name, options))[0]
 
 
 def _other(name: str, options: EvalOptions) -> str | None:
     """The target to compare with: another checkpoint is one of the same run."""
     return name if options.against is None and options.against_checkpoint is not None else options.against
+
+
+def _with_base(options: EvalOptions) -> EvalOptions:
+    """The options with ``against=base`` spelled as a checkpoint."""
+    if options.against != BASE or options.against_checkpoint is not None:
+        return options
+    return chz.replace(options, against=None, against_checkpoint=BASE)
 
 
 async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
@@ -79,9 +104,15 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
         ValueError: For anything the user has to fix; nothing was sampled then.
         EngineError: If a server is gone.
     """
+    options = _with_base(options)
     other = _other(name, options)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
-    plan = make_plan(target, options)
+    plan = make_plan(target, options, is_compared=other is not None)
+    judges: tuple[JudgePlan, ...] = ()
+    if plan.is_judged:
+        judges = plan_judges(options, base=untrained(target), current=target)
+    else:
+        refuse_judge(options)
     stored = _read_stored(other) if other is not None and _is_result_file(other) else None
     if stored is not None:
         _check_comparable(plan.record, plan.digest, stored)
@@ -104,7 +135,9 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
         text += f"\n{_finish(second)}"
         stored, other = second.evaluation, str(second.path)
     if stored is not None and other is not None:
-        text += f"\n{_compare(first.evaluation, stored, plan, first.path, Path(other))}"
+        pair = (first.evaluation, stored)
+        judged = await have_judged(judges, options, pair, services) if judges else None
+        text += f"\n{_compare(*pair, judged, options, first.path, Path(other))}"
     return text, first.evaluation
 
 
@@ -135,7 +168,7 @@ async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Resu
         with EvaluationConsole() as console:
             evaluation, rows = await _sample(plan, target, opened, console, costs)
     figures = summarise(
-        figures_of(evaluation), resamples=plan.options.resamples, seed=_draws_seed(plan.record)
+        figures_of(evaluation), resamples=plan.options.resamples, seed=draws_seed(plan.record)
     )
     return _Result(
         evaluation=replace(evaluation, figures=figures), path=_path(plan, target), costs=costs, rows=rows
@@ -161,7 +194,12 @@ async def _sample(
     played: dict[str, tuple[Played, ...]] = {}
     metrics: dict[str, dict[str, float]] = {}
     rows: list[dict[str, Any]] = []
-    if "direct" in plan.kinds:
+    if plan.is_open:
+        with costs.part("direct"):
+            asked = await ask_all(
+                opened.client, direct, plan.items, plan.options.num_samples, console.begin, "direct"
+            )
+    elif "direct" in plan.kinds:
         evaluator = DirectEvaluator(
             items=plan.items,
             direct=direct,
@@ -267,12 +305,39 @@ def _finish(result: _Result) -> str:
     return f"{evaluation_text(result.evaluation)}{result.costs.seconds_text()}\n{result.path}\n"
 
 
-def _compare(evaluation: Evaluation, against: Evaluation, plan: EvalPlan, path: Path, other: Path) -> str:
-    differences = _differences_of(evaluation, against, plan.options.resamples)
-    place = _digest(str(other.resolve()))  # runs have files of equal names
+def _compare(
+    evaluation: Evaluation,
+    against: Evaluation,
+    judged: Judgement | None,
+    options: EvalOptions,
+    path: Path,
+    other: Path,
+) -> str:
+    how = [] if judged is None else [judged.judges]
+    place = _digest(str(other.resolve()), *how)  # runs have files of equal names
     target = path.with_name(f"{path.stem}-against-{other.stem}-{place}.json")
-    write_comparison(target, evaluation, against, differences)
-    return f"{comparison_text(evaluation, against, differences)}{target}\n"
+    return f"{_write_compared(evaluation, against, judged, options, target)}{target}\n"
+
+
+def _write_compared(
+    evaluation: Evaluation,
+    against: Evaluation,
+    judged: Judgement | None,
+    options: EvalOptions,
+    target: Path | None,
+) -> str:
+    """The tables of a comparison; written where a file is named."""
+    differences = _differences_of(evaluation, against, options.resamples)
+    text = comparison_text(evaluation, against, differences)
+    if judged is None:
+        if target is not None:
+            write_comparison(target, evaluation, against, differences)
+        return text
+    if target is not None:
+        write_comparison(target, evaluation, against, {**judged.figures, **differences}, judged.judges)
+        write_transcripts(target.with_suffix(".transcripts.jsonl"), judged.rows)
+    names = [str(each["name"]) for each in judged.judges]
+    return f"{text}\n{judged_text(judged.figures, names, judged.failures)}"
 
 
 def _is_result_file(name: str) -> bool:
@@ -284,21 +349,25 @@ def _read_stored(name: str) -> Evaluation:
     return read_evaluation(Path(name).expanduser())
 
 
-def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
+async def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
     """Show an earlier evaluation, or compare two, refusing options that would ask for samples."""
+    allowed = ["against", "output", "resamples"]
+    if judge_given(options):
+        allowed += [*JUDGE_OPTIONS, "engine", "base_url", "device", "precision"]
     ignored = [
         key
         for key, value in chz.asdict(options).items()
-        if key not in ("against", "output", "resamples") and value != getattr(EvalOptions(), key)
+        if key not in allowed and value != getattr(EvalOptions(), key)
     ]
     if ignored or (other is None and options.output is not None):
         raise ValueError(
             f"{name} is the file of an earlier evaluation, of which nothing is sampled again: only against=FILE, and "
-            f"with it output=... and resamples=..., can be given; got {', '.join(ignored) or 'output'}"
+            f"with it output=..., resamples=... and judge=..., can be given; got {', '.join(ignored) or 'output'}"
         )
     check_output(options.output)
     evaluation = _read_stored(name)
     if other is None:
+        refuse_judge(options)
         return evaluation_text(evaluation)
     if not _is_result_file(other):
         raise ValueError(
@@ -307,21 +376,28 @@ def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
         )
     against = _read_stored(other)
     _check_comparable(evaluation.options, evaluation.prompts_digest, against)
-    differences = _differences_of(evaluation, against, options.resamples)
-    if options.output is not None:
-        write_comparison(Path(options.output).expanduser(), evaluation, against, differences)
-    return comparison_text(evaluation, against, differences)
+    judged = None
+    if options.judge is not None:
+        current = _stored_target(evaluation)
+        judges = plan_judges(options, base=untrained(current), current=current)
+        judged = await have_judged(judges, options, (evaluation, against), {})
+    else:
+        refuse_judge(options)
+    target = None if options.output is None else Path(options.output).expanduser()
+    return _write_compared(evaluation, against, judged, options, target)
 
 
-def _draws_seed(record: dict[str, Any]) -> int:
-    """Seed of the bootstrap: the same draws for every policy that is asked the same."""
-    return derive_seed(int(record["seed"]), "bootstrap")
+def _stored_target(evaluation: Evaluation) -> Target:
+    """The policy of an earlier evaluation, as it can be found again."""
+    told = evaluation.target
+    model = None if told["kind"] in ("run", "model") else told["model"]
+    return find_target(str(told["name"]), checkpoint=told.get("checkpoint"), model_name=model)
 
 
 def _differences_of(evaluation: Evaluation, against: Evaluation, resamples: int) -> dict[str, Difference]:
     """Differences of two evaluations of the same problems, from paired draws."""
     return compare(
-        figures_of(evaluation), figures_of(against), resamples=resamples, seed=_draws_seed(evaluation.options)
+        figures_of(evaluation), figures_of(against), resamples=resamples, seed=draws_seed(evaluation.options)
     )
 
 

@@ -1,5 +1,6 @@
 """Options become a plan; mistakes are found here, before a model is loaded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ from viva.recipes.protocol import Config as ProtocolConfig
 from viva.run.files import place_problem
 from viva.selfplay.user_code import find_check
 from viva.tiny import model_path
-from viva.training.data import PromptItem, prompts_digest
+from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
 TalkConfig: TypeAlias = ConversationConfig | CritiqueConfig | ProtocolConfig
@@ -56,17 +57,26 @@ class EvalPlan:
     conversations: dict[str, TalkConfig]
     """By kind."""
     items: tuple[PromptItem, ...]
-    """Problems with known answers."""
+    """Problems with known answers; where a judge compares, all."""
     source: str
     """Origin of the problems, for the user."""
     num_unanswered: int
     """Problems left out for want of an answer."""
     check: AnswerCheck
+    is_judged: bool
+    """Whether a judge compares the direct answers of two policies."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some of the problems have no known answer."""
+        return any(item.answer is None for item in self.items)
 
     @property
     def measured(self) -> str:
         """The number of problems, and their origin."""
-        return f"{counted(len(self.items), 'problem')} {self.source}"
+        told = f"{counted(len(self.items), 'problem')} {self.source}"
+        num_open = sum(item.answer is None for item in self.items)
+        return f"{told}, {num_open} without a known answer" if num_open else told
 
     @property
     def talked_about(self) -> tuple[PromptItem, ...]:
@@ -107,8 +117,10 @@ class EvalPlan:
         return prompts_digest(self.items)
 
 
-def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
+def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> EvalPlan:
     """Check all options and load the problems; a run's options are the defaults.
+
+    Where two policies are compared and no answer is known, or a judge is named, a judge compares their answers.
 
     Raises:
         ValueError: For anything the user has to fix.
@@ -134,14 +146,16 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
         check_conversation(config)
     check = find_check(options.grader)
     everything, source = _problems(shared, target, options)
-    items = tuple(item for item in everything if item.answer is not None)
+    known = tuple(item for item in everything if item.answer is not None)
+    is_judged = is_compared and (options.judge is not None or not known)
+    items = tuple(everything) if is_judged else known
     if not items:
-        split = ", or its split (hf_test_split=...)" if shared.hf_dataset_name is not None else ""
-        raise ValueError(
-            f"there is no problem with a known answer among the {len(everything)} {source}; give a test set with "
-            f"some{split}"
-        )
-    for item in items:
+        raise ValueError(_no_answers(shared, everything, source))
+    if len(known) < len(items) and options.kinds is None:
+        kinds, conversations = ("direct",), {}
+    if is_judged:
+        _check_judged_kinds(kinds, is_open=len(known) < len(items))
+    for item in known:
         if why := check.refuses(item.answer or ""):
             raise ValueError(why)
     return EvalPlan(
@@ -153,6 +167,28 @@ def make_plan(target: Target, options: EvalOptions) -> EvalPlan:
         source=source,
         num_unanswered=len(everything) - len(items),
         check=check,
+        is_judged=is_judged,
+    )
+
+
+def _check_judged_kinds(kinds: tuple[str, ...], *, is_open: bool) -> None:
+    if is_open and kinds != ("direct",):
+        raise ValueError(
+            f"kinds must be left out, or be direct, where a judge compares answers to problems without known ones; got "
+            f"{', '.join(kinds)}: conversations are measured by known answers"
+        )
+    if "direct" not in kinds:
+        raise ValueError(
+            f"a judge compares direct answers; got kinds={', '.join(kinds)}: add direct, or leave out judge"
+        )
+
+
+def _no_answers(shared: RecipeConfig, everything: list[PromptItem], source: str) -> str:
+    split = ", or its split (hf_test_split=...)" if shared.hf_dataset_name is not None else ""
+    return (
+        f"there is no problem with a known answer among the {len(everything)} {source}; give a test set with "
+        f"some{split}, or have a judge compare the answers with another policy's: against=base, or "
+        "against=RUN_OR_MODEL"
     )
 
 
@@ -163,8 +199,13 @@ def _check_options(options: EvalOptions) -> None:
     if options.kinds == []:
         raise ValueError(f"kinds must name at least one of {', '.join(KINDS)}")
     counts = ("num_samples", "max_test_samples", "num_test_conversations", "max_tokens")
-    at_least(options, dict.fromkeys(counts, 1) | {"resamples": 100})
+    at_least(options, dict.fromkeys(counts, 1) | {"resamples": 100, "judge_max_tokens": 1})
     not_negative(options, "temperature", "eval_temperature")
+
+
+def draws_seed(record: Mapping[str, Any]) -> int:
+    """Seed of the bootstrap, from an evaluation's options: the same draws for every policy that is asked the same."""
+    return derive_seed(int(record["seed"]), "bootstrap")
 
 
 def check_output(name: str | None) -> None:

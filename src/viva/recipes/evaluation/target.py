@@ -118,6 +118,22 @@ def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: st
     )
 
 
+def untrained(target: Target) -> Target:
+    """The policy before training: a run's or adapter's model as it is; of any other target, itself.
+
+    Raises:
+        ValueError: If weights do not name the model that they belong to.
+    """
+    if target.weights is None:
+        return target
+    if target.model is None:
+        raise ValueError(f"{target.name} does not say which model it was trained from; give model_name=...")
+    is_run = target.kind == "run"
+    return replace(
+        target, kind=target.kind if is_run else "model", weights=None, checkpoint=_BASE, next_step=0
+    )
+
+
 async def open_policy(
     target: Target, engine: EngineConfig, *, renderer_name: str | None, service: ServiceClient | None = None
 ) -> OpenPolicy:

@@ -1,0 +1,298 @@
+"""Two policies without an answer key: a judge compares their answers to the same prompts in both orders.
+
+Legend: ``_P`` prompts, ``_N`` pairs of answers to one prompt, ``_J`` judges. In every comparison, 0 is the first policy
+and 1 the second.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from viva.conversation.coordinator import gather_or_cancel
+from viva.conversation.guard import remembering
+from viva.eval.estimates import Terms, draw_counts, interval_of, summarise
+from viva.eval.length_control import LengthTerm, length_controlled_win_rate
+from viva.eval.records import Answer, Asked, Figure
+from viva.judging.comparison import Comparison, Outcome
+from viva.judging.judge import JudgeError
+from viva.training.console import Begin, StepProgress, unseen
+from viva.training.data import derive_seed
+
+_ORDERS = ((0, 1), (1, 0))
+_NOTHING = (0.0, 0.0)
+
+
+class PairJudge(Protocol):
+    """A judge of two answers, such as `viva.judging.judge.PolicySelfComparisonJudge`."""
+
+    async def compare(
+        self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
+    ) -> Comparison:
+        """Compare the answer of ``first``, shown as A, with that of ``second``."""
+        ...
+
+    def described(self) -> dict[str, str]:
+        """The messages around every comparison's prompt, see `viva.judging.records.JudgeRecord`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedPair:
+    """One answer of each policy to the same prompt, and the verdicts on them."""
+
+    question: str
+    known: str | None
+    """The known answer, if there is one."""
+    answers: tuple[Answer, Answer]
+    comparisons: tuple[Comparison, ...] = ()
+    """In both orders."""
+
+    @property
+    def log_ratio(self) -> float:
+        """Log of the first answer's length over the second's, in characters without outer white space."""
+        first, second = (math.log(max(1, len(answer.text.strip()))) for answer in self.answers)
+        return first - second
+
+    @property
+    def points(self) -> list[float]:
+        """The first policy's points in each readable verdict: win 1, tie 1/2, loss 0."""
+        return [points for each in self.comparisons if (points := _points(each)) is not None]
+
+    @property
+    def asked(self) -> list[Comparison]:
+        """Comparisons that the judge was asked for, since the answers differ."""
+        return [each for each in self.comparisons if each.was_asked]
+
+
+def _points(comparison: Comparison) -> float | None:
+    if comparison.outcome is Outcome.INVALID:
+        return None
+    if comparison.outcome is Outcome.TIE:
+        return 0.5
+    return float((comparison.outcome is Outcome.A) == (comparison.first == 0))
+
+
+def paired(first: Sequence[Asked], second: Sequence[Asked]) -> list[list[JudgedPair]]:
+    """Answers of two policies to the same prompts: the n-th of one with the n-th of the other."""
+    return [
+        [
+            JudgedPair(question=one.question, known=one.answer, answers=pair)
+            for pair in zip(one.answers, other.answers, strict=True)
+        ]
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
+async def judge_pairs(
+    judge: PairJudge, pairs_P_N: Sequence[Sequence[JudgedPair]], seed: int, begin: Begin = unseen
+) -> list[list[JudgedPair]]:
+    """The pairs with the judge's verdicts in both orders.
+
+    A judge that fails (no reply, no probabilities, a prompt too long for it) makes a failed comparison with the reason.
+    """
+    count = sum(len(pairs) for pairs in pairs_P_N)
+    progress = begin("judge", count, "pairs of answers")
+
+    async def judge_prompt(place: int, pairs_N: Sequence[JudgedPair]) -> list[JudgedPair]:
+        with remembering({}):
+            return await gather_or_cancel(
+                _judge_pair(judge, pair, derive_seed(seed, "judge", place, number), progress)
+                for number, pair in enumerate(pairs_N)
+            )
+
+    return await gather_or_cancel(judge_prompt(place, pairs) for place, pairs in enumerate(pairs_P_N))
+
+
+async def _judge_pair(judge: PairJudge, pair: JudgedPair, seed: int, progress: StepProgress) -> JudgedPair:
+    texts = {place: answer.text for place, answer in enumerate(pair.answers)}
+
+    async def compare(first: int, second: int) -> Comparison:
+        try:
+            return await judge.compare(pair.question, texts, first, second, derive_seed(seed, first))
+        except (JudgeError, TimeoutError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            return Comparison(first=first, second=second, outcome=Outcome.INVALID, score=None, failure=reason)
+
+    judged = replace(pair, comparisons=tuple(await gather_or_cancel(compare(*order) for order in _ORDERS)))
+    progress.on_group(judged)
+    return judged
+
+
+def judged_figures(
+    pairs_P_N: Sequence[Sequence[JudgedPair]], *, resamples: int, seed: int
+) -> dict[str, Figure]:
+    """Win rates of the first policy and figures about the judge, with 95 % intervals from resampled prompts.
+
+    - ``win_rate``: points over readable verdicts, a tie counting half; answers of the same words tie.
+    - ``win_rate/shown_first``, ``win_rate/shown_second``: the same, by the place of the first policy's answer.
+    - ``win_rate/length_controlled``: see `viva.eval.length_control`.
+    - ``win_rate/expected``: mean of (1 + score) / 2, by the judge's probabilities; only where all verdicts have them.
+    - ``tie_rate``: of readable verdicts. ``identical_rate``: of all comparisons, those that nobody was asked for.
+    - ``invalid_rate``, ``failed_rate``: of comparisons asked, those without a readable verdict, and those of them in
+      which the judge failed.
+    - ``flip_rate``: of pairs with a winner in both orders, those whose winner changes with the order.
+    - ``first_shown_rate``: of verdicts with a winner, those for the answer shown first; 50 % is no preference.
+    - ``longer_rate``: of verdicts with a winner on answers of unequal lengths, those for the longer one.
+    - ``accuracy``: of readable verdicts on a right and a wrong answer, those for the right one, a tie counting half.
+
+    Figures that nothing contributes to have no value; those of known answers and probabilities are left out.
+    """
+    figures = summarise(_terms(pairs_P_N), resamples=resamples, seed=seed)
+    controlled = length_controlled_win_rate(
+        [
+            LengthTerm(
+                prompt=place,
+                log_ratio=pair.log_ratio,
+                points=math.fsum(pair.points) / len(pair.points),
+                num_verdicts=len(pair.points),
+            )
+            for place, pairs in enumerate(pairs_P_N)
+            for pair in pairs
+            if pair.points
+        ],
+        len(pairs_P_N),
+        resamples=resamples,
+        seed=seed,
+    )
+    return {"win_rate": figures.pop("win_rate"), "win_rate/length_controlled": controlled, **figures}
+
+
+def _terms(pairs_P_N: Sequence[Sequence[JudgedPair]]) -> dict[str, Terms]:
+    every = [each for pairs in pairs_P_N for pair in pairs for each in pair.comparisons]
+    parts: dict[str, Callable[[JudgedPair], list[float]]] = {
+        "win_rate": lambda pair: pair.points,
+        "win_rate/shown_first": lambda pair: _points_where(pair, first=0),
+        "win_rate/shown_second": lambda pair: _points_where(pair, first=1),
+    }
+    if any(each.probabilities for each in every) and all(
+        each.probabilities for each in every if each.was_asked and each.score is not None
+    ):
+        parts["win_rate/expected"] = _expected
+    parts |= {
+        "tie_rate": lambda pair: [float(points == 0.5) for points in pair.points],
+        "identical_rate": lambda pair: [float(not each.was_asked) for each in pair.comparisons],
+        "invalid_rate": lambda pair: [float(each.score is None) for each in pair.asked],
+        "failed_rate": lambda pair: [float(each.failure is not None) for each in pair.asked],
+        "flip_rate": _flips,
+        "first_shown_rate": lambda pair: [float(each.outcome is Outcome.A) for each in _decided(pair)],
+        "longer_rate": _longer,
+    }
+    if any(pair.known is not None for pairs in pairs_P_N for pair in pairs):
+        parts["accuracy"] = _accuracy
+    return {
+        name: [_sums([value for pair in pairs for value in values(pair)]) for pairs in pairs_P_N]
+        for name, values in parts.items()
+    }
+
+
+def _sums(values: Sequence[float]) -> tuple[float, float]:
+    return (math.fsum(values), float(len(values))) if values else _NOTHING
+
+
+def _points_where(pair: JudgedPair, *, first: int) -> list[float]:
+    own = (_points(each) for each in pair.comparisons if each.first == first)
+    return [points for points in own if points is not None]
+
+
+def _expected(pair: JudgedPair) -> list[float]:
+    signed = [(each.score, -1 if each.first == 0 else 1) for each in pair.comparisons]
+    return [(1 + sign * score) / 2 for score, sign in signed if score is not None]
+
+
+def _decided(pair: JudgedPair) -> list[Comparison]:
+    return [each for each in pair.asked if each.outcome in (Outcome.A, Outcome.B)]
+
+
+def _flips(pair: JudgedPair) -> list[float]:
+    decided = [_points(each) for each in _decided(pair)]
+    return [float(decided[0] != decided[1])] if len(decided) == len(_ORDERS) else []
+
+
+def _longer(pair: JudgedPair) -> list[float]:
+    if not pair.log_ratio:
+        return []
+    return [float((_points(each) == 1.0) == (pair.log_ratio > 0)) for each in _decided(pair)]
+
+
+def _accuracy(pair: JudgedPair) -> list[float]:
+    first, second = (answer.right for answer in pair.answers)
+    if pair.known is None or first == second:
+        return []
+    return [points if first else 1.0 - points for points in pair.points]
+
+
+def cohen_kappa(table: npt.NDArray[np.float64]) -> float | None:
+    """Cohen's kappa of two judges: agreement beyond that of chance, ``(p_o - p_e) / (1 - p_e)``.
+
+    ``p_o`` is the share on the diagonal, ``p_e`` the sum of the products of both judges' shares of each class (Cohen
+    1960). ``None`` without a pair, or where both name one and the same class only.
+
+    Args:
+        table: Counts, ``[class by one judge, class by the other]``.
+    """
+    total = table.sum()
+    if not total:
+        return None
+    shares = table / total
+    expected = float(shares.sum(axis=1) @ shares.sum(axis=0))
+    return (float(np.trace(shares)) - expected) / (1.0 - expected) if expected < 1.0 else None
+
+
+def agreement_figures(
+    one_P_N: Sequence[Sequence[JudgedPair]],
+    other_P_N: Sequence[Sequence[JudgedPair]],
+    *,
+    resamples: int,
+    seed: int,
+) -> dict[str, Figure]:
+    """Agreement of two judges on the same pairs: ``agreement``, the share of equal verdicts, and ``kappa``.
+
+    A judge's verdict on a pair is the policy that has more points over both orders, else a tie: a winner that changes
+    with the order is none. Pairs of the same words, and those that a judge has no readable verdict on, are left out.
+    """
+    tables = np.zeros((len(one_P_N), 3, 3))
+    for place, (ones, others) in enumerate(zip(one_P_N, other_P_N, strict=True)):
+        for one, other in zip(ones, others, strict=True):
+            if one.asked and one.points and other.points:
+                tables[place, _class_of(one), _class_of(other)] += 1
+    shares = [(float(np.trace(table)), float(table.sum())) for table in tables]
+    flat = tables.reshape(len(tables), 9)
+    drawn = [
+        math.nan if (kappa := cohen_kappa(row.reshape(3, 3))) is None else kappa
+        for counts in draw_counts(len(tables), resamples, seed)
+        for row in counts @ flat
+    ]
+    low, high = interval_of(np.array(drawn))
+    kappa = Figure(
+        value=cohen_kappa(tables.sum(axis=0)),
+        low=low,
+        high=high,
+        num_problems=sum(count > 0 for _, count in shares),
+    )
+    return summarise({"agreement": shares}, resamples=resamples, seed=seed) | {"kappa": kappa}
+
+
+def _class_of(pair: JudgedPair) -> int:
+    """0: the first policy wins, 1: a tie, 2: the second policy wins."""
+    mean = math.fsum(pair.points) / len(pair.points)
+    return 0 if mean > 0.5 else 2 if mean < 0.5 else 1
+
+
+def figures_of_judges(
+    judged_J: Mapping[str, Sequence[Sequence[JudgedPair]]], *, resamples: int, seed: int
+) -> dict[str, Figure]:
+    """`judged_figures` of every judge as ``judge/NAME/...``, and `agreement_figures` as ``judges/NAME+NAME/...``."""
+    figures = {
+        f"judge/{name}/{key}": figure
+        for name, pairs_P_N in judged_J.items()
+        for key, figure in judged_figures(pairs_P_N, resamples=resamples, seed=seed).items()
+    }
+    for one, other in itertools.combinations(judged_J, 2):
+        found = agreement_figures(judged_J[one], judged_J[other], resamples=resamples, seed=seed)
+        figures |= {f"judges/{one}+{other}/{key}": figure for key, figure in found.items()}
+    return figures

@@ -1,0 +1,180 @@
+"""viva eval on prompts without known answers: a judge compares two policies, and what is written can be seen."""
+
+import json
+from pathlib import Path
+
+import pytest
+from random_models import make_model
+
+import viva
+import viva.cli
+from viva.eval.records import read_evaluation
+from viva.recipes.programs import train_recipe
+from viva.view.files import iter_transcripts, kind_of, read_evaluations
+
+PROMPTS = ["Say something.", "Say another thing.", "And one more."]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Results of targets that are no runs are written below the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "open.jsonl"
+    path.write_text("".join(json.dumps({"query": prompt}) + "\n" for prompt in PROMPTS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return [make_model(folder / name, name) for name in ("qwen3", "llama")]
+
+
+@pytest.fixture(scope="module")
+def run(models, prompts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    options = {
+        "model_name": models[0],
+        "train_prompts_path": prompts,
+        "log_path": folder,
+        **{"num_agents": 2, "batch_size": 2, "max_tokens": 6, "lora_rank": 4, "max_steps": 1},
+        **{"learning_rate": 1e-1, "save_every": 1},
+    }
+    assert train_recipe("critique_self_play", [f"{name}={value}" for name, value in options.items()]) == 0
+    return folder
+
+
+def evaluate(capsys, target, **options):
+    """The printed tables, and the result files they name."""
+    given = {"resamples": 100, "max_tokens": 6} | options
+    status = viva.cli.main(["eval", str(target), *(f"{name}={value}" for name, value in given.items())])
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    return told.out, [Path(line) for line in told.out.splitlines() if line.endswith(".json")]
+
+
+def test_a_run_is_compared_with_its_base_by_its_base_without_an_answer_key(run, prompts, capsys):
+    out, (first, second, compared) = evaluate(
+        capsys, run, against="base", test_prompts_path=prompts, num_samples=2
+    )
+    assert "judged by" in out
+    assert f"measured on 3 problems of {prompts}, 3 without a known answer" in out
+    assert {each.answer for each in read_evaluation(first).asked} == {None}
+    assert set(read_evaluation(second).figures) == {"direct/finish_rate", "direct/reply_tokens"}
+    written = json.loads(compared.read_text())
+    assert (written["format"], written["second"]["checkpoint"]) == ("viva comparison 1", "base")
+    (judge,) = written["judges"]
+    assert (judge["name"], judge["checkpoint"], judge["mode"]) == ("base", "base", "logprob")
+    figure = written["figures"]["judge/base/win_rate"]
+    assert 0 <= figure["value"] <= 1
+    assert figure["num_problems"] == 3
+    assert kind_of(compared) == "result"
+    shown = {each["name"]: each for each in read_evaluations(run)}
+    assert shown[compared.stem]["figures"]["judge/base/win_rate"] == figure
+
+
+def test_the_verdicts_lie_beside_it_as_conversations_of_two_agents(run, prompts, capsys, tmp_path):
+    _, (first, second, compared) = evaluate(
+        capsys, run, against="base", test_prompts_path=prompts, num_samples=2
+    )
+    (tmp_path / "transcripts.jsonl").write_bytes(compared.with_suffix(".transcripts.jsonl").read_bytes())
+    records = [each.record for _, each in iter_transcripts(tmp_path, [])]
+    assert len(records) == 6
+    answers = [
+        [a.text for each in read_evaluation(path).asked for a in each.answers] for path in (first, second)
+    ]
+    assert [[turn.text for turn in record.turns] for record in records] == [
+        list(pair) for pair in zip(*answers, strict=True)
+    ]
+    for record in records:
+        assert [(each.first, each.second) for each in record.comparisons] == [(0, 1), (1, 0)]
+        assert record.correct is None
+
+
+def test_two_judges_stand_side_by_side_with_their_agreement(run, models, prompts, capsys):
+    out, (*_, compared) = evaluate(
+        capsys, run, against="base", test_prompts_path=prompts, judge=f"[current,{models[1]}]"
+    )
+    figures = json.loads(compared.read_text())["figures"]
+    assert {
+        "judge/current/win_rate",
+        f"judge/{models[1]}/win_rate",
+        f"judges/current+{models[1]}/kappa",
+    } <= set(figures)
+    assert "between judges" in out
+
+
+def test_swapped_policies_have_the_mirrored_win_rate(models, prompts, capsys):
+    rates = []
+    for target, other in (models, models[::-1]):
+        *_, compared = evaluate(capsys, target, against=other, test_prompts_path=prompts, judge=models[0])[1]
+        rates.append(json.loads(compared.read_text())["figures"][f"judge/{models[0]}/win_rate"]["value"])
+    assert rates[0] == pytest.approx(1 - rates[1])
+
+
+def test_stored_answers_are_judged_by_another_judge_without_sampling_them_again(
+    models, prompts, capsys, tmp_path
+):
+    _, (first, second, compared) = evaluate(capsys, models[0], against=models[1], test_prompts_path=prompts)
+    anew = tmp_path / "anew.json"
+    before = first.read_bytes()
+    arguments = [f"against={second}", "judge=base", f"output={anew}", "resamples=100"]
+    assert viva.cli.main(["eval", str(first), *arguments]) == 0
+    assert "judged by" in capsys.readouterr().out
+    same, other = (json.loads(path.read_text())["figures"] for path in (compared, anew))
+    assert same == other
+    assert first.read_bytes() == before
+
+
+def test_problems_with_known_answers_tell_how_often_the_judge_is_right(models, capsys, tmp_path):
+    path = tmp_path / "mixed.jsonl"
+    rows = [{"query": prompt} for prompt in PROMPTS] + [{"query": "1 + 1?", "answer": "2"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, (first, _, compared) = evaluate(
+        capsys, models[0], against=models[1], test_prompts_path=path, judge="base"
+    )
+    found = read_evaluation(first)
+    assert found.figures["direct/avg@1"].num_problems == 1
+    assert found.figures["direct/finish_rate"].num_problems == 4
+    assert "judge/base/accuracy" in json.loads(compared.read_text())["figures"]
+    _, (alone,) = evaluate(capsys, models[0], test_prompts_path=path)
+    assert len(read_evaluation(alone).asked) == 1
+
+
+def test_the_python_face(run):
+    found = viva.evaluate(
+        viva.load_run(run), PROMPTS, against="base", judge=["base", "current"], max_tokens=6, resamples=100
+    )
+    assert [each.question for each in found.asked] == PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "have a judge compare the answers with another policy's: against=base"),
+        ({"judge": "base"}, "have a judge compare"),
+        ({"against": "base", "judge": "[base,base]"}, "judge must name judges that differ"),
+        ({"against": "base", "judge": "bass"}, "judge=bass: "),
+        ({"against": "base", "judge_mode": "prob"}, "judge_mode must be one of logprob, verdict"),
+        ({"against": "base", "judge_max_tokens": 0}, "judge_max_tokens must be 1 or more; got 0"),
+        ({"against": "base", "kinds": '["critique"]'}, "kinds must be left out, or be direct"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_sampled(run, prompts, capsys, options, message):
+    before = sorted((run / "eval").iterdir()) if (run / "eval").is_dir() else []
+    given = {"test_prompts_path": prompts} | options
+    assert viva.cli.main(["eval", str(run), *(f"{name}={value}" for name, value in given.items())]) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert (sorted((run / "eval").iterdir()) if (run / "eval").is_dir() else []) == before
+
+
+def test_a_judge_of_nothing_is_refused(run, capsys, tmp_path):
+    path = tmp_path / "known.jsonl"
+    path.write_text('{"query": "1 + 1?", "answer": "2"}\n')
+    arguments = ["eval", str(run), f"test_prompts_path={path}", "judge=base"]
+    assert viva.cli.main(arguments) == 2
+    assert "judge would change nothing: a judge compares two policies" in capsys.readouterr().err
