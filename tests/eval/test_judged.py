@@ -21,6 +21,7 @@ from viva.eval.judged import (
 )
 from viva.eval.length_control import LengthTerm, length_controlled_win_rate
 from viva.eval.records import WRONG, Asked
+from viva.judging.base import Judge
 from viva.judging.comparison import Comparison, Outcome
 from viva.judging.judge import JudgeError
 
@@ -239,7 +240,7 @@ def test_judges_agree_pair_by_pair_and_a_flip_is_no_winner():
 # judging
 
 
-class Scripted:
+class Scripted(Judge):
     """A judge that prefers the text that is later in the alphabet, and fails at a word."""
 
     def __init__(self):

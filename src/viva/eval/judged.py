@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from viva.conversation.guard import remembering
 from viva.eval.estimates import Terms, draw_counts, interval_of, summarise
 from viva.eval.length_control import LengthTerm, length_controlled_win_rate
 from viva.eval.records import Answer, Asked, Figure
+from viva.judging.base import Judge
 from viva.judging.comparison import Comparison, Outcome
 from viva.judging.judge import JudgeError
 from viva.training.console import Begin, StepProgress, unseen
@@ -25,20 +25,6 @@ from viva.training.data import derive_seed
 
 _ORDERS = ((0, 1), (1, 0))
 _NOTHING = (0.0, 0.0)
-
-
-class PairJudge(Protocol):
-    """A judge of two answers, such as `viva.judging.judge.PolicySelfComparisonJudge`."""
-
-    async def compare(
-        self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
-    ) -> Comparison:
-        """Compare the answer of ``first``, shown as A, with that of ``second``."""
-        ...
-
-    def described(self) -> dict[str, str]:
-        """The messages around every comparison's prompt, see `viva.judging.records.JudgeRecord`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +75,7 @@ def paired(first: Sequence[Asked], second: Sequence[Asked]) -> list[list[JudgedP
 
 
 async def judge_pairs(
-    judge: PairJudge, pairs_P_N: Sequence[Sequence[JudgedPair]], seed: int, begin: Begin = unseen
+    judge: Judge, pairs_P_N: Sequence[Sequence[JudgedPair]], seed: int, begin: Begin = unseen
 ) -> list[list[JudgedPair]]:
     """The pairs with the judge's verdicts in both orders.
 
@@ -108,7 +94,7 @@ async def judge_pairs(
     return await gather_or_cancel(judge_prompt(place, pairs) for place, pairs in enumerate(pairs_P_N))
 
 
-async def _judge_pair(judge: PairJudge, pair: JudgedPair, seed: int, progress: StepProgress) -> JudgedPair:
+async def _judge_pair(judge: Judge, pair: JudgedPair, seed: int, progress: StepProgress) -> JudgedPair:
     texts = {place: answer.text for place, answer in enumerate(pair.answers)}
 
     async def compare(first: int, second: int) -> Comparison:

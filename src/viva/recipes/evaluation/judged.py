@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from viva.conversation.records import Solution
-from viva.eval.judged import JudgedPair, PairJudge, figures_of_judges, judge_pairs, paired
+from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
 from viva.eval.records import Evaluation, Figure
+from viva.judging.base import Judge
 from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.records import ComparisonRecord, ConversationRecord, JudgeRecord, Transcript, TurnRecord
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
@@ -177,7 +178,7 @@ async def have_judged(
 
 async def _open(
     plan: JudgePlan, engine: EngineConfig, options: EvalOptions, services: dict[EngineConfig, ServiceClient]
-) -> PairJudge:
+) -> Judge:
     own = plan.name in (BASE, CURRENT)
     opened = await open_policy(
         plan.target,
@@ -190,7 +191,7 @@ async def _open(
 
 
 def _rows(
-    name: str, judge: PairJudge, pairs_P_N: list[list[JudgedPair]], step: int, *, start: int
+    name: str, judge: Judge, pairs_P_N: list[list[JudgedPair]], step: int, *, start: int
 ) -> list[dict[str, Any]]:
     """A transcript for every pair: the first policy is agent 0, the second agent 1."""
     described = JudgeRecord.model_validate(judge.described())
