@@ -63,6 +63,35 @@ class Comparison:
     """Reason why the judge gave no reply; the comparison is invalid then."""
 
 
+def read_labels(
+    first: int, second: int, masses: tuple[float, float, float], *, max_off_set_mass: float
+) -> Comparison:
+    """The comparison by the probabilities of the labels A, B and Tie at one place.
+
+    It is invalid if anything but the labels is more probable than ``max_off_set_mass``. The score is p(B) - p(A),
+    normalised over the three labels; the outcome the most probable one, and a tie if A and B are equally probable.
+    """
+    total = math.fsum(masses)
+    off_set_mass = min(max(1.0 - total, 0.0), 1.0)
+    if total <= 0.0 or off_set_mass > max_off_set_mass:
+        return Comparison(
+            first=first, second=second, outcome=Outcome.INVALID, score=None, off_set_mass=off_set_mass
+        )
+    p_a, p_b, p_tie = (mass / total for mass in masses)
+    if p_a == p_b >= p_tie:
+        outcome = Outcome.TIE
+    else:
+        _, outcome = max((p_a, Outcome.A), (p_b, Outcome.B), (p_tie, Outcome.TIE), key=lambda pair: pair[0])
+    return Comparison(
+        first=first,
+        second=second,
+        outcome=outcome,
+        score=p_b - p_a,
+        probabilities=(p_a, p_b, p_tie),
+        off_set_mass=off_set_mass,
+    )
+
+
 def same_words(one: str, other: str) -> bool:
     """Whether two texts are equal but for white space."""
     return one.split() == other.split()

@@ -36,6 +36,7 @@ from viva.judging.comparison import (
     Comparison,
     Outcome,
     judge_messages,
+    read_labels,
     same_words,
 )
 from viva.judging.usage import Role, count_tokens
@@ -121,7 +122,7 @@ _HAS_ALTERNATIVES = hasattr(tinker.SampledSequence, "topk_logprobs")
 
 _Row = list[tuple[int, float]]
 
-_VERDICT_SCORES = {Outcome.A: -1.0, Outcome.TIE: 0.0, Outcome.B: 1.0, Outcome.INVALID: None}
+VERDICT_SCORES = {Outcome.A: -1.0, Outcome.TIE: 0.0, Outcome.B: 1.0, Outcome.INVALID: None}
 
 
 class JudgeError(RuntimeError):
@@ -244,7 +245,7 @@ class PolicySelfComparisonJudge(Judge):
                 first=first,
                 second=second,
                 outcome=outcome,
-                score=_VERDICT_SCORES[outcome],
+                score=VERDICT_SCORES[outcome],
                 text=text,
                 prompt=asked,
             )
@@ -314,32 +315,8 @@ class PolicySelfComparisonJudge(Judge):
         return row if len(row) == len(LABELS) else None
 
     def _read(self, first: int, second: int, logprobs: Mapping[int, float]) -> Comparison:
-        masses = [math.exp(logprobs.get(token, -math.inf)) for token in self._label_tokens]
-        total = math.fsum(masses)
-        off_set_mass = min(max(1.0 - total, 0.0), 1.0)
-        if total <= 0.0 or off_set_mass > self.max_off_set_mass:
-            return Comparison(
-                first=first,
-                second=second,
-                outcome=Outcome.INVALID,
-                score=None,
-                off_set_mass=off_set_mass,
-            )
-        p_a, p_b, p_tie = (mass / total for mass in masses)
-        if p_a == p_b >= p_tie:
-            outcome = Outcome.TIE
-        else:
-            _, outcome = max(
-                (p_a, Outcome.A), (p_b, Outcome.B), (p_tie, Outcome.TIE), key=lambda pair: pair[0]
-            )
-        return Comparison(
-            first=first,
-            second=second,
-            outcome=outcome,
-            score=p_b - p_a,
-            probabilities=(p_a, p_b, p_tie),
-            off_set_mass=off_set_mass,
-        )
+        p_a, p_b, p_tie = (math.exp(logprobs.get(token, -math.inf)) for token in self._label_tokens)
+        return read_labels(first, second, (p_a, p_b, p_tie), max_off_set_mass=self.max_off_set_mass)
 
 
 def _row(rows: Sequence[_Row | None] | None, place: int) -> _Row | None:

@@ -32,16 +32,9 @@ from viva.judging.judge import PolicyRef, SamplingClient
 from viva.judging.scorer import Scorer
 from viva.recipes.common import resolve_model, say
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
-from viva.recipes.evaluation.judged import (
-    BASE,
-    Judgement,
-    JudgePlan,
-    have_judged,
-    judge_given,
-    plan_judges,
-    refuse_judge,
-)
+from viva.recipes.evaluation.judged import Judgement, have_judged
 from viva.recipes.evaluation.judged_text import judged_text
+from viva.recipes.evaluation.judges import BASE, JudgePlan, judge_given, plan_judges, refuse_judge
 from viva.recipes.evaluation.plan import (
     EvalPlan,
     TalkConfig,
@@ -54,6 +47,7 @@ from viva.recipes.evaluation.plan import (
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy, untrained
 from viva.recipes.reward import open_model
 from viva.rewards.base import Grader, Reward
+from viva.run.kept_answers import ANSWERS_FILE
 from viva.sdk import ServiceClient, settled
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem
@@ -136,7 +130,8 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
         stored, other = second.evaluation, str(second.path)
     if stored is not None and other is not None:
         pair = (first.evaluation, stored)
-        judged = await have_judged(judges, options, pair, services) if judges else None
+        kept = _path(plan, target).with_name(ANSWERS_FILE)
+        judged = await have_judged(judges, options, pair, services, kept) if judges else None
         text += f"\n{_compare(*pair, judged, options, first.path, Path(other))}"
     return text, first.evaluation
 
@@ -313,7 +308,7 @@ def _compare(
     path: Path,
     other: Path,
 ) -> str:
-    how = [] if judged is None else [judged.judges]
+    how = [{**each, "usage": None} for each in (() if judged is None else judged.judges)]
     place = _digest(str(other.resolve()), *how)  # runs have files of equal names
     target = path.with_name(f"{path.stem}-against-{other.stem}-{place}.json")
     return f"{_write_compared(evaluation, against, judged, options, target)}{target}\n"
@@ -337,7 +332,7 @@ def _write_compared(
         write_comparison(target, evaluation, against, {**judged.figures, **differences}, judged.judges)
         write_transcripts(target.with_suffix(".transcripts.jsonl"), judged.rows)
     names = [str(each["name"]) for each in judged.judges]
-    return f"{text}\n{judged_text(judged.figures, names, judged.failures)}"
+    return f"{text}\n{judged_text(judged.figures, names, judged.notes)}"
 
 
 def _is_result_file(name: str) -> bool:
@@ -380,7 +375,8 @@ async def _compare_files(name: str, other: str | None, options: EvalOptions) -> 
     if options.judge is not None:
         current = _stored_target(evaluation)
         judges = plan_judges(options, base=untrained(current), current=current)
-        judged = await have_judged(judges, options, (evaluation, against), {})
+        kept = Path(name).expanduser().with_name(ANSWERS_FILE)
+        judged = await have_judged(judges, options, (evaluation, against), {}, kept)
     else:
         refuse_judge(options)
     target = None if options.output is None else Path(options.output).expanduser()

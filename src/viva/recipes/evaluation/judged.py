@@ -1,44 +1,20 @@
-"""The branch of an evaluation without known answers: who judges, and what comes of it."""
+"""An evaluation without known answers: judges compare two policies' answers, and what comes of it."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from viva.conversation.records import Solution
 from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
 from viva.eval.records import Evaluation, Figure
 from viva.judging.base import Judge
-from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.records import ComparisonRecord, ConversationRecord, JudgeRecord, Transcript, TurnRecord
-from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
-from viva.recipes.evaluation.plan import draws_seed, engine_of
-from viva.recipes.evaluation.target import Target, find_target, open_policy
+from viva.recipes.evaluation import EvalOptions
+from viva.recipes.evaluation.judges import JudgePlan, opened_judge, usage_text
+from viva.recipes.evaluation.plan import draws_seed
 from viva.sdk import ServiceClient
-from viva.training.console import EvaluationConsole
-from viva.training.remote import watched
+from viva.training.console import Begin, EvaluationConsole
 from viva.training.service import EngineConfig
-
-BASE, CURRENT = "base", "current"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgePlan:
-    """A judge that was asked for; nothing is loaded yet."""
-
-    name: str
-    """As it was given; names its figures."""
-    target: Target
-    options: JudgeOptions
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Its entry in the file."""
-        of = self.target.summary
-        return {
-            "name": self.name,
-            "model": of["model"],
-            "checkpoint": of["checkpoint"],
-            "mode": self.options.mode,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,83 +22,12 @@ class Judgement:
     """The verdicts of all judges on two policies' answers."""
 
     judges: tuple[dict[str, Any], ...]
-    """By judge: its name, model and mode."""
+    """By judge: its name, model and mode; of an endpoint also what was asked."""
     figures: dict[str, Figure]
     rows: list[dict[str, Any]]
     """Transcripts: the pairs with their verdicts, judge by judge."""
-    failures: dict[str, list[str]]
-    """Reasons of failed comparisons by judge."""
-
-
-def judge_names(value: str | None) -> list[str]:
-    """Names in ``judge=NAME`` or ``judge=[NAME,NAME]``; by default the policy before training judges.
-
-    Raises:
-        ValueError: If a name is empty or given twice.
-    """
-    if value is None:
-        return [BASE]
-    names = [
-        name.strip().strip("\"'") for name in value.strip().removeprefix("[").removesuffix("]").split(",")
-    ]
-    if not all(names) or len(set(names)) < len(names):
-        raise ValueError(
-            f"judge must name judges that differ, like judge=base or judge=[base,current]; got {value!r}"
-        )
-    return names
-
-
-def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple[JudgePlan, ...]:
-    """The judges that ``judge=`` names.
-
-    Args:
-        options: Of the evaluation.
-        base: The first policy before training.
-        current: The first policy.
-
-    Raises:
-        ValueError: If there is no such model or run, or an option is out of range.
-    """
-    given = {"mode": options.judge_mode, "system_prompt": options.judge_prompt}
-    own = JudgeOptions.of(
-        {name: value for name, value in given.items() if value is not None}
-        | {"max_tokens": options.judge_max_tokens}
-    )
-    return tuple(
-        JudgePlan(name=name, target=_target(name, base=base, current=current), options=own)
-        for name in judge_names(options.judge)
-    )
-
-
-def _target(name: str, *, base: Target, current: Target) -> Target:
-    known = {BASE: base, CURRENT: current}
-    if name in known:
-        return known[name]
-    try:
-        return find_target(name)
-    except ValueError as error:
-        raise ValueError(
-            f"judge={name}: {error}. A judge is base (the policy before training), current (the policy itself), a "
-            "model, a run, or saved weights"
-        ) from error
-
-
-def refuse_judge(options: EvalOptions) -> None:
-    """Refuse options of a judge where nobody is judged.
-
-    Raises:
-        ValueError: With their names.
-    """
-    if given := judge_given(options):
-        raise ValueError(
-            f"{', '.join(given)} would change nothing: a judge compares two policies; give against=base or "
-            "against=RUN_OR_MODEL beside it, and judge=... where the problems have known answers"
-        )
-
-
-def judge_given(options: EvalOptions) -> list[str]:
-    """Options of a judge that are not their defaults."""
-    return [name for name in JUDGE_OPTIONS if getattr(options, name) != getattr(EvalOptions(), name)]
+    notes: tuple[str, ...]
+    """Lines about costs and failed comparisons."""
 
 
 async def have_judged(
@@ -130,6 +35,7 @@ async def have_judged(
     options: EvalOptions,
     evaluations: tuple[Evaluation, Evaluation],
     services: dict[EngineConfig, ServiceClient],
+    kept: Path,
 ) -> Judgement:
     """Have every judge compare the direct answers of two policies to the same prompts.
 
@@ -138,6 +44,7 @@ async def have_judged(
         options: Of the evaluation.
         evaluations: The first and the second policy's.
         services: Engines that hold a model already; those that are opened here are added.
+        kept: File of the answers of judges from outside.
 
     Raises:
         ValueError: If a judge cannot be loaded.
@@ -145,49 +52,44 @@ async def have_judged(
     first, second = evaluations
     pairs_P_N = paired(first.asked, second.asked)
     seed = int(first.options["seed"])
+    step = int(first.target.get("next_step") or 0)
     judged: dict[str, list[list[JudgedPair]]] = {}
+    entries: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
+    notes: list[str] = []
     with EvaluationConsole() as console:
         for plan in plans:
-            engine = engine_of(plan.target, options)
-            async with watched(engine.base_url):
-                judge = await _open(plan, engine, options, services)
-
-                def begin(_: str, count: int, noun: str, name: str = plan.name):
-                    return console.begin(f"judge {name}", count, noun)
-
-                judged[plan.name] = await judge_pairs(judge, pairs_P_N, seed, begin)
-            step = first.target.get("next_step") or 0
-            rows += _rows(plan.name, judge, judged[plan.name], step, start=len(rows))
+            begin = _titled(console.begin, f"judge {plan.name}")
+            async with opened_judge(plan, options, services, kept) as opened:
+                judged[plan.name] = await judge_pairs(opened.judge, pairs_P_N, seed, begin)
+            rows += _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))
+            entries.append(plan.summary)
+            if opened.usage is not None:
+                entries[-1]["usage"] = asdict(opened.usage)
+                notes.append(usage_text(plan, opened.usage))
+            notes += _failures(plan.name, judged[plan.name])
     return Judgement(
-        judges=tuple(plan.summary for plan in plans),
+        judges=tuple(entries),
         figures=figures_of_judges(judged, resamples=options.resamples, seed=draws_seed(first.options)),
         rows=rows,
-        failures={
-            name: [
-                each.failure
-                for pairs in found
-                for pair in pairs
-                for each in pair.comparisons
-                if each.failure is not None
-            ]
-            for name, found in judged.items()
-        },
+        notes=tuple(notes),
     )
 
 
-async def _open(
-    plan: JudgePlan, engine: EngineConfig, options: EvalOptions, services: dict[EngineConfig, ServiceClient]
-) -> Judge:
-    own = plan.name in (BASE, CURRENT)
-    opened = await open_policy(
-        plan.target,
-        engine,
-        renderer_name=(options.renderer_name if own else None) or plan.target.config.get("renderer_name"),
-        service=services.get(engine),
-    )
-    services[engine] = opened.service
-    return plan.options.make(PolicyRef(sampling_client=opened.client), opened.renderer)
+def _titled(begin: Begin, title: str) -> Begin:
+    return lambda _, count, noun: begin(title, count, noun)
+
+
+def _failures(name: str, pairs_P_N: list[list[JudgedPair]]) -> list[str]:
+    """A line about failed comparisons, if there are any."""
+    reasons = [
+        each.failure
+        for pairs in pairs_P_N
+        for pair in pairs
+        for each in pair.comparisons
+        if each.failure is not None
+    ]
+    return [f"note: {len(reasons)} comparisons by {name} failed; the first: {reasons[0]}"] if reasons else []
 
 
 def _rows(

@@ -16,15 +16,13 @@ _LEGEND = {
 }
 
 
-def judged_text(
-    figures: Mapping[str, Figure], judges: Sequence[str], failures: Mapping[str, Sequence[str]]
-) -> str:
-    """The figures of `viva.eval.judged.figures_of_judges` as tables, and reasons of failed comparisons.
+def judged_text(figures: Mapping[str, Figure], judges: Sequence[str], notes: Sequence[str]) -> str:
+    """The figures of `viva.eval.judged.figures_of_judges` as tables.
 
     Args:
         figures: By name.
         judges: Names, in the order of the columns.
-        failures: Reasons by judge.
+        notes: Lines below them.
     """
     keys = [
         name.removeprefix(f"judge/{judges[0]}/") for name in figures if name.startswith(f"judge/{judges[0]}/")
@@ -50,10 +48,7 @@ def judged_text(
         ]
         lines += ["", *text_table(told)]
     lines += ["", *(text for mark, text in _LEGEND.items() if any(mark in name for name in figures))]
-    for name, reasons in failures.items():
-        if reasons:
-            lines.append(f"note: {len(reasons)} comparisons by {name} failed; the first: {reasons[0]}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *notes]) + "\n"
 
 
 def _cells(name: str, figure: Figure | None) -> tuple[str, str]:

@@ -1,0 +1,220 @@
+"""The judges that ``judge=`` names: found before anything is sampled, opened when it is their turn."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from viva.conversation.protocol import counted
+from viva.judging.base import Judge
+from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
+from viva.judging.endpoint_judge import EndpointJudge
+from viva.judging.judge import JudgeOptions, PolicyRef
+from viva.recipes.evaluation import ENDPOINT_OPTIONS, JUDGE_OPTIONS, EvalOptions
+from viva.recipes.evaluation.plan import engine_of
+from viva.recipes.evaluation.target import Target, find_target, open_policy
+from viva.run.kept_answers import AnswerFile
+from viva.sdk import ServiceClient
+from viva.training.remote import watched
+from viva.training.service import EngineConfig
+
+BASE, CURRENT = "base", "current"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgePlan:
+    """A judge that was asked for; nothing is loaded yet."""
+
+    name: str
+    """As it was given, or of the model at an endpoint; names its figures."""
+    source: Target | EndpointOptions
+    options: JudgeOptions
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Its entry in the file."""
+        if isinstance(self.source, EndpointOptions):
+            where = {"model": self.source.model, "url": self.source.url}
+        else:
+            of = self.source.summary
+            where = {"model": of["model"], "checkpoint": of["checkpoint"]}
+        return {"name": self.name, **where, "mode": self.options.mode}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenJudge:
+    """A judge that can be asked."""
+
+    judge: Judge
+    usage: EndpointUsage | None
+    """Of an endpoint, up to now."""
+
+
+def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple[JudgePlan, ...]:
+    """The judges that ``judge=`` names.
+
+    Args:
+        options: Of the evaluation.
+        base: The first policy before training.
+        current: The first policy.
+
+    Raises:
+        ValueError: If there is no such model or run, or an option is out of range.
+    """
+    names = [BASE] if options.judge is None else _names("judge", options.judge)
+    addresses = [name for name in names if _is_address(name)]
+    if not addresses and (given := _given(options, ENDPOINT_OPTIONS)):
+        raise ValueError(
+            f"{', '.join(given)} would change nothing: no judge is behind an endpoint; give "
+            "judge=https://host/v1 or judge=http://127.0.0.1:PORT/v1"
+        )
+    models = [] if options.judge_model is None else _names("judge_model", options.judge_model)
+    if addresses and len(models) not in (1, len(addresses)):
+        raise ValueError(
+            f"judge_model must name the model at {' and at '.join(addresses)}; got {options.judge_model!r}"
+        )
+    at = dict(zip(addresses, models * len(addresses), strict=False))
+    plans = [
+        JudgePlan(name=at[name], source=_endpoint(name, at[name], options), options=_how(options, "verdict"))
+        if name in at
+        else JudgePlan(
+            name=name, source=_target(name, base=base, current=current), options=_how(options, "logprob")
+        )
+        for name in names
+    ]
+    if len({plan.name for plan in plans}) < len(plans):  # one model at two addresses
+        plans = [replace(plan, name=name.rstrip("/")) for plan, name in zip(plans, names, strict=True)]
+    return tuple(plans)
+
+
+def _names(option: str, value: str) -> list[str]:
+    """Names in ``option=NAME`` or ``option=[NAME,NAME]``."""
+    inner = value.strip().removeprefix("[").removesuffix("]")
+    names = [name.strip().strip("\"'") for name in inner.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"{option} must be a name, or names that differ, like [A,B]; got {value!r}")
+    return names
+
+
+def _is_address(name: str) -> bool:
+    return name.startswith(("https://", "http://"))
+
+
+def _how(options: EvalOptions, mode: str) -> JudgeOptions:
+    given = {"mode": options.judge_mode or mode, "max_tokens": options.judge_max_tokens}
+    if options.judge_prompt is not None:
+        given["system_prompt"] = options.judge_prompt
+    return JudgeOptions.of(given)
+
+
+def _endpoint(url: str, model: str, options: EvalOptions) -> EndpointOptions:
+    prices = options.judge_prices
+    if prices is not None and len(prices) != 2:
+        raise ValueError(f"judge_prices must be two, of tokens read and of tokens sampled; got {prices}")
+    return EndpointOptions(
+        url=url,
+        model=model,
+        key_variable=options.judge_key_variable,
+        concurrency=options.judge_concurrency,
+        timeout_s=options.judge_timeout_s,
+        retries=options.judge_retries,
+        max_requests=options.judge_max_requests,
+        max_total_tokens=options.judge_max_total_tokens,
+        prices=None if prices is None else (prices[0], prices[1]),
+        body=_body(options.judge_body),
+    )
+
+
+def _body(text: str | None) -> Mapping[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f'judge_body must be a JSON object, like {{"temperature": null}}; got {text!r}')
+    return cast("dict[str, Any]", found)
+
+
+def _target(name: str, *, base: Target, current: Target) -> Target:
+    known = {BASE: base, CURRENT: current}
+    if name in known:
+        return known[name]
+    try:
+        return find_target(name)
+    except ValueError as error:
+        raise ValueError(
+            f"judge={name}: {error}. A judge is base (the policy before training), current (the policy itself), a "
+            "model, a run, saved weights, or an endpoint like https://host/v1"
+        ) from error
+
+
+def refuse_judge(options: EvalOptions) -> None:
+    """Refuse options of a judge where nobody is judged.
+
+    Raises:
+        ValueError: With their names.
+    """
+    if given := judge_given(options):
+        raise ValueError(
+            f"{', '.join(given)} would change nothing: a judge compares two policies; give against=base or "
+            "against=RUN_OR_MODEL beside it, and judge=... where the problems have known answers"
+        )
+
+
+def judge_given(options: EvalOptions) -> list[str]:
+    """Options of a judge that are not their defaults."""
+    return _given(options, JUDGE_OPTIONS)
+
+
+def _given(options: EvalOptions, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if getattr(options, name) != getattr(EvalOptions(), name)]
+
+
+@asynccontextmanager
+async def opened_judge(
+    plan: JudgePlan, options: EvalOptions, services: dict[EngineConfig, ServiceClient], kept: Path
+) -> AsyncGenerator[OpenJudge]:
+    """A judge while it is asked.
+
+    Args:
+        plan: Of the judge.
+        options: Of the evaluation.
+        services: Engines that hold a model already; those that are opened here are added.
+        kept: File of an endpoint's answers.
+
+    Raises:
+        ValueError: If it cannot be loaded.
+    """
+    if isinstance(plan.source, EndpointOptions):
+        async with ChatEndpoint(plan.source, AnswerFile(kept)) as endpoint:
+            yield OpenJudge(judge=EndpointJudge(endpoint, plan.options), usage=endpoint.usage)
+        return
+    engine = engine_of(plan.source, options)
+    own = options.renderer_name if plan.name in (BASE, CURRENT) else None
+    async with watched(engine.base_url):
+        opened = await open_policy(
+            plan.source,
+            engine,
+            renderer_name=own or plan.source.config.get("renderer_name"),
+            service=services.get(engine),
+        )
+        services[engine] = opened.service
+        policy = PolicyRef(sampling_client=opened.client)
+        yield OpenJudge(judge=plan.options.make(policy, opened.renderer), usage=None)
+
+
+def usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
+    """One line of what an endpoint was asked and what that cost."""
+    told = [
+        f"judge {plan.name}: {counted(usage.requests, 'request')}, {counted(usage.kept, 'answer')} kept from before, "
+        f"{usage.prompt_tokens:,} tokens read and {usage.sampled_tokens:,} sampled"
+    ]
+    if usage.unmetered:
+        told.append(f"tokens of {counted(usage.unmetered, 'answer')} by their length, since none were told")
+    if isinstance(plan.source, EndpointOptions) and plan.source.prices is not None:
+        told.append(f"price {usage.price(plan.source.prices):.4f}")
+    return "; ".join(told)
