@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from chat_server import Said, chat_server, completion, in_turn
 from random_models import make_model
 
 import viva
 import viva.cli
 from viva.eval.records import read_evaluation
 from viva.recipes.programs import train_recipe
+from viva.run.files import strangers
+from viva.run.kept_answers import ANSWERS_FILE
 from viva.view.files import iter_transcripts, kind_of, read_evaluations
 
 PROMPTS = ["Say something.", "Say another thing.", "And one more."]
@@ -152,6 +155,54 @@ def test_the_python_face(run):
     assert [each.question for each in found.asked] == PROMPTS
 
 
+def longest(request, number):
+    """A judge that prefers the longer answer."""
+    asked = request["messages"][1]["content"]
+    first, second = asked.partition("Solution B:")[::2]
+    return completion(json.dumps({"reasoning": "", "preference": "A" if len(first) > len(second) else "B"}))
+
+
+def files_below(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_an_endpoint_is_asked_nothing_twice_and_its_key_is_nowhere(run, prompts, capsys, monkeypatch):
+    monkeypatch.setenv("MY_JUDGE_KEY", "sk-very-secret-0123456789")
+    options = {"against": "base", "test_prompts_path": prompts, "judge_model": "great", "seed": 5}
+    options |= {"judge_key_variable": "MY_JUDGE_KEY", "judge_prices": "[1.0,2.0]"}
+    with chat_server(longest) as server:
+        out, (*_, compared) = evaluate(capsys, run, judge=server.url, **options)
+        asked = len(server.requests)
+        assert set(server.keys) == {"Bearer sk-very-secret-0123456789"}
+        written = json.loads(compared.read_text())
+        again, _ = evaluate(capsys, run, judge=server.url, **options)
+        assert len(server.requests) == asked > 0
+    (judge,) = written["judges"]
+    assert (judge["name"], judge["url"], judge["mode"]) == ("great", server.url, "verdict")
+    assert (judge["usage"]["requests"], judge["usage"]["prompt_tokens"]) == (asked, 100 * asked)
+    assert f"{asked} requests, 0 answers kept from before" in out
+    assert f"price {(100 * asked + 20 * asked) / 1e6:.4f}" in out
+    assert f"0 requests, {asked} answers kept from before" in again
+    assert written["figures"] == json.loads(compared.read_text())["figures"]
+    assert (run / "eval" / ANSWERS_FILE).is_file()
+    assert strangers(run) == []
+    assert all(b"very-secret" not in path.read_bytes() for path in files_below(run))
+
+
+def test_an_endpoint_that_fails_leaves_failed_comparisons_with_their_reason(run, prompts, capsys):
+    options = {"against": "base", "test_prompts_path": prompts, "judge_model": "great", "seed": 6}
+    with chat_server(in_turn(Said(status=404, body=b'{"error": "no such model"}'))) as server:
+        out, (*_, compared) = evaluate(capsys, run, judge=server.url, **options)
+    figures = json.loads(compared.read_text())["figures"]
+    assert figures["judge/great/failed_rate"]["value"] == 1
+    assert "comparisons by great failed; the first: " in out
+    assert "status 404: no such model" in out
+    lines = compared.with_suffix(".transcripts.jsonl").read_text().splitlines()
+    told = [each for line in lines for each in json.loads(line)["record"]["comparisons"] if each["was_asked"]]
+    assert told
+    assert all(each["outcome"] == "invalid" and "no such model" in each["failure"] for each in told)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -161,6 +212,13 @@ def test_the_python_face(run):
         ({"against": "base", "judge": "bass"}, "judge=bass: "),
         ({"against": "base", "judge_mode": "prob"}, "judge_mode must be one of logprob, verdict"),
         ({"against": "base", "judge_max_tokens": 0}, "judge_max_tokens must be 1 or more; got 0"),
+        ({"against": "base", "judge": "http://127.0.0.1:1/v1"}, "judge_model must name the model"),
+        ({"against": "base", "judge_model": "great"}, "judge_model would change nothing: no judge is behind"),
+        ({"against": "base", "judge": "ftp://host/v1"}, "judge=ftp://host/v1: "),
+        (
+            {"against": "base", "judge": "http://127.0.0.1:1/v1", "judge_model": "m", "judge_body": "[1]"},
+            "judge_body must",
+        ),
         ({"against": "base", "kinds": '["critique"]'}, "kinds must be left out, or be direct"),
     ],
 )
