@@ -252,7 +252,7 @@ def test_a_label_is_looked_up_as_it_stands_behind_the_quote() -> None:
 
     renderer = load_renderer(PreTrainedTokenizerFast(tokenizer_object=backend), model_name="x")
     judge = PolicySelfComparisonJudge(PolicyRef(), renderer)
-    assert judge._label_tokens == (vocab['A"'], vocab["B"], vocab['Tie"'])
+    assert judge._labels.tokens == (vocab['A"'], vocab["B"], vocab['Tie"'])
 
 
 @pytest.mark.parametrize(

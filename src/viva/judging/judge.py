@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, Protocol, cast
 
 import tinker
-from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.base import Message, Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.rendering import build_prompt, read_reply
@@ -218,9 +218,7 @@ class PolicySelfComparisonJudge(Judge):
         self.max_tokens = max_tokens
         self.temperature = temperature
         self.max_off_set_mass = max_off_set_mass
-        self._knows_alternatives = True
-        """Until an engine has left them out of its answer."""
-        self._label_tokens: tuple[int, ...] = _label_tokens(renderer) if mode == "logprob" else ()
+        self._labels = LabelReader(policy, renderer, VERDICT_PREFIX, LABELS) if mode == "logprob" else None
 
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
@@ -237,7 +235,7 @@ class PolicySelfComparisonJudge(Judge):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
         messages = judge_messages(question, solutions[first], solutions[second], self.system_prompt)
         asked = str(messages[-1]["content"])
-        if self.mode == "verdict":
+        if self._labels is None:
             prompt = build_prompt(self.renderer, messages)
             async with asyncio.timeout(self.policy.timeout_s):
                 text, outcome = await self._verdict(prompt, seed)
@@ -249,10 +247,9 @@ class PolicySelfComparisonJudge(Judge):
                 text=text,
                 prompt=asked,
             )
-        prompt = build_prompt(self.renderer, messages, prefill=VERDICT_PREFIX)
-        async with asyncio.timeout(self.policy.timeout_s):
-            logprobs = await self._next_token(prompt, seed)
-        return replace(self._read(first, second, logprobs), prompt=asked)
+        p_a, p_b, p_tie = await self._labels.probabilities(messages, seed)
+        found = read_labels(first, second, (p_a, p_b, p_tie), max_off_set_mass=self.max_off_set_mass)
+        return replace(found, prompt=asked)
 
     def described(self) -> dict[str, str]:
         """The system message, and the beginning that is put before the judge's reply, for the record."""
@@ -272,6 +269,41 @@ class PolicySelfComparisonJudge(Judge):
         text, _ = read_reply(self.renderer, list(response.sequences[0].tokens))
         return text, parse_verdict(text)
 
+
+class LabelReader:
+    """Probabilities of some labels as the beginning of a model's reply, behind a given prefix, without generation.
+
+    Args:
+        policy: Holds the model's sampling client.
+        renderer: Of that model.
+        prefix: The reply's beginning; the next token is the label.
+        labels: Texts that may follow.
+
+    Raises:
+        ValueError: If the labels do not begin with different tokens.
+    """
+
+    def __init__(self, policy: PolicyRef, renderer: Renderer, prefix: str, labels: Sequence[str]) -> None:
+        self.policy = policy
+        self.renderer = renderer
+        self.prefix = prefix
+        self.tokens = _label_tokens(renderer, prefix, labels)
+        """First token of every label."""
+        self._knows_alternatives = True
+        """Until an engine has left them out of its answer."""
+
+    async def probabilities(self, messages: Sequence[Message], seed: int) -> tuple[float, ...]:
+        """Probability of every label behind messages; what is missing to 1 went to anything else.
+
+        Raises:
+            JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
+            TimeoutError: If it took longer than the policy's ``timeout_s``.
+        """
+        prompt = build_prompt(self.renderer, messages, prefill=self.prefix)
+        async with asyncio.timeout(self.policy.timeout_s):
+            logprobs = await self._next_token(prompt, seed)
+        return tuple(math.exp(logprobs.get(token, -math.inf)) for token in self.tokens)
+
     async def _next_token(self, prompt: tinker.ModelInput, seed: int) -> dict[int, float]:
         """Log-probabilities of the most probable next tokens."""
         client = self.policy.current()
@@ -282,13 +314,13 @@ class PolicySelfComparisonJudge(Judge):
             row = _row(response.sequences[0].topk_logprobs, 0)
         if row is None and self._knows_alternatives:
             # add a token to the prompt and ask what could stand in its place
-            longer = prompt.append_int(self._label_tokens[0])
+            longer = prompt.append_int(self.tokens[0])
             options = {"include_prompt_logprobs": True, "topk_prompt_logprobs": _TOP_K}
             response = await sample(client, longer, params, role="judge", **options)
             row = _row(response.topk_prompt_logprobs, prompt.length)
             self._knows_alternatives = row is not None
         if row is None:
-            row = await self._labels_in_prompt(client, prompt, params)
+            row = await self._in_prompt(client, prompt, params)
         if not row or any(math.isnan(logprob) or logprob > 1e-3 for _, logprob in row):
             raise JudgeError(
                 f"the engine returned no usable probabilities for the judge's next token; got {row}. "
@@ -296,7 +328,7 @@ class PolicySelfComparisonJudge(Judge):
             )
         return dict(row)
 
-    async def _labels_in_prompt(
+    async def _in_prompt(
         self, client: SamplingClient, prompt: tinker.ModelInput, params: tinker.SamplingParams
     ) -> _Row | None:
         """One request for every label, for engines that only tell how probable the tokens of a prompt are."""
@@ -306,39 +338,35 @@ class PolicySelfComparisonJudge(Judge):
             response = await sample(client, longer, params, role="judge", include_prompt_logprobs=True)
             return response.prompt_logprobs[-1] if response.prompt_logprobs else None
 
-        logprobs = await gather_or_cancel(ask(label) for label in self._label_tokens)
+        logprobs = await gather_or_cancel(ask(label) for label in self.tokens)
         row = [
             (label, logprob)
-            for label, logprob in zip(self._label_tokens, logprobs, strict=True)
+            for label, logprob in zip(self.tokens, logprobs, strict=True)
             if logprob is not None
         ]
-        return row if len(row) == len(LABELS) else None
-
-    def _read(self, first: int, second: int, logprobs: Mapping[int, float]) -> Comparison:
-        p_a, p_b, p_tie = (math.exp(logprobs.get(token, -math.inf)) for token in self._label_tokens)
-        return read_labels(first, second, (p_a, p_b, p_tie), max_off_set_mass=self.max_off_set_mass)
+        return row if len(row) == len(self.tokens) else None
 
 
 def _row(rows: Sequence[_Row | None] | None, place: int) -> _Row | None:
     return rows[place] if rows is not None and len(rows) > place else None
 
 
-def _label_tokens(renderer: Renderer) -> tuple[int, ...]:
-    """First token of every label as it stands after the verdict's prefix."""
+def _label_tokens(renderer: Renderer, prefix_text: str, labels: Sequence[str]) -> tuple[int, ...]:
+    """First token of every label as it stands after the prefix."""
 
     def encode(text: str) -> list[int]:
         return renderer.tokenizer.encode(text, add_special_tokens=False)
 
-    prefix = encode(VERDICT_PREFIX)
+    prefix = encode(prefix_text)
     tokens: list[int] = []
-    for label in LABELS:
-        whole = encode(f'{VERDICT_PREFIX}{label}"}}')
+    for label in labels:
+        whole = encode(f'{prefix_text}{label}"}}')
         continues = whole[: len(prefix)] == prefix
         tokens.append(whole[len(prefix)] if continues else encode(label)[0])
-    if len(set(tokens)) < len(LABELS):
+    if len(set(tokens)) < len(labels):
         raise ValueError(
             f"judge mode 'logprob' needs labels that begin with different tokens; this tokenizer encodes "
-            f"{', '.join(LABELS)} beginning with {tokens}. Use judge mode 'verdict'."
+            f"{', '.join(labels)} beginning with {tokens}. Use judge mode 'verdict'."
         )
     return tuple(tokens)
 
