@@ -155,6 +155,32 @@ def test_the_python_face(run):
     assert [each.question for each in found.asked] == PROMPTS
 
 
+def test_a_rubric_scores_both_policies(run, prompts, capsys, tmp_path):
+    rubric = tmp_path / "rubric.yaml"
+    rubric.write_text("- is polite\n- {text: is short, weight: 2}\n")
+    out, (*_, compared) = evaluate(
+        capsys, run, against="base", test_prompts_path=prompts, rubric=rubric, seed=7
+    )
+    figures = json.loads(compared.read_text())["figures"]
+    found = figures["rubric/base/score"]
+    assert "rubric/base/criterion_2" in out
+    assert "criterion_2: is short" in out
+    lines = compared.with_suffix(".transcripts.jsonl").read_text().splitlines()
+    scores = [json.loads(line)["record"]["rubric"] for line in lines]
+    assert len(scores) == len(PROMPTS)
+    for agent, name in (("0", "value"), ("1", "against")):
+        means = [_weighted(each[agent]) for each in scores]
+        known = [mean for mean in means if mean is not None]
+        assert found[name] == (pytest.approx(sum(known) / len(known)) if known else None)
+
+
+def _weighted(scores):
+    known = [(weight, value) for weight, value in zip((1, 2), scores, strict=True) if value is not None]
+    return (
+        sum(weight * value for weight, value in known) / sum(weight for weight, _ in known) if known else None
+    )
+
+
 def longest(request, number):
     """A judge that prefers the longer answer."""
     asked = request["messages"][1]["content"]
@@ -219,6 +245,7 @@ def test_an_endpoint_that_fails_leaves_failed_comparisons_with_their_reason(run,
             {"against": "base", "judge": "http://127.0.0.1:1/v1", "judge_model": "m", "judge_body": "[1]"},
             "judge_body must",
         ),
+        ({"against": "base", "rubric": "gone.yaml"}, "rubric=gone.yaml cannot be read"),
         ({"against": "base", "kinds": '["critique"]'}, "kinds must be left out, or be direct"),
     ],
 )

@@ -39,6 +39,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LARGEST_ANSWER = 8 * 2**20
 """Bytes."""
 _LONGEST_REASON = 300
+_THOUGHT_END = "</think>"
 
 
 class EndpointError(JudgeError):
@@ -158,6 +159,11 @@ class ChatAnswer:
     text: str
     tokens: tuple[TokenChoice, ...]
     """Empty if the endpoint returned no log-probabilities."""
+
+    @property
+    def without_thinking(self) -> str:
+        """The text behind the last end of thinking, if there is one."""
+        return self.text.rpartition(_THOUGHT_END)[2]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,7 +32,6 @@ _SHORT_REPLY = 24
 """Tokens of a verdict alone."""
 _ALONE = f"Leave out the reasoning: begin with {VERDICT_PREFIX} and say nothing else."
 _MARK = re.compile(r'"preference"\s*:\s*"?')
-_THOUGHT_END = "</think>"
 
 
 class EndpointJudge(Judge):
@@ -60,7 +59,7 @@ class EndpointJudge(Judge):
         messages = judge_messages(question, solutions[first], solutions[second], self.options.system_prompt)
         if self.options.mode == "verdict":
             answer = await self.endpoint.ask(messages, max_tokens=self.options.max_tokens)
-            outcome = parse_verdict(answer.text.rpartition(_THOUGHT_END)[2])
+            outcome = parse_verdict(answer.without_thinking)
             found = Comparison(first=first, second=second, outcome=outcome, score=VERDICT_SCORES[outcome])
         else:
             asked = f"{messages[-1]['content']}\n{_ALONE}"

@@ -371,8 +371,6 @@ def _label_tokens(renderer: Renderer, prefix_text: str, labels: Sequence[str]) -
     return tuple(tokens)
 
 
-_FIELDS = ("reasoning", "preference")
-_TAG = re.compile(r"<preference>([^<]*+)</preference>", re.I | re.A)
 _OUTCOMES = {
     label: outcome
     for outcome in (Outcome.A, Outcome.B, Outcome.TIE)
@@ -385,12 +383,17 @@ def parse_verdict(text: str) -> Outcome:
 
     ``Outcome.INVALID`` if no verdict is marked, the marked one is no label, or two of them disagree.
     """
-    scanner = ObjectScanner(text, _FIELDS, "preference")
-    labels = [found.fields["preference"] for found in _objects(scanner)]
-    if not labels:
-        labels = _TAG.findall(text) or [text.strip().strip("\"'`*.")]
+    labels = marked_fields(text, "preference")
     outcomes = {_OUTCOMES.get(label.strip().lower(), Outcome.INVALID) for label in labels}
     return outcomes.pop() if len(outcomes) == 1 else Outcome.INVALID
+
+
+def marked_fields(text: str, field: str) -> list[str]:
+    """Values of a field in a reply's JSON objects, else in its tags, else the whole reply; in linear time."""
+    scanner = ObjectScanner(text, ("reasoning", field), field)
+    found = [each.fields[field] for each in _objects(scanner)]
+    tag = re.compile(rf"<{field}>([^<]*+)</{field}>", re.IGNORECASE | re.ASCII)
+    return found or tag.findall(text) or [text.strip().strip("\"'`*.")]
 
 
 def _objects(scanner: ObjectScanner) -> list[FoundObject]:

@@ -44,6 +44,9 @@ class EvalOptions:
         default=None, doc="what the judge is told; a text of its own by default"
     )
     judge_max_tokens: int = chz.field(default=256, doc="longest verdict")
+    rubric: str | None = chz.field(
+        default=None, doc="YAML or JSON list of criteria, which the judge asks of every answer, too"
+    )
     judge_model: str | None = chz.field(
         default=None, doc="of a judge at https://host/v1: the model's name there; [A,B] for two"
     )
@@ -162,7 +165,7 @@ ENDPOINT_OPTIONS = (
     *("judge_max_requests", "judge_max_total_tokens", "judge_prices", "judge_body"),
 )
 """Of judges behind an endpoint."""
-JUDGE_OPTIONS = ("judge", "judge_mode", "judge_prompt", "judge_max_tokens", *ENDPOINT_OPTIONS)
+JUDGE_OPTIONS = ("judge", "judge_mode", "judge_prompt", "judge_max_tokens", "rubric", *ENDPOINT_OPTIONS)
 
 _NOT_THE_RECIPES = frozenset(
     {"grader", "renderer_name", "model_name", "engine", "base_url", "device", "precision", *JUDGE_OPTIONS}

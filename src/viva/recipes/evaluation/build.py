@@ -323,6 +323,8 @@ def _write_compared(
 ) -> str:
     """The tables of a comparison; written where a file is named."""
     differences = _differences_of(evaluation, against, options.resamples)
+    if judged is not None:
+        differences |= judged.rubrics
     text = comparison_text(evaluation, against, differences)
     if judged is None:
         if target is not None:
@@ -372,7 +374,7 @@ async def _compare_files(name: str, other: str | None, options: EvalOptions) -> 
     against = _read_stored(other)
     _check_comparable(evaluation.options, evaluation.prompts_digest, against)
     judged = None
-    if options.judge is not None:
+    if options.judge is not None or options.rubric is not None:
         current = _stored_target(evaluation)
         judges = plan_judges(options, base=untrained(current), current=current)
         kept = Path(name).expanduser().with_name(ANSWERS_FILE)

@@ -1,16 +1,20 @@
 """An evaluation without known answers: judges compare two policies' answers, and what comes of it."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from viva.conversation.protocol import counted
 from viva.conversation.records import Solution
+from viva.eval.estimates import compare
 from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
-from viva.eval.records import Evaluation, Figure
+from viva.eval.records import Difference, Evaluation, Figure
+from viva.eval.rubric import Criterion, Scores, rubric_figures, score_answers
 from viva.judging.base import Judge
 from viva.judging.records import ComparisonRecord, ConversationRecord, JudgeRecord, Transcript, TurnRecord
 from viva.recipes.evaluation import EvalOptions
-from viva.recipes.evaluation.judges import JudgePlan, opened_judge, usage_text
+from viva.recipes.evaluation.judges import JudgePlan, OpenJudge, find_rubric, opened_judge, usage_text
 from viva.recipes.evaluation.plan import draws_seed
 from viva.sdk import ServiceClient
 from viva.training.console import Begin, EvaluationConsole
@@ -24,6 +28,8 @@ class Judgement:
     judges: tuple[dict[str, Any], ...]
     """By judge: its name, model and mode; of an endpoint also what was asked."""
     figures: dict[str, Figure]
+    rubrics: dict[str, Difference]
+    """Scores of both policies' answers, where there is a rubric."""
     rows: list[dict[str, Any]]
     """Transcripts: the pairs with their verdicts, judge by judge."""
     notes: tuple[str, ...]
@@ -50,27 +56,42 @@ async def have_judged(
         ValueError: If a judge cannot be loaded.
     """
     first, second = evaluations
+    criteria = find_rubric(options)
     pairs_P_N = paired(first.asked, second.asked)
     seed = int(first.options["seed"])
     step = int(first.target.get("next_step") or 0)
     judged: dict[str, list[list[JudgedPair]]] = {}
     entries: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    notes: list[str] = []
+    notes: list[str] = [f"criterion_{place}: {each.text}" for place, each in enumerate(criteria, 1)]
+    rubrics: dict[str, Difference] = {}
     with EvaluationConsole() as console:
         for plan in plans:
             begin = _titled(console.begin, f"judge {plan.name}")
             async with opened_judge(plan, options, services, kept) as opened:
                 judged[plan.name] = await judge_pairs(opened.judge, pairs_P_N, seed, begin)
-            rows += _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))
+                scores = await _scored(opened, criteria, evaluations, seed, console.begin)
+            own = _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))
+            if criteria:
+                _add_scores(own, scores)
+                rubrics |= {
+                    f"rubric/{plan.name}/{name}": each
+                    for name, each in compare(
+                        *(rubric_figures(each, criteria) for each in scores),
+                        resamples=options.resamples,
+                        seed=draws_seed(first.options),
+                    ).items()
+                }
+            rows += own
             entries.append(plan.summary)
             if opened.usage is not None:
                 entries[-1]["usage"] = asdict(opened.usage)
                 notes.append(usage_text(plan, opened.usage))
-            notes += _failures(plan.name, judged[plan.name])
+            notes += _failures(plan.name, judged[plan.name], scores)
     return Judgement(
         judges=tuple(entries),
         figures=figures_of_judges(judged, resamples=options.resamples, seed=draws_seed(first.options)),
+        rubrics=rubrics,
         rows=rows,
         notes=tuple(notes),
     )
@@ -80,8 +101,31 @@ def _titled(begin: Begin, title: str) -> Begin:
     return lambda _, count, noun: begin(title, count, noun)
 
 
-def _failures(name: str, pairs_P_N: list[list[JudgedPair]]) -> list[str]:
-    """A line about failed comparisons, if there are any."""
+async def _scored(
+    opened: OpenJudge,
+    criteria: Sequence[Criterion],
+    evaluations: tuple[Evaluation, Evaluation],
+    seed: int,
+    begin: Begin,
+) -> list[Scores]:
+    """Scores of both policies' answers, if there is a rubric."""
+    return [
+        await score_answers(opened.criteria, criteria, each.asked, seed, _titled(begin, "rubric"))
+        for each in (evaluations if criteria else ())
+    ]
+
+
+def _add_scores(rows: list[dict[str, Any]], scores: Sequence[Scores]) -> None:
+    """Put every answer's scores into its pair's record, by agent."""
+    flat = [[answer for prompt in each for answer in prompt] for each in scores]
+    for row, *both in zip(rows, *flat, strict=True):
+        row["record"]["rubric"] = {
+            str(agent): [score.value for score in scores_C] for agent, scores_C in enumerate(both)
+        }
+
+
+def _failures(name: str, pairs_P_N: list[list[JudgedPair]], scores: Sequence[Scores]) -> list[str]:
+    """Lines about what failed, if anything did."""
     reasons = [
         each.failure
         for pairs in pairs_P_N
@@ -89,7 +133,13 @@ def _failures(name: str, pairs_P_N: list[list[JudgedPair]]) -> list[str]:
         for each in pair.comparisons
         if each.failure is not None
     ]
-    return [f"note: {len(reasons)} comparisons by {name} failed; the first: {reasons[0]}"] if reasons else []
+    asked = [score for each in scores for prompt in each for answer in prompt for score in answer]
+    failed = [score.failure for score in asked if score.failure is not None]
+    return [
+        f"note: {counted(len(found), noun)} by {name} failed; the first: {found[0]}"
+        for noun, found in (("comparison", reasons), ("score", failed))
+        if found
+    ]
 
 
 def _rows(

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from viva.conversation.protocol import counted
+from viva.eval.rubric import Criterion, read_rubric
 from viva.judging.base import Judge
+from viva.judging.criteria import CriterionJudge, EndpointCriterionJudge, PolicyCriterionJudge
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef
@@ -48,6 +50,7 @@ class OpenJudge:
     """A judge that can be asked."""
 
     judge: Judge
+    criteria: CriterionJudge
     usage: EndpointUsage | None
     """Of an endpoint, up to now."""
 
@@ -63,6 +66,7 @@ def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple
     Raises:
         ValueError: If there is no such model or run, or an option is out of range.
     """
+    find_rubric(options)
     names = [BASE] if options.judge is None else _names("judge", options.judge)
     addresses = [name for name in names if _is_address(name)]
     if not addresses and (given := _given(options, ENDPOINT_OPTIONS)):
@@ -152,6 +156,15 @@ def _target(name: str, *, base: Target, current: Target) -> Target:
         ) from error
 
 
+def find_rubric(options: EvalOptions) -> tuple[Criterion, ...]:
+    """The criteria of ``rubric=``; none where it is left out.
+
+    Raises:
+        ValueError: If the file holds none.
+    """
+    return () if options.rubric is None else read_rubric(Path(options.rubric).expanduser())
+
+
 def refuse_judge(options: EvalOptions) -> None:
     """Refuse options of a judge where nobody is judged.
 
@@ -191,7 +204,11 @@ async def opened_judge(
     """
     if isinstance(plan.source, EndpointOptions):
         async with ChatEndpoint(plan.source, AnswerFile(kept)) as endpoint:
-            yield OpenJudge(judge=EndpointJudge(endpoint, plan.options), usage=endpoint.usage)
+            yield OpenJudge(
+                judge=EndpointJudge(endpoint, plan.options),
+                criteria=EndpointCriterionJudge(endpoint, plan.options.max_tokens),
+                usage=endpoint.usage,
+            )
         return
     engine = engine_of(plan.source, options)
     own = options.renderer_name if plan.name in (BASE, CURRENT) else None
@@ -204,7 +221,11 @@ async def opened_judge(
         )
         services[engine] = opened.service
         policy = PolicyRef(sampling_client=opened.client)
-        yield OpenJudge(judge=plan.options.make(policy, opened.renderer), usage=None)
+        yield OpenJudge(
+            judge=plan.options.make(policy, opened.renderer),
+            criteria=PolicyCriterionJudge(policy, opened.renderer),
+            usage=None,
+        )
 
 
 def usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:

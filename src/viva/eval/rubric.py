@@ -1,0 +1,146 @@
+"""Rubrics: a list of criteria, each asked one by one about one answer, and the weighted mean of what is fulfilled.
+
+Legend: ``_P`` prompts, ``_N`` answers to one prompt, ``_C`` criteria.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from viva.conversation.coordinator import gather_or_cancel
+from viva.eval.estimates import Terms
+from viva.eval.records import Asked
+from viva.judging.criteria import CriterionJudge, CriterionScore
+from viva.judging.judge import JudgeError
+from viva.training.console import Begin, StepProgress, unseen
+from viva.training.data import derive_seed
+
+Scores = list[list[list[CriterionScore]]]
+"""``[prompt][answer][criterion]``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """One criterion that an answer fulfils or does not."""
+
+    text: str
+    weight: float = 1.0
+
+
+def read_rubric(path: Path) -> tuple[Criterion, ...]:
+    """The criteria in a YAML or JSON file: a list of texts, or of ``text`` and ``weight``.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    import yaml
+
+    try:
+        found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"rubric={path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, list) or not found:
+        raise ValueError(
+            f"rubric={path} must hold a list of criteria, each a text, or text and weight; got "
+            f"{type(found).__name__ if found != [] else 'an empty list'}"
+        )
+    rows = cast("list[object]", found)
+    criteria = tuple(
+        _criterion(row, f"rubric={path}: criterion {place}") for place, row in enumerate(rows, 1)
+    )
+    if len({each.text for each in criteria}) < len(criteria):
+        raise ValueError(f"rubric={path} holds a criterion twice; leave one of them out")
+    return criteria
+
+
+def _criterion(row: object, where: str) -> Criterion:
+    fields: dict[str, Any] = {"text": row}
+    if isinstance(row, dict):
+        fields = cast("dict[str, Any]", row)
+        if unknown := sorted(map(str, set(fields) - {"text", "weight"})):
+            raise ValueError(f"{where} has an unknown field {unknown[0]!r}; allowed: text, weight")
+    text, weight = fields.get("text"), fields.get("weight", 1.0)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{where} needs a text; got {text!r}")
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not is_number or not math.isfinite(weight) or weight <= 0:
+        raise ValueError(f"{where} needs a weight above 0, or none; got {weight!r}")
+    return Criterion(text=text.strip(), weight=float(weight))
+
+
+async def score_answers(
+    judge: CriterionJudge,
+    criteria_C: Sequence[Criterion],
+    asked_P: Sequence[Asked],
+    seed: int,
+    begin: Begin = unseen,
+) -> Scores:
+    """Scores of all answers by every criterion; one that fails has its reason in the place of a score."""
+    progress = begin("rubric", sum(len(each.answers) for each in asked_P), "answers")
+
+    async def ask(question: str, text: str, criterion: str, seed: int) -> CriterionScore:
+        try:
+            return await judge.score(question, text, criterion, seed)
+        except (JudgeError, TimeoutError, ValueError) as error:
+            return CriterionScore(value=None, failure=str(error) or type(error).__name__)
+
+    async def of_answer(
+        asked: Asked, place: int, number: int, progress: StepProgress
+    ) -> list[CriterionScore]:
+        scores = await gather_or_cancel(
+            ask(
+                asked.question,
+                asked.answers[number].text,
+                criterion.text,
+                derive_seed(seed, "rubric", place, number, each),
+            )
+            for each, criterion in enumerate(criteria_C)
+        )
+        progress.on_group(scores)
+        return scores
+
+    async def of_prompt(asked: Asked, place: int) -> list[list[CriterionScore]]:
+        return await gather_or_cancel(
+            of_answer(asked, place, number, progress) for number in range(len(asked.answers))
+        )
+
+    return await gather_or_cancel(of_prompt(asked, place) for place, asked in enumerate(asked_P))
+
+
+def rubric_figures(scores_P_N_C: Scores, criteria_C: Sequence[Criterion]) -> dict[str, Terms]:
+    """Figures of one policy's answers.
+
+    - ``score``: weighted mean of the scores of an answer's criteria, ``sum_c w_c s_c / sum_c w_c``, over those with a
+      readable score; the mean over answers that have any.
+    - ``criterion_1``, ``criterion_2``, ...: mean score by one criterion.
+    - ``invalid_rate``: of all scores asked for, those that cannot be read or failed.
+    """
+    figures: dict[str, Terms] = {
+        "score": [_sums([_mean(each, criteria_C) for each in answers]) for answers in scores_P_N_C]
+    }
+    for place in range(len(criteria_C)):
+        figures[f"criterion_{place + 1}"] = [
+            _sums([each[place].value for each in answers]) for answers in scores_P_N_C
+        ]
+    figures["invalid_rate"] = [
+        _sums([float(score.value is None) for each in answers for score in each]) for answers in scores_P_N_C
+    ]
+    return figures
+
+
+def _mean(scores_C: Sequence[CriterionScore], criteria_C: Sequence[Criterion]) -> float | None:
+    """The weighted mean of one answer; ``None`` without a readable score."""
+    known = [
+        (criterion.weight, score.value)
+        for criterion, score in zip(criteria_C, scores_C, strict=True)
+        if score.value is not None
+    ]
+    weight = math.fsum(weight for weight, _ in known)
+    return math.fsum(weight * value for weight, value in known) / weight if known else None
+
+
+def _sums(values: Sequence[float | None]) -> tuple[float, float]:
+    known = [value for value in values if value is not None]
+    return math.fsum(known), float(len(known))
