@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 from tinker_cookbook.renderers.base import Message
 
+from viva.conversation.records import encodable
 from viva.judging.judge import JudgeError
 from viva.judging.usage import count_tokens
 
@@ -245,7 +246,9 @@ class ChatEndpoint:
         """
         body: dict[str, Any] = {
             "model": self.options.model,
-            "messages": [{"role": each["role"], "content": _sendable(each["content"])} for each in messages],
+            "messages": [
+                {"role": each["role"], "content": encodable(str(each["content"]))} for each in messages
+            ],
             "max_tokens": max_tokens,
             "temperature": 0,
         }
@@ -381,11 +384,6 @@ class ChatEndpoint:
         else:
             self.usage.prompt_tokens += prompt
             self.usage.sampled_tokens += sampled
-
-
-def _sendable(text: object) -> str:
-    """Without halves of surrogate pairs, which have no UTF-8."""
-    return str(text).encode("utf-8", "replace").decode("utf-8")
 
 
 def _digest(url: str, body: Mapping[str, Any]) -> str:

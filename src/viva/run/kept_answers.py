@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from viva.run.files import naming, note_written
+from viva.run.files import naming, note_written, parse_line
 from viva.run.secrets import redacted
 
 ANSWERS_FILE = "judge_answers.jsonl"
@@ -58,10 +58,10 @@ class AnswerFile:
             return found
         for line in self.path.read_bytes().splitlines():
             try:
-                row: Any = json.loads(line)
-                key, answer = row["key"], row["answer"]
-            except (ValueError, KeyError, TypeError, RecursionError):
+                row = parse_line(line)
+            except ValueError:
                 continue  # torn, when a process was killed while it wrote
+            key, answer = row.get("key"), row.get("answer")
             if isinstance(key, str) and isinstance(answer, dict):
                 found.append((key, cast("dict[str, Any]", answer)))
         return found
