@@ -55,12 +55,12 @@ export function verdicts(record, where) {
   const [{ cycles, agreement }] = record.verdicts;
   const flips = record.pairs.filter((pair) => pair.is_flipped).length;
   const both = record.pairs.filter((pair) => pair.in_both_orders).length;
-  const written = record.comparisons.filter((item) => headOf(item.text).trim());
+  const written = record.comparisons.filter((item) => item.failure || headOf(item.text).trim());
   return h("section", { class: "judge-panel" }, h("h2", {}, "Verdicts"),
     h("p", { class: "muted" }, "Who won, and the score from −1 (first wins) to +1 (second wins). A verdict flips if the winner changes with the order."),
     between(record), ofRevisions(record),
     h("p", {}, "Flips: ", h("b", { class: "flips" }, share(flips, both)), " · Cycles: ",
       h("b", { class: "cycles" }, cyclesText(cycles)), " · Agrees with the known answers: ",
       h("b", { class: "agreement" }, share(agreement.num_right, agreement.num_pairs))),
-    written.length ? h("details", {}, h("summary", {}, "What the judge wrote"), written.map((item) => [titleOf(item), text(item.text, where)])) : null, asked(record, where));
+    written.length ? h("details", {}, h("summary", {}, "What the judge wrote"), written.map((item) => [titleOf(item), item.failure ? h("p", { class: "muted" }, "No reply: ", headOf(item.failure)) : text(item.text, where)])) : null, asked(record, where));
 }
