@@ -34,7 +34,14 @@ from viva.recipes.common import resolve_model, say
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
 from viva.recipes.evaluation.judged import Judgement, have_judged
 from viva.recipes.evaluation.judged_text import judged_text
-from viva.recipes.evaluation.judges import BASE, JudgePlan, judge_given, plan_judges, refuse_judge
+from viva.recipes.evaluation.judges import (
+    BASE,
+    JudgePlan,
+    judge_given,
+    opened_judges,
+    plan_judges,
+    refuse_judge,
+)
 from viva.recipes.evaluation.plan import (
     EvalPlan,
     TalkConfig,
@@ -120,19 +127,20 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
     services: dict[EngineConfig, ServiceClient] = {}
     # all of them, before the first reply is sampled
     policies = [await _open(plan, each, services) for each in targets]
-    first = await _evaluate(plan, target, policies[0])
-    if options.output is not None:
-        first = replace(first, path=Path(options.output).expanduser())
-    text = _finish(first)
-    if against is not None:
-        second = await _evaluate(plan, against, policies[1])
-        text += f"\n{_finish(second)}"
-        stored, other = second.evaluation, str(second.path)
-    if stored is not None and other is not None:
-        pair = (first.evaluation, stored)
-        kept = _path(plan, target).with_name(ANSWERS_FILE)
-        judged = await have_judged(judges, options, pair, services, kept) if judges else None
-        text += f"\n{_compare(*pair, judged, options, first.path, Path(other))}"
+    kept = _path(plan, target).with_name(ANSWERS_FILE)
+    async with opened_judges(judges, options, services, kept) as opened:
+        first = await _evaluate(plan, target, policies[0])
+        if options.output is not None:
+            first = replace(first, path=Path(options.output).expanduser())
+        text = _finish(first)
+        if against is not None:
+            second = await _evaluate(plan, against, policies[1])
+            text += f"\n{_finish(second)}"
+            stored, other = second.evaluation, str(second.path)
+        if stored is not None and other is not None:
+            pair = (first.evaluation, stored)
+            judged = await have_judged(opened, options, pair) if opened else None
+            text += f"\n{_compare(*pair, judged, options, first.path, Path(other))}"
     return text, first.evaluation
 
 
@@ -378,7 +386,8 @@ async def _compare_files(name: str, other: str | None, options: EvalOptions) -> 
         current = _stored_target(evaluation)
         judges = plan_judges(options, base=untrained(current), current=current)
         kept = Path(name).expanduser().with_name(ANSWERS_FILE)
-        judged = await have_judged(judges, options, (evaluation, against), {}, kept)
+        async with opened_judges(judges, options, {}, kept) as opened:
+            judged = await have_judged(opened, options, (evaluation, against))
     else:
         refuse_judge(options)
     target = None if options.output is None else Path(options.output).expanduser()

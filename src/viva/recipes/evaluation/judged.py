@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from viva.conversation.protocol import counted
@@ -14,11 +13,10 @@ from viva.eval.rubric import Criterion, Scores, rubric_figures, score_answers
 from viva.judging.base import Judge
 from viva.judging.records import ComparisonRecord, ConversationRecord, JudgeRecord, Transcript, TurnRecord
 from viva.recipes.evaluation import EvalOptions
-from viva.recipes.evaluation.judges import JudgePlan, OpenJudge, find_rubric, opened_judge, usage_text
+from viva.recipes.evaluation.judges import OpenJudge, find_rubric, usage_text
 from viva.recipes.evaluation.plan import draws_seed
-from viva.sdk import ServiceClient
 from viva.training.console import Begin, EvaluationConsole
-from viva.training.service import EngineConfig
+from viva.training.remote import watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,23 +35,14 @@ class Judgement:
 
 
 async def have_judged(
-    plans: tuple[JudgePlan, ...],
-    options: EvalOptions,
-    evaluations: tuple[Evaluation, Evaluation],
-    services: dict[EngineConfig, ServiceClient],
-    kept: Path,
+    judges: Sequence[OpenJudge], options: EvalOptions, evaluations: tuple[Evaluation, Evaluation]
 ) -> Judgement:
     """Have every judge compare the direct answers of two policies to the same prompts.
 
     Args:
-        plans: Of the judges.
+        judges: Open ones.
         options: Of the evaluation.
         evaluations: The first and the second policy's.
-        services: Engines that hold a model already; those that are opened here are added.
-        kept: File of the answers of judges from outside.
-
-    Raises:
-        ValueError: If a judge cannot be loaded.
     """
     first, second = evaluations
     criteria = find_rubric(options)
@@ -66,9 +55,10 @@ async def have_judged(
     notes: list[str] = [f"criterion_{place}: {each.text}" for place, each in enumerate(criteria, 1)]
     rubrics: dict[str, Difference] = {}
     with EvaluationConsole() as console:
-        for plan in plans:
+        for opened in judges:
+            plan = opened.plan
             begin = _titled(console.begin, f"judge {plan.name}")
-            async with opened_judge(plan, options, services, kept) as opened:
+            async with watched(opened.base_url):
                 judged[plan.name] = await judge_pairs(opened.judge, pairs_P_N, seed, begin)
                 scores = await _scored(opened, criteria, evaluations, seed, console.begin)
             own = _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))

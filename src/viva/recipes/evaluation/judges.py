@@ -1,8 +1,8 @@
 """The judges that ``judge=`` names: found before anything is sampled, opened when it is their turn."""
 
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,6 @@ from viva.recipes.evaluation.plan import engine_of
 from viva.recipes.evaluation.target import Target, find_target, open_policy
 from viva.run.kept_answers import AnswerFile
 from viva.sdk import ServiceClient
-from viva.training.remote import watched
 from viva.training.service import EngineConfig
 
 BASE, CURRENT = "base", "current"
@@ -49,10 +48,13 @@ class JudgePlan:
 class OpenJudge:
     """A judge that can be asked."""
 
+    plan: JudgePlan
     judge: Judge
     criteria: CriterionJudge
     usage: EndpointUsage | None
     """Of an endpoint, up to now."""
+    base_url: str | None
+    """Of the server that samples."""
 
 
 def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple[JudgePlan, ...]:
@@ -147,6 +149,8 @@ def _target(name: str, *, base: Target, current: Target) -> Target:
     known = {BASE: base, CURRENT: current}
     if name in known:
         return known[name]
+    if "://" in name and not name.startswith("tinker://"):
+        raise ValueError(f"judge={name}: an endpoint's address begins with https:// or http://")
     try:
         return find_target(name)
     except ValueError as error:
@@ -188,44 +192,62 @@ def _given(options: EvalOptions, names: tuple[str, ...]) -> list[str]:
 
 
 @asynccontextmanager
-async def opened_judge(
-    plan: JudgePlan, options: EvalOptions, services: dict[EngineConfig, ServiceClient], kept: Path
-) -> AsyncGenerator[OpenJudge]:
-    """A judge while it is asked.
+async def opened_judges(
+    plans: Sequence[JudgePlan],
+    options: EvalOptions,
+    services: dict[EngineConfig, ServiceClient],
+    kept: Path,
+) -> AsyncGenerator[list[OpenJudge]]:
+    """All judges, loaded before anything is sampled.
 
     Args:
-        plan: Of the judge.
+        plans: Of the judges.
         options: Of the evaluation.
         services: Engines that hold a model already; those that are opened here are added.
-        kept: File of an endpoint's answers.
+        kept: File of the answers of endpoints.
 
     Raises:
-        ValueError: If it cannot be loaded.
+        ValueError: If one cannot be loaded.
     """
-    if isinstance(plan.source, EndpointOptions):
-        async with ChatEndpoint(plan.source, AnswerFile(kept)) as endpoint:
-            yield OpenJudge(
-                judge=EndpointJudge(endpoint, plan.options),
-                criteria=EndpointCriterionJudge(endpoint, plan.options.max_tokens),
-                usage=endpoint.usage,
-            )
-        return
-    engine = engine_of(plan.source, options)
+    async with AsyncExitStack() as stack:
+        opened: list[OpenJudge] = []
+        for plan in plans:
+            if isinstance(plan.source, EndpointOptions):
+                endpoint = await stack.enter_async_context(ChatEndpoint(plan.source, AnswerFile(kept)))
+                opened.append(
+                    OpenJudge(
+                        plan=plan,
+                        judge=EndpointJudge(endpoint, plan.options),
+                        criteria=EndpointCriterionJudge(endpoint, plan.options.max_tokens),
+                        usage=endpoint.usage,
+                        base_url=None,
+                    )
+                )
+            else:
+                opened.append(await _opened_policy(plan, plan.source, options, services))
+        yield opened
+
+
+async def _opened_policy(
+    plan: JudgePlan, target: Target, options: EvalOptions, services: dict[EngineConfig, ServiceClient]
+) -> OpenJudge:
+    engine = engine_of(target, options)
     own = options.renderer_name if plan.name in (BASE, CURRENT) else None
-    async with watched(engine.base_url):
-        opened = await open_policy(
-            plan.source,
-            engine,
-            renderer_name=own or plan.source.config.get("renderer_name"),
-            service=services.get(engine),
-        )
-        services[engine] = opened.service
-        policy = PolicyRef(sampling_client=opened.client)
-        yield OpenJudge(
-            judge=plan.options.make(policy, opened.renderer),
-            criteria=PolicyCriterionJudge(policy, opened.renderer),
-            usage=None,
-        )
+    opened = await open_policy(
+        target,
+        engine,
+        renderer_name=own or target.config.get("renderer_name"),
+        service=services.get(engine),
+    )
+    services[engine] = opened.service
+    policy = PolicyRef(sampling_client=opened.client)
+    return OpenJudge(
+        plan=plan,
+        judge=plan.options.make(policy, opened.renderer),
+        criteria=PolicyCriterionJudge(policy, opened.renderer),
+        usage=None,
+        base_url=engine.base_url,
+    )
 
 
 def usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
