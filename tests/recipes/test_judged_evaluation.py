@@ -192,9 +192,9 @@ def files_below(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_an_endpoint_is_asked_nothing_twice_and_its_key_is_nowhere(run, prompts, capsys, monkeypatch):
+def test_an_endpoint_is_asked_nothing_twice_and_its_key_is_nowhere(run, models, prompts, capsys, monkeypatch):
     monkeypatch.setenv("MY_JUDGE_KEY", "sk-very-secret-0123456789")
-    options = {"against": "base", "test_prompts_path": prompts, "judge_model": "great", "seed": 5}
+    options = {"against": models[1], "test_prompts_path": prompts, "judge_model": "great", "seed": 5}
     options |= {"judge_key_variable": "MY_JUDGE_KEY", "judge_prices": "[1.0,2.0]"}
     with chat_server(longest) as server:
         out, (*_, compared) = evaluate(capsys, run, judge=server.url, **options)
@@ -215,8 +215,8 @@ def test_an_endpoint_is_asked_nothing_twice_and_its_key_is_nowhere(run, prompts,
     assert all(b"very-secret" not in path.read_bytes() for path in files_below(run))
 
 
-def test_an_endpoint_that_fails_leaves_failed_comparisons_with_their_reason(run, prompts, capsys):
-    options = {"against": "base", "test_prompts_path": prompts, "judge_model": "great", "seed": 6}
+def test_an_endpoint_that_fails_leaves_failed_comparisons_with_their_reason(run, models, prompts, capsys):
+    options = {"against": models[1], "test_prompts_path": prompts, "judge_model": "great", "seed": 6}
     with chat_server(in_turn(Said(status=404, body=b'{"error": "no such model"}'))) as server:
         out, (*_, compared) = evaluate(capsys, run, judge=server.url, **options)
     figures = json.loads(compared.read_text())["figures"]
@@ -236,7 +236,6 @@ def test_an_endpoint_that_fails_leaves_failed_comparisons_with_their_reason(run,
         ({"judge": "base"}, "have a judge compare"),
         ({"against": "base", "judge": "[base,base]"}, "judge must be a name, or names that differ"),
         ({"against": "base", "judge": "bass"}, "bass is not in the local cache"),
-        ({"against": "base", "judge_mode": "prob"}, "judge_mode must be one of logprob, verdict"),
         ({"against": "base", "judge_max_tokens": 0}, "judge_max_tokens must be 1 or more; got 0"),
         ({"against": "base", "judge": "http://127.0.0.1:1/v1"}, "judge_model must name the model"),
         ({"against": "base", "judge_model": "great"}, "judge_model would change nothing: no judge is behind"),
