@@ -36,6 +36,8 @@ KEPT = ("rollout/groups", "rollout/void", GAP, *(alarm.metric for alarm in ALARM
 TARGET = 0.1
 """Share of honest runs, of as many steps as those of the ledger, in which any alarm fires."""
 _EULER = 0.5772156649
+_FEW = 4
+"""Seeds from which on a mean has an interval."""
 Levels = dict[str, Level]
 
 
@@ -271,8 +273,16 @@ def _cells(
             stop = min(first.values(), default=end - 1) + 1
             at_stop.append(accuracy_at(other, stop) - accuracy_at(line, stop))
             at_end.append(accuracy_at(other, end) - accuracy_at(line, end))
-    yield interval(at_stop, scale=100) if at_stop else "-"
-    yield interval(at_end, scale=100) if at_end else "-"
+    yield _lost(at_stop)
+    yield _lost(at_end)
+
+
+def _lost(values: Sequence[float]) -> str:
+    """Points of accuracy: the mean with its interval, or with all values where they are too few for one."""
+    if len(values) >= _FEW:
+        return interval(values, scale=100)
+    listed = ", ".join(f"{100 * value:+.1f}" for value in values)
+    return f"{100 * statistics.mean(values):+.1f} ({listed})" if values else "-"
 
 
 def _alarm_table(
