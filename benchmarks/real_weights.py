@@ -2,14 +2,21 @@
 
     python benchmarks/real_weights.py [seeds=5] [arms=answers,...] [folder=runs/real_weights] [key=value ...]
 
-Arms are rewards of expert iteration on plain samples, at equal numbers of samples: ``answers`` (true answers, the
-ceiling), ``majority`` (majority vote of a group, TTRL), ``log_probability`` (the policy's own), ``shuffled`` (true
-answers dealt out at random within each group; must not learn). ``debate`` is conversation preference RL without a
-format: four agents answer, see all answers, answer again, and the policy compares their last ones, pair by pair, by
-its label probabilities; as many problems and steps, half the samples, each of two replies. Training is that of
-``make demo`` (206 one-step problems; 100 others to test on, without a step in common). Every policy is asked greedily,
-at temperature 1, and for the majority of eight answers at temperature 1. Cells that are in the folder are not repeated:
-one line each in ``cells.jsonl``; the table has 95 % intervals (Student's t over seeds). Needs ``make models``.
+Training is that of ``make demo`` (16 steps, 206 one-step problems; 100 others to test on, without a step in common).
+Rewards of expert iteration on plain samples, eight to a problem: ``answers`` (true answers, the ceiling), ``majority``
+(majority vote of a group, TTRL), ``log_probability`` (the policy's own), ``shuffled`` (true answers dealt out at random
+within each group; must not learn); ``peer_prediction`` has four to a problem, since every reply is read behind every
+other one. ``hint`` and ``feedback`` pay true answers, too: samples behind a hint about the content, and second attempts
+after being told right or wrong; both are trained into the bare question.
+
+Conversations: in ``debate`` four agents answer, see all answers, answer again, and the policy compares their last ones,
+pair by pair, by its label probabilities (conversation preference RL without a format); as many problems and steps, half
+the samples, each of two replies. ``critique`` is critique self-play of three agents who vote by label probabilities, in
+the words of ``examples/smollm2_critique.yaml``, two conversations a step; ``r_sol`` pays its solutions alone.
+
+Every policy is asked greedily, at temperature 1, and for the majority of eight answers at temperature 1. Cells that are
+in the folder are not repeated: one line each in ``cells.jsonl``; the table has 95 % intervals (Student's t over seeds).
+Needs ``make models``.
 """
 
 import json
@@ -17,13 +24,15 @@ import sys
 import time
 from pathlib import Path
 
+import yaml
 from _intervals import interval
 
 import viva
+from viva.recipes.config import parse_options
+from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.demo import model_path, real_options
+from viva.recipes.math_efficiency import Config as MathConfig
 
-ARMS = ("answers", "majority", "log_probability", "shuffled", "debate")
-REWARDS = {"majority": "majority", "log_probability": "log_probability", "shuffled": "shuffled"}
 ASKED = {"temperature 0": (0.0, 1, "direct/avg@1"), "temperature 1": (1.0, 8, "direct/avg@8")}
 VOTED = ("majority of 8", "direct/maj@8")
 NUM_VOTED = 50
@@ -37,7 +46,30 @@ DEBATE = viva.Protocol(
     ],
     reward=viva.rewards.tournament(),
 )
-DEBATED = {"num_agents": 4, "batch_size": 32, "num_test_conversations": 0}
+CONTENT_HINT = (
+    "Who buys more: add. Who gives away: subtract. So many boxes, so many things in each: multiply."
+)
+CRITIQUE = {"batch_size": "6", "num_test_conversations": "0"}
+CHANGES: dict[str, dict[str, str]] = {
+    "answers": {},
+    "majority": {"reward": "majority"},
+    "log_probability": {"reward": "log_probability"},
+    "shuffled": {"reward": "shuffled"},
+    "peer_prediction": {"reward": "peer_prediction", "group_size": "4", "batch_size": "24"},
+    "hint": {"strategies": "prompt_augmentation", "hint": CONTENT_HINT},
+    "feedback": {"strategies": "feedback", "batch_size": "32"},
+    "debate": {"num_agents": "4", "batch_size": "32", "num_test_conversations": "0"},
+    "critique": CRITIQUE,
+    "r_sol": {**CRITIQUE, "reward": "r_sol"},
+}
+"""What each arm changes in the demonstration's options."""
+ARMS = tuple(CHANGES)
+CONVERSATIONS: dict[str, str | viva.Protocol] = {
+    "debate": DEBATE,
+    "critique": "critique_self_play",
+    "r_sol": "critique_self_play",
+}
+WORDS = Path(__file__).resolve().parents[1] / "examples" / "smollm2_critique.yaml"
 
 
 def measured(policy: viva.Run | str, options: dict[str, object]) -> dict[str, float]:
@@ -61,34 +93,33 @@ def measured(policy: viva.Run | str, options: dict[str, object]) -> dict[str, fl
 
 def cell(arm: str, seed: int, folder: Path, changed: dict[str, str]) -> dict[str, object]:
     """Train one policy and measure it."""
-    place = folder / f"{arm}-{seed}"
-    options = real_options(place, str(model_path()), seed=seed) | changed
-    if arm in REWARDS:
-        options["reward"] = REWARDS[arm]
-    from viva.recipes.config import parse_options
-    from viva.recipes.math_efficiency import Config
-
-    config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
-    named = {name: getattr(config, name) for name in options if name != "model_name"}
-    what: str | viva.Protocol = "math_efficiency"
-    if arm == "debate":
-        what = DEBATE
-        named = {
-            name: value for name, value in named.items() if name not in ("strategies", "group_size")
-        } | DEBATED
-    began = time.time()
-    run = viva.train(what, model=str(model_path()), **named)
-    seconds = time.time() - began
-    sampled = float(run.metrics["rollout/sampled_tokens"].sum())
+    run, seconds = trained(
+        arm, real_options(folder / f"{arm}-{seed}", str(model_path()), seed=seed) | changed
+    )
     last = run.metrics.iloc[-4:].mean(numeric_only=True).to_dict()
     return {
         "arm": arm,
         "seed": seed,
         "seconds": seconds,
-        "sampled_tokens": sampled,
+        "sampled_tokens": float(run.metrics["rollout/sampled_tokens"].sum()),
         "reward": {name: value for name, value in last.items() if name.startswith(("reward/", "env/"))},
         "after": measured(run, {}),
     }
+
+
+def trained(arm: str, options: dict[str, str]) -> tuple[viva.Run, float]:
+    """The run of an arm, and its seconds."""
+    what = CONVERSATIONS.get(arm, "math_efficiency")
+    given = options | CHANGES[arm]
+    if arm in CONVERSATIONS:
+        given = {name: value for name, value in given.items() if name not in ("strategies", "group_size")}
+    config_class = CritiqueConfig if what == "critique_self_play" else MathConfig
+    config = parse_options(config_class, [f"{name}={value}" for name, value in given.items()])
+    named = {name: getattr(config, name) for name in given if name != "model_name"}
+    if what == "critique_self_play":
+        named = yaml.safe_load(WORDS.read_text(encoding="utf-8")) | named
+    began = time.time()
+    return viva.train(what, model=str(model_path()), **named), time.time() - began
 
 
 def table(cells: list[dict[str, object]], before: dict[str, float]) -> str:

@@ -23,9 +23,9 @@ from viva.conversation.critiques import (
     ranking_instruction,
     revision_instruction,
     shown,
-    shown_solution,
 )
-from viva.conversation.protocol import View, persona
+from viva.conversation.personas import persona
+from viva.conversation.protocol import View, shown_solution
 from viva.tiny.tasks import Problem, answer_of, sample_problem, worked_solution, working_of, wrong_solution
 
 __all__ = [

@@ -3,7 +3,8 @@
 import pytest
 
 from viva.conversation.coordinator import MultiAgentCoordinator, OutOfTurnError
-from viva.conversation.protocol import Protocol, Round, Segment, persona, read_solution
+from viva.conversation.personas import persona
+from viva.conversation.protocol import Protocol, Round, Segment, read_solution
 from viva.conversation.records import ReplyStatus, Solution
 
 PERSONAS = {0: "You doubt.", 1: "You build."}

@@ -55,7 +55,7 @@ CAPITALS = {
 }
 
 
-def arguments(recipe: str, model: Path, log_path: Path) -> list[str]:
+def arguments(recipe: str, model: Path, log_path: Path, **options: object) -> list[str]:
     """The command line of a run, behind the module's name."""
     problems = log_path.with_suffix(".jsonl")
     with problems.open("w", encoding="utf-8") as file:
@@ -66,12 +66,12 @@ def arguments(recipe: str, model: Path, log_path: Path) -> list[str]:
             )
             file.write(json.dumps({"query": question, "answer": answer}) + "\n")
     given = {"model_name": model, "train_prompts_path": problems, "log_path": log_path}
-    return [f"{name}={value}" for name, value in (given | COMMON | RECIPES[recipe]).items()]
+    return [f"{name}={value}" for name, value in (given | COMMON | RECIPES[recipe] | options).items()]
 
 
-def run(recipe: str, model: Path, log_path: Path) -> list[dict[str, Any]]:
+def run(recipe: str, model: Path, log_path: Path, **options: object) -> list[dict[str, Any]]:
     """Begin or resume a run; its metrics."""
-    assert train_recipe(recipe, arguments(recipe, model, log_path)) == 0
+    assert train_recipe(recipe, arguments(recipe, model, log_path, **options)) == 0
     return metrics(log_path)
 
 
@@ -101,6 +101,18 @@ def whole(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_conversation_is_played_and_trained_on(recipe: str, smollm2: Path, tmp_path: Path) -> None:
     (row,) = run(recipe, smollm2, tmp_path / "run")
     assert row["rollout/sampled_tokens"] > 0
+    assert row["optim/logprob_gap_max"] < 1e-3
+
+
+def test_agents_that_cannot_write_a_ranking_vote_by_label_probabilities(
+    smollm2: Path, tmp_path: Path
+) -> None:
+    options = {"ballots": "labels", "num_agents": 3, "batch_size": 3, "max_tokens": 20}
+    (row,) = run("critique_self_play", smollm2, tmp_path / "run", **options)
+    assert row["judge/ranking/invalid_rate"] == row["judge/verdict/invalid_rate"] == 0.0
+    assert row["judge/verdict/off_set_mass"] < 0.5
+    assert row["credit/r_sol/std"] > 0
+    assert row["optim/grad_norm"] > 0
     assert row["optim/logprob_gap_max"] < 1e-3
 
 

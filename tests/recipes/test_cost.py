@@ -253,6 +253,24 @@ def test_critique_self_play_is_counted_exactly(measured, votes) -> None:
     assert found.get("optim/tokens", 0) <= recipe_cost(config, EXACT).counts.trained.rows.tokens
 
 
+def review_differently(prompt: str, call: int) -> str:
+    """As `review`, but no two solutions have the same words, so that every pair is asked about."""
+    text = review(prompt, call)
+    return re.sub(r"([pv])\1{29}", lambda found: f"{call:05d}".ljust(30, found[1]), text)
+
+
+@pytest.mark.parametrize("votes", ["judge", "agents"])
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_votes_by_label_probabilities_are_counted_exactly(measured, number, votes) -> None:
+    config = CritiqueConfig(num_agents=number, batch_size=2 * number, revision_votes=votes, ballots="labels")
+    found = measured(config, review_differently, lambda prompt: {"A": 0.2, "B": 0.7, "T": 0.1})
+    agrees(found, config)
+    voted = 2 if number == 2 else (number - 1) * (number - 2)
+    compared = 4 if number == 2 else 2 * (number - 1)
+    across = 2 if votes == "judge" else compared * (compared - 1)
+    assert found["verdicts"] == 2 * number * (2 * voted + across)
+
+
 @pytest.mark.parametrize(
     ("reward", "per_agent"),
     [("r_sol", 2), ("shuffled_r_sol", 2), ("majority", 0), ("comas", 2)],

@@ -67,6 +67,10 @@ def config(**options):
             {"reward": "answers", "judge_policy": "initial"},
             "judge_policy would change nothing: .* asks no judge",
         ),
+        (
+            {"reward": "r_meta", "ballots": "labels"},
+            "pays the tokens of verdicts alone, .* of which no token is sampled; use ballots=written",
+        ),
         ({"stop_at": {}}, "a stop rule needs at least one level"),
         (
             {"train_prompts": None},
@@ -249,17 +253,45 @@ def test_a_run_that_is_resumed_equals_one_that_was_never_stopped(finished, model
     assert weights_of(tmp_path) == weights_of(finished)
 
 
+def test_a_run_that_votes_by_labels_resumes_to_the_bit(model, problems, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(whole, model, problems, ballots="labels") == 0
+    assert run(killed, model, problems, ballots="labels", max_steps=1) == 0
+    assert run(killed, model, problems, ballots="labels", behavior_if_exists="resume") == 0
+    assert metrics_of(killed) == metrics_of(whole)
+    assert weights_of(killed) == weights_of(whole)
+    rows = metrics_of(whole)
+    assert "credit/r_meta/mean" not in rows[0]
+    assert "parse/verdict/ok" not in rows[0]
+    assert rows[0]["judge/verdict/sampled"] == 0.0
+    for transcript in transcripts_of(whole):
+        voted = [turn for turn in transcript["record"]["turns"] if turn["segment"] == "verdict"]
+        assert [len(turn["response"]["answers"]) for turn in voted] == [2, 2, 2]
+        assert all(turn["text"] == "" for turn in voted)
+
+
 @pytest.mark.parametrize(
     ("options", "num_turns", "num_comparisons"),
     [
         ({"preset": "paper"}, 15, 0),
         ({"revision_votes": "agents"}, 18, 0),
+        ({"ballots": "labels"}, 15, 6),
+        ({"ballots": "labels", "revision_votes": "agents"}, 18, 0),
         ({"judge_policy": "initial"}, 15, 6),
         ({"reward": "r_sol"}, 15, 6),
         ({"reward": "majority"}, 15, 0),
         ({"reward": "tournament"}, 15, 6),
     ],
-    ids=["paper", "agents-compare", "initial-judge", "r_sol", "majority", "tournament"],
+    ids=[
+        "paper",
+        "agents-compare",
+        "labels",
+        "labels-compare",
+        "initial-judge",
+        "r_sol",
+        "majority",
+        "tournament",
+    ],
 )
 def test_every_way_to_score_plays_its_own_rounds(
     model, problems, tmp_path, options, num_turns, num_comparisons

@@ -11,9 +11,9 @@ import pytest
 from chat_formats import COOKBOOK, FORMATS, added_tokens, renderer_of
 from tinker_cookbook import renderers
 
-from viva.conversation.critiques import critique_instruction, critique_messages, shown, shown_solution
+from viva.conversation.critiques import critique_instruction, critique_messages, shown
 from viva.conversation.guard import GuardedTokenizer
-from viva.conversation.protocol import View
+from viva.conversation.protocol import View, shown_solution
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt, direct_messages
 from viva.experts.assisted import RIGHT_FEEDBACK

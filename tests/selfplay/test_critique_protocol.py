@@ -15,10 +15,9 @@ from viva.conversation.critiques import (
     ranking_instruction,
     revision_instruction,
     shown,
-    shown_solution,
 )
-from viva.conversation.protocol import View
-from viva.conversation.protocol import persona as persona_of
+from viva.conversation.personas import persona as persona_of
+from viva.conversation.protocol import View, shown_solution
 from viva.conversation.records import Conversation, CritiqueReply, Revision
 from viva.judging.ballots import Preference
 from viva.judging.ranking import RankingReply

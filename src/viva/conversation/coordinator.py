@@ -9,7 +9,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from viva.conversation.guard import LineTokens
-from viva.conversation.protocol import Protocol, View, draw_aliases, persona
+from viva.conversation.personas import persona
+from viva.conversation.protocol import Protocol, View, draw_aliases
 from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, Turn
 
 

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from viva.conversation.protocol import Reading, View, introduction, quote
+from viva.conversation.personas import introduction
+from viva.conversation.protocol import Reading, View, quote
 from viva.conversation.records import Critique, CritiqueReply, ReplyStatus, Revision
 
 if TYPE_CHECKING:
@@ -34,17 +35,12 @@ CRITIQUE_PERSONAS: dict[int, str] = {
     6: "the Experimenter: try small cases and limits.",
     7: "the Constructor: build the solution from first principles.",
 }
-"""Personas by agent id; agents beyond them get numbered variants: `viva.conversation.protocol.persona`."""
+"""Personas by agent id; agents beyond them get numbered variants: `viva.conversation.personas.persona`."""
 
 
 def shown(title: str, text: str) -> str:
     """One titled, quoted block of a prompt."""
     return f"{title}:\n{quote(text)}\n"
-
-
-def shown_solution(letter: str, text: str) -> str:
-    """One solution under its letter. The letter comes again at the end: there a reader knows the whole solution."""
-    return f"{shown(f'Solution {letter}', text)}End of solution {letter}.\n"
 
 
 def critique_messages(question: str, blocks: Sequence[str], closing: str) -> list[Message]:

@@ -6,7 +6,7 @@ the round it was prompted for, whenever its reply arrives.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +22,9 @@ class Reply(BaseModel):
     """Base of everything an agent's reply is read into."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    is_sampled: ClassVar[bool] = True
+    """Whether the policy wrote it, so that tokens of the agent's trajectory belong to it."""
 
 
 class Solution(Reply):
@@ -91,7 +94,7 @@ class Turn:
     agent_id: int
     round_index: int
     prompt: str
-    """The user message this agent answered (without the chat template)."""
+    """The user message this agent answered (without the chat template); of a vote without words, all it was asked."""
     text: str
     """The reply as decoded, without end-of-turn token and thinking."""
     response: Reply
@@ -141,6 +144,14 @@ class Conversation:
             for turn in self.turns
             if isinstance(turn.response, Solution) and turn.agent_id not in failed
         }
+
+    def sampled_turns(self, agent_id: int, lane: int) -> list[Turn]:
+        """The turns of one seat that the policy wrote, in order: one for each transition of its trajectory."""
+        return [
+            turn
+            for turn in self.turns
+            if (turn.agent_id, turn.lane) == (agent_id, lane) and turn.response.is_sampled
+        ]
 
     def solutions(self, segment: str) -> dict[int, str]:
         """Last solution in a segment by agent id, also of agents that failed later."""

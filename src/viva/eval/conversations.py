@@ -195,13 +195,16 @@ def _graded(
 def _endings(outcome: GroupOutcome, record: ConversationRecord, num_agents: int) -> list[tuple[bool, int]]:
     """By turn: whether the policy ended it, and how many tokens it took.
 
-    Seats come agent by agent and lane by lane, and a seat's transitions are its turns in order.
+    Seats come agent by agent and lane by lane, and a seat's transitions are the replies it wrote, in order.
     """
     trajectories = outcome.group.trajectories_G if outcome.group is not None else []
     num_lanes = len(trajectories) // num_agents
     taken = [0] * len(trajectories)
     endings: list[tuple[bool, int]] = []
     for turn in record.turns:
+        if not turn.response.is_sampled:
+            endings.append((True, 0))
+            continue
         seat = turn.agent_id * num_lanes + turn.lane
         transitions = trajectories[seat].transitions
         if taken[seat] < len(transitions):

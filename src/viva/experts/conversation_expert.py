@@ -185,7 +185,7 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
         """The last turn of a seat that gave a solution; ``None`` if the agent failed, or is never asked for one."""
         if place[0] in {failure.agent_id for failure in conversation.failures}:
             return None
-        turns = [turn for turn in conversation.turns if (turn.agent_id, turn.lane) == place]
+        turns = conversation.sampled_turns(*place)
         found = [index for index, turn in enumerate(turns) if isinstance(turn.response, Solution)]
         if not found or len(turns) != len(trajectory.transitions):
             return None

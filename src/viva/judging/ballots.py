@@ -1,10 +1,10 @@
 """Votes and ballots: a group's votes on pairs of items, what its majority prefers, and how far voters agree with it.
 
-A vote is a `Preference` or a `Tie`. "a beats b" and "b loses to a" are the same value, and so are both ways to write a
-tie. A ballot holds at most one vote of its voter on each pair, whatever was written, so that nobody can stuff it. Votes
-are not normalised by voter on top of that, because a voter could then make one vote heavier by keeping silent about
-other pairs. Functions that take the ballots of a group raise if a voter voted twice on a pair: pass what was written
-through `count_votes` first.
+A vote is a `Preference`, whole or divided (`SoftPreference`), or a `Tie`. "a beats b" and "b loses to a" are the same
+value, and so are both ways to write a tie. A ballot holds at most one vote of its voter on each pair, whatever was
+written, so that nobody can stuff it. Votes are not normalised by voter on top of that, because a voter could then make
+one vote heavier by keeping silent about other pairs. Functions that take the ballots of a group raise if a voter voted
+twice on a pair: pass what was written through `count_votes` first.
 
 The majority on a pair is the item with more than half of the votes, a tie giving half a vote to each, as in the
 Bradley-Terry fit; with equal halves there is none. `agreement` with it is r_meta of critique self-play, in two forms:
@@ -42,6 +42,23 @@ class Preference:
         _require_two(self.winner, self.loser)
 
 
+@dataclass(frozen=True, slots=True)
+class SoftPreference(Preference):
+    """One item is better than the other to a degree: the vote is divided between them.
+
+    Raises:
+        ValueError: If the share is out of range, or both are the same item.
+    """
+
+    share: float
+    """Of the vote, the winner's: above 1/2 and at most 1. The loser has the rest."""
+
+    def __post_init__(self) -> None:
+        _require_two(self.winner, self.loser)
+        if not 0.5 < self.share <= 1.0:
+            raise ValueError(f"the winner's share must be above 1/2 and at most 1; got {self.share}")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tie:
     """Two items are equally good; in which order they are given makes no difference.
@@ -65,6 +82,8 @@ class Tie:
 
 Vote: TypeAlias = Preference | Tie
 
+_Pair: TypeAlias = frozenset[Item]
+
 Ballots: TypeAlias = Mapping[int, Sequence[Vote]]
 """Votes by voter (an agent id), at most one per voter and pair."""
 
@@ -84,6 +103,19 @@ def _require_two(one: Item, other: Item) -> None:
         raise ValueError(f"a vote is about two different items; got {one!r} twice")
 
 
+_STEPS = 2**20
+"""Shares of divided votes are multiples of 1/_STEPS, so that their sums are exact in whatever order they are added."""
+
+
+def divided(one: Item, other: Item, share: float) -> Vote:
+    """A vote of which the one item takes a share, from 0 to 1; a `Tie` where it is half."""
+    lean = round((share - 0.5) * _STEPS) / _STEPS
+    if not lean:
+        return Tie(one, other)
+    winner, loser = (one, other) if lean > 0 else (other, one)
+    return SoftPreference(winner, loser, 0.5 + abs(lean))
+
+
 def pair_of(vote: Vote) -> frozenset[Item]:
     """The unordered pair that a vote is about."""
     return frozenset(sides_of(vote))
@@ -100,8 +132,10 @@ def map_vote(vote: Vote, to: Callable[[Item], Item]) -> Vote:
     Raises:
         ValueError: If ``to`` gives both items the same name.
     """
-    one, other = sides_of(vote)
-    return type(vote)(to(one), to(other))
+    one, other = (to(item) for item in sides_of(vote))
+    return (
+        SoftPreference(one, other, vote.share) if isinstance(vote, SoftPreference) else type(vote)(one, other)
+    )
 
 
 def count_votes(votes: Iterable[Vote], *, items: Collection[Item], own: Collection[Item] = ()) -> Ballot:
@@ -138,6 +172,25 @@ def count_votes(votes: Iterable[Vote], *, items: Collection[Item], own: Collecti
     return Ballot(votes=tuple(kept), dropped=dict(dropped))
 
 
+def merged(votes: Sequence[Vote]) -> list[Vote]:
+    """Divided votes of one voter on the same pair as one, of the mean share; other votes as they are.
+
+    Solutions with the same words are one item for some rules, and a voter asked about each of them has then said the
+    same thing several times, not quite alike.
+    """
+    if not any(isinstance(vote, SoftPreference) for vote in votes):
+        return list(votes)
+    votes_by_pair: dict[_Pair, list[Vote]] = {}
+    for vote in votes:
+        votes_by_pair.setdefault(pair_of(vote), []).append(vote)
+    found: list[Vote] = []
+    for own in votes_by_pair.values():
+        one, other = sides_of(own[0])
+        share = math.fsum(_share(vote, one) for vote in own) / len(own)
+        found += own if len(own) == 1 else [divided(one, other, share)]
+    return found
+
+
 def pooled(ballots: Ballots) -> list[Vote]:
     """All votes of a group, by voter id.
 
@@ -156,7 +209,6 @@ def pooled(ballots: Ballots) -> list[Vote]:
     return votes
 
 
-_Pair: TypeAlias = frozenset[Item]
 _PointsByPair: TypeAlias = Mapping[_Pair, Mapping[Item, float]]
 
 
@@ -182,8 +234,11 @@ def agreement(ballots: Ballots, *, leave_one_out: bool) -> dict[int, float | Non
 
 def _with_all(votes: Sequence[Vote], points: _PointsByPair) -> float | None:
     preferred = _decided({pair_of(vote): points[pair_of(vote)] for vote in votes})
-    hits = sum(preferred.get(pair_of(vote)) == vote for vote in votes)
-    return hits / len(votes) if votes else None
+    agreed = [
+        isinstance(vote, Preference) and preferred.get(pair_of(vote)) == Preference(vote.winner, vote.loser)
+        for vote in votes
+    ]
+    return sum(agreed) / len(agreed) if agreed else None
 
 
 def _with_the_others(votes: Sequence[Vote], points: _PointsByPair) -> float | None:
@@ -196,7 +251,7 @@ def _with_the_others(votes: Sequence[Vote], points: _PointsByPair) -> float | No
 
 
 def _points(votes: Iterable[Vote]) -> dict[_Pair, dict[Item, float]]:
-    """Votes that each item of a pair got; sums of halves, so exact."""
+    """Votes that each item of a pair got; sums of binary fractions, so exact."""
     points: dict[_Pair, dict[Item, float]] = {}
     for vote in votes:
         pair = pair_of(vote)
@@ -207,9 +262,10 @@ def _points(votes: Iterable[Vote]) -> dict[_Pair, dict[Item, float]]:
 
 
 def _share(vote: Vote, item: Item) -> float:
-    if isinstance(vote, Preference):
-        return float(vote.winner == item)
-    return 0.5
+    if isinstance(vote, Tie):
+        return 0.5
+    share = vote.share if isinstance(vote, SoftPreference) else 1.0
+    return share if vote.winner == item else 1.0 - share
 
 
 def _decided(points: _PointsByPair) -> dict[_Pair, Preference]:

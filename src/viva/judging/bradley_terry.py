@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from viva.judging.ballots import Item, Preference, Tie, Vote
+from viva.judging.ballots import Item, Preference, SoftPreference, Tie, Vote
 
 _MAX_STEPS = 200
 _TOLERANCE = 1e-8
@@ -190,6 +190,8 @@ def _rows(votes: Iterable[Vote | Duel], places: dict[Item, int]) -> list[_Row]:
 
 def _as_duel(vote: Vote | Duel) -> Duel:
     match vote:
+        case SoftPreference():
+            return Duel(first=vote.winner, second=vote.loser, share=vote.share)
         case Preference():
             return Duel(first=vote.winner, second=vote.loser, share=1.0)
         case Tie():

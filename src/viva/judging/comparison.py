@@ -256,12 +256,24 @@ _RATES = {
 _SEEN_FROM_THE_OTHER_SIDE = {Outcome.A: Outcome.B, Outcome.B: Outcome.A, Outcome.TIE: Outcome.TIE}
 
 
-def _order_effects(comparisons: Sequence[Comparison]) -> dict[str, float]:
+def _in_both_orders(comparisons: Sequence[Comparison]) -> list[tuple[Comparison, Comparison]]:
     valid = {(c.first, c.second): c for c in comparisons if c.score is not None}
-    both = [(one, valid[j, i]) for (i, j), one in valid.items() if i < j and (j, i) in valid]
+    return [(one, valid[j, i]) for (i, j), one in valid.items() if i < j and (j, i) in valid]
+
+
+def pair_flips(comparisons: Sequence[Comparison]) -> list[float]:
+    """By pair that was judged in both orders, 1 if the verdict flips with the order, as in ``judge/position_bias``."""
+    return [
+        float(one.outcome is other.outcome is not Outcome.TIE)
+        for one, other in _in_both_orders([each for each in comparisons if each.was_asked])
+    ]
+
+
+def _order_effects(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    both = _in_both_orders(comparisons)
     if not both:
         return {}
-    flips = [one.outcome is other.outcome is not Outcome.TIE for one, other in both]
+    flips = pair_flips(comparisons)
     differs = [one.outcome is not _SEEN_FROM_THE_OTHER_SIDE[other.outcome] for one, other in both]
     gaps = [abs((one.score or 0.0) + (other.score or 0.0)) / 2 for one, other in both]
     return {

@@ -247,9 +247,29 @@ class PolicySelfComparisonJudge(Judge):
                 text=text,
                 prompt=asked,
             )
+        return await self.compare_by_labels(messages, first, second, seed)
+
+    async def compare_by_labels(
+        self, messages: Sequence[Message], first: int, second: int, seed: int
+    ) -> Comparison:
+        """The comparison that a prompt asks for, by the probabilities of the labels where its verdict begins.
+
+        Args:
+            messages: Show both solutions, as A and as B, and ask for the JSON object with the ``preference``.
+            first: What the comparison calls the solution shown as A.
+            second: What it calls the other.
+            seed: Of the sampler; it makes no difference to what is read.
+
+        Raises:
+            ValueError: If the mode is not ``logprob``.
+            JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
+            TimeoutError: If it took longer than the policy's ``timeout_s``.
+        """
+        if self._labels is None:
+            raise ValueError(f"label probabilities need judge mode 'logprob'; got {self.mode!r}")
         p_a, p_b, p_tie = await self._labels.probabilities(messages, seed)
         found = read_labels(first, second, (p_a, p_b, p_tie), max_off_set_mass=self.max_off_set_mass)
-        return replace(found, prompt=asked)
+        return replace(found, prompt=str(messages[-1]["content"]))
 
     def described(self) -> dict[str, str]:
         """The system message, and the beginning that is put before the judge's reply, for the record."""

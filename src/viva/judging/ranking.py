@@ -22,7 +22,7 @@ from string import ascii_uppercase
 from typing import NamedTuple
 
 from viva.conversation.records import Reply, ReplyStatus
-from viva.judging.ballots import Ballot, Item, Preference, Tie, Vote, count_votes
+from viva.judging.ballots import Ballot, Item, Preference, SoftPreference, Tie, Vote, count_votes
 
 _OPERATORS = frozenset("<=>")
 _TITLES = frozenset({"solution", "agent", "answer", "proposal"})
@@ -48,7 +48,7 @@ _TOKEN = re.compile(r"\s*+([A-Za-z]++|[<>=~!≥≤≠≈≻≺≽≼-]++|[,;:])"
 class RankingReply(Reply):
     """A ranking that was read."""
 
-    preferences: tuple[Preference | Tie, ...]
+    preferences: tuple[SoftPreference | Preference | Tie, ...]
     """At most one vote on each pair, about agent ids or whatever the letters stood for."""
     dropped: dict[str, int]
     """Numbers of what was left out, by cause: see `parse_ranking`."""

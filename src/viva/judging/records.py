@@ -21,6 +21,7 @@ from viva.conversation.records import (
     Turn,
 )
 from viva.judging.ballots import Vote
+from viva.judging.label_ballots import LabelBallot
 from viva.judging.ranking import RankingReply
 
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
@@ -30,6 +31,8 @@ def _reply_of(value: Any) -> Any:
     """The kind of reply that has the stored fields."""
     if not isinstance(value, dict):
         return value
+    if value.get("answers") is not None:
+        return LabelBallot.model_validate({"dropped": {}, "preferences": (), **value})
     if value.get("preferences") is not None:
         return RankingReply.model_validate({"dropped": {}, **value})
     if value.get("critiques") is not None:

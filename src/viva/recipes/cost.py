@@ -59,7 +59,7 @@ _COUNTED = frozenset(
         ),
         *("judge_mode", "judge_prompt", "judge_prompt_path", "tournament_pattern"),
         *("protocol", "control", "reward", "scorer_policy", "scorer_model", "prompts"),
-        *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own"),
+        *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own", "ballots"),
         *(
             "strategies",
             "assignment",

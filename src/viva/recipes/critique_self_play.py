@@ -51,6 +51,10 @@ class Config(ConversationConfig):
         default="current",
         doc="whose label probabilities: of the policy being trained, or as it was at the start",
     )
+    ballots: Literal["written", "labels"] = chz.field(
+        default="written",
+        doc="how agents vote: by rankings that they write, or pair by pair by label probabilities, without a token",
+    )
     votes_on_own: bool | None = chz.field(
         default=None, doc="let agents rank their own solution too; default: only between two agents"
     )
@@ -86,6 +90,7 @@ class Config(ConversationConfig):
             on_failure=self.on_failure,
             votes_on_own=self.votes_on_own,
             comparisons=reward.agents_compare,
+            ballots=self.ballots,
         )
         protocol = self.changed(protocol)
         reward.check(protocol, self.num_agents)

@@ -144,9 +144,7 @@ class _Kept(Unpaid):
     async def score(self, played: Played) -> Scored:
         """Nothing; the conversation's replies become examples."""
         for seat, (agent_id, lane) in enumerate(played.protocol.seats(played.conversation.num_agents)):
-            turns = [
-                turn for turn in played.conversation.turns if (turn.agent_id, turn.lane) == (agent_id, lane)
-            ]
+            turns = played.conversation.sampled_turns(agent_id, lane)
             transitions = played.trajectories_G[seat].transitions
             for turn, transition in zip(turns, transitions, strict=False):
                 completion = self._completion(played, turn, transition.ac.tokens)
@@ -189,6 +187,7 @@ async def played_examples(
     scripted: bool,
 ) -> list[Example]:
     """Replies of so many conversations about each prompt, see `viva.recipes.warmup`."""
+    from viva.judging.judge import PolicyRef
     from viva.recipes.common import say
     from viva.training.data import derive_seed
     from viva.training.rollouts import Policy, run_groups
@@ -203,7 +202,10 @@ async def played_examples(
         game = replace(game, protocol=_watched(game.protocol, views), reward=kept[-1])
         item = plan.order.items[index % len(plan.order.items)]
         seed = derive_seed(config.seed, "warmup", index)
-        builders.append(game.group(item, seed, renderer=opened.renderer, judge=None, grader=plan.grader))
+        voter = game.voter(PolicyRef(sampling_client=sampler), opened.renderer)
+        builders.append(
+            game.group(item, seed, renderer=opened.renderer, judge=None, grader=plan.grader, voter=voter)
+        )
     say(f"playing {counted(len(builders), 'conversation')} to make examples of")
     policy = Policy(
         sampler=sampler,

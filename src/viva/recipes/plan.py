@@ -8,7 +8,7 @@ from typing import Any
 
 import chz
 
-from viva.conversation.protocol import persona
+from viva.conversation.personas import persona
 from viva.hub import pinned, split_revision
 from viva.judging.answers import AnswerCheck
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from viva.conversation.protocol import Protocol
     from viva.judging.base import Judge
+    from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.judging.scorer import Scorer
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
@@ -46,6 +47,7 @@ class Game:
         judge: Judge | None,
         grader: Grader,
         scorer: Scorer | None = None,
+        voter_policy: PolicyRef | None = None,
     ) -> BuilderFactory:
         """Makes the conversation about a prompt, for a seed.
 
@@ -54,10 +56,25 @@ class Game:
             judge: Where the reward asks for one.
             grader: Tells for the metrics whether a solution is right.
             scorer: Where the reward asks for one.
+            voter_policy: The policy that talks, where the protocol has votes by label probabilities.
         """
         return lambda item, seed: self.group(
-            item, seed, renderer=renderer, judge=judge, grader=grader, scorer=scorer
+            item,
+            seed,
+            renderer=renderer,
+            judge=judge,
+            grader=grader,
+            scorer=scorer,
+            voter=self.voter(voter_policy, renderer),
         )
+
+    def voter(self, policy: PolicyRef | None, renderer: Renderer) -> PolicySelfComparisonJudge | None:
+        """The label probabilities of a policy, where the protocol has votes by them."""
+        from viva.judging.judge import PolicySelfComparisonJudge
+
+        if policy is None or not self.protocol.votes_by_labels:
+            return None
+        return PolicySelfComparisonJudge(policy, renderer)
 
     def group(
         self,
@@ -68,6 +85,7 @@ class Game:
         judge: Judge | None,
         grader: Grader,
         scorer: Scorer | None = None,
+        voter: PolicySelfComparisonJudge | None = None,
     ) -> MultiAgentConversationEnvGroupBuilder:
         """One conversation, about a prompt."""
         from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
@@ -79,6 +97,7 @@ class Game:
             reward=self.reward,
             judge=judge,
             scorer=scorer,
+            voter=voter,
             answer=item.answer,
             grader=grader,
             num_agents=self.num_agents,
@@ -153,13 +172,14 @@ class ConversationConfig(ScorerConfig):
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
+        from viva.judging.judge import PolicyRef
         from viva.recipes.loop import make_training
         from viva.recipes.reward import asked_by
 
-        game = self.game()
+        game, talking = self.game(), PolicyRef(timeout_s=plan.config.policy_timeout_s)
         judge, scorer, policy_refs = await asked_by(game.reward, plan, opened)
-        make_builder = game.factory(opened.renderer, judge, plan.grader, scorer)
-        training = make_training(plan, opened, make_builder, policy_refs=policy_refs)
+        make_builder = game.factory(opened.renderer, judge, plan.grader, scorer, talking)
+        training = make_training(plan, opened, make_builder, policy_refs=[*policy_refs, talking])
         return replace(training, stop_rule=self.stop_rule(), alarms=self.levels())
 
     def changed(self, protocol: Protocol) -> Protocol:

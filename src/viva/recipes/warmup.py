@@ -117,6 +117,7 @@ class Config(RecipeConfig):
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run; makes the examples, unless the run has them."""
+        from viva.judging.judge import PolicyRef
         from viva.recipes.demonstrations import JudgeEvaluator, Pair
         from viva.recipes.loop import make_training
         from viva.training.data import Example, ExampleDataset, PromptOrder
@@ -127,10 +128,15 @@ class Config(RecipeConfig):
         kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         examples = tuple(Example.of(each) for each in kept if "completion" in each)
         pairs = tuple(Pair(**each["pair"]) for each in kept if "pair" in each)
+        talking = PolicyRef(timeout_s=self.policy_timeout_s)
+        make_builder = None
+        if self.is_protocol:
+            make_builder = self.game().factory(opened.renderer, None, plan.grader, voter_policy=talking)
         return make_training(
             plan,
             opened,
-            self.game().factory(opened.renderer, None, plan.grader) if self.is_protocol else None,
+            make_builder,
+            policy_refs=[talking],
             dataset=ExampleDataset(
                 order=PromptOrder(
                     items=examples,

@@ -221,17 +221,17 @@ def segment_credit(
         weights: Weights of the streams.
 
     Raises:
-        ValueError: If a seat does not have one transition for each of its turns.
+        ValueError: If a seat does not have one transition for each reply that was written.
     """
     spans: list[SpanCredit] = []
     for seat, (agent_id, lane) in enumerate(played.protocol.seats(played.conversation.num_agents)):
         if agent_id not in played.agents:
             continue
-        turns = [turn for turn in played.conversation.turns if (turn.agent_id, turn.lane) == (agent_id, lane)]
+        turns = played.conversation.sampled_turns(agent_id, lane)
         transitions = played.trajectories_G[seat].transitions
         if len(turns) != len(transitions):
             raise ValueError(
-                f"agent {agent_id} took {len(turns)} turns in lane {lane}, but its trajectory has "
+                f"agent {agent_id} wrote {len(turns)} replies in lane {lane}, but its trajectory has "
                 f"{len(transitions)} transitions; give the trajectories of this conversation in seat order"
             )
         for index, (turn, transition) in enumerate(zip(turns, transitions, strict=True)):

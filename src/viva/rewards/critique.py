@@ -14,7 +14,7 @@ What cannot be located on the sampled ids earns nothing.
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from viva.judging.base import Judge
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
 from viva.judging.comparison import Comparison, TournamentPattern, judge_health, same_words
 from viva.judging.judge import JudgeOptions
+from viva.judging.label_ballots import LabelBallot, label_comparisons
 from viva.judging.ranking import RankingReply
 from viva.rewards.base import (
     Earnings,
@@ -99,6 +100,13 @@ class PeerReview(Reward):
         if any(weight for stream, weight in self.rules.weights.items() if stream != "r_diag"):
             needed = tuple(name for name in needed if name != "critique")
         check_segments(self.name, protocol, needed, "scores proposals, critiques and votes")
+        verdicts = [each for round_ in protocol.rounds for each in round_.segments if each.name == "verdict"]
+        paid_streams = {stream for stream, weight in self.rules.weights.items() if weight}
+        if paid_streams == {"r_meta"} and all(each.votes_on is not None for each in verdicts):
+            raise ValueError(
+                f"the reward {self.name!r} pays the tokens of verdicts alone, and in protocol {protocol.name!r} they "
+                "are label probabilities, of which no token is sampled; use ballots=written, or another reward"
+            )
 
     @property
     def agents_compare(self) -> bool:
@@ -246,6 +254,9 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
         },
         across=ballots_of(conversation, "comparison"),
         duels=tuple(duel for duel in duels if duel is not None),
+        final_is_sampled=not any(
+            isinstance(turn.response, LabelBallot) for turn in conversation.turns if turn.segment == "verdict"
+        ),
         texts=texts | {revised(agent_id): after[agent_id] for agent_id in agents},
     )
 
@@ -374,16 +385,30 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
                 and turn.response.dropped.get("unreadable")
             ],
         )
+        labelled = [
+            turn.response
+            for turn in conversation.turns
+            if turn.segment == name and isinstance(turn.response, LabelBallot)
+        ]
+        if labelled:
+            figures = _means(label_comparisons(labelled)) | figures
+            figures.pop("order_flips", None)  # each voter saw both orders
+            figures["sampled"] = 0.0
         metrics |= {f"judge/{name}/{figure}": value for figure, value in figures.items()}
     return metrics
 
 
 def _revision_judge_health(judged: Mapping[int, Sequence[Comparison]]) -> Metrics:
     """Health of the judge that compares revised with initial solutions: means over the agents it was asked about."""
+    return {f"judge/revision/{name}": value for name, value in _means(judged.values()).items()}
+
+
+def _means(judged: Iterable[Sequence[Comparison]]) -> dict[str, float]:
+    """Means over voters of `judge_health`, without the prefix."""
     columns: dict[str, list[float]] = {}
-    for comparisons in judged.values():
+    for comparisons in judged:
         for name, value in judge_health(comparisons).items():
-            columns.setdefault(f"judge/revision/{name.removeprefix('judge/')}", []).append(value)
+            columns.setdefault(name.removeprefix("judge/"), []).append(value)
     return {name: math.fsum(column) / len(column) for name, column in columns.items()}
 
 

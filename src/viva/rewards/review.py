@@ -22,6 +22,8 @@ paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``
   but to avoid ties under the paper's formula, where a tie agrees with nobody.
 - In the paper's formula a pair without a majority is in the denominator and adds 0, so r_meta is 0 for who voted on no
   other pair; it is ``None`` only for an empty ballot. Leave-one-out leaves such pairs out of both.
+- Ballots of label probabilities (`viva.judging.label_ballots`) are fractions of votes, and have no tokens: r_meta is
+  ``None`` for everybody.
 - Votes on anybody who is not among the agents are left out, and so are targets. Nobody is its own target.
 - A fit that does not converge raises `viva.judging.bradley_terry.BradleyTerryError`.
 """
@@ -32,7 +34,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from viva.judging.ballots import Ballots, Item, Vote, agreement, count_votes, map_vote, pair_of, pooled
+from viva.judging.ballots import (
+    Ballots,
+    Item,
+    Vote,
+    agreement,
+    count_votes,
+    map_vote,
+    merged,
+    pair_of,
+    pooled,
+)
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison
 
@@ -154,6 +166,8 @@ class ReviewVotes:
     """On `initial` and `revised` items, for a joint fit."""
     duels: tuple[Duel, ...] = ()
     """Comparisons by a judge on `initial` and `revised` items, for a joint fit; see `duel_of`."""
+    final_is_sampled: bool = True
+    """Whether final ballots were written: of label probabilities no token was sampled that r_meta could train."""
     texts: Mapping[Item, str] = field(default_factory=dict[Item, str])
     """Solutions by `initial` and `revised` item; those without a text count as different from all others."""
 
@@ -195,8 +209,8 @@ class ReviewScores:
     r_sol: dict[int, float]
     """Earnings of the revised solution's tokens."""
     r_meta: dict[int, float | None]
-    """Earnings of the final ranking's tokens; ``None`` for an empty ballot, and under leave-one-out also where the
-    others have no majority on any of its pairs."""
+    """Earnings of the final ranking's tokens; ``None`` for a ballot that is empty or was not sampled, and under
+    leave-one-out also where the others have no majority on any of its pairs."""
     r_diag: dict[int, float]
     """0 for an agent that criticised nobody."""
     r_diag_by_target: dict[int, dict[int, float]]
@@ -270,7 +284,7 @@ def score_review(votes: ReviewVotes, rules: ReviewRules) -> ReviewScores:
     }
     agreements = agreement(final_ballots, leave_one_out=rules.meta == "leave_one_out")
     r_sol = _values(final)
-    r_meta = {agent: agreements.get(agent) for agent in votes.agents}
+    r_meta = {agent: agreements.get(agent) if votes.final_is_sampled else None for agent in votes.agents}
     paid = {
         critic: {
             target: gains[target].paid
@@ -312,7 +326,7 @@ class _Items:
     """Which solutions are one item, and votes on agents or solutions as votes on those items.
 
     After solutions became one item, a voter may have several votes on a pair; it keeps one of equal ones and none of
-    contradicting ones, as with everything else that is said twice (`count_votes`).
+    contradicting ones, as with everything else that is said twice (`count_votes`); divided votes become their mean.
     """
 
     def __init__(self, votes: ReviewVotes, rules: ReviewRules) -> None:
@@ -342,8 +356,8 @@ class _Items:
         for voter in sorted(ballots):
             named = ballots[voter] if stage is None else [_of_stage(vote, stage) for vote in ballots[voter]]
             known = count_votes(named, items=self._item_of).votes
-            merged = [map_vote(vote, self.item) for vote in known if self._differ(pair_of(vote))]
-            result[voter] = count_votes(merged, items=self.of("initial", "revised")).votes
+            on_items = [map_vote(vote, self.item) for vote in known if self._differ(pair_of(vote))]
+            result[voter] = count_votes(merged(on_items), items=self.of("initial", "revised")).votes
         return result
 
     def duels(self, duels: Iterable[Duel]) -> list[Duel]:

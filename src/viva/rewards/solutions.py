@@ -166,7 +166,7 @@ def _solutions_of(played: Played) -> Solutions:
     stored = stored_solutions(played.conversation, seed=played.seed, right=right)
     replies = {}
     for seat, place in enumerate(played.protocol.seats(played.conversation.num_agents)):
-        turns = [turn for turn in played.conversation.turns if (turn.agent_id, turn.lane) == place]
+        turns = played.conversation.sampled_turns(*place)
         transitions = played.trajectories_G[seat].transitions
         for turn, transition in zip(turns, transitions, strict=place[0] in played.agents):
             if isinstance(turn.response, Solution):

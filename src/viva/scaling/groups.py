@@ -11,6 +11,7 @@ from typing import Literal
 from viva.conversation.coordinator import view_of
 from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import Solution, Turn
+from viva.judging.comparison import VERDICT_PREFIX
 from viva.scaling.counts import Block, Call, Counter, Markers, Template, TrainedReply, message_blocks
 
 
@@ -53,7 +54,7 @@ def solution_key(agent_id: int, round_index: int) -> Hashable:
 
 
 def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[Call]:
-    """Every reply of every agent, in order of (round, agent, lane). Segments that earn something are trained.
+    """Every reply and comparison of every agent, in order of (round, agent, lane). Segments that earn are trained.
 
     Replies to segments of the user's own are as long as solutions.
     """
@@ -71,6 +72,10 @@ def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[
                 before = list(turns)
             view = view_of(protocol, num_agents, range(num_agents), agent_id, round_index, "cost")
             for lane, segment in enumerate(round_.segments):
+                if segment.votes_on is not None:
+                    prompts = _pair_prompts(protocol, question, before, view, lane)
+                    calls += [_pair_call(protocol, prompt, text, markers, wave) for prompt in prompts]
+                    continue
                 reply = _reply_text(segment.name, view, text.lengths, markers)
                 asked = protocol.prompt(question, before, view, lane)
                 prompt = text.blocks([("system", protocol.system_prompt), ("user", asked)], markers)
@@ -92,6 +97,21 @@ def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[
                     )
                 )
     return calls
+
+
+def _pair_prompts(
+    protocol: Protocol, question: str, turns: Sequence[Turn], view: View, lane: int
+) -> list[str]:
+    """The user messages of an agent's vote by label probabilities: every pair, in both orders."""
+    texts = protocol.voted_on(turns, view, lane).values()
+    return [protocol.pair_prompt(question, one, other, view, lane) for one, other in permutations(texts, 2)]
+
+
+def _pair_call(protocol: Protocol, asked: str, text: Text, markers: Markers, wave: int) -> Call:
+    """One comparison by label probabilities, of which one token is read."""
+    messages = [("system", protocol.system_prompt), ("user", asked)]
+    prompt = text.blocks(messages, markers, prefill=VERDICT_PREFIX)
+    return Call(prompt=prompt, reply=1.0, role="judge", wave=wave)
 
 
 def _reply_text(segment: str, view: View, lengths: Lengths, markers: Markers) -> str:

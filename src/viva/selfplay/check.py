@@ -16,6 +16,7 @@ from viva.conversation.protocol import Protocol, Round, View, counted
 from viva.conversation.records import Conversation, ReplyStatus
 from viva.selfplay.controls import scripted_reply
 from viva.selfplay.critique import critique_protocol
+from viva.selfplay.label_votes import scripted_ballot
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.selfplay.user_code import is_target, load_target
 
@@ -138,14 +139,21 @@ async def _play(
         seen[round_index, agent_id] = tuple(
             (turn.segment, turn.agent_id) for sight in round_.sights for turn in sight.select(turns, view)
         )
-        prompt = coordinator.protocol.prompt(_QUESTION, turns, view, lane)
+        segment = round_.segments[lane]
         text, latency = act(view, lane)
         for _ in range(latency):
             await asyncio.sleep(0)
         if text is None:
             await coordinator.fail(agent_id, "the policy call failed")
             continue
-        segment = round_.segments[lane]
+        if segment.votes_on is not None:  # not written, so it cannot be silent or malformed
+            ballot, prompt = scripted_ballot(coordinator.protocol, _QUESTION, turns, view, lane)
+            if not coordinator.is_out(agent_id, lane):
+                await coordinator.submit_response(
+                    agent_id, ballot, lane=lane, prompt=prompt, status=ballot.status
+                )
+            continue
+        prompt = coordinator.protocol.prompt(_QUESTION, turns, view, lane)
         reading = segment.read(scripted_reply(segment, view) if text == _HONEST else text, view)
         if not coordinator.is_out(agent_id, lane):
             await coordinator.submit_response(
@@ -207,7 +215,8 @@ def check_protocol(protocol: Protocol, num_agents: int) -> tuple[list[str], list
 
 def _overview(protocol: Protocol, num_agents: int) -> Iterator[str]:
     yield f"protocol {protocol.name}: {counted(len(protocol.rounds), 'round')}, {counted(num_agents, 'agent')}"
-    calls = num_agents * sum(len(round_.segments) for round_ in protocol.rounds)
+    written = [each for round_ in protocol.rounds for each in round_.segments if each.votes_on is None]
+    calls = num_agents * len(written)
     yield f"generations: {calls}; at most {counted(protocol.num_lanes, 'lane')} in parallel for each agent"
     goes_on = f"leaves it going with {protocol.agents_needed(num_agents)} or more"
     yield f"an agent's failure {'voids the conversation' if protocol.on_failure == 'void' else goes_on}"
@@ -227,10 +236,11 @@ def _asked(round_: Round, run: DryRun, index: int) -> Iterator[str]:
     for lane, segment in enumerate(round_.segments):
         earns = "earns nothing" if segment.stream is None else f"earns {segment.stream}"
         invalid = "stays" if segment.on_invalid == "keep" else "leaves"
+        asks = "asks for" if segment.votes_on is None else "has, by label probabilities, the votes of"
         turns = [turn for turn in run.conversation.turns if (turn.round_index, turn.lane) == (index, lane)]
         unread = sum(turn.status is ReplyStatus.UNSTRUCTURED for turn in turns)
         note = " (no scripted reply could be read)" if turns and unread == len(turns) else ""
-        yield f"  asks for {segment.name}: {earns}; who cannot be read {invalid}{note}"
+        yield f"  {asks} {segment.name}: {earns}; who cannot be read {invalid}{note}"
 
 
 def _seen(seen: tuple[Seen, ...]) -> str:

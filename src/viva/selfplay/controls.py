@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
 
-from viva.conversation.protocol import Control, Protocol, Round, Segment, Sight, View, draw_aliases, persona
+from viva.conversation.personas import persona
+from viva.conversation.protocol import Control, Protocol, Round, Segment, Sight, View, draw_aliases
 from viva.conversation.records import Critique, CritiqueReply, Reply, ReplyStatus, Turn
 from viva.judging.ranking import RankingReply
 
@@ -73,7 +74,8 @@ def _segments(protocol: Protocol, num_agents: int, *replies: type[Reply]) -> set
         segment.name
         for index, round_ in enumerate(protocol.rounds)
         for segment in round_.segments
-        if isinstance(_read(protocol, segment, index, num_agents), replies)
+        if (segment.votes_on is not None and RankingReply in replies)
+        or isinstance(_read(protocol, segment, index, num_agents), replies)
     }
 
 

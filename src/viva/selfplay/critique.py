@@ -31,9 +31,9 @@ from viva.conversation.critiques import (
     read_revision,
     revision_instruction,
     shown,
-    shown_solution,
 )
-from viva.conversation.protocol import Protocol, Reading, Round, Segment, Sight, View
+from viva.conversation.pair_votes import label_vote, pair_instruction
+from viva.conversation.protocol import Protocol, Reading, Round, Segment, Sight, View, shown_solution
 from viva.conversation.records import CritiqueReply, Solution, Turn
 from viva.judging.ballots import Ballot, Item
 from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from viva.judging.base import Judge
     from viva.rewards.review import ReviewRules
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+
+BallotForm = Literal["written", "labels"]
+"""How agents vote: by rankings that they write, or pair by pair by label probabilities."""
 
 _STAGES = {"proposal": "initial", "revision": "revised"}
 """Segments that give a solution, and what it is called on a joint ballot."""
@@ -56,6 +59,7 @@ def critique_protocol(
     on_failure: Literal["void", "continue"] = "void",
     votes_on_own: bool | None = None,
     comparisons: bool = False,
+    ballots: BallotForm = "written",
 ) -> Protocol:
     """The protocol for a number of agents: at least 2, at most as many as there are letters for what they rank.
 
@@ -66,6 +70,8 @@ def critique_protocol(
         votes_on_own: See `may_vote_on_own`.
         comparisons: Whether a last round has every agent rank the first and the revised solutions of all others
             against one another. Its votes are about ``("initial", agent)`` and ``("revised", agent)``.
+        ballots: Whether agents write their rankings, or vote on each pair by label probabilities
+            (`viva.conversation.pair_votes`), of which no token is sampled, so that r_meta trains nothing.
 
     Raises:
         ValueError: If there are too few or too many agents, or the personas have gaps.
@@ -78,12 +84,12 @@ def critique_protocol(
             f"somebody to criticise and a letter for everything that is ranked; got {num_agents}"
         )
     proposal = Segment(name="proposal", instruction=proposal_instruction, stream="r_sol")
-    ranking = _ranking_segment("ranking", votes_on_own, stream=None)
+    ranking = _ranking_segment("ranking", votes_on_own, ballots, stream=None)
     critique = Segment(
         name="critique", instruction=critique_instruction, read=read_critiques, stream="r_diag"
     )
     revision = Segment(name="revision", instruction=revision_instruction, read=read_revision, stream="r_sol")
-    verdict = _ranking_segment("verdict", votes_on_own, stream="r_meta")
+    verdict = _ranking_segment("verdict", votes_on_own, ballots, stream="r_meta")
     own = Sight(segments=("proposal",), whose="own", show=_show_own)
     addressed = Sight(segments=("critique",), whose="addressed", show=_show_critiques)
     rounds = [
@@ -98,10 +104,7 @@ def critique_protocol(
     ]
     if comparisons:
         both = Sight(segments=tuple(_STAGES), show=_show_compared)
-        comparison = Segment(
-            name="comparison", instruction=comparison_instruction, read=_read_comparison, stream=None
-        )
-        rounds.append(Round(name="compare", segments=(comparison,), sights=(both,)))
+        rounds.append(Round(name="compare", segments=(_comparison_segment(ballots),), sights=(both,)))
     protocol = Protocol(
         reward="peer_review",
         name="critique_self_play",
@@ -127,12 +130,27 @@ def compared_items(view: View) -> dict[str, Item]:
     return dict(zip(ascii_uppercase, reversed(items) if view.agent_id % 2 else items, strict=False))
 
 
-def _ranking_segment(name: str, votes_on_own: bool | None, *, stream: str | None) -> Segment:
+def _ranking_segment(
+    name: str, votes_on_own: bool | None, ballots: BallotForm, *, stream: str | None
+) -> Segment:
+    if ballots == "labels":
+        return label_vote(name, votes_on_own=votes_on_own)
     return Segment(
         name=name,
         instruction=partial(ranking_instruction, votes_on_own=votes_on_own),
         read=partial(_read_ranking, votes_on_own=votes_on_own),
         stream=stream,
+    )
+
+
+def _comparison_segment(ballots: BallotForm) -> Segment:
+    by_labels = ballots == "labels"
+    return Segment(
+        name="comparison",
+        instruction=pair_instruction if by_labels else comparison_instruction,
+        read=_read_comparison,
+        votes_on=_compared_texts if by_labels else None,
+        stream=None,
     )
 
 
@@ -164,10 +182,17 @@ def _show_all(turns: Sequence[Turn], view: View) -> str:
 
 
 def _show_compared(turns: Sequence[Turn], view: View) -> str:
-    texts: dict[Item, str] = {
-        (_STAGES[turn.segment], turn.agent_id): solution for turn, solution in _solutions(turns)
-    }
-    return _show_lettered(compared_items(view), texts)
+    return _show_lettered(compared_items(view), _texts_by_stage(turns))
+
+
+def _texts_by_stage(turns: Sequence[Turn]) -> dict[Item, str]:
+    return {(_STAGES[turn.segment], turn.agent_id): solution for turn, solution in _solutions(turns)}
+
+
+def _compared_texts(turns: Sequence[Turn], view: View) -> dict[Item, str]:
+    """What the agent compares, without letters: each pair is shown in both orders."""
+    items, texts = set(compared_items(view).values()), _texts_by_stage(turns)
+    return {item: text for item, text in texts.items() if item in items}
 
 
 def _show_lettered(items: Mapping[str, Item], texts: Mapping[Item, str]) -> str:
@@ -198,6 +223,7 @@ def critique_group(
     on_failure: Literal["void", "continue"] = "void",
     votes_on_own: bool | None = None,
     personas: dict[int, str] | None = None,
+    ballots: BallotForm = "written",
     **options: Any,
 ) -> MultiAgentConversationEnvGroupBuilder:
     """The builder of a critique conversation that peer review pays; ``options`` are other fields of the builder.
@@ -224,6 +250,7 @@ def critique_group(
             on_failure=on_failure,
             votes_on_own=votes_on_own,
             comparisons=rules.fit == "joint" and judge is None,
+            ballots=ballots,
         ),
         reward=PeerReview(rules=rules, compared_by=None if judge is None else JudgeOptions()),
         judge=judge,

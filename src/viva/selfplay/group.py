@@ -28,11 +28,13 @@ from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.judging.base import Judge
+from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader, Played, Reward
 from viva.rewards.credit import GroupCredit
 from viva.selfplay.controls import DEALT, CritiqueBoard, Dealt, as_read, foreign, reads_critiques, shuffled
+from viva.selfplay.label_votes import vote_by_labels
 
 Deal: TypeAlias = Callable[[Sequence[Turn], View], Awaitable[Sequence[Turn]]]
 """From what an agent may read, in a round in which critiques are read, to what it is shown."""
@@ -51,6 +53,7 @@ class MultiAgentConversationEnv(Env):
         renderer: From `viva.conversation.rendering.load_renderer`.
         lane: Which of the agent's parallel generations this seat makes.
         deal: Of a control that has agents read other critiques than those of their solutions.
+        voter: The policy's label probabilities, where the protocol has votes without words.
     """
 
     def __init__(
@@ -60,12 +63,14 @@ class MultiAgentConversationEnv(Env):
         renderer: Renderer,
         lane: int = 0,
         deal: Deal | None = None,
+        voter: PolicySelfComparisonJudge | None = None,
     ) -> None:
         self.agent_id = agent_id
         self.coordinator = coordinator
         self.renderer = renderer
         self.lane = lane
         self._deal = deal
+        self._voter = voter
         self._asked: tuple[View, str] | None = None
 
     async def initial_observation(self) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
@@ -133,19 +138,40 @@ class MultiAgentConversationEnv(Env):
         return metrics
 
     async def _next_observation(self) -> Observation | None:
-        if await self.coordinator.wait_for_turn(self.agent_id, self.lane) is None:
-            return None
+        """The prompt of the next turn that is written; votes without words before it are cast on the way."""
         protocol = self.coordinator.protocol
-        view = self.coordinator.view(self.agent_id, self.lane)
-        turns: Sequence[Turn] = self.coordinator.visible_turns(self.agent_id, self.lane)
-        if self._deal is not None and reads_critiques(protocol.rounds[view.round_index]):
-            turns = await self._deal(turns, view)
-            if self.coordinator.is_out(self.agent_id, self.lane):  # others failed meanwhile
-                return None
-        prompt = protocol.prompt(self.coordinator.question, turns, view, self.lane)
-        self._asked = (view, prompt)
+        while await self.coordinator.wait_for_turn(self.agent_id, self.lane) is not None:
+            view = self.coordinator.view(self.agent_id, self.lane)
+            turns: Sequence[Turn] = self.coordinator.visible_turns(self.agent_id, self.lane)
+            if self._deal is not None and reads_critiques(protocol.rounds[view.round_index]):
+                turns = await self._deal(turns, view)
+                if self.coordinator.is_out(self.agent_id, self.lane):  # others failed meanwhile
+                    return None
+            if protocol.rounds[view.round_index].segments[self.lane].votes_on is not None:
+                await self._vote(turns, view)
+                continue
+            prompt = protocol.prompt(self.coordinator.question, turns, view, self.lane)
+            self._asked = (view, prompt)
+            with remembering(self.coordinator.line_tokens):
+                return build_prompt(self.renderer, protocol.messages(prompt))
+        return None
+
+    async def _vote(self, turns: Sequence[Turn], view: View) -> None:
+        if self._voter is None:
+            raise RuntimeError(
+                f"agent {self.agent_id} votes by label probabilities and has no policy to ask: pass voter"
+            )
+        self._asked = (view, "")  # where it is, should it fail
+        question = self.coordinator.question
         with remembering(self.coordinator.line_tokens):
-            return build_prompt(self.renderer, protocol.messages(prompt))
+            ballot, prompt = await vote_by_labels(
+                self._voter, self.coordinator.protocol, question, turns, view, self.lane
+            )
+        self._asked = None
+        if not self.coordinator.is_out(self.agent_id, self.lane):
+            await self.coordinator.submit_response(
+                self.agent_id, ballot, lane=self.lane, prompt=prompt, status=ballot.status
+            )
 
 
 @dataclass(kw_only=True)
@@ -165,6 +191,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     """The judge of a reward that asks for one, see `Reward.judge`."""
     scorer: Scorer | None = None
     """The scorer of a reward that asks for one, see `Reward.scorer`."""
+    voter: PolicySelfComparisonJudge | None = None
+    """The policy that talks, in mode ``logprob``, where the protocol has votes without words."""
     answer: str | None = None
     """The known answer, if there is one; with a grader, metrics tell who is right."""
     grader: Grader | None = None
@@ -194,6 +222,11 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             raise ValueError(
                 f"the reward {self.reward.name!r} needs a scorer; got none. Pass one, a viva.judging.scorer.Scorer"
             )
+        if self.protocol.votes_by_labels and self.voter is None:
+            raise ValueError(
+                f"protocol {self.protocol.name!r} has votes by label probabilities, which need the policy; got none. "
+                "Pass voter, a PolicySelfComparisonJudge of the policy that talks"
+            )
         self.board = CritiqueBoard(self.question)
         self._new_coordinator()
 
@@ -213,7 +246,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         coordinator = self._new_coordinator()
         deal = self._deal if control in DEALT else None
         return [
-            MultiAgentConversationEnv(agent_id, coordinator, self.renderer, lane, deal)
+            MultiAgentConversationEnv(agent_id, coordinator, self.renderer, lane, deal, self.voter)
             for agent_id, lane in self.protocol.seats(self.num_agents)
         ]
 

@@ -37,7 +37,8 @@ from viva.judging.ballots import (
     sides_of,
 )
 from viva.judging.bradley_terry import rank_correlation
-from viva.judging.comparison import Outcome
+from viva.judging.comparison import Outcome, pair_flips
+from viva.judging.label_ballots import LabelBallot, label_comparisons
 from viva.judging.ranking import RankingReply
 from viva.judging.records import ComparisonRecord, ConversationRecord
 
@@ -61,7 +62,14 @@ def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
     for record in known:
         conversation = record.conversation()
         for segment, ballots in ballots_by_segment(conversation).items():
-            _count_ballots(counted, ballots, texts_before(conversation, segment))
+            answers = [
+                turn.response
+                for turn in conversation.turns
+                if turn.segment == segment and isinstance(turn.response, LabelBallot)
+            ]
+            _count_ballots(counted, ballots, texts_before(conversation, segment), by_voters=not answers)
+            for comparisons in label_comparisons(answers):
+                counted["order_flips"] += pair_flips(comparisons)
         _count_comparisons(counted, record.comparisons, conversation)
         lengths = {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions.items()}
         pay = {agent_id: reward for agent_id, reward in record.rewards.items() if agent_id in lengths}
@@ -93,8 +101,10 @@ def texts_before(conversation: Conversation, segment: str) -> dict[Item, str]:
     return texts
 
 
-def _count_ballots(counted: dict[str, list[float]], ballots: Ballots, texts: Mapping[Item, str]) -> None:
-    """Add what the ballots of one round show."""
+def _count_ballots(
+    counted: dict[str, list[float]], ballots: Ballots, texts: Mapping[Item, str], *, by_voters: bool
+) -> None:
+    """Add what the ballots of one round show; with ``by_voters``, half of them saw each order."""
     counted["invalid"] += [float(not votes) for votes in ballots.values()]
     votes = [vote for own in ballots.values() for vote in own]
     judged = {item: texts[item] for vote in votes for item in sides_of(vote) if item in texts}
@@ -102,8 +112,9 @@ def _count_ballots(counted: dict[str, list[float]], ballots: Ballots, texts: Map
     kept = {voter: votes for voter, votes in ballots.items() if votes}
     agreed = agreement(kept, leave_one_out=True)
     counted["against_majority"] += [1 - share for share in agreed.values() if share is not None]
-    flips = order_flips(kept, [voter for voter in kept if voter % 2 == 0])
-    counted["order_flips"] += [float(flip) for flip in flips]
+    if by_voters:
+        flips = order_flips(kept, [voter for voter in kept if voter % 2 == 0])
+        counted["order_flips"] += [float(flip) for flip in flips]
     about_voters = {
         voter: [vote for vote in own if all(isinstance(item, int) for item in sides_of(vote))]
         for voter, own in kept.items()

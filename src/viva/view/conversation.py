@@ -245,7 +245,7 @@ def _token_turn(turn: _TokenTurn, record: ConversationRecord | None) -> dict[str
 
 
 def _who(seat: int, turn: int, record: ConversationRecord | None) -> dict[str, Any]:
-    """Which turn of the record it is: seats go agent by agent and lane by lane, turns in order of their rounds."""
+    """Which turn of the record it is: seats go agent by agent and lane by lane, written turns by round."""
     if record is None:
         return {"seat": seat, "turn": turn, "place": None, "title": f"seat {seat}, turn {turn + 1}"}
     num_lanes = max((each.lane for each in record.turns), default=0) + 1
@@ -253,7 +253,7 @@ def _who(seat: int, turn: int, record: ConversationRecord | None) -> dict[str, A
     places = [
         place
         for place, each in sorted(enumerate(record.turns), key=lambda pair: pair[1].round_index)
-        if (each.agent_id, each.lane) == (agent, lane)
+        if (each.agent_id, each.lane) == (agent, lane) and each.response.is_sampled
     ]
     place = places[turn] if turn < len(places) else None
     title = f"agent {agent}, turn {turn + 1}"

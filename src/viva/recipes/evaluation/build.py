@@ -254,12 +254,13 @@ async def conversations_of(
         fixed_judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
 
     fixed = await _fixed_scorer(game.reward, config, opened)
+    talking = PolicyRef(sampling_client=opened.client, timeout_s=config.policy_timeout_s)
 
     def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
         scorer = fixed or (None if game.reward.scorer is None else Scorer(judged_by, opened.renderer))
         asked = game.reward.judge
         judge = None if asked is None else asked.make(judged_by, opened.renderer)
-        return game.factory(opened.renderer, judge, grader, scorer)(item, seed)
+        return game.factory(opened.renderer, judge, grader, scorer, talking)(item, seed)
 
     return Conversations(
         num_agents=config.num_agents,

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 import chz
 
-from viva.conversation.protocol import counted, persona
+from viva.conversation.personas import persona
+from viva.conversation.protocol import counted
 from viva.judging.answers import AnswerCheck
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as ConversationConfig

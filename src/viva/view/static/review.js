@@ -92,8 +92,8 @@ export function reveal(id) {
 const itemName = (item) => (Array.isArray(item) ? item.join(" ") : `agent ${item}`);
 
 // What a vote puts above what, or beside it.
-export function sidesOf({ winner, loser, first, second }) {
-  return { above: itemName(winner ?? first), below: itemName(loser ?? second), tie: winner === undefined };
+export function sidesOf({ winner, loser, first, second, share }) {
+  return { above: itemName(winner ?? first), below: itemName(loser ?? second), tie: winner === undefined, share };
 }
 
 function matrix(segment, votes) {

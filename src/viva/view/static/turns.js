@@ -38,7 +38,8 @@ function votes(turn) {
   const cast = turn.response.preferences;
   if (!cast) return null;
   if (!cast.length) return h("p", { class: "muted" }, "no vote that counts");
-  return h("ul", { class: "votes" }, cast.map(sidesOf).map((vote) => h("li", {}, `${vote.above} ${vote.tie ? "=" : ">"} ${vote.below}`)));
+  return h("ul", { class: "votes" }, cast.map(sidesOf).map((vote) => h("li", {},
+    `${vote.above} ${vote.tie ? "=" : ">"} ${vote.below}${vote.share ? ` (${(100 * vote.share).toFixed(1)} %)` : ""}`)));
 }
 
 function critiques(turn, where) {
