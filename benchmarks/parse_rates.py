@@ -2,11 +2,11 @@
 
     python benchmarks/parse_rates.py [sets=default,short,...] [conversations=12] [seed=0] [max_tokens=120]
 
-A set is the protocol's own words (``default``), one of the trials below, or the ``prompts`` of a YAML file that recipes
-take as ``config=FILE``. Conversations of three agents on the one-step word problems of ``make demo``, at temperature
-0.8: critique self-play, or, in sets that begin with ``turns``, two rounds in turns. Nothing is trained or judged. One
-row a segment: replies; per cent read exactly, in part, and not at all; per cent that the model ended itself; mean
-tokens. The last row: answers at the end, and per cent of them that are right. Needs ``make models``.
+A set is the protocol's own words (``default``) or one of the trials below; ``form`` has those of
+``examples/smollm2_critique.yaml``. Conversations of three agents on the one-step word problems of ``make demo``, at
+temperature 0.8: critique self-play, or, in sets that begin with ``turns``, two rounds in turns. Nothing is trained or
+judged. One row a segment: replies; per cent read exactly, in part, and not at all; per cent that the model ended
+itself; mean tokens. The last row: answers at the end, and per cent of them that are right. Needs ``make models``.
 """
 
 import asyncio
@@ -30,6 +30,9 @@ from viva.selfplay.round_robin import round_robin_protocol
 from viva.training.rollouts import Policy, run_groups
 
 NUM_AGENTS = 3
+_WORDS: Mapping[str, str] = yaml.safe_load(
+    (Path(__file__).resolve().parents[1] / "examples" / "smollm2_critique.yaml").read_text(encoding="utf-8")
+)["prompts"]
 TRIALS: Mapping[str, Mapping[str, str]] = {
     "short": {
         "system": "You solve a problem with others.",
@@ -53,13 +56,9 @@ TRIALS: Mapping[str, Mapping[str, str]] = {
         "Write nothing else.",
     },
     "form": {
-        "system": "You are a helpful assistant.",
-        "proposal": "{persona} Reply with one short sentence that ends with the final number.",
+        **_WORDS,
         "ranking": "Compare solutions {others}. Your whole reply is one line of this form, the better one first:\n"
         "Ranking: letter > letter",
-        "critique": "Check the other solutions {others}. Your whole reply is one line for each, of this form:\n"
-        "Solution letter: right or wrong, and the correct number",
-        "revision": "Your whole reply is one line of this form:\nRevise: the correct number",
         "verdict": "Compare solutions {others}. Your whole reply is one line of this form, the better one first:\n"
         "Ranking: letter > letter",
     },
@@ -78,10 +77,7 @@ def protocol_of(name: str) -> Protocol:
     base = round_robin_protocol(2) if name.startswith("turns") else critique_protocol(NUM_AGENTS)
     if name in ("default", "turns-default"):
         return base
-    if name in TRIALS:
-        return base.with_prompts(TRIALS[name])
-    prompts: dict[str, str] = yaml.safe_load(Path(name).read_text(encoding="utf-8"))["prompts"]
-    return base.with_prompts(prompts)
+    return base.with_prompts(TRIALS[name])
 
 
 async def rates(name: str, *, count: int, seed: int, max_tokens: int) -> list[tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """The words that a user gives: system message, question template, and what a protocol asks for."""
 
 import json
+from pathlib import Path
 
 import pytest
 from random_models import make_model
@@ -9,7 +10,7 @@ from viva import load_run
 from viva.conversation.protocol import Protocol, Round, View
 from viva.conversation.rendering import build_prompt, direct_messages, system_messages
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-from viva.recipes.config import DataOptions
+from viva.recipes.config import DataOptions, parse_options
 from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.data import check_sources, load_prompts, load_test_prompts
 from viva.recipes.evaluation import EvalOptions, recipe_options
@@ -24,6 +25,19 @@ RENDERER = tiny_renderer()
 VIEW = View(agent_id=1, num_agents=3, round_index=1, aliases=(2, 0, 1), persona="the Critic: be exact.")
 TEMPLATE = "{question} Give only the final number."
 SYSTEM = "You are a calculator."
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"
+
+
+def test_the_examples_words_are_those_that_votes_by_label_probabilities_leave_to_be_written() -> None:
+    config = parse_options(CritiqueConfig, [f"config={EXAMPLE}", 'train_prompts=["a"]'])
+    protocol = config.game().protocol
+    written = {each.name for round_ in protocol.rounds for each in round_.segments if each.votes_on is None}
+    assert config.prompts is not None
+    assert set(config.prompts) == {"system", *written}
+    for name in written:
+        assert request(protocol, name) != request(critique_protocol(3), name)
 
 
 def request(protocol: Protocol, segment: str) -> str:
