@@ -347,6 +347,15 @@ async def test_the_labels_probabilities_are_read_where_the_verdict_stands():
     assert request["messages"][1]["content"] == found.prompt
 
 
+async def test_kept_probabilities_are_read_as_they_were():
+    kept = Memory()
+    with chat_server(in_turn(completion('{"preference": "B"}', LABELS))) as server:
+        first, second = [await compare(endpoint_of(server, kept), "logprob") for _ in range(2)]
+    assert first == second
+    assert first.probabilities == second.probabilities
+    assert len(server.requests) == 1
+
+
 async def test_without_log_probabilities_the_mode_is_refused_with_the_remedy():
     with (
         chat_server(in_turn(verdict("B"))) as server,

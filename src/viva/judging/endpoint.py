@@ -271,7 +271,7 @@ class ChatEndpoint:
                 raise
             self._count(content, body, answer, is_kept=False)
             if self._kept is not None:
-                self._kept.put(key, _essence(content))
+                self._kept.put(key, _essence(content, answer))
             return answer
 
     async def _answered(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -392,12 +392,19 @@ def _digest(url: str, body: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _essence(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of an answer."""
-    choice = content["choices"][0]
-    kept: dict[str, Any] = {"message": {"content": choice["message"].get("content")}}
-    if choice.get("logprobs"):
-        kept["logprobs"] = choice["logprobs"]
+def _essence(content: Mapping[str, Any], answer: ChatAnswer) -> dict[str, Any]:
+    """The part of an answer that is kept, in the endpoint's own form."""
+    kept: dict[str, Any] = {"message": {"content": answer.text}}
+    if answer.tokens:
+        rows = [
+            {
+                "token": token.text,
+                "logprob": dict(token.alternatives).get(token.text),
+                "top_logprobs": [{"token": text, "logprob": value} for text, value in token.alternatives],
+            }
+            for token in answer.tokens
+        ]
+        kept["logprobs"] = {"content": rows}
     return {"model": content.get("model"), "choices": [kept], "usage": content.get("usage")}
 
 
