@@ -173,8 +173,10 @@ def run(path: Path, given: dict[str, str]) -> None:
     if unknown := sorted(set(kinds) - set(KINDS)):
         sys.exit(f"unknown kind {unknown[0]!r}; allowed: {', '.join(KINDS)}")
     first, count = int(given.pop("first_seed", "0")), int(given.pop("seeds", str(SEEDS)))
-    folder = Path(given.pop("folder", "runs/alarms"))
-    latest = time.monotonic() + 60 * float(given.pop("minutes", "inf"))
+    folder, minutes = Path(given.pop("folder", "runs/alarms")), float(given.pop("minutes", "inf"))
+    if given and path == Path(__file__).with_suffix(".jsonl"):
+        sys.exit(f"runs with {', '.join(sorted(given))} changed need a ledger of their own; give file=FILE")
+    latest = time.monotonic() + 60 * minutes
     done = {(line["kind"], line["seed"]) for line in lines(path)}
     for seed in range(first, first + count):
         for kind in kinds:
