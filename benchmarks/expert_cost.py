@@ -104,8 +104,9 @@ async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
 
     config, found = training.config, Measured()
     sampler = await settled(training.client.save_weights_and_get_sampling_client())
-    for reference in training.policy_refs:
-        reference.sampling_client = sampler
+    for follower in training.followers:
+        await follower.reach(0)
+        follower.follow(sampler, 0)
     batch = list(enumerate(training.dataset.get_batch(0)))
     chosen = [(place, each) for place, each in batch if strategy_of(each).strategy_id in strategies]
     policy = Policy(sampler=sampler, seed=config.seed, max_tokens=config.max_tokens)

@@ -44,6 +44,10 @@ class TrainingClient(Protocol):
         """A snapshot for sampling; use `settled`."""
         ...
 
+    def save_weights_for_sampler(self, name: str, ttl_seconds: int | None = None) -> Awaitable[Any]:
+        """Save weights for sampling; the response has a ``path``."""
+        ...
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         ...
@@ -57,6 +61,23 @@ class ExtendedTrainingClient(Protocol):
     """Whether datums may have a ``mask``, which saves it what the mask hides."""
     takes_temperature: bool
     """Whether ``forward`` with ``cross_entropy`` can score at another temperature than 1."""
+
+
+@runtime_checkable
+class AveragingTrainingClient(Protocol):
+    """A training client that keeps an exponential moving average of what it trains, as the embedded engine's does."""
+
+    def begin_average(self) -> Awaitable[None]:
+        """Begin it at the present weights; it is saved and loaded with the optimiser."""
+        ...
+
+    def update_average(self, decay: float) -> Awaitable[None]:
+        """Move it to ``decay`` of itself and ``1 - decay`` of the present weights."""
+        ...
+
+    def save_average_and_get_sampling_client(self) -> Any:
+        """A snapshot of it for sampling; use `settled`."""
+        ...
 
 
 @runtime_checkable

@@ -123,7 +123,7 @@ def test_the_rules_are_the_presets_but_for_what_is_given():
 
 
 def test_another_reward_keeps_the_rules_that_it_has():
-    game = config(reward="r_sol", preset="paper", judge_policy="initial").game()
+    game = config(reward="r_sol", preset="paper").game()
     assert (game.reward.name, game.reward.rules.fit, game.reward.judge) == ("r_sol", "separate", None)
     assert game.reward.rules.weights == {"r_sol": 1.0, "r_meta": 0.0, "r_diag": 0.0}
     shuffled = config(reward="shuffled_peer_review", reward_weights={"r_sol": 3.0}).game().reward

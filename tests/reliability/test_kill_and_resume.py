@@ -57,7 +57,12 @@ RECIPES = {
     "conversation_preference_rl": CONVERSATION,
     "critique_self_play": CRITIQUE,
     "math_efficiency": MATH,
+    "conversation_preference_rl judged every 3 steps": CONVERSATION
+    | {"judge_policy": "every", "judge_every": 3},
+    "conversation_preference_rl judged by an average": CONVERSATION
+    | {"judge_policy": "ema", "judge_decay": 0.5},
 }
+"""Options by recipe, whose name may have more words behind it."""
 COMMON = {
     "device": "cpu",
     "lora_rank": 4,
@@ -101,7 +106,7 @@ class Server:
         log.unlink(missing_ok=True)
         log.touch()
         job = {
-            "recipe": recipe,
+            "recipe": recipe.partition(" ")[0],
             "log": str(log),
             "options": {name: str(value) for name, value in options.items()},
         }
@@ -115,9 +120,10 @@ class Server:
     def whole(self, recipe: str = "conversation_preference_rl") -> Whole:
         """The run that was not stopped."""
         if recipe not in self.wholes:
-            log_path = self.folder / f"whole-{recipe}"
+            name = recipe.replace(" ", "-")
+            log_path = self.folder / f"whole-{name}"
             points = self.run(log_path, recipe, counts=True)["points"]
-            again = self.folder / f"again-{recipe}"
+            again = self.folder / f"again-{name}"
             seconds = self.run(again, recipe)["seconds"]
             found = outcome(log_path)
             assert outcome(again) == found
@@ -250,7 +256,7 @@ class Trials:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(server, tmp_path, trials, ledger, recipe):
     main = recipe == "conversation_preference_rl"
-    wanted = trials(short=3, full=300) if main else trials(short=0, full=10)
+    wanted = trials(short=3, full=300) if main else trials(short=int("judged" in recipe), full=10)
     if not wanted:
         pytest.skip("in the full form only")
     tried = Trials(server, tmp_path, random.Random(f"{SEED} {recipe}"), recipe)

@@ -17,6 +17,7 @@ from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.run.folder import prepare_run_folder
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
+from viva.training.followers import Current
 from viva.training.loop import LoopConfig, Training, train
 from viva.training.update import UpdateConfig
 
@@ -132,7 +133,7 @@ async def one_step(folder, order):
         client=Trainer(),
         dataset=Conversations(judge, order),
         folder=prepare_run_folder(folder, behavior="raise", config={}).open(),
-        policy_refs=[policy],
+        followers=[Current(policy)],
         show_steps=False,
     )
     assert await train(run)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from viva.experts.strategy import is_strategy
 from viva.judging.judge import PolicyRef
 from viva.training.ahead import RolloutsAhead
+from viva.training.followers import Current
 from viva.training.loop import LoopConfig, train
 from viva.training.update import UpdateConfig
 
@@ -48,7 +49,8 @@ def watch(run, events):
 async def test_the_sampler_is_as_old_as_allowed_but_from_no_earlier_than_the_last_fresh_start(
     staleness, first_step, fresh
 ):
-    async def play(step, sampler):
+    async def play(step, version, sampler):
+        assert sampler == f"policy {version}"
         assert not running
         running.append(step)
         await asyncio.sleep(0)
@@ -110,7 +112,7 @@ async def test_judges_follow_the_policy_that_samples(tmp_path):
             return [(0.0, {}) for _ in trajectory_group]
 
     run = make_run(tmp_path, group_class=Judged, max_staleness=2, eval_every=0, save_every=0)
-    object.__setattr__(run, "policy_refs", [policy_ref])
+    object.__setattr__(run, "followers", [Current(policy_ref)])
     assert await train(watch(run, []))
     assert seen == {(step, max(0, step - 2)) for step in range(6)}
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 _ADAPTER_FILE = "adapter_model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
+_AVERAGE_FILE = "average.safetensors"
 _WEIGHTS_FILE = "model.safetensors"
 
 _FREE_SHARE = 0.6
@@ -88,6 +89,8 @@ class Policy:
         self._is_confined = confine_last_layer(self._module)
         self._costs = CostModel.of(base.module)
         self.optimizer = AdamW(self._parameters)
+        self._average: dict[str, torch.Tensor] | None = None
+        """An average of the weights over time, in float32, where one was begun."""
         self._failure: str | None = None
         self._has_warned = False
 
@@ -159,6 +162,37 @@ class Policy:
         """Freeze the present weights; later steps do not change what the builder builds."""
         return _builder(self.base, self.settings, self._weights())
 
+    def begin_average(self) -> None:
+        """Begin an exponential moving average of the weights, at the present ones."""
+        self._average = self._weights()
+
+    def move_average(self, decay: float) -> None:
+        """Move the average towards the present weights: ``average <- decay * average + (1 - decay) * weights``.
+
+        Raises:
+            ValueError: None was begun.
+        """
+        average = self._begun_average()
+        for name, parameter in self._parameters.items():
+            average[name].lerp_(parameter.detach(), 1 - decay)
+
+    def average_snapshot(self) -> ModuleBuilder:
+        """Freeze the average as it is; the builder builds the model that has it for its weights.
+
+        Raises:
+            ValueError: None was begun.
+        """
+        average = {name: tensor.clone() for name, tensor in self._begun_average().items()}
+        return _builder(self.base, self.settings, average)
+
+    def _begun_average(self) -> dict[str, torch.Tensor]:
+        if self._average is None:
+            raise ValueError(
+                "There is no average of these weights: none was begun, or the state that was loaded has none. Call "
+                "begin_average first."
+            )
+        return self._average
+
     def description(self, user_metadata: Mapping[str, str]) -> dict[str, object]:
         """The description of a checkpoint, which `viva.engine.checkpoint.read_state` reads."""
         name = self.base.name
@@ -172,7 +206,7 @@ class Policy:
         }
 
     def save(self, folder: Path, *, optimizer: bool) -> None:
-        """Write the weights (an adapter in PEFT's format, or a whole model) and the optimiser's state.
+        """Write the weights (an adapter in PEFT's format, or a whole model), the optimiser's state and the average.
 
         Raises:
             FloatingPointError: A weight is not finite; nothing is written.
@@ -194,11 +228,14 @@ class Policy:
             write_tensors(folder / _ADAPTER_FILE, weights)
         if optimizer:
             write_tensors(folder / _OPTIMIZER_FILE, self.optimizer.state())
+            if self._average is not None:
+                write_tensors(folder / _AVERAGE_FILE, self._average)
 
     def load(self, folder: Path, *, num_steps: int | None) -> None:
         """Take over weights that `save` wrote, dropping accumulated gradients.
 
-        With `num_steps`, the steps that the stored optimiser had taken, its state is taken over, too; else it is fresh.
+        With `num_steps`, the steps that the stored optimiser had taken, its state is taken over, too, with the
+        average; else it is fresh, and there is no average.
 
         Raises:
             ValueError: The weights are those of another model or adapter. Nothing was changed.
@@ -212,17 +249,22 @@ class Policy:
                 f"{str(folder)!r} holds weights of another model or adapter; for instance {differing[0]!r} has shape "
                 f"{found.get(differing[0])} there and {expected.get(differing[0])} here."
             )
-        optimizer = AdamW(self._parameters)
+        optimizer, average = AdamW(self._parameters), None
         if num_steps is not None:
             if not (folder / _OPTIMIZER_FILE).is_file():
                 raise ValueError(
                     f"{str(folder)!r} has no optimiser state; it was saved for sampling. Use save_state's."
                 )
             optimizer.load(read_tensors(folder / _OPTIMIZER_FILE), num_steps)
+            if (folder / _AVERAGE_FILE).is_file():
+                stored = read_tensors(folder / _AVERAGE_FILE)
+                average = {
+                    name: stored[name].to(parameter.device) for name, parameter in self._parameters.items()
+                }
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(weights[name])
-        self.optimizer = optimizer
+        self.optimizer, self._average = optimizer, average
         self._failure = None
         self._clear_gradients()
 

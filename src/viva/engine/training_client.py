@@ -17,7 +17,7 @@ from viva.engine.checkpoint import check_base_of, read_state, write_checkpoint
 from viva.engine.core import Core
 from viva.engine.losses import LOSSES, Loss, find_loss
 from viva.engine.packing import Example, make_examples
-from viva.engine.policy import LossResult, Policy
+from viva.engine.policy import LossResult, ModuleBuilder, Policy
 from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
 from viva.engine.scheduler import LocalFuture, Operation
 from viva.model_files import check_name
@@ -232,13 +232,33 @@ class LocalTrainingClient:
 
         ``name`` has no effect, as in the SDK.
         """
-        policy = self._policy
-        decoder = self._core.operations.call(lambda: self._core.new_decoder(policy.snapshot()))
-        return LocalSamplingClient(
-            self._core, policy.base, decoder, f"{self.model_id}-{self._core.count(self.model_id)}"
-        )
+        return self._sampling_client(self._policy.snapshot)
 
     save_weights_and_get_sampling_client_async = awaited_twin(save_weights_and_get_sampling_client)
+
+    def begin_average(self) -> LocalFuture[None]:
+        """Begin an exponential moving average of what is trained, in float32, at the present weights.
+
+        `save_state` saves it with the optimiser, and whoever loads both goes on with it, to the bit.
+        """
+        return self._core.operations.call(self._policy.begin_average)
+
+    def update_average(self, decay: float) -> LocalFuture[None]:
+        """Move the average to ``decay`` of itself and ``1 - decay`` of the present weights.
+
+        Raises:
+            ValueError: The decay is not above 0 and below 1; when it is carried out, no average was begun.
+        """
+        if not 0 < decay < 1:
+            raise ValueError(f"decay must be above 0 and below 1, for example 0.9; got {decay}.")
+        return self._core.operations.call(lambda: self._policy.move_average(decay))
+
+    def save_average_and_get_sampling_client(self) -> LocalSamplingClient:
+        """A sampling client for the average after all operations called so far.
+
+        With LoRA it is the average of the adapter's two matrices, not of their product. Fails if no average was begun.
+        """
+        return self._sampling_client(self._policy.average_snapshot)
 
     def create_sampling_client(self, model_path: str) -> LocalSamplingClient:
         """A sampling client for saved weights. See `LocalServiceClient.create_sampling_client`."""
@@ -267,6 +287,12 @@ class LocalTrainingClient:
         )
 
     get_info_async = async_twin(get_info)
+
+    def _sampling_client(self, snapshot: Callable[[], ModuleBuilder]) -> LocalSamplingClient:
+        decoder = self._core.operations.call(lambda: self._core.new_decoder(snapshot()))
+        return LocalSamplingClient(
+            self._core, self._policy.base, decoder, f"{self.model_id}-{self._core.count(self.model_id)}"
+        )
 
     def _examples(self, data: Sequence[tinker.Datum], loss: Loss, name: str) -> list[Example]:
         base = self._policy.base

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import tinker
@@ -129,16 +130,28 @@ class JudgeError(RuntimeError):
     """The engine returned no probabilities that a verdict could be read from."""
 
 
+POLICIES = ("current", "initial", "every", "ema")
+"""Names of the weights of the policy that is trained; every other name is that of a model."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """How pairs of solutions are compared.
+    """Who compares pairs of solutions, and how.
 
     Raises:
-        ValueError: If a value is out of range.
+        ValueError: If a value is out of range, or would change nothing.
     """
 
-    policy: Literal["current", "initial"] = "current"
-    """The policy being trained, or as it was at the start."""
+    policy: str = "current"
+    """The policy being trained (``current``), as it was at the start (``initial``) or every so many steps (``every``),
+    the moving average of its weights (``ema``), or another model that stays as it is: ``tiny``, a folder, a GGUF file,
+    a hub's name, or a run's folder."""
+    every: int = 10
+    """``every``: steps between two refreshments."""
+    decay: float = 0.9
+    """``ema``: share of the average that stays at each step."""
+    checkpoint: str | None = None
+    """Another model that is a run: its checkpoint, as in ``viva eval``; ``None``: what it ended with."""
     mode: JudgeMode = "logprob"
     """``logprob`` or ``verdict``, see the module."""
     system_prompt: str = JUDGE_SYSTEM_PROMPT
@@ -149,9 +162,29 @@ class JudgeOptions:
 
     def __post_init__(self) -> None:
         """Check."""
-        if self.policy not in ("current", "initial"):
-            raise ValueError(f"judge policy must be 'current' or 'initial'; got {self.policy!r}")
+        check_policy(self.policy)
+        if self.every < 1 or not 0 < self.decay < 1:
+            raise ValueError(
+                "a judge needs every of 1 or more and a decay above 0 and below 1, for example 0.9; got "
+                f"{self.every} and {self.decay}"
+            )
+        belongs = {"every": self.policy == "every", "decay": self.policy == "ema", "checkpoint": self.model}
+        for field in fields(self):
+            if (
+                field.name in belongs
+                and not belongs[field.name]
+                and getattr(self, field.name) != field.default
+            ):
+                raise ValueError(
+                    f"{field.name}={getattr(self, field.name)} would change nothing: the judge's policy is "
+                    f"{self.policy}; leave out one or the other"
+                )
         _check_judge(self.mode, self.max_tokens, 0.0, self.max_off_set_mass)
+
+    @property
+    def model(self) -> str | None:
+        """Another model's name; ``None`` where the policy judges."""
+        return None if self.policy in POLICIES else self.policy
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> JudgeOptions:
@@ -178,6 +211,27 @@ class JudgeOptions:
             max_tokens=self.max_tokens,
             max_off_set_mass=self.max_off_set_mass,
         )
+
+
+def check_policy(policy: str, option: str = "policy") -> None:
+    """Refuse a name that is neither of `POLICIES` nor could be that of a model.
+
+    Args:
+        policy: The name.
+        option: Where it was given, for the message.
+
+    Raises:
+        ValueError: See above.
+    """
+    path = Path(policy).expanduser()
+    if policy in POLICIES or policy == "tiny" or "/" in policy or (policy.strip() and path.exists()):
+        return
+    close = get_close_matches(policy, POLICIES, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(
+        f"{option} must be {', '.join(POLICIES)}, or a model: tiny, a folder, a GGUF file, a run's folder or "
+        f"a hub's name like Qwen/Qwen3-8B; got {policy!r}.{hint}"
+    )
 
 
 def _check_judge(mode: str, max_tokens: int, temperature: float, max_off_set_mass: float) -> None:

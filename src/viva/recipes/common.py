@@ -34,7 +34,7 @@ REFUSED = 2
 """Exit code of a run that cannot begin."""
 
 _BUILT_IN = "tiny"
-_PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path")
+_PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path", "judge_policy")
 """Options that may be paths of files that a run reads."""
 _BUILT_IN_RATE = 1.5e-3  # measured, see benchmarks/log.md
 
@@ -118,6 +118,9 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         config: The options, from the run's ``config.json``.
         folder: Where the run is now.
     """
+    from viva.judging.judge import POLICIES
+
+    words = (_BUILT_IN, *POLICIES)
     now, then = folder.resolve(), Path(str(config.get("log_path") or "."))
     places = [now]
     if not then.is_absolute() and ".." not in then.parts and now.parts[-len(then.parts) :] == then.parts:
@@ -125,7 +128,7 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     found = dict(config)
     for name in _PATHS:
         path = found.get(name)
-        if isinstance(path, str) and path and path != _BUILT_IN and not Path(path).is_absolute():
+        if isinstance(path, str) and path and path not in words and not Path(path).is_absolute():
             found[name] = next((str(each / path) for each in places if (each / path).exists()), path)
     return found
 

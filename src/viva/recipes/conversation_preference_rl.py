@@ -17,7 +17,7 @@ import chz
 
 from viva.conversation.protocol import counted
 from viva.recipes.protocol import ConversationConfig, Game
-from viva.recipes.reward import refuse_unused, reward_named, user_code
+from viva.recipes.reward import CHOICE, refuse_unused, reward_named, user_code
 
 if TYPE_CHECKING:
     from viva.recipes.plan import Plan
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from viva.rewards.base import Reward
 
 _JUDGE = (
+    *CHOICE,
     "judge_mode",
-    "judge_policy",
     "judge_prompt",
     "judge_prompt_path",
     "judge_max_tokens",
@@ -50,9 +50,6 @@ class Config(ConversationConfig):
     )
     judge_mode: Literal["logprob", "verdict"] = chz.field(
         default="logprob", doc="compare the labels' probabilities, or let the judge write a verdict"
-    )
-    judge_policy: Literal["current", "initial"] = chz.field(
-        default="current", doc="judge with the policy being trained, or with what it was at the start"
     )
     judge_prompt: str | None = chz.field(
         default=None, doc="what the judge is told; a text of its own by default"
@@ -79,7 +76,7 @@ class Config(ConversationConfig):
         from viva.selfplay.user_code import is_target
 
         is_whole = self.reward is not None and is_target(self.reward)
-        reward = self.with_scorer(self.paid_by(), is_whole=is_whole)
+        reward = self.asking(self.paid_by(), is_whole=is_whole)
         protocol = round_robin_protocol(
             self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
         )
@@ -129,7 +126,6 @@ class Config(ConversationConfig):
             raise ValueError(f"judge_max_off_set_mass must be from 0 to 1; got {self.judge_max_off_set_mass}")
         return tournament(
             pattern=self.tournament_pattern,
-            policy=self.judge_policy,
             mode=self.judge_mode,
             system_prompt=self.judge_text(),
             max_tokens=self.judge_max_tokens,

@@ -47,10 +47,6 @@ class Config(ConversationConfig):
         default="judge",
         doc="robust: who compares revised with initial solutions, the policy's label probabilities or the agents",
     )
-    judge_policy: Literal["current", "initial"] = chz.field(
-        default="current",
-        doc="whose label probabilities: of the policy being trained, or as it was at the start",
-    )
     ballots: Literal["written", "labels"] = chz.field(
         default="written",
         doc="how agents vote: by rankings that they write, or pair by pair by label probabilities, without a token",
@@ -83,7 +79,7 @@ class Config(ConversationConfig):
         from viva.selfplay.user_code import is_target
 
         is_whole = self.reward is not None and is_target(self.reward)
-        reward = self.with_scorer(self.paid_by(), is_whole=is_whole)
+        reward = self.asking(self.paid_by(), is_whole=is_whole)
         protocol = critique_protocol(
             self.num_agents,
             personas=self.personas,
@@ -110,8 +106,8 @@ class Config(ConversationConfig):
         from viva.rewards.streams import only
         from viva.selfplay.user_code import is_target
 
-        judge = JudgeOptions(policy=self.judge_policy)
-        own = PeerReview(rules=self.rules(), compared_by=None if self.revision_votes == "agents" else judge)
+        by_judge = self.revision_votes == "judge"
+        own = PeerReview(rules=self.rules(), compared_by=JudgeOptions() if by_judge else None)
         if self.reward is None:
             return own
         named = reward_named(self.reward)
@@ -138,10 +134,7 @@ class Config(ConversationConfig):
             return replace(named, of=solved) if isinstance(named, Shuffled) else solved
         unused = ["preset", "reward_weights", "prior_precision", "revision_votes"]
         refuse_unused(self, unused, f"reward={self.reward} has no such rules")
-        if is_whole or of.judge is None:
-            refuse_unused(self, ["judge_policy"], f"reward={self.reward} asks no judge of this recipe")
-            return named
-        return named.judged_by(judge)
+        return named
 
     def summary(self) -> str:
         """One conversation in words."""

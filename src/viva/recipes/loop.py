@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from signal import Signals
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import tinker
 from tinker_cookbook.rl.types import RLDataset
@@ -12,7 +12,6 @@ from tinker_cookbook.rl.types import RLDataset
 from viva.conversation.protocol import counted
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
-from viva.judging.judge import PolicyRef
 from viva.recipes.common import (
     REFUSED,
     FailedRunError,
@@ -27,10 +26,11 @@ from viva.recipes.plan import Plan
 from viva.rewards.credit import Decoder, token_texts
 from viva.run.folder import RunFolder
 from viva.run.trackers import CONSOLE, OpenTracker
-from viva.sdk import ServiceClient, TrainingClient, settled
+from viva.sdk import ServiceClient, TrainingClient
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError
+from viva.training.followers import Follower
 from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
 from viva.training.remote import EngineError, explain, watched
 from viva.training.service import EngineConfig
@@ -125,24 +125,6 @@ def _server_check(config: RecipeConfig) -> Callable[[ServiceClient, TrainingClie
     )
 
 
-async def judged_by(
-    which: Literal["current", "initial"], plan: Plan, opened: OpenRun
-) -> tuple[PolicyRef, list[PolicyRef]]:
-    """The policy that judges, and those references that have to follow the policy being trained.
-
-    Args:
-        which: The policy being trained, or what it was at the start.
-        plan: Names the model.
-        opened: Has the engine.
-    """
-    if which == "current":
-        policy = PolicyRef(timeout_s=plan.config.policy_timeout_s)
-        return policy, [policy]
-    client = await settled(opened.service.create_sampling_client(base_model=plan.model))
-    judge = opened.folder.journal.client(client, which)
-    return PolicyRef(sampling_client=judge, timeout_s=plan.config.policy_timeout_s), []
-
-
 def make_training(
     plan: Plan,
     opened: OpenRun,
@@ -151,7 +133,7 @@ def make_training(
     dataset: RLDataset | None = None,
     experts: ExpertConfig | None = None,
     samples_every: int = 1,
-    policy_refs: Sequence[PolicyRef] = (),
+    followers: Sequence[Follower] = (),
     evaluators: Sequence[Evaluator] = (),
     sinks: Sequence[MetricSink] = (),
 ) -> Training:
@@ -165,7 +147,7 @@ def make_training(
         dataset: What to train on, if it is more than one conversation for every prompt.
         experts: How batches of search strategies are estimated.
         samples_every: See `LoopConfig`.
-        policy_refs: Are given every new snapshot of the policy.
+        followers: Give judges and others their weights at each step.
         evaluators: More of them, after direct answers and test conversations.
         sinks: More of them, after the run's own.
     """
@@ -184,7 +166,7 @@ def make_training(
             *_conversation_evaluators(plan, opened, make_builder),
             *evaluators,
         ],
-        policy_refs=policy_refs,
+        followers=followers,
         sinks=[*opened.trackers, StepTime(num_steps=len(dataset)), *sinks],
         first_metrics=_prompt_metrics(plan, opened),
         show_steps=any(choice.name == CONSOLE for choice in plan.trackers),

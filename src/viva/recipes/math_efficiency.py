@@ -17,7 +17,7 @@ import chz
 
 from viva.recipes.config import DEFAULT_DATAPOINTS
 from viva.recipes.protocol import Game
-from viva.recipes.reward import ScorerConfig, reward_named
+from viva.recipes.reward import AskedConfig, reward_named
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class Config(ScorerConfig):
+class Config(AskedConfig):
     """Options of math efficiency."""
 
     strategies: list[str] = chz.field(
@@ -151,7 +151,7 @@ class Config(ScorerConfig):
         from viva.rewards.solutions import SolutionReward
         from viva.selfplay.user_code import is_target
 
-        reward = self.with_scorer(reward_named(self.reward), is_whole=is_target(self.reward))
+        reward = self.asking(reward_named(self.reward), is_whole=is_target(self.reward))
         if reward.name == "answers":
             return None
         if not isinstance(reward, SolutionReward) or not reward.pays_samples:
@@ -197,6 +197,7 @@ class Config(ScorerConfig):
 
     def make_plan(self) -> Plan:
         """Check all options and load the problems; no model is loaded."""
+        from viva.recipes.judges import with_checked_judge
         from viva.recipes.plan import at_least, plan_run
         from viva.recipes.strategies import DEFAULT_HINT, EfficientReward, find_strategies
         from viva.selfplay.user_code import is_target, source_digest
@@ -235,7 +236,7 @@ class Config(ScorerConfig):
         )
         if reward is None or reward.needs_answers:
             _check_answers(plan)
-        return plan
+        return with_checked_judge(plan, reward)
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
@@ -245,10 +246,11 @@ class Config(ScorerConfig):
         from viva.recipes.reward import asked_by
         from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
         from viva.training.data import MixtureDataset
+        from viva.training.followers import Current
 
         policy = PolicyRef(timeout_s=self.policy_timeout_s)
         group_reward = self.group_reward()
-        group_judge, group_scorer, policy_refs = await asked_by(group_reward, plan, opened)
+        group_judge, group_scorer, followers = await asked_by(group_reward, plan, opened)
 
         @functools.cache
         def judge() -> Judge:
@@ -296,7 +298,7 @@ class Config(ScorerConfig):
             ),
             experts=self.experts(),
             samples_every=self.samples_every,
-            policy_refs=[policy, *policy_refs],
+            followers=[Current(policy), *followers],
         )
 
 

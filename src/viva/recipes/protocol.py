@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import chz
 
 from viva.conversation.protocol import Control, counted
-from viva.recipes.reward import ScorerConfig, reward_named, user_code
+from viva.recipes.reward import AskedConfig, reward_named, user_code
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
@@ -106,7 +106,7 @@ class Game:
 
 
 @chz.chz
-class ConversationConfig(ScorerConfig):
+class ConversationConfig(AskedConfig):
     """Options of a recipe that trains conversations."""
 
     prompts: dict[str, str] | None = chz.field(
@@ -175,11 +175,12 @@ class ConversationConfig(ScorerConfig):
         from viva.judging.judge import PolicyRef
         from viva.recipes.loop import make_training
         from viva.recipes.reward import asked_by
+        from viva.training.followers import Current
 
         game, talking = self.game(), PolicyRef(timeout_s=plan.config.policy_timeout_s)
-        judge, scorer, policy_refs = await asked_by(game.reward, plan, opened)
+        judge, scorer, followers = await asked_by(game.reward, plan, opened)
         make_builder = game.factory(opened.renderer, judge, plan.grader, scorer, talking)
-        training = make_training(plan, opened, make_builder, policy_refs=[*policy_refs, talking])
+        training = make_training(plan, opened, make_builder, followers=[*followers, Current(talking)])
         return replace(training, stop_rule=self.stop_rule(), alarms=self.levels())
 
     def changed(self, protocol: Protocol) -> Protocol:
@@ -196,18 +197,19 @@ class ConversationConfig(ScorerConfig):
     def planned(self, *, record: Mapping[str, Any] | None = None, **options: Any) -> Plan:
         """The plan of `viva.recipes.plan.plan_run`, with the levels of alarms that a file has in ``config.json``.
 
-        Conversations that need a partner have one.
+        Conversations that need a partner have one, and the engine can have the judge.
 
         Raises:
             ValueError: For anything the user has to mend.
         """
+        from viva.recipes.judges import with_checked_judge
         from viva.recipes.plan import plan_run
 
         self.stop_rule()
         levels = self.levels()
         if self.alarm_levels is not None:
             record = {**(record or {}), "levels": {name: asdict(level) for name, level in levels.items()}}
-        plan = plan_run(self, record=record, **options)
+        plan = with_checked_judge(plan_run(self, record=record, **options), self.game().reward)
         if self.control == "foreign_critiques":
             _check_partners(plan)
         return plan
@@ -270,7 +272,7 @@ class Config(ConversationConfig):
         protocol.check()
         named = protocol.reward if self.reward is None else self.reward
         is_whole = not isinstance(named, str) or is_target(named)
-        reward = self.with_scorer(reward_named(named), is_whole=is_whole)
+        reward = self.asking(reward_named(named), is_whole=is_whole)
         reward.check(protocol, self.num_agents)
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 

@@ -1,8 +1,9 @@
-"""A reward as an option of recipes: found by name, refused with what would not change it, and given its scorer."""
+"""A reward as an option of recipes: found by name, refused with what would not change it, given judge and scorer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import chz
@@ -13,12 +14,13 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.judging.base import Judge
-    from viva.judging.judge import PolicyRef, SamplingClient
-    from viva.judging.scorer import Scorer
+    from viva.judging.judge import JudgeOptions, SamplingClient
+    from viva.judging.scorer import Scorer, ScorerOptions
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.rewards.base import Reward
     from viva.sdk import ServiceClient
+    from viva.training.followers import Follower
 
 
 def reward_named(value: object) -> Reward:
@@ -59,10 +61,28 @@ def refuse_unused(
         raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
 
 
-@chz.chz
-class ScorerConfig(RecipeConfig):
-    """Options of rewards that ask a model how probable replies are."""
+CHOICE = ("judge_policy", "judge_every", "judge_decay", "judge_checkpoint")
+"""Options that say who judges."""
 
+
+@chz.chz
+class AskedConfig(RecipeConfig):
+    """Options of rewards that ask models: a judge who compares solutions, a scorer who tells how probable they are."""
+
+    judge_policy: str = chz.field(
+        default="current",
+        doc="who judges: the policy as it is (current), at the start (initial), every judge_every steps (every), the "
+        "moving average of its weights (ema), or another model: tiny, a folder, a GGUF file, a hub name, a run",
+    )
+    judge_every: int | None = chz.field(
+        default=None, doc="judge_policy=every: steps until the judge is the policy again; default: 10"
+    )
+    judge_decay: float | None = chz.field(
+        default=None, doc="judge_policy=ema: share of the average that stays at each step; default: 0.9"
+    )
+    judge_checkpoint: str | None = chz.field(
+        default=None, doc="judge_policy=RUN: last, best or a name; default: what the run ended with"
+    )
     scorer_model: str | None = chz.field(
         default=None, doc="peer_prediction: another model that scores replies, such as a smaller one"
     )
@@ -70,8 +90,8 @@ class ScorerConfig(RecipeConfig):
         default="initial", doc="peer_prediction without scorer_model: the policy at the start, or as it is"
     )
 
-    def with_scorer(self, reward: Reward, *, is_whole: bool) -> Reward:
-        """The reward with the scorer that these options name.
+    def asking(self, reward: Reward, *, is_whole: bool) -> Reward:
+        """The reward with the judge and the scorer that these options name.
 
         Args:
             reward: The reward.
@@ -80,6 +100,42 @@ class ScorerConfig(RecipeConfig):
         Raises:
             ValueError: If there is no such model, or an option is given that would not change it.
         """
+        return self._scored(self._judged(reward, is_whole=is_whole), is_whole=is_whole)
+
+    def judge(self, options: JudgeOptions) -> JudgeOptions:
+        """The judge with the policy that these options name.
+
+        Raises:
+            ValueError: If there could be no such judge, or an option is given that would not change it.
+        """
+        from viva.judging.judge import POLICIES, check_policy
+        from viva.recipes.plan import at_least
+
+        chosen = self.judge_policy
+        check_policy(chosen, "judge_policy")
+        at_least(self, {"judge_every": 1})
+        if self.judge_decay is not None and not 0 < self.judge_decay < 1:
+            raise ValueError(f"judge_decay must be above 0 and below 1, like 0.9; got {self.judge_decay}")
+        for name, needed, belongs in (
+            ("judge_every", "every", chosen == "every"),
+            ("judge_decay", "ema", chosen == "ema"),
+            ("judge_checkpoint", "RUN", chosen not in POLICIES),
+        ):
+            if not belongs:
+                why = f"it belongs to judge_policy={needed}, and judge_policy is {chosen}"
+                refuse_unused(self, [name], why, AskedConfig)
+        given = {"every": self.judge_every, "decay": self.judge_decay, "checkpoint": self.judge_checkpoint}
+        given = {name: value for name, value in given.items() if value is not None}
+        return replace(options, policy=chosen, **given)
+
+    def _judged(self, reward: Reward, *, is_whole: bool) -> Reward:
+        if reward.judge is None or is_whole:
+            why = f"the reward {reward.name} asks no judge of this recipe"
+            refuse_unused(self, CHOICE, why, AskedConfig)
+            return reward
+        return reward.judged_by(self.judge(reward.judge))
+
+    def _scored(self, reward: Reward, *, is_whole: bool) -> Reward:
         from viva.judging.scorer import ScorerOptions
         from viva.recipes.common import resolve_model
 
@@ -87,52 +143,43 @@ class ScorerConfig(RecipeConfig):
             if reward.scorer is not None and reward.scorer.model is not None:
                 resolve_model(reward.scorer.model)
             why = f"the reward {reward.name} asks no scorer of this recipe"
-            refuse_unused(self, ["scorer_model", "scorer_policy"], why, ScorerConfig)
+            refuse_unused(self, ["scorer_model", "scorer_policy"], why, AskedConfig)
             return reward
         model = None if self.scorer_model is None else resolve_model(self.scorer_model)
         if model is not None:
             why = f"scorer_model={self.scorer_model} is never trained"
-            refuse_unused(self, ["scorer_policy"], why, ScorerConfig)
+            refuse_unused(self, ["scorer_policy"], why, AskedConfig)
         return reward.scored_by(ScorerOptions(policy=self.scorer_policy, model=model))
 
 
 async def asked_by(
     reward: Reward | None, plan: Plan, opened: OpenRun
-) -> tuple[Judge | None, Scorer | None, list[PolicyRef]]:
-    """Judge and scorer that a reward asks for, and the references that have to follow the policy being trained.
+) -> tuple[Judge | None, Scorer | None, list[Follower]]:
+    """Judge and scorer that a reward asks for, and what gives them their weights at each step.
 
     Raises:
         ValueError: If a model cannot be had.
     """
-    from viva.recipes.loop import judged_by
+    from viva.recipes.judges import judge_of
 
-    if reward is None:
-        return None, None, []
-    judge, refs = None, []
-    if reward.judge is not None:
-        policy, refs = await judged_by(reward.judge.policy, plan, opened)
-        judge = reward.judge.make(policy, opened.renderer)
-    scorer, more = await scorer_of(reward, plan, opened)
-    return judge, scorer, [*refs, *more]
+    judge, followers = None, []
+    if reward is not None and reward.judge is not None:
+        judge, followers = await judge_of(reward.judge, plan, opened)
+    if reward is None or reward.scorer is None:
+        return judge, None, followers
+    scorer, more = await _scorer_of(reward.scorer, plan, opened)
+    return judge, scorer, [*followers, *more]
 
 
-async def scorer_of(reward: Reward, plan: Plan, opened: OpenRun) -> tuple[Scorer | None, list[PolicyRef]]:
-    """The scorer that a reward asks for, and those references that have to follow the policy being trained.
-
-    Raises:
-        ValueError: If the model cannot be had.
-    """
-    from viva.judging.judge import PolicyRef
+async def _scorer_of(options: ScorerOptions, plan: Plan, opened: OpenRun) -> tuple[Scorer, list[Follower]]:
+    from viva.judging.judge import JudgeOptions, PolicyRef
     from viva.judging.scorer import Scorer
     from viva.recipes.common import resolve_model
-    from viva.recipes.loop import judged_by
+    from viva.recipes.judges import policy_of
 
-    options = reward.scorer
-    if options is None:
-        return None, []
     if options.model is None:
-        policy, refs = await judged_by(options.policy, plan, opened)
-        return Scorer(policy, opened.renderer), refs
+        policy, followers = await policy_of(JudgeOptions(policy=options.policy), plan, opened)
+        return Scorer(policy, opened.renderer), followers
     client, renderer = await open_model(opened.service, resolve_model(options.model))
     kept = opened.folder.journal.client(client, f"scorer {options.model}")
     policy = PolicyRef(sampling_client=kept, timeout_s=plan.config.policy_timeout_s)

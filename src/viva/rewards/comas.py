@@ -33,7 +33,17 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Turn
 from viva.judging.judge import JudgeOptions
-from viva.rewards.base import Earnings, Match, Played, Reward, Scored, paid, segment_credit, whole_reply
+from viva.rewards.base import (
+    Earnings,
+    Match,
+    Played,
+    Reward,
+    Scored,
+    graded,
+    paid,
+    segment_credit,
+    whole_reply,
+)
 from viva.rewards.critique import (
     SEGMENTS,
     Judged,
@@ -43,6 +53,7 @@ from viva.rewards.critique import (
     critique_earnings,
     judged_record,
     review_votes,
+    revision_judge_figures,
 )
 from viva.rewards.review import score_review
 
@@ -127,7 +138,11 @@ class Comas(Reward):
             played, lambda turn, tokens_T: _earnings(turn, tokens_T, earned, played.renderer), weights
         )
         rewards = {(agent_id, 0): earned.total(agent_id) for agent_id in played.agents}
-        return paid(played, Scored(rewards=rewards, credit=credit))
+        scored = paid(played, Scored(rewards=rewards, credit=credit))
+        first = graded(played.conversation.first_solutions, played.answer, played.grader)
+        final = graded(played.conversation.final_solutions, played.answer, played.grader)
+        figures = revision_judge_figures(judged, first, final)
+        return replace(scored, metrics={agent: own | figures for agent, own in scored.metrics.items()})
 
     def earned(self, conversation: Conversation, judged: Judged) -> ComasEarned:
         """What everything earns.

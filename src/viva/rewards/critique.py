@@ -27,7 +27,7 @@ from viva.conversation.records import Conversation, CritiqueReply, Revision, Tur
 from viva.judging.ballots import Ballots, Item, ballot_accuracy, ballot_health
 from viva.judging.base import Judge
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
-from viva.judging.comparison import Comparison, TournamentPattern, judge_health, same_words
+from viva.judging.comparison import Comparison, TournamentPattern, judge_accuracy, judge_health, same_words
 from viva.judging.judge import JudgeOptions
 from viva.judging.label_ballots import LabelBallot, label_comparisons
 from viva.judging.ranking import RankingReply
@@ -318,7 +318,7 @@ def _metrics(
 
     Those about the truth need known answers and never enter a reward.
     """
-    shared = _health(conversation, votes) | _revision_judge_health(judged)
+    shared = _health(conversation, votes) | revision_judge_figures(judged, correct_initial, correct)
     truth: dict[int, Metrics] = {}
     if correct_initial is not None and correct is not None:
         shared |= _truth(scores, votes, correct_initial, correct)
@@ -398,9 +398,29 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
     return metrics
 
 
-def _revision_judge_health(judged: Mapping[int, Sequence[Comparison]]) -> Metrics:
-    """Health of the judge that compares revised with initial solutions: means over the agents it was asked about."""
-    return {f"judge/revision/{name}": value for name, value in _means(judged.values()).items()}
+def revision_judge_figures(
+    judged: Mapping[int, Sequence[Comparison]],
+    correct_initial: Mapping[int, bool] | None,
+    correct: Mapping[int, bool] | None,
+) -> Metrics:
+    """Health of the judge that compares revised with initial solutions, and its accuracy where answers are known.
+
+    Means over the agents that it was asked about; accuracy over those of whose two solutions one is right.
+    """
+    figures = {f"judge/revision/{name}": value for name, value in _means(judged.values()).items()}
+    if correct_initial is None or correct is None:
+        return figures
+    accuracies = [
+        value
+        for agent_id, comparisons in judged.items()
+        if agent_id in correct
+        for value in judge_accuracy(
+            comparisons, {0: correct_initial[agent_id], 1: correct[agent_id]}
+        ).values()
+    ]
+    if accuracies:
+        figures["judge/revision/accuracy"] = math.fsum(accuracies) / len(accuracies)
+    return figures
 
 
 def _means(judged: Iterable[Sequence[Comparison]]) -> dict[str, float]:

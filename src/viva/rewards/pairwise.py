@@ -106,8 +106,9 @@ def tournament(
 
     Args:
         pattern: ``all_pairs_both_ways`` or ``all_pairs_one_way``.
-        **judge: Fields of `viva.judging.judge.JudgeOptions`: ``policy`` (``current`` or ``initial``), ``mode``,
-            ``system_prompt``, ``max_tokens``, ``max_off_set_mass``.
+        **judge: Fields of `viva.judging.judge.JudgeOptions`: ``policy`` (``current``, ``initial``, ``every``, ``ema``
+            or another model), ``every``, ``decay``, ``checkpoint``, ``mode``, ``system_prompt``, ``max_tokens``,
+            ``max_off_set_mass``.
 
     Raises:
         ValueError: If a value is none of those allowed.

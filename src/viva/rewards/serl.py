@@ -28,7 +28,15 @@ from tinker_cookbook.rl.types import Metrics
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, Turn
 from viva.judging.ballots import Ballots, Preference, pair_of
-from viva.judging.comparison import Comparison, Outcome, TournamentPattern, judge_health, matchup_count, pairs
+from viva.judging.comparison import (
+    Comparison,
+    Outcome,
+    TournamentPattern,
+    judge_accuracy,
+    judge_health,
+    matchup_count,
+    pairs,
+)
 from viva.judging.judge import JudgeOptions
 from viva.rewards.base import Match, Played, Reward, Scored, paid, segment_credit, whole_reply
 from viva.rewards.critique import ballots_of, check_segments
@@ -178,11 +186,14 @@ class Serl(SolutionReward):
         return [scores[each] for each in group.ids]
 
     def figures(self, group: Solutions) -> Metrics:
-        """Health of the judge, and the reward that its judgements would have."""
+        """Health and accuracy of the judge, and the reward that its judgements would have."""
         judgements = judgements_of(group.comparisons or ())
         value = consistency(judgements, copeland(judgements, group.by_id(), self.length_band))
         own: Metrics = {} if value is None else {"serl/judge_consistency": value}
-        return own | judge_health(group.comparisons or ())
+        right = {} if group.graded_G is None else dict(zip(group.ids, group.graded_G, strict=True))
+        correct = {each: reward > 0 for each, reward in right.items()}
+        accuracy = judge_accuracy(group.comparisons or (), correct) if correct else {}
+        return own | judge_health(group.comparisons or ()) | accuracy
 
 
 def serl(*, length_band: float | None = LENGTH_BAND, judge: JudgeOptions | None = None) -> Serl:

@@ -32,6 +32,8 @@ from viva.run.log import BEGUN, INDEX, Checkpoint, read_index
 from viva.sdk import TrainingClient
 
 _BLOCK = 1 << 20
+_OWN_BESIDE = re.compile(r"judge-[0-9]{6,}(-again)?|\.judge-.+")
+"""Names of weights beside states, and of what a killed writer leaves."""
 _OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(-again)?|\..+")
 """Names of states that runs save, and of what a killed writer leaves."""
 _PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
@@ -142,7 +144,18 @@ class Checkpoints:
 
         Raises:
             MismatchError: If another one is in its place.
+            ValueError: If weights beside it are damaged.
         """
+        from viva.engine.checkpoint import read_checkpoint
+
+        for name, digest in checkpoint.beside_digests.items():
+            place = self.folder / checkpoint.beside[name]
+            read_checkpoint(place)
+            if _manifest_digest(place) != digest:
+                raise MismatchError(
+                    f"the weights in {place} are not those that were saved there for the checkpoint {checkpoint.name}. "
+                    "Nothing was touched: put the right ones back, or give another log_path."
+                )
         if _is_uri(checkpoint.state_path):
             return True
         path = self.folder / checkpoint.state_path
@@ -160,12 +173,15 @@ class Checkpoints:
 
     def _state_problem(self, checkpoint: Checkpoint) -> str | None:
         """Why the state of a checkpoint cannot be used."""
-        path = self.folder / checkpoint.state_path
-        if _is_uri(checkpoint.state_path):
-            return None
-        if not is_inside(path, self.folder):
-            return f"its state {checkpoint.state_path!r} is outside of the run's folder"
-        return None if path.exists() else f"its state {path} is gone"
+        for state_path in (checkpoint.state_path, *checkpoint.beside.values()):
+            path = self.folder / state_path
+            if _is_uri(state_path):
+                continue
+            if not is_inside(path, self.folder):
+                return f"its state {state_path!r} is outside of the run's folder"
+            if not path.exists():
+                return f"its state {path} is gone"
+        return None
 
     def check_logs(self, checkpoint: Checkpoint) -> None:
         """Compare the log files with what they were at a checkpoint; `ValueError` if one was changed since."""
@@ -186,13 +202,10 @@ class Checkpoints:
         """The checkpoint that was marked as the best."""
         return next((checkpoint for checkpoint in self.all() if checkpoint.best), None)
 
-    def resolve(self, checkpoint: Checkpoint) -> str:
-        """The state's path as the engine takes it."""
-        return (
-            checkpoint.state_path
-            if _is_uri(checkpoint.state_path)
-            else str(self.folder / checkpoint.state_path)
-        )
+    def resolve(self, checkpoint: Checkpoint, beside: str | None = None) -> str:
+        """The path of the state, or of the weights of a name beside it, as the engine takes it."""
+        path = checkpoint.state_path if beside is None else checkpoint.beside[beside]
+        return path if _is_uri(path) else str(self.folder / path)
 
     async def save(
         self,
@@ -202,6 +215,7 @@ class Checkpoints:
         log_sizes: Mapping[str, int],
         final: bool = False,
         best: bool = False,
+        beside: Mapping[str, str] | None = None,
     ) -> Checkpoint:
         """Save the state, then add it to the index, then delete what is no longer kept.
 
@@ -219,11 +233,16 @@ class Checkpoints:
             name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")
             now = _environment_of(client)
             state_path = self._relative(await _save_state(client, name, ttl_seconds))
+            near = {name: self._relative(path) for name, path in (beside or {}).items()}
             checkpoint = Checkpoint(
                 name=name,
                 next_step=next_step,
                 state_path=state_path,
-                state_digest=None if _is_uri(state_path) else _manifest_digest(self.folder / state_path),
+                state_digest=self._digest(state_path),
+                beside=near,
+                beside_digests={
+                    name: digest for name, path in near.items() if (digest := self._digest(path)) is not None
+                },
                 log_sizes=dict(log_sizes),
                 log_digests={name: self._logs.digest(name, size) for name, size in log_sizes.items()},
                 environment=now,
@@ -241,7 +260,39 @@ class Checkpoints:
                 shutil.rmtree(self.resolve(other), ignore_errors=True)
             elif self.ttl_seconds and other.ttl_seconds is None and self.delete_on_server:
                 await self.delete_on_server(other.state_path)
+        self.discard_beside()
         return checkpoint
+
+    async def save_beside(self, client: TrainingClient, name: str) -> str:
+        """Save the weights for sampling, beside the states, and delete earlier ones that no checkpoint needs.
+
+        Those with a remote engine are not deleted; ``ttl_seconds`` holds for them.
+
+        Returns:
+            Their path, as the engine takes it.
+
+        Raises:
+            ValueError: If the engine saved outside of the run's folder.
+        """
+        options = {} if self.ttl_seconds is None else {"ttl_seconds": self.ttl_seconds}
+        try:
+            response = await client.save_weights_for_sampler(name, **options)
+        except tinker.ConflictError:
+            response = await client.save_weights_for_sampler(f"{name}-again", **options)
+        path = self._relative(str(response.path))
+        self.discard_beside(path)
+        return path if _is_uri(path) else str(self.folder / path)
+
+    def discard_beside(self, kept: str | None = None) -> None:
+        """Delete weights that were saved beside states and that no checkpoint needs, but for those of a path."""
+        folder = self.folder / "state" / "sampler_weights"
+        if not folder.is_dir() or not is_inside(folder, self.folder):
+            return
+        listed = {path for checkpoint in self.all() for path in checkpoint.beside.values()} | {kept}
+        for path in sorted(folder.iterdir()):
+            is_own = path.is_dir() and not path.is_symlink() and _OWN_BESIDE.fullmatch(path.name)
+            if is_own and str(path.relative_to(self.folder)) not in listed:
+                shutil.rmtree(path)
 
     def discard_after(self, checkpoint: Checkpoint | None) -> None:
         """Take everything after a checkpoint (``None``: everything) out of the index, and lines that are damaged."""
@@ -274,6 +325,9 @@ class Checkpoints:
         ]
         lines = [json.dumps(sealed(asdict(one))) for one in counted]
         write_atomic(self.folder / INDEX, "".join(f"{line}\n" for line in lines or [BEGUN]))
+
+    def _digest(self, path: str) -> str | None:
+        return None if _is_uri(path) else _manifest_digest(self.folder / path)
 
     def _relative(self, path: str) -> str:
         if _is_uri(path):

@@ -98,6 +98,11 @@ class Checkpoint:
     """Where the engine saved the state: an address, or a path relative to the run folder."""
     state_digest: str | None = None
     """SHA-256 of the state's manifest, which lists its other files; ``None`` where the engine writes none here."""
+    beside: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By name, where weights lie that the run needs beside the state to go on, like ``state_path``: those of a judge
+    that is not the policy as it is."""
+    beside_digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """SHA-256 of their manifests, where the engine writes some here."""
     log_sizes: Mapping[str, int]
     log_digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """SHA-256 of the log files up to these sizes."""
@@ -154,14 +159,17 @@ def _check(checkpoint: Checkpoint, folder: Path) -> None:
     """Refuse values that no checkpoint has; a name or a place in them may be somebody else's choice."""
     check_name(checkpoint.name)
     sizes, digests = dict(checkpoint.log_sizes), dict(checkpoint.log_digests)
-    for name in (*sizes, *digests):
+    for name in (*sizes, *digests, *checkpoint.beside, *checkpoint.beside_digests):
         check_name(name)
     numbers = (checkpoint.next_step, *sizes.values())
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"its steps and sizes must be whole numbers; got {numbers!r}")
     if set(digests) - set(sizes):
         raise ValueError(f"it has digests of {sorted(digests)} and sizes of {sorted(sizes)}")
+    if set(checkpoint.beside_digests) - set(checkpoint.beside):
+        raise ValueError(f"it has digests of {sorted(checkpoint.beside_digests)}, which are not beside it")
     texts: list[object] = [checkpoint.state_path, checkpoint.state_digest or "", *digests.values()]
+    texts += [*checkpoint.beside.values(), *checkpoint.beside_digests.values()]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"its paths and digests must be texts; got {texts!r}")
     for name in sizes:

@@ -42,7 +42,7 @@ class RolloutsAhead(Generic[T]):
     """Starts the rollouts of all steps, one after the other.
 
     Args:
-        play: Makes the rollouts of a step with a sampler.
+        play: Makes the rollouts of a step with a sampler of the policy after so many updates.
         first_step: Where the run goes on.
         num_steps: Where it ends.
         max_staleness: Updates that a sampler may be behind; 0 never samples and trains at the same time.
@@ -51,7 +51,7 @@ class RolloutsAhead(Generic[T]):
 
     def __init__(
         self,
-        play: Callable[[int, SamplingClient], Awaitable[T]],
+        play: Callable[[int, int, SamplingClient], Awaitable[T]],
         *,
         first_step: int,
         num_steps: int,
@@ -103,7 +103,7 @@ class RolloutsAhead(Generic[T]):
             await asyncio.wait([before])
             before.result()  # what follows a failure is not played
         started = time.monotonic()
-        result = await self._play(step, sampler)
+        result = await self._play(step, version, sampler)
         return Played(result=result, staleness=step - version, seconds=time.monotonic() - started)
 
 

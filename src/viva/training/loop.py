@@ -10,8 +10,8 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -21,7 +21,7 @@ from tinker_cookbook.rl.types import RLDataset
 from viva.conversation.protocol import counted
 from viva.experts.strategy import is_strategy
 from viva.judging.comparison import NoValidComparisonsError
-from viva.judging.judge import PolicyRef, SamplingClient
+from viva.judging.judge import SamplingClient
 from viva.run.alarms import ALARMS, Level, StopRule, Watch, fired
 from viva.run.checkpoints import Checkpoint
 from viva.run.folder import RunFolder
@@ -30,8 +30,10 @@ from viva.run.journal import JournalMode
 from viva.sdk import TrainingClient, answers_together, settled
 from viva.training.ahead import GroupStream, RolloutsAhead
 from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
+from viva.training.collection import frozen_gc
 from viva.training.console import Begin, RunConsole
 from viva.training.data import ExampleDataset, PromptsChangedError, derive_seed
+from viva.training.followers import Follower
 from viva.training.metrics import rollout_metrics
 from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
 from viva.training.rollouts import GroupOutcome, Policy, run_groups
@@ -122,8 +124,8 @@ class Training:
     folder: RunFolder
     resume_from: Checkpoint | None = None
     evaluators: Sequence[Evaluator] = ()
-    policy_refs: Sequence[PolicyRef] = ()
-    """Follow the policy: each is given every new snapshot."""
+    followers: Sequence[Follower] = ()
+    """Give judges, and whoever else asks a model, their weights at each step."""
     sinks: Sequence[MetricSink] = ()
     show_steps: bool = True
     """Whether the console has a line for every step; warnings it has in any case."""
@@ -165,28 +167,6 @@ class _Clock:
     def all(self, num_tokens: float, sampling_s: float) -> dict[str, float]:
         rate = {"time/tokens_per_second": num_tokens / sampling_s} if sampling_s > 0 else {}
         return self.metrics | {"time/step": sum(self.metrics.values())} | rate
-
-
-_YOUNG, _OLD = 10_000, 100
-"""New objects after which the collector looks at them, and how many of its longer looks there are for one at all
-objects. A thousand conversations have half a million."""
-
-
-@contextmanager
-def frozen_gc() -> Generator[None]:
-    """Freeze the objects that exist now, and raise the garbage collector's thresholds for new ones.
-
-    It would go through the libraries' half a million objects, and through all conversations of a step, again and
-    again while these grow. Who uses this calls ``gc.collect()`` where work ends, after every step.
-    """
-    young, middle, old = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(max(young, _YOUNG) if young else 0, middle, max(old, _OLD))  # 0: it is turned off
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, middle, old)
-        gc.unfreeze()
 
 
 async def train(run: Training) -> bool:
@@ -282,6 +262,8 @@ async def _step(
     console.phase("updating")
     with run.interrupts.protected():
         updated, rows = await _update(run, step, played.result, console)
+        for follower in run.followers:
+            await follower.trained()
         metrics |= updated
         metrics |= watch.see(metrics)
         clock.lap("update")
@@ -338,7 +320,9 @@ async def _update(
 
 
 async def _snapshot(run: Training, step: int) -> SamplingClient:
-    """The policy after so many steps."""
+    """The policy after so many steps, which judges are told of."""
+    for follower in run.followers:
+        await follower.reach(step)
     return run.folder.journal.client(await settled(run.client.save_weights_and_get_sampling_client()), step)
 
 
@@ -363,16 +347,16 @@ def _journaled(
     )
 
 
-def _judge_with(run: Training, sampler: SamplingClient) -> None:
-    """Let what follows the policy follow."""
-    for policy_ref in run.policy_refs:
-        policy_ref.sampling_client = sampler
+def _follow(run: Training, sampler: SamplingClient, version: int) -> None:
+    """Let judges have the weights that belong to the policy after so many steps."""
+    for follower in run.followers:
+        follower.follow(sampler, version)
 
 
 async def _evaluate(
     run: Training, sampler: SamplingClient, step: int, console: RunConsole
 ) -> dict[str, float]:
-    _judge_with(run, sampler)
+    _follow(run, sampler, step)
     metrics: dict[str, float] = {}
     for evaluator in run.evaluators:
         measure = evaluator.reporting(console.evaluating) if isinstance(evaluator, Reporting) else evaluator
@@ -381,9 +365,11 @@ async def _evaluate(
     return metrics
 
 
-async def _rollouts(run: Training, console: RunConsole, step: int, sampler: SamplingClient) -> _PlayedStep:
+async def _rollouts(
+    run: Training, console: RunConsole, step: int, version: int, sampler: SamplingClient
+) -> _PlayedStep:
     config = run.config
-    _judge_with(run, sampler)
+    _follow(run, sampler, version)
     builders_P = run.dataset.get_batch(step)
     if (config.max_staleness or config.stream_updates) and any(map(is_strategy, builders_P)):
         raise ValueError(
@@ -449,9 +435,17 @@ def _log(run: Training, step: int, metrics: Mapping[str, float], rows: _Rows | N
 
 async def _save(run: Training, next_step: int, *, best: bool = False) -> None:
     with run.interrupts.protected():
-        sizes = run.folder.log.sizes()
-        await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, best=best)
+        await _save_checkpoint(run, next_step, run.folder.log.sizes(), best=best)
         run.folder.journal.drop_before(next_step)
+
+
+async def _save_checkpoint(
+    run: Training, next_step: int, log_sizes: Mapping[str, int], *, best: bool = False, final: bool = False
+) -> None:
+    beside = {name: path for each in run.followers for name, path in each.beside(next_step).items()}
+    await run.folder.checkpoints.save(
+        run.client, next_step=next_step, log_sizes=log_sizes, best=best, final=final, beside=beside
+    )
 
 
 def crossed(run: Training) -> str | None:
@@ -481,5 +475,5 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
         console.measured(metrics)
     console.ended()
     with run.interrupts.protected():
-        await run.folder.checkpoints.save(run.client, next_step=next_step, log_sizes=sizes, final=True)
+        await _save_checkpoint(run, next_step, sizes, final=True)
         run.folder.journal.drop_before(None)

@@ -28,7 +28,7 @@ from viva.eval.records import (
     write_evaluation,
     write_transcripts,
 )
-from viva.judging.judge import PolicyRef, SamplingClient
+from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.scorer import Scorer
 from viva.recipes.common import resolve_model, say
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
@@ -52,6 +52,7 @@ from viva.recipes.evaluation.plan import (
     make_plan,
 )
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy, untrained
+from viva.recipes.judges import judge_target
 from viva.recipes.reward import open_model
 from viva.rewards.base import Grader, Reward
 from viva.run.kept_answers import ANSWERS_FILE
@@ -248,24 +249,21 @@ async def conversations_of(
     config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole
 ) -> Conversations:
     """One kind of conversation with a policy, to be played on problems."""
-    fixed_judge: SamplingClient | None = None
     game = config.game()
-    if game.reward.judge is not None and game.reward.judge.policy == "initial":
-        fixed_judge = await settled(opened.service.create_sampling_client(base_model=opened.model))
-
+    asked = game.reward.judge
+    fixed_judge = None if asked is None else await _fixed_judge(asked, opened)
     fixed = await _fixed_scorer(game.reward, config, opened)
     talking = PolicyRef(sampling_client=opened.client, timeout_s=config.policy_timeout_s)
 
     def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
         scorer = fixed or (None if game.reward.scorer is None else Scorer(judged_by, opened.renderer))
-        asked = game.reward.judge
-        judge = None if asked is None else asked.make(judged_by, opened.renderer)
+        judge = None if asked is None else asked.make(judged_by, (fixed_judge or opened).renderer)
         return game.factory(opened.renderer, judge, grader, scorer, talking)(item, seed)
 
     return Conversations(
         num_agents=config.num_agents,
         make_builder=make_builder,
-        judge=fixed_judge,
+        judge=None if fixed_judge is None else fixed_judge.client,
         begin=console.begin,
         seed=config.seed,
         max_tokens=config.max_tokens,
@@ -273,6 +271,20 @@ async def conversations_of(
         context_window=opened.context_window,
         policy_timeout_s=config.policy_timeout_s,
         max_retries=config.max_retries,
+    )
+
+
+async def _fixed_judge(options: JudgeOptions, opened: OpenPolicy) -> OpenPolicy | None:
+    """The judge that stays as it is; ``None``: the policy that is evaluated judges, as no step says what else would."""
+    if options.policy == "initial":
+        return replace(
+            opened, client=await settled(opened.service.create_sampling_client(base_model=opened.model))
+        )
+    if options.model is None:
+        return None
+    target = judge_target(options, opened.engine)
+    return await open_policy(
+        target, opened.engine, renderer_name=target.config.get("renderer_name"), service=opened.service
     )
 
 

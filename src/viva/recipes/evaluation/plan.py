@@ -17,6 +17,7 @@ from viva.recipes.data import load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
 from viva.recipes.generated import held_out_source
+from viva.recipes.judges import judge_target
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
 from viva.recipes.protocol import Config as ProtocolConfig
@@ -145,6 +146,9 @@ def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> Eva
     }
     for config in conversations.values():
         check_conversation(config)
+        judge = config.game().reward.judge
+        if judge is not None and judge.model is not None:
+            judge_target(judge, engine_of(target, options))
     check = find_check(options.grader)
     everything, source = _problems(shared, target, options)
     known = tuple(item for item in everything if item.answer is not None)

@@ -57,6 +57,7 @@ class OpenPolicy:
 
     client: SamplingClient
     service: ServiceClient
+    engine: EngineConfig
     model: str
     renderer: Renderer
     context_window: int | None
@@ -150,6 +151,7 @@ async def open_policy(
     return OpenPolicy(
         client=client,
         service=service,
+        engine=engine,
         model=model,
         renderer=load_renderer(
             client.get_tokenizer(), model_name=split_revision(model)[0], renderer_name=renderer_name

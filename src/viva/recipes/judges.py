@@ -1,0 +1,162 @@
+"""The judge of a run: checked with its options, opened with its engine, and given its weights at each step."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers.base import Renderer
+
+    from viva.judging.base import Judge
+    from viva.judging.judge import JudgeOptions, PolicyRef
+    from viva.recipes.common import OpenRun
+    from viva.recipes.evaluation.target import Target
+    from viva.recipes.plan import Plan
+    from viva.rewards.base import Reward
+    from viva.sdk import AveragingTrainingClient
+    from viva.training.followers import Follower
+    from viva.training.service import EngineConfig
+
+_NEVER = 10**18
+"""Steps until a judge is refreshed that stays as it was at the start."""
+_RECORD = "judge_weights"
+"""A key of ``config.json`` that is no option: a run goes on with the judge that it had."""
+
+
+def with_checked_judge(plan: Plan, reward: Reward | None) -> Plan:
+    """The plan of a run, with the weights of another model that judges named in its record; nothing is loaded.
+
+    Raises:
+        ValueError: If the engine cannot have that judge, or there is no such model.
+    """
+    options = None if reward is None else reward.judge
+    if options is None:
+        return plan
+    if options.policy == "ema" and plan.engine.engine == "remote":
+        raise ValueError(
+            "judge_policy=ema needs engine=local: a server has nothing that averages weights. Use judge_policy=every "
+            "with judge_every=STEPS there"
+        )
+    if options.model is None:
+        return plan
+    weights = _digest(judge_target(options, plan.engine))
+    return plan if weights is None else replace(plan, record={**plan.record, _RECORD: weights})
+
+
+def judge_target(options: JudgeOptions, engine: EngineConfig) -> Target:
+    """The model that judges, as ``viva eval`` finds it.
+
+    Raises:
+        ValueError: If there is none, or it lies where the engine cannot read it.
+    """
+    from viva.recipes.evaluation.target import find_target
+
+    name = str(options.model)
+    try:
+        target = find_target(name, checkpoint=options.checkpoint)
+    except ValueError as error:
+        raise ValueError(f"judge_policy={name} is no model that could judge: {error}") from error
+    is_here = target.weights is not None and "://" not in target.weights
+    if target.weights is not None and is_here != (engine.engine == "local"):
+        place = "on this machine" if is_here else "with a remote engine"
+        other = "local" if is_here else "remote"
+        raise ValueError(
+            f"judge_policy={name} has its weights {place}, and engine={engine.engine} cannot read them; give engine="
+            f"{other}, or a model that this engine can load"
+        )
+    return target
+
+
+def _digest(target: Target) -> str | None:
+    """What tells saved weights from others; ``None`` for a model, which its name tells."""
+    from viva.engine.checkpoint import MANIFEST
+
+    if target.weights is None or "://" in target.weights:
+        return target.weights
+    files = [Path(target.weights) / name for name in (MANIFEST, "adapter_model.safetensors")]
+    found = next((file for file in files if file.is_file()), None)
+    return None if found is None else hashlib.sha256(found.read_bytes()).hexdigest()
+
+
+async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[Judge, list[Follower]]:
+    """The judge of a run, and what gives it its weights at each step.
+
+    Raises:
+        ValueError: If its model cannot be had.
+    """
+    if options.model is not None:
+        policy, renderer = await _other_model(options, plan, opened)
+        return options.make(policy, renderer), []
+    policy, followers = await policy_of(options, plan, opened)
+    return options.make(policy, opened.renderer), followers
+
+
+async def policy_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[PolicyRef, list[Follower]]:
+    """The weights of the policy that is trained which options name, and what follows it for them."""
+    from viva.judging.judge import PolicyRef
+    from viva.sdk import settled
+    from viva.training.followers import Averaged, Current, Every
+
+    policy = PolicyRef(timeout_s=plan.config.policy_timeout_s)
+    journal = opened.folder.journal
+    if options.policy == "current" or (options.policy == "every" and options.every == 1):
+        return policy, [Current(policy)]
+    if options.policy == "ema":
+        client = await _averaging(opened)
+        return policy, [Averaged(policy, decay=options.decay, client=client, journal=journal)]
+    if options.policy == "initial" and plan.load_checkpoint_path is None:
+        client = await settled(opened.service.create_sampling_client(base_model=plan.model))
+        policy.sampling_client = journal.client(client, "initial")
+        return policy, []
+    start = opened.resume_from
+    checkpoints = opened.folder.checkpoints
+    follower = Every(
+        policy,
+        # weights that a run starts from may be gone when it goes on, so it keeps them
+        every=options.every if options.policy == "every" else _NEVER,
+        max_staleness=plan.config.max_staleness,
+        client=opened.client,
+        service=opened.service,
+        base_model=plan.model if plan.engine.engine == "local" else None,
+        folder=opened.folder,
+        start={} if start is None else {name: checkpoints.resolve(start, name) for name in start.beside},
+    )
+    return policy, [follower]
+
+
+async def _averaging(opened: OpenRun) -> AveragingTrainingClient:
+    """The run's training client, which keeps an average from the run's beginning on.
+
+    Raises:
+        ValueError: If the engine has nothing like it.
+    """
+    from viva.sdk import AveragingTrainingClient
+
+    client: object = opened.client
+    if not isinstance(client, AveragingTrainingClient):
+        raise ValueError(
+            f"judge_policy=ema needs an engine that averages weights, as the local one does; {type(client).__name__} "
+            "has no begin_average. Use judge_policy=every with judge_every=STEPS"
+        )
+    if opened.resume_from is None:
+        await client.begin_average()
+    return client
+
+
+async def _other_model(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[PolicyRef, Renderer]:
+    """A model that stays as it is, and the renderer of its chat format."""
+    from viva.judging.judge import PolicyRef
+    from viva.recipes.evaluation.target import open_policy
+
+    target = judge_target(options, plan.engine)
+    other: Any = await open_policy(
+        target, plan.engine, renderer_name=target.config.get("renderer_name"), service=opened.service
+    )
+    name = options.model if options.checkpoint is None else f"{options.model} {options.checkpoint}"
+    client = opened.folder.journal.client(other.client, f"judge {name}")
+    # the same model is addressed as the run addresses it
+    renderer = opened.renderer if other.model == plan.model else other.renderer
+    return PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s), renderer

@@ -1,0 +1,157 @@
+"""The weights that a judge has at each step: the policy's, those it had some steps ago, or their moving average.
+
+A judge looks its policy up in a `PolicyRef`; a follower gives it what it is to have. Steps are counted from the run's
+beginning, so a run that is resumed judges with what it would have judged with.
+"""
+
+from abc import ABC, abstractmethod
+
+from viva.judging.judge import PolicyRef, SamplingClient
+from viva.run.folder import RunFolder
+from viva.run.journal import Journal
+from viva.sdk import AveragingTrainingClient, ServiceClient, TrainingClient, settled
+
+
+class Follower(ABC):
+    """Gives a `PolicyRef` its weights, step by step."""
+
+    def __init__(self, policy: PolicyRef) -> None:
+        self.policy = policy
+
+    async def reach(self, step: int) -> None:
+        """The training client has the weights after so many steps, which are going to be measured or to sample."""
+        del step
+
+    @abstractmethod
+    def follow(self, sampler: SamplingClient, version: int) -> None:
+        """From now on the policy after `version` steps samples, which `reach` was told of."""
+
+    async def trained(self) -> None:
+        """The training client has the weights after one more step."""
+        return
+
+    def beside(self, next_step: int) -> dict[str, str]:
+        """Paths by name of what a run needs beside the state to go on after so many steps."""
+        del next_step
+        return {}
+
+
+class Current(Follower):
+    """The policy that samples."""
+
+    def follow(self, sampler: SamplingClient, version: int) -> None:
+        """Take it over."""
+        del version
+        self.policy.sampling_client = sampler
+
+
+class Every(Follower):
+    """The policy as it was after the last multiple of so many steps.
+
+    Its weights are saved in the run when it is refreshed; checkpoints name those that they need.
+
+    Args:
+        policy: Gets them.
+        every: Steps between two refreshments, 2 or more; `Current` does it at each.
+        max_staleness: Updates that the policy which samples may be behind.
+        client: Has the weights.
+        service: Of the same engine.
+        base_model: Where the local engine finds the base of saved weights; ``None`` where a server knows it.
+        folder: Of the run.
+        start: Paths beside the checkpoint that the run goes on from.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyRef,
+        *,
+        every: int,
+        max_staleness: int,
+        client: TrainingClient,
+        service: ServiceClient,
+        base_model: str | None,
+        folder: RunFolder,
+        start: dict[str, str],
+    ) -> None:
+        super().__init__(policy)
+        self._every = every
+        self._max_staleness = max_staleness
+        self._client = client
+        self._service = service
+        self._where = {} if base_model is None else {"base_model": base_model}
+        self._folder = folder
+        self._paths = dict(start)
+        """By name, of the newest weights."""
+        self._judges: dict[int, SamplingClient] = {}
+        """By the number of steps after which they were saved."""
+
+    async def reach(self, step: int) -> None:
+        """Save the policy where it is the one that judges from now on."""
+        saved = self._saved(step)
+        if saved in self._judges:
+            return
+        name = _name(saved)
+        if saved == step:
+            self._paths = {name: await self._folder.checkpoints.save_beside(self._client, name)}
+        elif name not in self._paths:
+            raise ValueError(
+                f"the checkpoint that the run goes on from does not name the weights of its judge, {name}. Give "
+                "another log_path, or start anew with behavior_if_exists=delete."
+            )
+        opened = await settled(
+            self._service.create_sampling_client(model_path=self._paths[name], **self._where)
+        )
+        self._judges[saved] = self._folder.journal.client(opened, name)
+        oldest = self._saved(max(step - self._max_staleness, 0))
+        self._judges = {version: judge for version, judge in self._judges.items() if version >= oldest}
+
+    def follow(self, sampler: SamplingClient, version: int) -> None:
+        """Judge with what was saved last before the policy that samples, or as it."""
+        del sampler
+        self.policy.sampling_client = self._judges[self._saved(version)]
+
+    def beside(self, next_step: int) -> dict[str, str]:
+        """The weights that judge now, unless the next step begins with new ones."""
+        name = _name(self._saved(next_step))
+        return {name: self._paths[name]} if next_step % self._every and name in self._paths else {}
+
+    def _saved(self, step: int) -> int:
+        return step // self._every * self._every
+
+
+def _name(step: int) -> str:
+    return f"judge-{step:06d}"
+
+
+class Averaged(Follower):
+    """The exponential moving average of the policy's weights after each step, from those of the beginning on.
+
+    Args:
+        policy: Gets it.
+        decay: Share of the average that stays at each step.
+        client: Keeps the average, which was begun, and saves it with its state.
+        journal: Of the run.
+    """
+
+    def __init__(
+        self, policy: PolicyRef, *, decay: float, client: AveragingTrainingClient, journal: Journal
+    ) -> None:
+        super().__init__(policy)
+        self._decay = decay
+        self._client = client
+        self._journal = journal
+        self._judge: SamplingClient | None = None
+
+    async def reach(self, step: int) -> None:
+        """Take a snapshot of it."""
+        judge = await settled(self._client.save_average_and_get_sampling_client())
+        self._judge = self._journal.client(judge, f"average {step}")
+
+    def follow(self, sampler: SamplingClient, version: int) -> None:
+        """Judge with the average as it was when the policy that samples was reached."""
+        del sampler, version
+        self.policy.sampling_client = self._judge
+
+    async def trained(self) -> None:
+        """Move the average."""
+        await self._client.update_average(self._decay)

@@ -1,0 +1,295 @@
+"""Which weights judge, in whole runs on a model that no recipe has seen: what each equals, resumes to and refuses."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from random_models import make_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import viva
+from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
+from viva.recipes.critique_self_play import Config as CritiqueConfig
+from viva.recipes.math_efficiency import Config as MathConfig
+from viva.recipes.programs import train_recipe
+from viva.recipes.protocol import Config as ProtocolConfig
+
+NUM_STEPS = 4
+COMMON = {
+    "num_agents": 2,
+    "batch_size": 4,
+    "max_tokens": 5,
+    "lora_rank": 4,
+    "max_steps": NUM_STEPS,
+    "learning_rate": 3e-2,
+    "eval_every": 2,
+    "save_every": 3,
+    "num_test_conversations": 1,
+    "max_rounds": 1,
+    "trackers": "[]",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random model whose judge hesitates between A and B, so that small changes of its weights are seen."""
+    folder = make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        rows = model.lm_head.weight
+        a, b = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["A", "B"])
+        rows[a] = rows[b] + 10 * rows[1]
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "problems.jsonl"
+    path.write_text("".join(f'{{"query": "{n} + 1?", "answer": {n + 1}}}\n' for n in range(4)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(model, problems, tmp_path_factory):
+    """Do a run, or return the one that was done with these options; its folder."""
+    done = {}
+
+    def _run(recipe="conversation_preference_rl", *, folder=None, **options):
+        key = (recipe, *sorted((name, str(value)) for name, value in options.items()))
+        if folder is None and key in done:
+            return done[key]
+        place = folder or tmp_path_factory.mktemp("run") / "run"
+        given = {"model_name": model, "train_prompts_path": problems, "test_prompts_path": problems}
+        everything = COMMON | given | {"log_path": place} | options
+        if recipe == "critique_self_play":
+            del everything["max_rounds"]
+        assert train_recipe(recipe, [f"{name}={value}" for name, value in everything.items()]) == 0
+        return place if folder else done.setdefault(key, place)
+
+    return _run
+
+
+def metrics_of(folder: Path):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+def left_by(folder: Path):
+    """What a run leaves that depends on its judge: metrics, transcripts and trained weights."""
+    transcripts = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+    return metrics_of(folder), transcripts, (folder / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+RECIPES = ("conversation_preference_rl", "critique_self_play")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_judge_refreshed_every_step_is_the_current_policy(run, recipe):
+    assert left_by(run(recipe, judge_policy="every", judge_every=1)) == left_by(run(recipe))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_judge_that_is_never_refreshed_is_the_initial_policy(run, recipe):
+    frozen = left_by(run(recipe, judge_policy="initial"))
+    assert left_by(run(recipe, judge_policy="every", judge_every=NUM_STEPS + 1)) == frozen
+    assert left_by(run(recipe)) != frozen, "the judge makes no difference here, so the test could not fail"
+
+
+def test_every_choice_judges_otherwise(run):
+    scores = []
+    for options in ({}, {"judge_policy": "initial"}, {"judge_policy": "every", "judge_every": 2}, EMA):
+        transcripts = left_by(run(**options))[1]
+        scores.append([one["score"] for row in transcripts for one in row["record"]["comparisons"]])
+    assert len({json.dumps(each) for each in scores}) == len(scores)
+    first = [each[: len(each) // NUM_STEPS] for each in scores]
+    assert all(each == pytest.approx(first[0], abs=1e-5) for each in first), "the first step has one policy"
+
+
+EMA = {"judge_policy": "ema", "judge_decay": 0.5}
+EVERY = {"judge_policy": "every", "judge_every": 2}
+
+
+@pytest.mark.parametrize("options", [EMA, EVERY], ids=["ema", "every"])
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_run_that_is_resumed_judges_as_one_that_was_never_stopped(run, tmp_path, options, stop):
+    folder = tmp_path / "run"
+    run(folder=folder, **options | {"max_steps": stop})
+    run(folder=folder, **options, behavior_if_exists="resume")
+    assert left_by(folder) == left_by(run(**options))
+
+
+def test_the_folder_keeps_the_judges_that_its_checkpoints_need(run):
+    folder = run(**EVERY)
+    index = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
+    assert [(each["next_step"], each["beside"]) for each in index] == [
+        (3, {"judge-000002": "state/sampler_weights/judge-000002"}),
+        (4, {}),
+    ]
+    assert [path.name for path in (folder / "state" / "sampler_weights").iterdir()] == ["judge-000002"]
+
+
+@pytest.mark.parametrize("options", [{}, {"judge_policy": "initial"}, EMA, EVERY], ids=str)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_tells_how_often_its_judge_is_right(recipe, options, model, problems, tmp_path):
+    """This model never gives the known answer, so another grader finds some replies right."""
+    name = "judge/accuracy" if recipe == RECIPES[0] else "judge/revision/accuracy"
+    given = COMMON | {"trackers": [], "eval_every": 0, "log_path": str(tmp_path / "run")} | options
+    if recipe == RECIPES[1]:
+        del given["max_rounds"]
+        given |= {"num_agents": 3, "batch_size": 6}
+    found = viva.train(
+        recipe, model=model, prompts=problems, grader=lambda solution, _: len(solution) % 2 == 0, **given
+    )
+    told = found.metrics[name].dropna()
+    assert len(told)
+    assert told.between(0, 1).all()
+
+
+@pytest.mark.parametrize("stop", [None, 1])
+def test_the_initial_policy_of_a_run_that_starts_from_weights_is_these(run, tmp_path, stop):
+    start = run(judge_policy="initial") / "state" / "weights" / "000003"
+    options = {"load_checkpoint_path": start, "max_steps": 2}
+    folder = tmp_path / "run"
+    if stop is not None:
+        run(folder=folder, **options | {"judge_policy": "initial", "max_steps": stop})
+    run(folder=folder, **options, judge_policy="initial", behavior_if_exists="resume")
+    assert left_by(folder) == left_by(run(**options, judge_policy=start))
+    assert left_by(folder) != left_by(run(**options))
+
+
+# another model
+
+
+def test_a_past_checkpoint_judges_as_the_policy_that_it_was(run):
+    past = run(judge_policy="initial")
+    judged = run(judge_policy=past, judge_checkpoint=3, max_steps=1)
+    state = past / "state" / "weights" / "000003"
+    assert left_by(run(judge_policy=state, max_steps=1)) == left_by(judged)
+    assert left_by(run(judge_policy=past / "adapter", max_steps=1)) != left_by(judged)
+    assert left_by(run(judge_policy="initial", max_steps=1)) != left_by(judged)
+    last = left_by(run(judge_policy=past, judge_checkpoint="last", max_steps=1))
+    assert left_by(run(judge_policy=past, max_steps=1)) == last != left_by(judged)
+    assert json.loads((run(judge_policy=past, max_steps=1) / "config.json").read_text())["judge_weights"]
+
+
+def test_the_model_before_training_is_the_initial_policy(run, model):
+    initial = left_by(run(judge_policy="initial"))
+    assert left_by(run(judge_policy=model)) == initial
+
+
+def test_a_model_of_another_family_judges_in_its_own_format(run):
+    folder = run(judge_policy="tiny", max_steps=1)
+    rows = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+    asked = [one for row in rows for one in row["record"]["comparisons"] if one["was_asked"]]
+    assert asked
+    assert all(one["outcome"] != "invalid" for one in asked)
+
+
+def test_a_run_whose_judge_was_changed_is_not_resumed(run, tmp_path, capsys):
+    past, folder = tmp_path / "past", tmp_path / "run"
+    run(folder=past, max_steps=1)
+    run(folder=folder, judge_policy=past, max_steps=1)
+    run(folder=past, max_steps=2, behavior_if_exists="resume")
+    with pytest.raises(AssertionError):
+        run(folder=folder, judge_policy=past, max_steps=2, behavior_if_exists="resume")
+    assert "judge_weights was" in capsys.readouterr().err
+
+
+def test_a_judge_is_found_from_elsewhere_and_is_no_path_in_a_model_card(run, tmp_path, monkeypatch):
+    from viva.recipes.common import located
+    from viva.view.model_card import _shown
+
+    folder = tmp_path / "runs" / "own"
+    for name in ("judge", "initial"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    config = {"log_path": "runs/own", "judge_policy": "runs/judge"}
+    assert located(config, folder)["judge_policy"] == str(tmp_path / "runs" / "judge")
+    monkeypatch.chdir(tmp_path / "runs")
+    assert located({"log_path": "own", "judge_policy": "initial"}, folder)["judge_policy"] == "initial"
+    assert _shown("judge_policy", "/home/me/judge") == "judge"
+    assert [_shown("judge_policy", name) for name in ("ema", "Qwen/Qwen3-8B")] == ["ema", "Qwen/Qwen3-8B"]
+
+
+# options
+
+
+def config(kind, **options):
+    given = {"train_prompts": ["a"], "model_name": "some/model", "learning_rate": 1e-4}
+    return kind(**(given | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"judge_policy": "inital"}, "got 'inital'. Did you mean 'initial'"),
+        ({"judge_policy": "me"}, "judge_policy must be current, initial, every, ema, or a model"),
+        ({"judge_policy": ""}, "judge_policy must be current"),
+        ({"judge_every": 3}, "judge_every would change nothing: it belongs to judge_policy=every"),
+        ({"judge_policy": "ema", "judge_every": 3}, "judge_every would change nothing"),
+        ({"judge_policy": "every", "judge_decay": 0.5}, "judge_decay would change nothing"),
+        (
+            {"judge_checkpoint": "last"},
+            "judge_checkpoint would change nothing: it belongs to judge_policy=RUN",
+        ),
+        ({"judge_policy": "every", "judge_every": 0}, "judge_every must be 1 or more; got 0"),
+        ({"judge_policy": "ema", "judge_decay": 1.0}, "judge_decay must be above 0 and below 1"),
+        ({"judge_policy": "./nothing"}, "is no model that could judge"),
+        ({"judge_policy": "some/model", "judge_checkpoint": "last"}, "needs the folder of a run"),
+        (
+            {"judge_policy": "ema", "engine": "remote", "base_url": "http://localhost:1"},
+            "engine=local.*every",
+        ),
+        ({"judge_policy": "tinker://a/weights/b"}, "with a remote engine, and engine=local cannot read them"),
+        ({"reward": "majority", "judge_policy": "ema"}, "judge_policy would change nothing"),
+        ({"reward": "majority", "judge_every": 3}, "judge_every would change nothing"),
+    ],
+)
+def test_a_judge_that_could_not_be_is_refused_before_anything_is_computed(options, message):
+    for kind in (PreferenceConfig, CritiqueConfig, partial(ProtocolConfig, protocol="round_robin")):
+        with pytest.raises(ValueError, match=message):
+            config(kind, **options).make_plan()
+
+
+def test_agents_who_compare_need_no_judge():
+    with pytest.raises(ValueError, match="judge_policy would change nothing"):
+        config(CritiqueConfig, revision_votes="agents", judge_policy="initial").make_plan()
+    with pytest.raises(ValueError, match="judge_policy would change nothing"):
+        config(CritiqueConfig, preset="paper", judge_policy="initial").make_plan()
+
+
+def test_every_recipe_takes_the_choice_where_its_reward_asks_a_judge():
+    given = {"judge_policy": "ema", "judge_decay": 0.8}
+    for kind in (
+        PreferenceConfig,
+        CritiqueConfig,
+        partial(PreferenceConfig, reward="serl"),
+        partial(CritiqueConfig, reward="comas"),
+        partial(CritiqueConfig, reward="shuffled_tournament"),
+        partial(ProtocolConfig, protocol="round_robin"),
+        partial(ProtocolConfig, protocol="critique"),
+        partial(ProtocolConfig, protocol="round_robin", reward="serl"),
+    ):
+        judge = config(kind, **given).game().reward.judge
+        assert (judge.policy, judge.decay) == ("ema", 0.8)
+    judge = config(MathConfig, strategies=["iid"], reward="serl", **given).group_reward().judge
+    assert (judge.policy, judge.decay) == ("ema", 0.8)
+
+
+def test_a_reward_of_the_users_own_says_itself_who_judges(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import viva\nmine = viva.rewards.tournament(policy='every', every=7)\n")
+    reward = config(PreferenceConfig, reward=f"{path}:mine").game().reward
+    assert (reward.judge.policy, reward.judge.every) == ("every", 7)
+    with pytest.raises(ValueError, match="judge_policy would change nothing"):
+        config(PreferenceConfig, reward=f"{path}:mine", judge_policy="initial").game()
+    for options, message in (
+        ({"every": 7}, "every=7 would change nothing"),
+        ({"policy": "every", "every": 0}, "every of 1 or more"),
+        ({"policy": "ema", "decay": 1.0}, "a decay above 0 and below 1"),
+        ({"policy": "emma"}, "policy must be current, .* Did you mean 'ema'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            viva.rewards.tournament(**options)
