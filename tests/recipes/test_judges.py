@@ -1,5 +1,6 @@
 """Which weights judge, in whole runs on a model that no recipe has seen: what each equals, resumes to and refuses."""
 
+import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,15 @@ from random_models import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import viva
+from viva.conversation.rendering import load_renderer
+from viva.engine import LocalServiceClient
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.programs import train_recipe
 from viva.recipes.protocol import Config as ProtocolConfig
+from viva.tiny import model_path
 
 NUM_STEPS = 4
 COMMON = {
@@ -180,12 +185,34 @@ def test_the_model_before_training_is_the_initial_policy(run, model):
     assert left_by(run(judge_policy=model)) == initial
 
 
-def test_a_model_of_another_family_judges_in_its_own_format(run):
+def asked_of(path: Path):
+    """Question, solutions and comparison of all that a judge was asked."""
+    for line in path.read_text().splitlines():
+        record = json.loads(line)["record"]
+        said = {turn["agent_id"]: turn["response"]["solution"] for turn in record["turns"]}
+        yield from ((record["question"], said, one) for one in record["comparisons"] if one["was_asked"])
+
+
+def test_a_model_of_another_family_judges_in_its_own_format_in_training_and_evaluation(run, problems):
     folder = run(judge_policy="tiny", max_steps=1)
-    rows = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
-    asked = [one for row in rows for one in row["record"]["comparisons"] if one["was_asked"]]
-    assert asked
-    assert all(one["outcome"] != "invalid" for one in asked)
+    viva.evaluate(folder, problems, kinds=["conversation"], num_test_conversations=4)
+    client = LocalServiceClient(device="cpu").create_sampling_client(base_model=str(model_path()))
+    judge = PolicySelfComparisonJudge(
+        PolicyRef(sampling_client=client), load_renderer(client.get_tokenizer(), model_name="tiny")
+    )
+    for path in (folder / "transcripts.jsonl", *(folder / "eval").glob("*.transcripts.jsonl")):
+        asked = list(asked_of(path))
+        assert asked
+        for question, said, one in asked:
+            found = asyncio.run(judge.compare(question, said, one["first"], one["second"], 0))
+            assert found.outcome == one["outcome"]
+            assert found.score == pytest.approx(one["score"], abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"judge_policy": "initial"}, EMA, EVERY], ids=str)
+def test_a_run_is_evaluated_whoever_judged_it(run, problems, options):
+    evaluation = viva.evaluate(run(**options), problems, kinds=["conversation"], num_test_conversations=2)
+    assert len(evaluation.played["conversation"]) == 2
 
 
 def test_a_run_whose_judge_was_changed_is_not_resumed(run, tmp_path, capsys):

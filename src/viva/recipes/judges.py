@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from viva.judging.base import Judge
     from viva.judging.judge import JudgeOptions, PolicyRef
     from viva.recipes.common import OpenRun
-    from viva.recipes.evaluation.target import Target
+    from viva.recipes.evaluation.target import OpenPolicy, Target
     from viva.recipes.plan import Plan
     from viva.rewards.base import Reward
-    from viva.sdk import AveragingTrainingClient
+    from viva.sdk import AveragingTrainingClient, ServiceClient
     from viva.training.followers import Follower
     from viva.training.service import EngineConfig
 
@@ -149,14 +149,31 @@ async def _averaging(opened: OpenRun) -> AveragingTrainingClient:
 async def _other_model(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[PolicyRef, Renderer]:
     """A model that stays as it is, and the renderer of its chat format."""
     from viva.judging.judge import PolicyRef
-    from viva.recipes.evaluation.target import open_policy
 
-    target = judge_target(options, plan.engine)
-    other: Any = await open_policy(
-        target, plan.engine, renderer_name=target.config.get("renderer_name"), service=opened.service
-    )
+    other = await open_judge(options, plan.engine, opened.service, model=plan.model, renderer=opened.renderer)
     name = options.model if options.checkpoint is None else f"{options.model} {options.checkpoint}"
     client = opened.folder.journal.client(other.client, f"judge {name}")
-    # the same model is addressed as the run addresses it
-    renderer = opened.renderer if other.model == plan.model else other.renderer
-    return PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s), renderer
+    return PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s), other.renderer
+
+
+async def open_judge(
+    options: JudgeOptions, engine: EngineConfig, service: ServiceClient, *, model: str, renderer: Renderer
+) -> OpenPolicy:
+    """Another model that judges.
+
+    Args:
+        options: Name it.
+        engine: That it is opened with.
+        service: Of that engine.
+        model: The one whose solutions it judges.
+        renderer: Of that one; the same model is addressed in the same format.
+
+    Raises:
+        ValueError: If it cannot be had.
+    """
+    from viva.recipes.evaluation.target import open_policy
+
+    target = judge_target(options, engine)
+    name = target.config.get("renderer_name")
+    other = await open_policy(target, engine, renderer_name=name, service=service)
+    return replace(other, renderer=renderer) if other.model == model else other

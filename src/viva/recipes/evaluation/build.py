@@ -52,7 +52,7 @@ from viva.recipes.evaluation.plan import (
     make_plan,
 )
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy, untrained
-from viva.recipes.judges import judge_target
+from viva.recipes.judges import open_judge
 from viva.recipes.reward import open_model
 from viva.rewards.base import Grader, Reward
 from viva.run.kept_answers import ANSWERS_FILE
@@ -282,9 +282,8 @@ async def _fixed_judge(options: JudgeOptions, opened: OpenPolicy) -> OpenPolicy 
         )
     if options.model is None:
         return None
-    target = judge_target(options, opened.engine)
-    return await open_policy(
-        target, opened.engine, renderer_name=target.config.get("renderer_name"), service=opened.service
+    return await open_judge(
+        options, opened.engine, opened.service, model=opened.model, renderer=opened.renderer
     )
 
 
