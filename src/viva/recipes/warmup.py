@@ -121,6 +121,7 @@ class Config(RecipeConfig):
         from viva.recipes.demonstrations import JudgeEvaluator, Pair
         from viva.recipes.loop import make_training
         from viva.training.data import Example, ExampleDataset, PromptOrder
+        from viva.training.followers import Current
 
         path = opened.folder.path / EXAMPLES
         if not path.exists():
@@ -136,7 +137,7 @@ class Config(RecipeConfig):
             plan,
             opened,
             make_builder,
-            policy_refs=[talking],
+            followers=[Current(talking)],
             dataset=ExampleDataset(
                 order=PromptOrder(
                     items=examples,
