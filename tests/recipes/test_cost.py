@@ -22,6 +22,7 @@ from viva.recipes.cost import CostOptions, parse_cost, recipe_cost, uncounted_op
 from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.loop import run_recipe
 from viva.recipes.math_efficiency import Config as MathConfig
+from viva.recipes.reward import CHOICE
 from viva.recipes.strategies import STRATEGIES
 from viva.scaling.counts import Block, Template, tree_cost
 from viva.scaling.groups import Lengths, Text
@@ -437,10 +438,13 @@ def test_options_that_change_no_figure_are_named(capsys) -> None:
 def test_an_option_without_effect_has_none(config_class) -> None:
     """Options that are looked at count, but for some that only say how what is counted goes on."""
     other = {
-        "judge_policy": "initial",
-        "judge_max_tokens": 9,
-        "judge_max_off_set_mass": 0.5,
-        "on_failure": "continue",
+        "judge_policy": {"judge_policy": "initial"},
+        "judge_every": {"judge_policy": "every", "judge_every": 3},
+        "judge_decay": {"judge_policy": "ema", "judge_decay": 0.5},
+        "judge_checkpoint": {"judge_policy": "runs/past", "judge_checkpoint": "last"},
+        "judge_max_tokens": {"judge_max_tokens": 9},
+        "judge_max_off_set_mass": {"judge_max_off_set_mass": 0.5},
+        "on_failure": {"on_failure": "continue"},
     }
     read = set()
 
@@ -466,8 +470,14 @@ def test_an_option_without_effect_has_none(config_class) -> None:
             options = read & set(chz.chz_fields(config_class))
             assert len(options) > 3
             assert set(uncounted_options([f"{name}=1" for name in options])) <= set(other)
+            asks_judge = config_class is not MathConfig and more.get("revision_votes") != "agents"
             for name in options & set(other):
-                assert recipe_cost(chz.replace(config, **{name: other[name]}), text) == cost
+                changed = chz.replace(config, **other[name])
+                if name in CHOICE and not asks_judge:
+                    with pytest.raises(ValueError, match="would change nothing"):
+                        recipe_cost(changed, text)
+                else:
+                    assert recipe_cost(changed, text) == cost
 
 
 def test_a_model_that_does_not_fit_says_so(capsys) -> None:

@@ -212,10 +212,12 @@ def test_the_engines_methods_are_those_of_the_page() -> None:
         "precision",
         "takes_mask",
         "takes_temperature",
+        "end_ids",
+        "context_length",
     }
     # in the SDK, too, and those that it has not
     alone = {"get_tokenizer", "create_rest_client", "get_telemetry", "close"}
-    alone |= {"begin_average", "update_average", "save_average_and_get_sampling_client"}
+    alone |= {"begin_average", "update_average", "save_average_and_get_sampling_client", "stream"}
     (table,) = tables(ENGINE_PAGE, "client")
     for name, methods in ((codes(row[0])[0], codes(row[1])) for row in table):
         client = getattr(viva.engine, name)
