@@ -205,16 +205,16 @@ def check_model_folder(folder: Path) -> None:
             "it, and save it again with transformers' save_pretrained: that writes safetensors."
         )
     for path in folder.glob("*.index.json"):
-        shards = _read(path).get("weight_map")
+        shards = read_object(path).get("weight_map")
         if not isinstance(shards, dict):
             raise ValueError(f"{str(path)!r} has no weight_map; fetch or save the model anew")
         for shard in cast(dict[str, object], shards).values():
             _check_plain(path, shard)
-    weights = _read(folder / "config.json").get("transformers_weights")
+    weights = read_object(folder / "config.json").get("transformers_weights")
     if weights is not None:
         _check_plain(folder / "config.json", weights)
     settings = folder / "tokenizer_config.json"
-    for key, value in (_read(settings) if settings.is_file() else {}).items():
+    for key, value in (read_object(settings) if settings.is_file() else {}).items():
         # names of files at their author's place are common there; what does not exist here is not read
         if (
             key.endswith("_file")
@@ -311,13 +311,14 @@ def _digest(file: Path) -> str:
     return _known[key]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_object(file: Path, remedy: str = "fetch or save the model anew") -> dict[str, Any]:
+    """The JSON object that a file holds; a `ValueError` names the file and the remedy."""
     try:
         content: object = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{str(file)!r} is damaged ({error}); fetch or save the model anew") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged: {error}; {remedy}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{str(file)!r} is damaged (it must hold an object); fetch or save the model anew")
+        raise ValueError(f"{file} is damaged: it must hold an object; {remedy}")
     return cast(dict[str, Any], content)
 
 

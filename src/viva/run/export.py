@@ -14,7 +14,7 @@ import tempfile
 import urllib.request
 import zlib
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -30,7 +30,14 @@ from viva.engine.checkpoint import (
 )
 from viva.engine.lora import ALPHA, AdapterSettings
 from viva.hub import pinned, split_revision
-from viva.model_files import BASE_FILE, check_base, model_digests, spell_rotary_twice, written_beside
+from viva.model_files import (
+    BASE_FILE,
+    check_base,
+    model_digests,
+    read_object,
+    spell_rotary_twice,
+    written_beside,
+)
 from viva.run.alarms import StopRule
 from viva.run.checkpoints import Checkpoint
 from viva.run.folder import RunFolder
@@ -265,7 +272,8 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     Raises:
         ValueError: If it is of a form that the engine cannot merge, or its model is not known or another one.
     """
-    config = _object(folder / _CONFIG)
+    remedy = "export or save the adapter anew"
+    config = read_object(folder / _CONFIG, remedy)
     for name, allowed in _PLAIN.items():
         if config.get(name) not in allowed:
             raise ValueError(
@@ -278,7 +286,7 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     if not isinstance(rank, int) or rank < 1:
         raise ValueError(f"the adapter {folder} needs its rank as r in {_CONFIG}, 1 or more; got r={rank!r}")
     # an adapter of Viva has the digests of its base model with it
-    digests = _object(folder / BASE_FILE) if (folder / BASE_FILE).is_file() else {}
+    digests = read_object(folder / BASE_FILE, remedy) if (folder / BASE_FILE).is_file() else {}
     if digests:
         check_base(f"the adapter {folder}", digests, model, model_digests(model), was=_named(config) or model)
     description = {
@@ -322,13 +330,3 @@ def _named(config: dict[str, Any]) -> str | None:
         if name
         else None
     )
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; export or save the adapter anew") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold an object; export or save the adapter anew")
-    return cast("dict[str, Any]", found)

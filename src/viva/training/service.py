@@ -10,7 +10,6 @@ family and 0.0775 for all others, capped at `LARGEST_RATE`: a power law fitted t
 for a model of a few million.
 """
 
-import json
 import os
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,6 +20,7 @@ from typing import Any, Literal, TypeAlias, cast
 import tinker
 
 from viva.hub import hub_access, hub_problem, split_revision
+from viva.model_files import read_object
 from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
 from viva.sdk import ServiceClient
 from viva.training.remote import check_address, check_version, keep_keys_at_home
@@ -58,23 +58,8 @@ def default_learning_rate(model_name: str, *, is_lora: bool = True, may_fetch: b
     raise ValueError(f"no learning rate is known for {model_name}; pass learning_rate=..., for example 1e-4")
 
 
-def read_model_config(path: Path) -> dict[str, Any]:
-    """A model's ``config.json``.
-
-    Raises:
-        ValueError: If it is damaged.
-    """
-    try:
-        config: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); fetch or save the model anew") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold an object; fetch or save the model anew")
-    return cast(dict[str, Any], config)
-
-
 def _local_rate(config_path: Path, is_lora: bool) -> float:
-    config = read_model_config(config_path)
+    config = read_object(config_path)
     nested: dict[str, Any] = config.get("text_config") or {}
     width = config.get("hidden_size") or nested.get("hidden_size")
     if not isinstance(width, int) or width < 1:
@@ -232,7 +217,7 @@ def context_window(model: str) -> int | None:
     path = folder_config if folder_config.is_file() else cached_config(model)
     if path is None:
         return None
-    window = read_model_config(path).get("max_position_embeddings")
+    window = read_object(path).get("max_position_embeddings")
     return window if isinstance(window, int) else None
 
 
