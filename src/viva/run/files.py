@@ -105,10 +105,9 @@ def _this_process() -> dict[str, Any]:
 def _holder(path: Path) -> str:
     """The message of who holds a lock, and what to do."""
     try:
-        content: object = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        known = parse_line(path.read_bytes())
     except (OSError, ValueError):  # it is about to write its name
-        content = None
-    known = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+        known = {}
     who = "another process"
     if known:
         pid, host, began, command = (known.get(name) for name in ("pid", "host", "began", "command"))

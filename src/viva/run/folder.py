@@ -25,6 +25,7 @@ from viva.run.files import (
     delete_written,
     is_marked,
     mark,
+    parse_line,
     place_problem,
     read_json,
     strangers,
@@ -284,10 +285,10 @@ def _holds_run(path: Path) -> bool:
 def _is_unmarked_run(path: Path) -> bool:
     """Whether ``config.json`` is that of a run of version 0.1.0, which marked no folder."""
     try:
-        content: object = json.loads((path / _CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = parse_line((path / _CONFIG).read_bytes())
+    except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and (SEAL in content or {"recipe", "log_path"} <= content.keys())
+    return SEAL in content or {"recipe", "log_path"} <= content.keys()
 
 
 def _check_deletable(path: Path) -> None:
