@@ -26,8 +26,8 @@ from typing import Any
 import tinker
 
 from viva import __version__
-from viva.model_files import MismatchError, is_inside, sealed, unsealed
-from viva.run.files import naming, write_atomic
+from viva.model_files import MismatchError, is_inside, sealed
+from viva.run.files import naming, read_json, write_atomic
 from viva.run.log import BEGUN, INDEX, Checkpoint, read_index
 from viva.sdk import TrainingClient
 
@@ -380,8 +380,8 @@ def _is_sound(state: Path) -> bool:
     from viva.engine.checkpoint import MANIFEST
 
     try:
-        unsealed(json.loads((state / MANIFEST).read_bytes().decode("utf-8")), MANIFEST)
-    except (OSError, ValueError, AttributeError, RecursionError):
+        read_json(state / MANIFEST)
+    except (OSError, ValueError):
         return False
     return True
 
