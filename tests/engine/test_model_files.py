@@ -93,7 +93,7 @@ def test_no_other_setting_names_a_file_elsewhere(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
 def test_a_damaged_configuration_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json' is damaged"):
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
         check_model_folder(folder)
 
 
