@@ -24,14 +24,13 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
 from _intervals import interval
 
 import viva
 from viva.recipes.config import parse_options
-from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.demo import model_path, real_options
 from viva.recipes.math_efficiency import Config as MathConfig
+from viva.recipes.programs import train_recipe
 
 ASKED = {"temperature 0": (0.0, 1, "direct/avg@1"), "temperature 1": (1.0, 8, "direct/avg@8")}
 VOTED = ("majority of 8", "direct/maj@8")
@@ -113,12 +112,16 @@ def trained(arm: str, options: dict[str, str]) -> tuple[viva.Run, float]:
     given = options | CHANGES[arm]
     if arm in CONVERSATIONS:
         given = {name: value for name, value in given.items() if name not in ("strategies", "group_size")}
-    config_class = CritiqueConfig if what == "critique_self_play" else MathConfig
-    config = parse_options(config_class, [f"{name}={value}" for name, value in given.items()])
-    named = {name: getattr(config, name) for name in given if name != "model_name"}
-    if what == "critique_self_play":
-        named = yaml.safe_load(WORDS.read_text(encoding="utf-8")) | named
     began = time.time()
+    if (
+        what == "critique_self_play"
+    ):  # in Python, prompts are what is trained on, not the words of a conversation
+        arguments = [f"config={WORDS}", *(f"{name}={value}" for name, value in given.items())]
+        if train_recipe(what, arguments):
+            sys.exit(f"the arm {arm} could not be trained")
+        return viva.load_run(given["log_path"]), time.time() - began
+    config = parse_options(MathConfig, [f"{name}={value}" for name, value in given.items()])
+    named = {name: getattr(config, name) for name in given if name != "model_name"}
     return viva.train(what, model=str(model_path()), **named), time.time() - began
 
 
