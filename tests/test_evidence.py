@@ -156,3 +156,7 @@ def test_finished_cells_are_not_run_again(tmp_path, monkeypatch):
     assert not run.run_one(bed_named("steps"), "r_sol", 0, tmp_path)
     assert run.run_one(bed_named("steps"), "r_sol", 1, tmp_path)
     assert ran == [("r_sol", 1)]
+
+
+def test_the_page_shows_what_the_ledger_holds():
+    assert run.PAGE.read_text(encoding="utf-8") == run.page()

@@ -3,7 +3,7 @@
     make evidence                                                  # all that is missing, one cell after another
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
     python benchmarks/evidence/run.py beds=rare-1,rare-5,rare-20,rare-57 arms=answers,group_32,hint,hint_iid seeds=3
-    python benchmarks/evidence/run.py tables                       # from the ledger, nothing is run
+    python benchmarks/evidence/run.py tables                       # into README.md, from the ledger; nothing is run
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
 eight times at temperature 1. A finished cell is one line of ``benchmarks/evidence/cells.jsonl`` and is never run again;
@@ -31,6 +31,8 @@ from evidence.beds import BEDS, Bed, bed_named, is_blind, is_trap
 from evidence.tables import Cell, arm_table, contrast_table, group_table, signal_table
 
 LEDGER = Path(__file__).parent / "cells.jsonl"
+PAGE = Path(__file__).parent / "README.md"
+_TABLES = "## Tables"
 MAIN_BEDS = ("trap-70", "steps")
 MAIN_ARMS = (
     "majority",
@@ -145,10 +147,16 @@ def tables(beds: Sequence[str]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def page() -> str:
+    """The page with the tables of the ledger."""
+    text = PAGE.read_text(encoding="utf-8")
+    return f"{text.partition(_TABLES)[0].rstrip()}\n\n{_TABLES}\n\n{tables(BEDS)}\n"
+
+
 def main(argv: Sequence[str]) -> None:
     """Run what is missing and print the tables."""
     if list(argv) == ["tables"]:
-        sys.stdout.write(f"{tables(BEDS)}\n")
+        PAGE.write_text(page(), encoding="utf-8")
         return
     given = dict(argument.split("=", 1) for argument in argv)
     beds = [bed_named(name) for name in given.pop("beds", ",".join(MAIN_BEDS)).split(",")]
