@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from evidence import beds, run
+from evidence import cell as cells
 from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
@@ -160,3 +161,20 @@ def test_finished_cells_are_not_run_again(tmp_path, monkeypatch):
 
 def test_the_page_shows_what_the_ledger_holds():
     assert run.PAGE.read_text(encoding="utf-8") == run.page()
+
+
+@pytest.mark.slow
+def test_a_cell_of_two_steps_is_a_line_of_the_ledger(tmp_path, monkeypatch):
+    bed = bed_named("steps")
+    monkeypatch.setattr(cells, "items_of", lambda bed, *, validation: cells_of(bed)[:3])
+    settings = cells.Settings(learning_rate=1e-4, steps=2)
+    line = cells.cell(bed, "majority", 0, settings, tmp_path / "run")
+    assert {len(values) for values in line["problems"].values()} == {3}
+    assert set(line["problems"]["greedy"]) <= {0, 100}
+    assert line["tokens"]["total"] > line["tokens"]["sampled"] > 0
+    assert not (tmp_path / "run").exists()
+    text = arm_table([line], None, {"majority": ARMS["majority"].text})
+    assert "`majority`" in text
+
+
+cells_of = cells.items_of

@@ -46,7 +46,7 @@ async def _measure(policy: str, problems: list[PromptItem], max_tokens: int) -> 
         direct = DirectSampler(
             renderer=opened.renderer, seed=0, max_tokens=max_tokens, temperature=temperature
         )
-        asked[temperature], _ = await ask_all(opened.client, direct, problems, count)
+        asked[temperature] = await ask_all(opened.client, direct, problems, count)
     votes = [[(answer.vote, answer.right) for answer in each.answers] for each in asked[1.0]]
     return {
         "greedy": [100 * each.answers[0].right for each in asked[0.0]],

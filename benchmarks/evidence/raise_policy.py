@@ -162,19 +162,16 @@ TRAP = (
         },
     ),
 )
+_RARE_SHARES: Mapping[Generator, float] = {
+    direct_example: 0.55,
+    hinted_example: 0.3,
+    proposal_example: 0.05,
+    ranking_example: 0.05,
+    judgement_example: 0.05,
+}
 RARE = (
-    Phase(
-        name="rare",
-        steps=300,
-        pupil=RarePupil(),
-        shares={
-            direct_example: 0.55,
-            hinted_example: 0.3,
-            proposal_example: 0.05,
-            ranking_example: 0.05,
-            judgement_example: 0.05,
-        },
-    ),
+    Phase(name="rare", steps=300, pupil=RarePupil(), shares=_RARE_SHARES),
+    Phase(name="rare 2", steps=400, pupil=RarePupil(), shares=_RARE_SHARES),
 )
 POLICIES = {"trap": TRAP, "rare": RARE}
 
