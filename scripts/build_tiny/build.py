@@ -140,7 +140,9 @@ def batches(
     """Endless batches of examples of similar length, each at most `tokens_per_batch` padded tokens."""
     generators, weights = list(shares), list(shares.values())
     while True:
-        pool = [encode_example(make(rng, pupil), tokenizer) for make in rng.choices(generators, weights, k=_POOL)]
+        pool = [
+            encode_example(make(rng, pupil), tokenizer) for make in rng.choices(generators, weights, k=_POOL)
+        ]
         pool.sort(key=lambda item: len(item[0]))
         cuts: list[list[EncodedExample]] = [[]]
         for item in pool:

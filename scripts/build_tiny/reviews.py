@@ -134,7 +134,9 @@ def proposal_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:
     return Example(messages=tuple(messages), parts=((pupil.attempt(problem, rng).solution, 1.0),))
 
 
-def _shown_attempts(problem: Problem, rng: random.Random, pupil: Pupil) -> tuple[dict[str, Attempt], list[str]]:
+def _shown_attempts(
+    problem: Problem, rng: random.Random, pupil: Pupil
+) -> tuple[dict[str, Attempt], list[str]]:
     """Attempts by letter, half of them right, and the prompt's blocks that show them."""
     count = rng.choice((2, 3, 4, 4, 4))
     attempts = {letter: pupil.attempt(problem, rng, sure=0.5) for letter in _LETTERS[:count]}
