@@ -63,7 +63,7 @@ def _pair(asked: Asked) -> Pair | None:
 
     finished = [answer for answer in asked.answers if answer.finished and answer.vote is not None]
     wrong = next((answer for answer in finished if not answer.right), None)
-    if wrong is None:
+    if wrong is None or asked.answer is None:
         return None
     own = next((answer for answer in finished if answer.right), None)
     if own is not None:
