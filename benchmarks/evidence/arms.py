@@ -6,7 +6,8 @@ and all that it reads as policy, judge and scorer, prompts in full. Learning rat
 
 The arms were fixed before their main runs, but not all at once: seeds 0 to 2 of ``r_sol`` and ``majority`` had been run
 on ``trap-70`` when smaller batches were tried there with seed 50, of ``r_sol`` (no better) and of ``preference`` (8
-conversations a step instead of 16), which stayed so. ``preference_alone`` and ``judged`` came with that.
+conversations a step instead of 16), which stayed so. ``preference_alone`` and ``judged`` came with that, as controls of
+``preference``; the contrast of ``judged`` with ``majority`` was named after their first two seeds had been seen.
 """
 
 from collections.abc import Mapping
@@ -127,6 +128,7 @@ CONTRASTS = (
     ("swap", "majority"),
     ("preference", "preference_alone"),
     ("preference", "judged"),
+    ("judged", "majority"),
     ("r_sol", "serl"),
     ("r_sol", "no_exchange"),
     ("critique", "critique_shuffled"),
