@@ -219,6 +219,10 @@ MADE_IN_FUNCTIONS = {
         "f\"<(/?)({'|'.join(names)})>\"",
     ): "a choice of fixed names, without repetition",
     (
+        "viva.judging.judge",
+        "f'<{field}>([^<]*+)</{field}>'",
+    ): "a fixed name on both sides of a possessive run without its first character",
+    (
         "viva.testing",
         r"'\\nYou are agent (\\d+)[,.] .*This is round (\\d+) of'",
     ): "reads one line of the package's own prompts, in tests",

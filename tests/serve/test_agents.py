@@ -236,7 +236,9 @@ def test_what_an_agent_pays_for_is_learned_and_chance_is_not(
     tmp_path: Path, model: str, is_shuffled: bool
 ) -> None:
     agent = tmp_path / "agent.py"
-    pay = "import random; print(random.random())" if is_shuffled else "print(share)"
+    # a coin by the sampled tokens, so that every run of the test is the same
+    coin = "import zlib; print(zlib.crc32(repr(tokens).encode()) % 2)"
+    pay = coin if is_shuffled else "print(share)"
     agent.write_text(
         AGENT
         + 'tokens = ask(problem["question"])["choices"][0]["token_ids"]\n'
@@ -246,13 +248,13 @@ def test_what_an_agent_pays_for_is_learned_and_chance_is_not(
     config = chz.replace(
         run_config(tmp_path, model, [sys.executable, str(agent)]),
         group_size=8,
-        batch_size=16,
-        max_steps=8,
-        learning_rate=2e-2,
+        batch_size=32,
+        max_steps=12,
+        learning_rate=2e-3,
     )
     assert asyncio.run(run_recipe(config)) is None
     shares = [float(line) for line in (tmp_path / "shares").read_text().splitlines()]
-    assert len(shares) == 8 * 16
+    assert len(shares) == 12 * 32
     gain = sum(shares[-32:]) / 32 - sum(shares[:32]) / 32
     assert gain < 0.15 if is_shuffled else gain > 0.25, gain
 

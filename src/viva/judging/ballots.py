@@ -21,10 +21,23 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 Item: TypeAlias = int | tuple[str, int]
 """A thing that is voted on: the solution of an agent (its id), or one of its solutions, as ``("revised", 0)``."""
+
+
+class Outcome(StrEnum):
+    """Verdict of one comparison. Compare with ``is``; every member is truthy."""
+
+    A = "A"
+    """The solution shown first is better."""
+    B = "B"
+    """The solution shown second is better."""
+    TIE = "Tie"
+    INVALID = "invalid"
+    """The judge's reply could not be read. Not a tie: it counts for nobody."""
 
 
 @dataclass(frozen=True, slots=True)

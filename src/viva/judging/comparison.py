@@ -8,12 +8,13 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.preference_envs import TournamentPattern
 
 from viva.conversation.protocol import quote
+from viva.judging.ballots import Outcome
+from viva.judging.label_ballots import LabelBallot
 
 JUDGE_SYSTEM_PROMPT = """\
 You compare two solutions of one problem: correctness first, then clarity.
@@ -24,18 +25,6 @@ VERDICT_PREFIX = '{"preference": "'
 """The text that the judge's reply is made to begin with in ``logprob`` mode; the next token is the verdict."""
 
 LABELS = ("A", "B", "Tie")
-
-
-class Outcome(StrEnum):
-    """Verdict of one comparison. Compare with ``is``; every member is truthy."""
-
-    A = "A"
-    """The solution shown first is better."""
-    B = "B"
-    """The solution shown second is better."""
-    TIE = "Tie"
-    INVALID = "invalid"
-    """The judge's reply could not be read. Not a tie: it counts for nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +50,29 @@ class Comparison:
     """Whether the judge said so; if not, both solutions have the same words, and the tie is a matter of course."""
     failure: str | None = None
     """Reason why the judge gave no reply; the comparison is invalid then."""
+
+
+def label_comparisons(ballots: Sequence[LabelBallot]) -> list[list[Comparison]]:
+    """The answers of each ballot as comparisons of items by number, for `judge_health`."""
+    found: list[list[Comparison]] = []
+    for ballot in ballots:
+        items = dict.fromkeys(item for answer in ballot.answers for item in (answer.first, answer.second))
+        numbers = {item: number for number, item in enumerate(items)}
+        found.append(
+            [
+                Comparison(
+                    first=numbers[answer.first],
+                    second=numbers[answer.second],
+                    outcome=answer.outcome,
+                    score=answer.score,
+                    probabilities=answer.probabilities,
+                    off_set_mass=answer.off_set_mass,
+                    was_asked=answer.was_asked,
+                )
+                for answer in ballot.answers
+            ]
+        )
+    return found
 
 
 def read_labels(

@@ -11,15 +11,17 @@ no vote, for one order alone would be that preference. The vote is a `SoftPrefer
 as a fraction. Nobody sampled it, so no token of a ballot earns anything.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from viva.conversation.records import ReplyStatus
-from viva.judging.ballots import Item, Vote, divided, pair_of
-from viva.judging.comparison import Comparison, Outcome
+from viva.judging.ballots import Item, Outcome, Vote, divided, pair_of
 from viva.judging.ranking import RankingReply
+
+if TYPE_CHECKING:
+    from viva.judging.comparison import Comparison
 
 
 class LabelAnswer(BaseModel):
@@ -40,7 +42,7 @@ class LabelAnswer(BaseModel):
     """Whether the policy was asked; if not, both solutions have the same words."""
 
     @classmethod
-    def of(cls, comparison: Comparison, first: Item, second: Item) -> "LabelAnswer":
+    def of(cls, comparison: "Comparison", first: Item, second: Item) -> "LabelAnswer":
         """A judge's comparison of two items."""
         return cls(
             first=first,
@@ -91,26 +93,3 @@ def label_ballot(answers: Iterable[LabelAnswer]) -> LabelBallot:
     return LabelBallot(
         preferences=tuple(votes), dropped={"invalid": missing} if missing else {}, answers=given
     )
-
-
-def label_comparisons(ballots: Sequence[LabelBallot]) -> list[list[Comparison]]:
-    """The answers of each ballot as comparisons of items by number, for `viva.judging.comparison.judge_health`."""
-    found: list[list[Comparison]] = []
-    for ballot in ballots:
-        items = dict.fromkeys(item for answer in ballot.answers for item in (answer.first, answer.second))
-        numbers = {item: number for number, item in enumerate(items)}
-        found.append(
-            [
-                Comparison(
-                    first=numbers[answer.first],
-                    second=numbers[answer.second],
-                    outcome=answer.outcome,
-                    score=answer.score,
-                    probabilities=answer.probabilities,
-                    off_set_mass=answer.off_set_mass,
-                    was_asked=answer.was_asked,
-                )
-                for answer in ballot.answers
-            ]
-        )
-    return found

@@ -27,9 +27,16 @@ from viva.conversation.records import Conversation, CritiqueReply, Revision, Tur
 from viva.judging.ballots import Ballots, Item, ballot_accuracy, ballot_health
 from viva.judging.base import Judge
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
-from viva.judging.comparison import Comparison, TournamentPattern, judge_accuracy, judge_health, same_words
+from viva.judging.comparison import (
+    Comparison,
+    TournamentPattern,
+    judge_accuracy,
+    judge_health,
+    label_comparisons,
+    same_words,
+)
 from viva.judging.judge import JudgeOptions
-from viva.judging.label_ballots import LabelBallot, label_comparisons
+from viva.judging.label_ballots import LabelBallot
 from viva.judging.ranking import RankingReply
 from viva.rewards.base import (
     Earnings,

@@ -6,17 +6,19 @@ nothing moves any more is seen to hang.
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.protocol import Protocol, Round, View, counted
-from viva.conversation.records import Conversation, ReplyStatus
+from viva.conversation.records import Conversation, ReplyStatus, Turn
+from viva.judging.ballots import Outcome
+from viva.judging.label_ballots import LabelAnswer, LabelBallot, label_ballot
 from viva.selfplay.controls import scripted_reply
 from viva.selfplay.critique import critique_protocol
-from viva.selfplay.label_votes import scripted_ballot
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.selfplay.user_code import is_target, load_target
 
@@ -147,7 +149,7 @@ async def _play(
             await coordinator.fail(agent_id, "the policy call failed")
             continue
         if segment.votes_on is not None:  # not written, so it cannot be silent or malformed
-            ballot, prompt = scripted_ballot(coordinator.protocol, _QUESTION, turns, view, lane)
+            ballot, prompt = _scripted_ballot(coordinator.protocol, _QUESTION, turns, view, lane)
             if not coordinator.is_out(agent_id, lane):
                 await coordinator.submit_response(
                     agent_id, ballot, lane=lane, prompt=prompt, status=ballot.status
@@ -261,3 +263,19 @@ def _case(protocol: Protocol, run: DryRun) -> Iterator[str]:
     for stream, counts in run.earners(protocol).items():
         earners = ", ".join(f"agent {agent_id} ({count})" for agent_id, count in sorted(counts.items()))
         yield f"    {stream}: {earners or 'nobody'}"
+
+
+def _scripted_ballot(
+    protocol: Protocol, question: str, turns: Sequence[Turn], view: View, lane: int = 0
+) -> tuple[LabelBallot, str]:
+    """The ballot of an agent that prefers what is named first, and all it was asked."""
+    texts = protocol.voted_on(turns, view, lane)
+    items = list(texts)
+    answers: list[LabelAnswer] = []
+    prompts: list[str] = []
+    for one, other in permutations(range(len(items)), 2):
+        first, second = items[one], items[other]
+        score, outcome = (-1.0, Outcome.A) if one < other else (1.0, Outcome.B)
+        prompts.append(protocol.pair_prompt(question, texts[first], texts[second], view, lane))
+        answers.append(LabelAnswer(first=first, second=second, outcome=outcome, score=score))
+    return label_ballot(answers), "\n\n".join(prompts)

@@ -51,19 +51,3 @@ async def vote_by_labels(
         for each, (one, other) in zip(found, orders, strict=True)
     )
     return label_ballot(answers), "\n\n".join(each.prompt for each in found if each.was_asked)
-
-
-def scripted_ballot(
-    protocol: Protocol, question: str, turns: Sequence[Turn], view: View, lane: int = 0
-) -> tuple[LabelBallot, str]:
-    """The ballot of an agent that prefers what is named first, and all it was asked; see `vote_by_labels`."""
-    texts = protocol.voted_on(turns, view, lane)
-    items = list(texts)
-    answers: list[LabelAnswer] = []
-    prompts: list[str] = []
-    for one, other in permutations(range(len(items)), 2):
-        first, second = items[one], items[other]
-        score, outcome = (-1.0, Outcome.A) if one < other else (1.0, Outcome.B)
-        prompts.append(protocol.pair_prompt(question, texts[first], texts[second], view, lane))
-        answers.append(LabelAnswer(first=first, second=second, outcome=outcome, score=score))
-    return label_ballot(answers), "\n\n".join(prompts)

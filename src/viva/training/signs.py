@@ -37,8 +37,8 @@ from viva.judging.ballots import (
     sides_of,
 )
 from viva.judging.bradley_terry import rank_correlation
-from viva.judging.comparison import Outcome, pair_flips
-from viva.judging.label_ballots import LabelBallot, label_comparisons
+from viva.judging.comparison import Outcome, label_comparisons, pair_flips
+from viva.judging.label_ballots import LabelBallot
 from viva.judging.ranking import RankingReply
 from viva.judging.records import ComparisonRecord, ConversationRecord
 
