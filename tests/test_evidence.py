@@ -163,6 +163,12 @@ def test_the_page_shows_what_the_ledger_holds():
     assert run.PAGE.read_text(encoding="utf-8") == run.page()
 
 
+def test_a_bed_without_its_policy_says_how_to_make_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(beds, "RARE_POLICY", tmp_path / "rare_policy")
+    with pytest.raises(SystemExit, match=r"rare-5 has no policy yet: .*raise_policy\.py rare output="):
+        run.main(["beds=rare-5", f"folder={tmp_path}"])
+
+
 @pytest.mark.slow
 def test_a_cell_of_two_steps_is_a_line_of_the_ledger(tmp_path, monkeypatch):
     bed = bed_named("steps")

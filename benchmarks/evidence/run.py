@@ -169,6 +169,12 @@ def main(argv: Sequence[str]) -> None:
         )
     if unknown := sorted(set(arms) - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
+    if missing := [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).is_dir()]:
+        policy = Path(missing[0].model).name.removesuffix("_policy")
+        sys.exit(
+            f"the bed {missing[0].name} has no policy yet: {missing[0].model} is not there; make it with "
+            f"python benchmarks/evidence/raise_policy.py {policy} output={missing[0].model}"
+        )
     for bed in beds:
         run_untrained(bed, folder)
     done = 0
