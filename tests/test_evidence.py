@@ -4,12 +4,13 @@ import random
 
 import numpy as np
 import pytest
+from _intervals import mean_interval
 from evidence import beds, run
 from evidence import cell as cells
 from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
-from evidence.tables import arm_table, contrast, contrast_table, holm, interval
+from evidence.tables import arm_table, contrast, contrast_table, holm
 from scipy import stats
 
 from viva.tiny.tasks import answer_of, worked_solution
@@ -119,7 +120,7 @@ def test_a_contrast_needs_two_seeds_and_the_same_arm_differs_by_nothing():
 
 
 def test_an_interval_of_one_seed_has_no_width():
-    assert interval([3.0]) == (3.0, 3.0, 3.0)
+    assert mean_interval([3.0]) == (3.0, 3.0, 3.0)
 
 
 def test_tables_name_arms_and_leave_out_what_was_not_run():

@@ -51,7 +51,28 @@ _CRITIC_KEEPS = 0.9
 _RIGHT_WHEN_HINTED = 0.5
 
 
-class TrappedPupil(Pupil):
+class _TwoStepPupil(Pupil):
+    """A pupil of problems half of which have two steps (`beds.is_trap`).
+
+    Args:
+        trapped: Share of its wrong solutions of those that lack the second one.
+    """
+
+    def __init__(self, *, trapped: float) -> None:
+        self.trapped = trapped
+
+    def problem(self, rng: random.Random) -> Problem:
+        """A problem, half of them of two steps."""
+        return trap_problem(rng)
+
+    def wrong(self, problem: Problem, rng: random.Random) -> str:
+        """A wrong solution, see the class."""
+        if is_trap(problem) and rng.random() < self.trapped:
+            return trap_solution(problem)
+        return wrong_solution(problem, rng)
+
+
+class TrappedPupil(_TwoStepPupil):
     """The pupil of the trap, see the module.
 
     Args:
@@ -60,24 +81,14 @@ class TrappedPupil(Pupil):
     """
 
     def __init__(self, *, right: float, trapped: float) -> None:
+        super().__init__(trapped=trapped)
         self.right = right
-        self.trapped = trapped
-
-    def problem(self, rng: random.Random) -> Problem:
-        """A problem; half of them are in the trap."""
-        return trap_problem(rng)
 
     def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
         """An attempt; by default mostly wrong on the trap's problems."""
         if sure is None and is_trap(problem):
             sure = self.right
         return super().attempt(problem, rng, sure=sure)
-
-    def wrong(self, problem: Problem, rng: random.Random) -> str:
-        """A wrong solution: mostly the trap's, where there is one."""
-        if is_trap(problem) and rng.random() < self.trapped:
-            return trap_solution(problem)
-        return wrong_solution(problem, rng)
 
     def critic(self, problem: Problem, rng: random.Random) -> Attempt:
         """A critic's attempt: the trap's where it is blind."""
@@ -90,24 +101,17 @@ class TrappedPupil(Pupil):
         return trap_solution(problem) if is_blind(problem) else worked_solution(problem)
 
 
-class RarePupil(Pupil):
+class RarePupil(_TwoStepPupil):
     """The pupil of rare successes, see the module."""
 
-    def problem(self, rng: random.Random) -> Problem:
-        """A problem, half of them of two steps."""
-        return trap_problem(rng)
+    def __init__(self) -> None:
+        super().__init__(trapped=0.5)
 
     def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
         """An attempt; by default as often right as the problem's level says."""
         if sure is None:
             sure = next(level for level, kinds in LEVELS.items() if problem.kind in kinds) / 100
         return super().attempt(problem, rng, sure=sure)
-
-    def wrong(self, problem: Problem, rng: random.Random) -> str:
-        """A wrong solution: in half of the problems of two steps, without the second one."""
-        if is_trap(problem) and rng.random() < 0.5:
-            return trap_solution(problem)
-        return wrong_solution(problem, rng)
 
 
 def hinted_example(rng: random.Random, pupil: Pupil = PLAIN) -> Example:

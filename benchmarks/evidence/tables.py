@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from _intervals import mean_interval
 from scipy import stats
 
 FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}
@@ -35,15 +36,6 @@ def matrix(cells: Sequence[Cell], figure: str) -> np.ndarray:
     return np.array([cell["problems"][figure] for cell in cells], dtype=float)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % interval of Student's t; without width for a single value."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, mean, mean
-    half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
-    return mean, mean - half, mean + half
-
-
 def contrast(
     first: str, second: str, cells: Sequence[Cell], figure: str, *, resamples: int = 4000
 ) -> Contrast | None:
@@ -55,7 +47,7 @@ def contrast(
     left, right = (matrix([by_arm[arm][seed] for seed in seeds], figure) for arm in (first, second))
     change = left - right
     by_seed = change.mean(axis=1)
-    mean, low, high = interval(by_seed.tolist())
+    mean, low, high = mean_interval(by_seed.tolist())
     rng = np.random.default_rng(0)
     draws = [
         change[
@@ -100,7 +92,7 @@ def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str,
             continue
         figures = []
         for figure in FIGURES:
-            mean, low, high = interval(matrix(found, figure).mean(axis=1).tolist())
+            mean, low, high = mean_interval(matrix(found, figure).mean(axis=1).tolist())
             figures.append(f"{mean:.1f} ({low:.1f} to {high:.1f})" if len(found) > 1 else f"{mean:.1f}")
         tokens = [np.mean([cell["tokens"][name] for cell in found]) / 1000 for name in ("sampled", "total")]
         rates = sorted({f"{cell['learning_rate']:g}" for cell in found})
