@@ -7,10 +7,10 @@ import pytest
 from _intervals import mean_interval
 from evidence import beds, run
 from evidence import cell as cells
-from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY
+from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
-from evidence.tables import arm_table, contrast, contrast_table, holm
+from evidence.tables import arm_table, contrast, contrast_table, holm, judge_table
 from scipy import stats
 
 from viva.tiny.tasks import answer_of, worked_solution
@@ -158,6 +158,45 @@ def test_finished_cells_are_not_run_again(tmp_path, monkeypatch):
     assert not run.run_one(bed_named("steps"), "r_sol", 0, tmp_path)
     assert run.run_one(bed_named("steps"), "r_sol", 1, tmp_path)
     assert ran == [("r_sol", 1)]
+
+
+def test_a_prolonged_run_has_the_learning_rate_of_the_arm_that_it_prolongs_and_ten_times_its_steps(
+    tmp_path, monkeypatch
+):
+    tried = [cell("judged", THROWN_AWAY, [100], learning_rate=rate) for rate in LEARNING_RATES]
+    monkeypatch.setattr(run, "read_ledger", lambda: tried[:1])
+    ran = []
+    monkeypatch.setattr(
+        run, "_run", lambda bed, arm, seed, rate, folder: ran.append((arm, seed, rate)) or True
+    )
+    assert run.run_one(bed_named("steps"), "long_ema", 3, tmp_path)
+    monkeypatch.setattr(run, "read_ledger", lambda: tried)
+    assert run.run_one(bed_named("steps"), "long_ema", 3, tmp_path)
+    assert ran == [("judged", THROWN_AWAY, max(LEARNING_RATES)), ("long_ema", 3, min(LEARNING_RATES))]
+    monkeypatch.setattr(cells, "train", lambda *_: None)
+    monkeypatch.setattr(cells, "tokens_of", lambda _: {"total": TOTAL_TOKENS // 4})
+    steps = {
+        arm: cells.steps_within(bed_named("steps"), arm, tmp_path, seed=0) for arm in ("judged", "long_ema")
+    }
+    assert steps == {"judged": 8, "long_ema": 80}
+
+
+def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
+    curve = {
+        "correct": [place // 2 / 10 for place in range(20)],
+        "judge/accuracy": [None, 0.9] * 9 + [None] * 2,
+    }
+    found = [cell("long_ema", seed, [0, 100], curve=curve) for seed in range(2)]
+    row = judge_table(found, {"long_ema": "average", "long_every": "some"}).splitlines()[-1]
+    assert row == "| average | 2 | 90, 90, 90, ? | 0, 10, 40, 90 | 50.0 (50.0 to 50.0) |"
+    assert judge_table([], {"long_ema": "average"}) == ""
+
+
+def test_the_groups_of_a_bed_are_written_apart(tmp_path):
+    run.main(["problems", "trap-70", str(tmp_path)])
+    lines = {path.stem: path.read_text().splitlines() for path in tmp_path.iterdir()}
+    assert sorted(lines["plain"] + lines["seen"] + lines["unseen"]) == sorted(lines["trap-70"])
+    assert len(lines["seen"]) / (len(lines["seen"]) + len(lines["unseen"])) == pytest.approx(0.7, abs=0.02)
 
 
 def test_the_page_shows_what_the_ledger_holds():

@@ -8,6 +8,9 @@ The arms were fixed before their main runs, but not all at once: seeds 0 to 2 of
 on ``trap-70`` when smaller batches were tried there with seed 50, of ``r_sol`` (no better) and of ``preference`` (8
 conversations a step instead of 16), which stayed so. ``preference_alone`` and ``judged`` came with that, as controls of
 ``preference``; the contrast of ``judged`` with ``majority`` was named after their first two seeds had been seen.
+``r_sol_labels``, ``preference_initial``, ``judged_initial`` and ``judged_better`` were named when ``judged`` had ten
+seeds, ``preference`` five and ``r_sol`` three: the mechanism that had helped, given to a conversation, and judges that
+do not change. The runs of ten budgets (`LONG_ARMS`) came with them.
 """
 
 from collections.abc import Mapping
@@ -23,6 +26,7 @@ RARE_TOKENS = 200_000
 LEARNING_RATES = (7e-4, 2e-3)
 THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
+TIMES_LONGER = 10
 
 COMMON: Mapping[str, object] = {
     "lora_rank": 16,
@@ -55,6 +59,8 @@ class Arm:
     text: str
     steps_of: str | None = None
     """Another arm, of whose steps this one has as many, instead of as many tokens."""
+    prolongs: str | None = None
+    """Another arm, whose learning rate this one has, and `TIMES_LONGER` as many steps. Its curve is kept."""
 
 
 def _samples(text: str, **options: object) -> Arm:
@@ -69,6 +75,11 @@ def _preference(text: str, **options: object) -> Arm:
     return Arm(recipe="conversation_preference_rl", options=_PREFERENCE | options, text=text)
 
 
+def _judged(text: str, judge: str, *, prolongs: str | None = None) -> Arm:
+    reward = {"reward": f"{Path(__file__).parent / 'rewards.py'}:{judge}"}
+    return Arm(recipe="math_efficiency", options=_SAMPLES | reward, text=text, prolongs=prolongs)
+
+
 ARMS: Mapping[str, Arm] = {
     "answers": _samples("true answers, plain samples: the ceiling", reward="answers"),
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
@@ -80,9 +91,16 @@ ARMS: Mapping[str, Arm] = {
     "preference_alone": _preference(
         "the same without the conversation: nobody sees others' turns", control="no_exchange"
     ),
-    "judged": _samples(
-        "plain samples, compared by the policy as judge: SERL without its control of length",
-        reward=f"{Path(__file__).parent / 'rewards.py'}:JUDGED",
+    "judged": _judged(
+        "plain samples, compared by the policy as judge: SERL without its control of length", "CURRENT"
+    ),
+    "judged_initial": _judged("the same, the judge is the policy at the start", "INITIAL"),
+    "judged_better": _judged("the same, the judge is a better model", "BETTER"),
+    "preference_initial": _preference(
+        "conversation preference RL, the judge is the policy at the start", judge_policy="initial"
+    ),
+    "r_sol_labels": _critique(
+        "critique self-play, r_sol alone, votes by label probability", reward="r_sol", ballots="labels"
     ),
     "swap": _samples(
         "final solutions of critique self-play, paid by its own scores, trained into the bare question",
@@ -117,9 +135,16 @@ ARMS: Mapping[str, Arm] = {
         text="the plain samples of `hint` alone: as many steps, half the samples",
         steps_of="hint",
     ),
+    "long_current": _judged("the policy as it is", "CURRENT", prolongs="judged"),
+    "long_initial": _judged("the policy at the start", "INITIAL", prolongs="judged"),
+    "long_every": _judged("the policy of every 10th step", "EVERY", prolongs="judged"),
+    "long_ema": _judged("the policy's moving average (0.9)", "EMA", prolongs="judged"),
+    "long_better": _judged("a better model", "BETTER", prolongs="judged"),
 }
 RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
 """Arms of the beds of rare successes."""
+LONG_ARMS = tuple(name for name, arm in ARMS.items() if arm.prolongs is not None)
+"""Judges that are followed for ten budgets."""
 
 CONTRASTS = (
     ("r_sol", "majority"),
@@ -129,6 +154,12 @@ CONTRASTS = (
     ("preference", "preference_alone"),
     ("preference", "judged"),
     ("judged", "majority"),
+    ("judged_initial", "judged"),
+    ("judged_better", "judged"),
+    ("preference_initial", "preference"),
+    ("preference_initial", "majority"),
+    ("r_sol_labels", "r_sol"),
+    ("r_sol_labels", "majority"),
     ("r_sol", "serl"),
     ("r_sol", "no_exchange"),
     ("critique", "critique_shuffled"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import viva
-from evidence.arms import ARMS, COMMON, RARE_TOKENS, TOTAL_TOKENS
+from evidence.arms import ARMS, COMMON, RARE_TOKENS, TIMES_LONGER, TOTAL_TOKENS
 from evidence.beds import Bed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
@@ -15,6 +15,8 @@ from viva.training.data import PromptItem
 
 NUM_SAMPLES = 8
 _PROBE_STEPS = 2
+CURVE = ("correct", "judge/accuracy", "judge/position_bias")
+"""Metrics of every step that are kept of a prolonged run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,8 @@ def train(bed: Bed, arm: str, seed: int, settings: Settings, folder: Path) -> vi
 
 def steps_within(bed: Bed, arm: str, folder: Path, *, seed: int) -> int:
     """Steps of an arm that take about as many tokens as the bed allows, from two steps of it."""
+    if ARMS[arm].prolongs is not None:
+        return TIMES_LONGER * steps_within(bed, ARMS[arm].prolongs, folder, seed=seed)
     budget = TOTAL_TOKENS if bed.level is None else RARE_TOKENS
     arm = ARMS[arm].steps_of or arm
     run = train(bed, arm, seed, Settings(learning_rate=1e-5, steps=_PROBE_STEPS), folder)
@@ -120,5 +124,10 @@ def cell(
         "last": {name: round(float(last[name]), 4) for name in watched if name in last.index},
         "problems": measure(str(run.path), items_of(bed, validation=validation)),
     }
+    if ARMS[arm].prolongs is not None:
+        line["curve"] = {
+            name: [None if value != value else round(float(value), 3) for value in run.metrics[name]]
+            for name in CURVE
+        }
     shutil.rmtree(folder)
     return line

@@ -166,6 +166,23 @@ TRAP = (
         },
     ),
 )
+CRITICS = (
+    *TRAP,
+    Phase(
+        name="critics",
+        steps=500,
+        pupil=TrappedPupil(right=0.15, trapped=0.95),
+        shares={
+            direct_example: 0.14,
+            conversation_example: 0.02,
+            judgement_example: 0.1,
+            proposal_example: 0.06,
+            ranking_example: 0.22,
+            critique_example: 0.32,
+            revision_example: 0.14,
+        },
+    ),
+)
 _RARE_SHARES: Mapping[Generator, float] = {
     direct_example: 0.55,
     hinted_example: 0.3,
@@ -177,7 +194,7 @@ RARE = (
     Phase(name="rare", steps=300, pupil=RarePupil(), shares=_RARE_SHARES),
     Phase(name="rare 2", steps=400, pupil=RarePupil(), shares=_RARE_SHARES),
 )
-POLICIES = {"trap": TRAP, "rare": RARE}
+POLICIES = {"trap": TRAP, "critics": CRITICS, "rare": RARE}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -4,6 +4,7 @@
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
     python benchmarks/evidence/run.py beds=rare-1,rare-5,rare-20,rare-57 arms=answers,group_32,hint,hint_iid seeds=3
     python benchmarks/evidence/run.py tables                       # into README.md, from the ledger; nothing is run
+    python benchmarks/evidence/run.py problems trap-50 FOLDER      # test problems as files, those of each group apart
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
 eight times at temperature 1. A finished cell is one line of ``benchmarks/evidence/cells.jsonl`` and is never run again;
@@ -26,9 +27,18 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, RARE_ARMS, RARE_CONTRASTS, THROWN_AWAY
-from evidence.beds import BEDS, Bed, bed_named, is_blind, is_trap
-from evidence.tables import Cell, arm_table, contrast_table, group_table, signal_table
+from evidence.arms import (
+    ARMS,
+    CONTRASTS,
+    LEARNING_RATES,
+    LONG_ARMS,
+    RARE_ARMS,
+    RARE_CONTRASTS,
+    THROWN_AWAY,
+)
+from evidence.beds import BEDS, Bed, bed_named, is_blind, is_trap, write_problems
+from evidence.tables import Cell, arm_table, contrast_table, group_table, judge_table, signal_table
+from viva.tiny.tasks import Problem
 
 LEDGER = Path(__file__).parent / "cells.jsonl"
 PAGE = Path(__file__).parent / "README.md"
@@ -77,13 +87,14 @@ def wanted(beds: Sequence[str], arms: Sequence[str], num_seeds: int) -> Iterator
 def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
     """Run one cell, or what its learning rate still lacks; whether anything was run."""
     cells = read_ledger()
-    rate = rate_of(cells, bed.name, arm)
+    tuned = ARMS[arm].prolongs or arm
+    rate = rate_of(cells, bed.name, tuned)
     if rate is not None:
         is_done = any((each["bed"], each["arm"], each["seed"]) == (bed.name, arm, seed) for each in cells)
         return not is_done and _run(bed, arm, seed, rate, folder)
-    key = (bed.name, arm, THROWN_AWAY)
+    key = (bed.name, tuned, THROWN_AWAY)
     tried = {each["learning_rate"] for each in cells if (each["bed"], each["arm"], each["seed"]) == key}
-    return any(_run(bed, arm, THROWN_AWAY, each, folder) for each in LEARNING_RATES if each not in tried)
+    return any(_run(bed, tuned, THROWN_AWAY, each, folder) for each in LEARNING_RATES if each not in tried)
 
 
 def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
@@ -134,17 +145,31 @@ def tables(beds: Sequence[str]) -> str:
             continue
         problems = bed_named(name).problems("test")
         parts.append(f"### `{name}`: {len(problems)} test problems")
-        parts.append(arm_table(cells, untrained, {arm: ARMS[arm].text for arm in ARMS}))
+        texts = {arm: ARMS[arm].text for arm in ARMS if arm not in LONG_ARMS}
+        parts.append(arm_table(cells, untrained, texts))
         is_rare = bed_named(name).level is not None
         parts.append(contrast_table(cells, RARE_CONTRASTS if is_rare else CONTRASTS))
         if is_rare:
             parts.append(signal_table(cells, RARE_ARMS))
         if bed_named(name).dial is not None:
-            groups = [
-                "unseen" if is_blind(each) else "seen" if is_trap(each) else "plain" for each in problems
-            ]
-            parts.append(group_table(cells, untrained, groups, list(ARMS)))
+            groups = [group_of(each) for each in problems]
+            parts.append(group_table(cells, untrained, groups, list(texts)))
+        parts.append(judge_table(cells, {arm: ARMS[arm].text for arm in LONG_ARMS}))
     return "\n\n".join(part for part in parts if part)
+
+
+def group_of(problem: Problem) -> str:
+    """Of a bed with a trap: ``plain``; in the trap, ``seen`` by critics or ``unseen``."""
+    return "unseen" if is_blind(problem) else "seen" if is_trap(problem) else "plain"
+
+
+def write_groups(bed: Bed, folder: Path) -> None:
+    """Write the test problems of a bed, and those of each group, as files for ``viva screen`` and ``viva eval``."""
+    problems = bed.problems("test")
+    write_problems(folder / f"{bed.name}.jsonl", problems)
+    if bed.dial is not None:
+        for name in ("plain", "seen", "unseen"):
+            write_problems(folder / f"{name}.jsonl", [each for each in problems if group_of(each) == name])
 
 
 def page() -> str:
@@ -157,6 +182,9 @@ def main(argv: Sequence[str]) -> None:
     """Run what is missing and print the tables."""
     if list(argv) == ["tables"]:
         PAGE.write_text(page(), encoding="utf-8")
+        return
+    if argv[:1] == ["problems"] and len(argv) == 3:
+        write_groups(bed_named(argv[1]), Path(argv[2]))
         return
     given = dict(argument.split("=", 1) for argument in argv)
     beds = [bed_named(name) for name in given.pop("beds", ",".join(MAIN_BEDS)).split(",")]

@@ -5,6 +5,7 @@ draws problems and seeds with replacement, together, so that it is clustered by 
 test, with Holm's correction over the contrasts of a bed (Holm, 1979).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from scipy import stats
 
 FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}
 Cell = Mapping[str, object]
+_FOLLOWED = {
+    "judge is right, tenths 1, 2, 5, 10 of the run": "judge/accuracy",
+    "samples right (T = 1), the same tenths": "correct",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +157,38 @@ def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
                 [f"`{arm}`", ", ".join("never" if each is None else f"{each / 1000:.1f}" for each in found)]
             )
     return _markdown(rows)
+
+
+def judge_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
+    """One row a judge that was followed: its accuracy and that of the samples, by tenth of the run; empty without one.
+
+    A step at which no pair of a right and a wrong answer was compared says nothing of the judge.
+    """
+    rows = [["judge", "seeds", *_FOLLOWED, "temperature 0 at the end"]]
+    rows.append(["---"] * len(rows[0]))
+    for arm, text in texts.items():
+        found = [cell for cell in cells if cell["arm"] == arm]
+        if not found:
+            continue
+        tenths = {
+            name: np.array([_tenths(cell["curve"][name]) for cell in found]) for name in _FOLLOWED.values()
+        }
+        own = [", ".join(_per_cent(values[:, place]) for place in (0, 1, 4, 9)) for values in tenths.values()]
+        mean, low, high = mean_interval(matrix(found, "greedy").mean(axis=1).tolist())
+        rows.append([text, str(len(found)), *own, f"{mean:.1f} ({low:.1f} to {high:.1f})"])
+    return _markdown(rows) if len(rows) > 2 else ""
+
+
+def _per_cent(shares: np.ndarray) -> str:
+    """The mean of those that were measured."""
+    known = shares[np.isfinite(shares)]
+    return f"{100 * known.mean():.0f}" if known.size else "?"
+
+
+def _tenths(values: Sequence[float | None]) -> list[float]:
+    """Means of the tenths of a curve; nan where nothing was measured."""
+    parts = np.array_split(np.array(values, dtype=float), 10)
+    return [float(np.nanmean(part)) if np.isfinite(part).any() else math.nan for part in parts]
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
