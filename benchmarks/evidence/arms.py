@@ -8,9 +8,10 @@ The arms were fixed before their main runs, but not all at once: seeds 0 to 2 of
 on ``trap-70`` when smaller batches were tried there with seed 50, of ``r_sol`` (no better) and of ``preference`` (8
 conversations a step instead of 16), which stayed so. ``preference_alone`` and ``judged`` came with that, as controls of
 ``preference``; the contrast of ``judged`` with ``majority`` was named after their first two seeds had been seen.
-``r_sol_labels``, ``preference_initial``, ``judged_initial`` and ``judged_better`` were named when ``judged`` had ten
-seeds, ``preference`` five and ``r_sol`` three: the mechanism that had helped, given to a conversation, and judges that
-do not change. The runs of ten budgets (`LONG_ARMS`) came with them.
+``r_sol_labels``, ``swap_majority``, ``preference_initial``, ``judged_initial`` and ``judged_better`` were named when
+``judged`` had ten seeds, ``preference`` five and ``r_sol`` three: the mechanism that had helped, given to a
+conversation, a conversation's votes as labels of the bare question, and judges that do not change. The runs of ten
+budgets (`LONG_ARMS`) and the beds ``critics-D`` came with them.
 """
 
 from collections.abc import Mapping
@@ -111,6 +112,15 @@ ARMS: Mapping[str, Arm] = {
         batch_size=32,
         estimator="shaped",
     ),
+    "swap_majority": _samples(
+        "the same, paid by the majority of the final solutions",
+        strategies=["conversation"],
+        conversation="critique",
+        conversation_reward="majority",
+        num_agents=4,
+        batch_size=32,
+        estimator="shaped",
+    ),
     "no_exchange": _critique(
         "critique self-play, r_sol alone, nobody reads critiques", reward="r_sol", control="no_exchange"
     ),
@@ -151,6 +161,7 @@ CONTRASTS = (
     ("critique", "majority"),
     ("preference", "majority"),
     ("swap", "majority"),
+    ("swap_majority", "majority"),
     ("preference", "preference_alone"),
     ("preference", "judged"),
     ("judged", "majority"),

@@ -5,7 +5,10 @@ its most frequent answer is right on most problems, so voting can only help it.
 
 ``trap-D`` with D = 50, 60, 70 or 80: the policy of ``raise_policy.py``, whose most frequent answer is wrong on
 half of the problems (those of two steps: it forgets the second one), while as critic or judge it sees the fault on D %
-of these: where the forgotten number is large. The dial lies in the problems; the policy is the same.
+of these: where the forgotten number is large. The dial lies in the problems; the policy is the same. Its judge and its
+votes see, its critiques hardly do.
+
+``critics-D``: the same problems for a policy that was raised on from that one, and whose critiques see, too.
 
 ``rare-P`` with P = 1, 5, 20 or 57: kinds of problem that a policy of ``raise_policy.py`` solves about P times of 100,
 and half of the time behind the instruction `HINT`. The bed of the context swap.
@@ -31,6 +34,7 @@ Part = Literal["train", "test"]
 
 TRAP_POLICY = Path(__file__).parent / "trap_policy"
 """Weights that ``raise_policy.py`` wrote."""
+CRITICS_POLICY = Path(__file__).parent / "critics_policy"
 TRAP_KINDS = ("add_sub", "mul_add", "mul_sub")
 """Kinds of problem on which the policy of the trap mostly forgets the second step."""
 LARGEST_UNSEEN = 5
@@ -41,7 +45,12 @@ HINT = "Do every step, one after the other."
 """The instruction under which the policy of rare successes is right more often."""
 LEVELS = {1: ("mul_add",), 5: ("mul_sub",), 20: ("add_sub",), 57: ("add", "sub")}
 """By per cent of success, the kinds of problem."""
-BEDS = ("steps", *(f"trap-{dial}" for dial in DIALS), *(f"rare-{level}" for level in LEVELS))
+_TRAPS = {"trap": TRAP_POLICY, "critics": CRITICS_POLICY}
+BEDS = (
+    "steps",
+    *(f"{trap}-{dial}" for trap in _TRAPS for dial in DIALS),
+    *(f"rare-{level}" for level in LEVELS),
+)
 
 _RANGES = {
     "add": (range(3, 20), range(2, 10)),
@@ -123,9 +132,10 @@ def bed_named(name: str) -> Bed:
     """
     if name == "steps":
         return Bed(name=name, model="tiny")
-    for dial in DIALS:
-        if name == f"trap-{dial}":
-            return Bed(name=name, model=str(TRAP_POLICY), dial=dial)
+    for trap, policy in _TRAPS.items():
+        for dial in DIALS:
+            if name == f"{trap}-{dial}":
+                return Bed(name=name, model=str(policy), dial=dial)
     for level in LEVELS:
         if name == f"rare-{level}":
             return Bed(name=name, model=str(RARE_POLICY), level=level)

@@ -101,6 +101,16 @@ async def test_the_environment_shows_the_hint_to_the_sampler_only_and_counts_wha
     assert (cut.reward, cut.metrics) == (0, {"correct": 0, "truncated": 1, "leak": 1})
 
 
+class Seats:
+    """One policy for all seats."""
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    def seat(self, **place):
+        return self.policy
+
+
 # the options
 
 
@@ -162,6 +172,18 @@ def problems(tmp_path_factory):
             "every problem needs a known answer",
         ),
         ({"train_prompts": ["no answer"]}, "every problem needs a known answer; 1 of 5 have none"),
+        (
+            {"strategies": ["conversation"], "conversation_reward": "majorty"},
+            "Did you mean 'majority'",
+        ),
+        (
+            {"strategies": ["conversation"], "conversation_reward": "answers"},
+            "conversation_reward=answers asks the known answer; give verifier, own",
+        ),
+        (
+            {"strategies": ["conversation"], "conversation_reward": "peer_prediction"},
+            "conversation_reward=peer_prediction asks a scorer",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_what_is_allowed(problems, options, message):
@@ -239,11 +261,7 @@ async def test_a_group_of_plain_samples_is_paid_by_its_reward(name, rewards):
     asked = iter(texts)
     policy = ScriptedPolicy(renderer=renderer, script=lambda prompt, call: next(asked))
 
-    class Seats:
-        def seat(self, **place):
-            return policy
-
-    group = (await run_group(builder, Seats(), max_retries=0)).group
+    group = (await run_group(builder, Seats(policy), max_retries=0)).group
     found = group.get_total_rewards()
     right = [
         each["correct"]
@@ -287,6 +305,37 @@ async def test_every_strategy_makes_a_group_that_is_trained_on_the_bare_question
     assert len(judges) == 1  # conversations alone need one
     assert task.verify("The answer is 72.") > 0.9
     assert task.verify("The answer is 27.") == 0
+
+
+async def test_a_conversation_can_be_paid_by_a_reward_that_is_named():
+    options = Config(
+        strategies=["conversation"],
+        conversation="round_robin",
+        conversation_reward="majority",
+        max_rounds=1,
+        num_agents=3,
+    )
+    renderer = tiny_renderer()
+    task = Task(
+        item=PromptItem(question="What is 8 x 9?", answer="72"),
+        seed=1,
+        renderer=renderer,
+        reward=EfficientReward(answer="72", token_budget=100),
+        group_size=3,
+        policy=PolicyRef(),
+        judge=lambda: PolicySelfComparisonJudge(PolicyRef(), renderer),
+        options=options,
+    )
+    answers = iter((17, 72, 17))
+
+    def reply(prompt, call):
+        del prompt, call
+        number = next(answers)
+        return json.dumps({"reflection": "x", "evaluation": "y", "solution": f"The answer is {number}."})
+
+    policy = ScriptedPolicy(renderer=renderer, script=reply)
+    outcome = await run_group(find_strategies(["conversation"])["conversation"](task), Seats(policy))
+    assert outcome.group.get_total_rewards() == [1, 0, 1]  # though 72 is right
 
 
 def test_the_example_of_a_sixth_strategy_is_short():

@@ -111,8 +111,10 @@ class Config(AskedConfig):
     conversation: Literal["critique", "round_robin"] = chz.field(
         default="critique", doc="conversation: which"
     )
-    conversation_reward: Literal["verifier", "own"] = chz.field(
-        default="verifier", doc="conversation: by the known answer, or by what the agents say of one another"
+    conversation_reward: str = chz.field(
+        default="verifier",
+        doc="conversation: by the known answer (verifier), by what the agents say of one another (own), or a reward "
+        "of the conversation that asks no other model, such as majority",
     )
     max_rounds: int = chz.field(default=2, doc="conversation=round_robin: rounds")
 
@@ -167,8 +169,14 @@ class Config(AskedConfig):
         return reward
 
     def game(self) -> Game:
-        """The protocol and reward of the strategy ``conversation``."""
+        """The protocol and reward of the strategy ``conversation``.
+
+        Raises:
+            ValueError: If there is no such reward, or it does not go with the conversation.
+        """
+        from viva.recipes.reward import reward_named
         from viva.rewards import peer_review, tournament
+        from viva.rewards.solutions import SolutionReward
         from viva.selfplay.critique import critique_protocol
         from viva.selfplay.round_robin import round_robin_protocol
 
@@ -180,6 +188,16 @@ class Config(AskedConfig):
             protocol = round_robin_protocol(
                 self.max_rounds, personas=self.personas, on_failure=self.on_failure
             )
+        if self.conversation_reward not in ("verifier", "own"):
+            reward = reward_named(self.conversation_reward)
+            needs_answers = isinstance(reward, SolutionReward) and reward.needs_answers
+            if reward.scorer is not None or needs_answers:
+                asks = "a scorer" if reward.scorer is not None else "the known answer"
+                raise ValueError(
+                    f"conversation_reward={self.conversation_reward} asks {asks}; give verifier, own, or a reward that "
+                    "pays by what was said, such as majority, maca or tournament"
+                )
+            reward.check(protocol, self.num_agents)
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
     def unit(self, strategies: Sequence[str]) -> BatchUnit:
@@ -199,7 +217,7 @@ class Config(AskedConfig):
         """Check all options and load the problems; no model is loaded."""
         from viva.recipes.judges import with_checked_judge
         from viva.recipes.plan import at_least, plan_run
-        from viva.recipes.strategies import DEFAULT_HINT, EfficientReward, find_strategies
+        from viva.recipes.strategies import CONVERSATION, DEFAULT_HINT, EfficientReward, find_strategies
         from viva.selfplay.user_code import is_target, source_digest
 
         at_least(
@@ -213,6 +231,8 @@ class Config(AskedConfig):
         strategies = list(find_strategies(self.strategies))
         _check_mixture(self, strategies)
         _check_estimator(self, strategies)
+        if CONVERSATION in strategies:
+            self.game()
         reward = self.group_reward()
         told = "" if reward is None else f"reward {self.reward}, "
         if self.max_staleness or self.stream_updates:
