@@ -172,6 +172,7 @@ CONTRASTS = (
     ("r_sol_labels", "r_sol"),
     ("r_sol_labels", "majority"),
     ("r_sol", "serl"),
+    ("r_sol", "critique"),
     ("r_sol", "no_exchange"),
     ("critique", "critique_shuffled"),
     ("majority", "shuffled"),

@@ -43,19 +43,9 @@ from viva.tiny.tasks import Problem
 LEDGER = Path(__file__).parent / "cells.jsonl"
 PAGE = Path(__file__).parent / "README.md"
 _TABLES = "## Tables"
-MAIN_BEDS = ("trap-70", "steps")
-MAIN_ARMS = (
-    "majority",
-    "r_sol",
-    "answers",
-    "shuffled",
-    "critique",
-    "serl",
-    "swap",
-    "preference",
-    "no_exchange",
-)
-"""Arms of the first contrasts; the others follow when they have all seeds."""
+MAIN_BEDS = ("critics-70", "trap-70", "steps")
+MAIN_ARMS = tuple(dict.fromkeys([*(arm for pair in CONTRASTS for arm in pair), "answers"]))
+"""Those of the contrasts, and the ceiling."""
 UNTRAINED = "untrained"
 
 
