@@ -70,6 +70,7 @@ FACES = frozenset(
 BROAD_EXCEPTS = frozenset(
     {
         "viva/conversation/guard.py",
+        "viva/conversation/sandbox.py",
         "viva/engine/scheduler.py",
         "viva/serve/tinker_results.py",
         "viva/training/rollouts.py",

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from viva.api import Run, evaluate, load_run, screen, train, train_async
     from viva.conversation.protocol import Protocol, Round, Segment, Sight, View
     from viva.conversation.records import Conversation
+    from viva.conversation.tools import Tool
 
 __all__ = [
     "Conversation",
@@ -16,6 +17,7 @@ __all__ = [
     "Run",
     "Segment",
     "Sight",
+    "Tool",
     "View",
     "__version__",
     "evaluate",
@@ -32,6 +34,7 @@ _PLACES = {
     "viva.api": ("Run", "evaluate", "load_run", "screen", "train", "train_async"),
     "viva.conversation.protocol": ("Protocol", "Round", "Segment", "Sight", "View"),
     "viva.conversation.records": ("Conversation",),
+    "viva.conversation.tools": ("Tool",),
 }
 
 

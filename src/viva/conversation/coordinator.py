@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from viva.conversation.guard import LineTokens
 from viva.conversation.personas import persona
 from viva.conversation.protocol import Protocol, View, draw_aliases
-from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, Turn
+from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, ToolCall, Turn
 
 
 class OutOfTurnError(RuntimeError):
@@ -78,6 +78,7 @@ class MultiAgentCoordinator:
         self._given_A_L: list[list[int | None]] = [
             [None for _ in self._rounds_L_R] for _ in range(num_agents)
         ]
+        self._calls: list[Turn] = []
         self._failure_A: list[Failure | None] = [None] * num_agents
 
     @property
@@ -103,7 +104,9 @@ class MultiAgentCoordinator:
             question=self.question,
             num_agents=self.num_agents,
             max_rounds=self.max_rounds,
-            turns=tuple(sorted(turns, key=lambda turn: (turn.round_index, turn.agent_id, turn.lane))),
+            turns=tuple(
+                sorted((*self._calls, *turns), key=lambda turn: (turn.round_index, turn.agent_id, turn.lane))
+            ),
             failures=tuple(failure for failure in self._failure_A if failure is not None),
         )
 
@@ -175,7 +178,8 @@ class MultiAgentCoordinator:
         """Record the reply to the turn the agent was given, and wake whoever is next.
 
         It is kept as it was read and as it was decoded, with the user message that it answers. An ``unstructured``
-        reply to a segment with ``on_invalid="fail"`` ends the agent's part.
+        reply to a segment with ``on_invalid="fail"`` ends the agent's part. After a `ToolCall` it is the agent's turn
+        still.
 
         Raises:
             OutOfTurnError: If the agent was given no turn, has replied already, or has left.
@@ -186,7 +190,6 @@ class MultiAgentCoordinator:
             round_index = self._given_A_L[agent_id][lane]
             if self.is_out(agent_id, lane) or round_index is None:
                 raise OutOfTurnError(self._why_out_of_turn(agent_id, lane))
-            self._given_A_L[agent_id][lane] = None
             segment = self.protocol.rounds[round_index].segments[lane]
             turn = Turn(
                 agent_id=agent_id,
@@ -198,6 +201,10 @@ class MultiAgentCoordinator:
                 segment=segment.name,
                 lane=lane,
             )
+            if isinstance(response, ToolCall):
+                self._calls.append(turn)
+                return turn
+            self._given_A_L[agent_id][lane] = None
             if segment.on_invalid == "fail" and status is ReplyStatus.UNSTRUCTURED:
                 self._end(agent_id, f"its reply to {segment.name!r} cannot be read: {text[:80]!r}")
             else:
@@ -223,6 +230,9 @@ class MultiAgentCoordinator:
     def _end(self, agent_id: int, reason: str) -> None:
         round_index = self._reached(agent_id)
         self._failure_A[agent_id] = Failure(agent_id=agent_id, round_index=round_index, reason=reason)
+        self._calls = [
+            call for call in self._calls if call.agent_id != agent_id or call.round_index < round_index
+        ]
         for lane, turns_R in enumerate(self._turns_A_L_R[agent_id]):
             self._turns_A_L_R[agent_id][lane] = [turn for turn in turns_R if turn.round_index < round_index]
             self._given_A_L[agent_id][lane] = None

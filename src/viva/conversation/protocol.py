@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Literal
 
-from viva.conversation.personas import introduction, persona
-from viva.conversation.records import CritiqueReply, Reply, ReplyStatus, Solution, Turn
+from viva.conversation.mistakes import mistakes_of
+from viva.conversation.personas import introduction
+from viva.conversation.records import CritiqueReply, Reply, ReplyStatus, Solution, ToolCall, Turn
+from viva.conversation.tools import Tool, told_tools
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message
@@ -133,10 +134,16 @@ def read_solution(text: str, view: View) -> Reading:
 def show_turns(turns: Sequence[Turn], view: View) -> str:
     """All turns, quoted, each under its round, agent and segment."""
     return "".join(
-        f"[round {turn.round_index + 1}, agent {turn.agent_id}, {turn.segment}]\n"
-        f"{quote(turn.response.solution if isinstance(turn.response, Solution) else turn.text)}\n"
+        f"[round {turn.round_index + 1}, agent {turn.agent_id}, {turn.segment}]\n{_shown(turn)}"
         for turn in turns
     )
+
+
+def _shown(turn: Turn) -> str:
+    if isinstance(call := turn.response, ToolCall):
+        verdict = "answered" if call.failure is None else f"failed, {call.failure}"
+        return f"{quote(turn.text[: call.stop])}\nThe tool {verdict}:\n{quote(call.output)}\n"
+    return f"{quote(turn.response.solution if isinstance(turn.response, Solution) else turn.text)}\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +207,16 @@ class Round:
         sights: What is seen, in order of its place in the prompt, most shared first. A name is that of a segment whose
             replies are all shown, quoted, with their agents' numbers.
         order: Who replies when.
+        tools: Functions that agents may call before they reply, or `Tool` values of such with other limits.
+        max_calls: Most calls of one reply; a call beyond is part of the reply.
     """
 
     name: str
     segments: tuple[Segment, ...]
     sights: tuple[Sight, ...]
     order: Order
+    tools: tuple[Tool, ...]
+    max_calls: int
 
     def __init__(
         self,
@@ -213,6 +224,8 @@ class Round:
         segments: str | Callable[[View], str] | Sequence[Segment],
         sights: Sequence[str | Sight] = (),
         order: Order = "simultaneous",
+        tools: Sequence[Callable[..., object] | Tool] = (),
+        max_calls: int = 3,
     ) -> None:
         if isinstance(segments, str):
             segments = [Segment(name=name, instruction=_Request(segments))]
@@ -225,6 +238,9 @@ class Round:
         object.__setattr__(self, "segments", tuple(segments))
         object.__setattr__(self, "sights", tuple(shown))
         object.__setattr__(self, "order", order)
+        made = (tool if isinstance(tool, Tool) else Tool(function=tool) for tool in tools)
+        object.__setattr__(self, "tools", tuple(made))
+        object.__setattr__(self, "max_calls", max_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,13 +345,14 @@ class Protocol:
 
     def with_segments(self, change: Callable[[Segment], Segment]) -> Protocol:
         """The same protocol with changed segments."""
-        rounds = [
-            Round(each.name, [change(segment) for segment in each.segments], each.sights, each.order)
-            for each in self.rounds
-        ]
+        rounds = (
+            replace(each, segments=[change(segment) for segment in each.segments]) for each in self.rounds
+        )
         return replace(self, rounds=tuple(rounds))
 
-    def prompt(self, question: str, turns: Sequence[Turn], view: View, lane: int = 0) -> str:
+    def prompt(
+        self, question: str, turns: Sequence[Turn], view: View, lane: int = 0, calls: Sequence[Turn] = ()
+    ) -> str:
         """The user message of one turn.
 
         Args:
@@ -343,10 +360,12 @@ class Protocol:
             turns: What the agent may see, in order of (round, agent, lane).
             view: Whose turn it is.
             lane: Which segment of the round.
+            calls: The agent's own calls of tools in this turn, in order.
         """
         round_ = self.rounds[view.round_index]
         seen = "".join(sight.show(sight.select(turns, view), view) for sight in round_.sights)
-        return self._asked(question, seen, round_.segments[lane], view)
+        asked = self._asked(question, seen, round_.segments[lane], view)
+        return asked + told_tools(round_.tools, round_.max_calls, [_shown(call) for call in calls])
 
     def voted_on(self, turns: Sequence[Turn], view: View, lane: int = 0) -> dict[int | tuple[str, int], str]:
         """The solutions of a vote by label probabilities, see `Segment.votes_on`; arguments as of `prompt`."""
@@ -373,123 +392,6 @@ class Protocol:
         Raises:
             ValueError: With every mistake there is, one per line, each saying what to do.
         """
-        if mistakes := _mistakes(self):
+        if mistakes := mistakes_of(self):
             listed = "\n".join(f"- {mistake}" for mistake in mistakes)
             raise ValueError(f"protocol {self.name!r} cannot be played:\n{listed}")
-
-
-def _mistakes(protocol: Protocol) -> list[str]:
-    """Every mistake of a protocol, one line each; none for a protocol that can be played."""
-    return [
-        *_protocol_values(protocol),
-        *(
-            f"round {name!r} stands twice: give it another name"
-            for name in _twice(r.name for r in protocol.rounds)
-        ),
-        *(mistake for round_ in protocol.rounds for mistake in _round_values(round_)),
-        *_ambiguous_segments(protocol),
-        *_lanes_without_words(protocol),
-        *(mistake for index in range(len(protocol.rounds)) for mistake in _blind_sights(protocol, index)),
-    ]
-
-
-def _protocol_values(protocol: Protocol) -> Iterator[str]:
-    if not protocol.rounds:
-        yield "it has no round: add at least one"
-    if protocol.on_failure not in ("void", "continue"):
-        yield f"on_failure must be 'void' or 'continue'; got {protocol.on_failure!r}"
-    if protocol.min_agents < 1:
-        yield f"min_agents must be at least 1; got {protocol.min_agents}"
-    try:
-        persona(0, protocol.personas)
-    except ValueError as error:
-        yield str(error)
-
-
-def _round_values(round_: Round) -> Iterator[str]:
-    where = f"round {round_.name!r}"
-    if not round_.segments:
-        yield f"{where} asks for nothing: give it at least one segment"
-    if round_.order not in ("sequential", "simultaneous"):
-        yield f"{where}: order must be 'sequential' or 'simultaneous'; got {round_.order!r}"
-    for name in _twice(segment.name for segment in round_.segments):
-        yield f"{where} has two segments {name!r}: give one of them another name"
-    for segment in round_.segments:
-        yield from _segment_values(segment, where)
-    for sight in round_.sights:
-        if sight.whose not in ("all", "own", "addressed"):
-            yield (
-                f"{where} sees {', '.join(sight.segments)}: whose must be 'all', 'own' or 'addressed'; "
-                f"got {sight.whose!r}"
-            )
-
-
-def _segment_values(segment: Segment, where: str) -> Iterator[str]:
-    if not segment.name:
-        yield f"{where} has a segment without a name: name it"
-    if segment.on_invalid not in ("keep", "fail"):
-        yield (
-            f"{where}, segment {segment.name!r}: on_invalid must be 'keep' or 'fail'; got {segment.on_invalid!r}"
-        )
-    if segment.votes_on is not None and segment.stream is not None:
-        yield (
-            f"{where}, segment {segment.name!r} votes without words, and nobody earns what was not sampled: set "
-            f"stream=None; got {segment.stream!r}"
-        )
-
-
-def _ambiguous_segments(protocol: Protocol) -> Iterator[str]:
-    """Rounds may ask for one segment again, but one name must not stand for two."""
-    first: dict[str, tuple[Segment, str]] = {}
-    for round_ in protocol.rounds:
-        for segment in round_.segments:
-            known, where = first.setdefault(segment.name, (segment, round_.name))
-            if known != segment and where != round_.name:
-                yield (
-                    f"segment {segment.name!r} is one thing in round {where!r} and another in round "
-                    f"{round_.name!r}: give one of them another name"
-                )
-
-
-def _lanes_without_words(protocol: Protocol) -> Iterator[str]:
-    """Seats that would never write: a rollout has at least one reply."""
-    lanes = max((len(round_.segments) for round_ in protocol.rounds), default=0)
-    for lane in range(lanes):
-        asked = [round_.segments[lane] for round_ in protocol.rounds if len(round_.segments) > lane]
-        if all(segment.votes_on is not None for segment in asked):
-            names = ", ".join(repr(segment.name) for segment in asked)
-            yield f"of the segments at place {lane + 1} of their rounds, {names}, none is written: put them first"
-
-
-def _blind_sights(protocol: Protocol, index: int) -> Iterator[str]:
-    """Sights that can never show anything."""
-    names_R = [{segment.name for segment in round_.segments} for round_ in protocol.rounds]
-    round_ = protocol.rounds[index]
-    for sight in round_.sights:
-        if not sight.segments:
-            yield f"round {round_.name!r} has a sight of no segment: name at least one"
-        for name in sight.segments:
-            what = f"round {round_.name!r} sees segment {name!r}"
-            if any(name in names for names in names_R[:index]):
-                continue
-            if name in names_R[index]:
-                yield from _same_round(sight, round_, what)
-            elif any(name in names for names in names_R[index:]):
-                yield f"{what}, which is asked for only later: move the sight to a later round"
-            else:
-                known = ", ".join(sorted(set[str]().union(*names_R)))
-                yield f"{what}, which no round asks for; allowed: {known}. Name one of them or add the segment."
-
-
-def _same_round(sight: Sight, round_: Round, what: str) -> Iterator[str]:
-    if round_.order == "simultaneous":
-        yield (
-            f"{what}, which is asked for in the same round, and a simultaneous round never sees itself: set "
-            "order='sequential', or move the sight to a later round"
-        )
-    elif sight.whose == "own":
-        yield f"{what} of the agent itself before it is written: move the sight to a later round"
-
-
-def _twice(names: Iterable[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]

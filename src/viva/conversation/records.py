@@ -76,6 +76,25 @@ class CritiqueReply(Reply):
     first counts) and ``empty``."""
 
 
+CallFailure = Literal["malformed", "unknown_tool", "bad_arguments", "raised", "timeout", "memory", "crashed"]
+"""Why a tool gave no value: the call cannot be read, names no tool of the round, or its arguments are not those of the
+function; the function raised, took too long or too much memory, or its process ended."""
+
+
+class ToolCall(Reply):
+    """A call of a tool with what came back; the agent's turn goes on."""
+
+    tool: str
+    """Its name as written; empty in a call that cannot be read."""
+    arguments: str
+    """As JSON."""
+    output: str
+    """The value as text, or the error."""
+    failure: CallFailure | None = None
+    stop: int
+    """Where the call ends in the text of the turn, in characters."""
+
+
 class ReplyStatus(StrEnum):
     """How a reply was read. Compare with ``is``; every member is truthy."""
 

@@ -4,7 +4,7 @@ math-verify is made for whole solutions of well-behaved models. Here it gets sho
 in training may write is looked at first: its patterns and sympy's simplification can take minutes on a few
 characters, it reads words as products of letters (``apples`` equals ``elppas``), and of an equation it takes one
 side (``10=9`` equals 9). The rest is compared in a process of its own, since nothing else ends what hangs. That process
-runs this file as a script, which therefore imports nothing of Viva. One line of JSON comes in per pair of texts
+runs this file as a script. One line of JSON comes in per pair of texts
 (``[wanted, given]``) and one goes out: whether they are the same expression. The first line out says that it works.
 """
 
@@ -21,8 +21,9 @@ import subprocess
 import sys
 import threading
 from importlib import import_module
-from pathlib import Path
 from typing import Any, cast
+
+from viva.conversation.sandbox import ask, limit, start_child
 
 MAX_LENGTH = 200
 """Characters; longer answers are compared as text only."""
@@ -71,7 +72,7 @@ class _Process:
             if self._child is None or self._child.poll() is not None:
                 self.close()
                 self._child = self._started()
-            answer = _asked(self._child, json.dumps(texts) + "\n")
+            answer = ask(self._child, json.dumps(texts) + "\n")
             if answer:
                 return json.loads(answer) is True
             status = self._child.wait()
@@ -93,33 +94,14 @@ class _Process:
         self.__init__()
 
     def _started(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-P", str(Path(__file__))]
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            process_group=0,  # an interrupt from the terminal is for the run, which then ends in order
-        )
-        if _asked(child, "").strip() != "true":
+        child = start_child(__file__)
+        if ask(child, "").strip() != "true":
             child.communicate()
             raise RuntimeError(
-                f"the process that compares formulas (math-verify) does not start: {' '.join(command)} "
+                f"the process that compares formulas (math-verify) does not start: {sys.executable} {__file__} "
                 f"ended with status {child.returncode}, with the reason above; pip install -U math-verify may help"
             )
         return child
-
-
-def _asked(child: "subprocess.Popen[str]", line: str) -> str:
-    """One line of answer, empty if the child has ended."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(line)
-        child.stdin.flush()
-    except BrokenPipeError:
-        return ""
-    return child.stdout.readline()
 
 
 _PROCESS = _Process()
@@ -156,12 +138,6 @@ def _is_small(exponent: str) -> bool:
 # the child process
 
 
-def _limit(which: int, value: int) -> None:
-    most = resource.getrlimit(which)[1]
-    with contextlib.suppress(ValueError, OSError):  # some systems have no such limit
-        resource.setrlimit(which, (value if most == resource.RLIM_INFINITY else min(value, most), most))
-
-
 def _parsed(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
@@ -174,7 +150,7 @@ def _are_the_same(wanted: str, given: str) -> bool:
     from math_verify import verify
 
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + _SECONDS)
+    limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + _SECONDS)
     with contextlib.suppress(MemoryError, RecursionError):
         gold, target = _parsed(wanted), _parsed(given)
         return bool(gold and target and verify(gold, target, timeout_seconds=0))
@@ -184,8 +160,8 @@ def _are_the_same(wanted: str, given: str) -> bool:
 def _compare_lines() -> None:
     import_module("math_verify")  # before there are limits
     logging.disable()  # math-verify warns that its own limit of time, an alarm, is off
-    _limit(resource.RLIMIT_AS, _BYTES)
-    _limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_AS, _BYTES)
+    limit(resource.RLIMIT_CORE, 0)
     _write(_are_the_same("x+1", "1+x"))
     for line in sys.stdin:
         _write(_are_the_same(*json.loads(line)))

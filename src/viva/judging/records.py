@@ -18,6 +18,7 @@ from viva.conversation.records import (
     ReplyStatus,
     Revision,
     Solution,
+    ToolCall,
     Turn,
 )
 from viva.judging.ballots import Vote
@@ -37,6 +38,8 @@ def _reply_of(value: Any) -> Any:
         return RankingReply.model_validate({"dropped": {}, **value})
     if value.get("critiques") is not None:
         return CritiqueReply.model_validate({"dropped": {}, **value})
+    if value.get("tool") is not None:
+        return ToolCall.model_validate(value)
     fields = {"solution": "", **value}
     if fields.get("decision"):
         return Revision.model_validate(fields)
@@ -183,6 +186,8 @@ class ConversationRecord(_Record):
         lines = [f"Problem: {self.question}"]
         for turn in self.turns:
             lines += ["", f"[round {turn.round_index + 1}, agent {turn.agent_id}, {turn.segment}]", turn.text]
+            if isinstance(turn.response, ToolCall):
+                lines += [f"[{turn.response.failure or 'returned'}]", turn.response.output]
         for failure in self.failures:
             lines += [
                 "",

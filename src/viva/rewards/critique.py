@@ -283,12 +283,13 @@ def _earned(
     """Token ranges of one reply and what each earned."""
     agent_id = turn.agent_id
     if not isinstance(turn.response, CritiqueReply):
-        stream = {
+        streams = {
             "proposal": scores.r_sol_initial,
             "revision": scores.r_sol,
             "verdict": scores.r_meta,
-        }[turn.segment]
-        return whole_reply(tokens_T, stream[agent_id])
+        }
+        # a critic's call of a tool earns nothing
+        return whole_reply(tokens_T, streams[turn.segment][agent_id] if turn.segment in streams else None)
     paid = scores.r_diag_by_target[agent_id]
     if rules.diag_credit == "reply":
         has_target = any(critique.target in paid for critique in turn.response.critiques)

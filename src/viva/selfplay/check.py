@@ -65,8 +65,11 @@ def dry_runs(protocol: Protocol, num_agents: int) -> list[DryRun]:
     The agent that misbehaves is the last one. A slow agent must change nothing.
 
     Raises:
-        ValueError: If the protocol has mistakes or cannot be played with so many agents.
+        ValueError: If the protocol has mistakes, cannot be played with so many agents, or has a tool that cannot be
+            loaded in a process of its own.
     """
+    for tool in (tool for round_ in protocol.rounds for tool in round_.tools):
+        tool.check()
     odd = num_agents - 1
 
     def only_odd(text: str | None, round_index: int | None = None) -> _Act:

@@ -115,7 +115,7 @@ def _without_critiques(protocol: Protocol, written: set[str]) -> Protocol:
         sights = [_narrowed(sight, set(sight.segments) - written) for sight in each.sights]
         if segments:
             rounds.append(
-                Round(each.name, segments, [sight for sight in sights if sight.segments], each.order)
+                replace(each, segments=segments, sights=[sight for sight in sights if sight.segments])
             )
     return replace(protocol, rounds=tuple(rounds))
 
@@ -131,7 +131,7 @@ def _without_exchange(protocol: Protocol, num_agents: int) -> Protocol:
         if not names & about_others:
             own = (_narrowed(sight, earlier & set(sight.segments), own=True) for sight in sights)
             sights = tuple(sight for sight in own if sight.segments)
-        rounds.append(Round(each.name, each.segments, sights, each.order))
+        rounds.append(replace(each, sights=sights))
         earlier |= names - about_others
     return replace(protocol, rounds=tuple(rounds))
 

@@ -4,8 +4,8 @@ A group is one conversation: one environment for every agent and lane, all on on
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias, get_args
 
 import tinker
 from tinker_cookbook.completers import StopCondition
@@ -25,8 +25,9 @@ from tinker_cookbook.rl.types import (
 from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.guard import remembering
 from viva.conversation.protocol import Protocol, View
-from viva.conversation.records import ReplyStatus, Turn
+from viva.conversation.records import CallFailure, Reply, ReplyStatus, ToolCall, Turn
 from viva.conversation.rendering import build_prompt, read_reply
+from viva.conversation.tools import answer_call
 from viva.judging.base import Judge
 from viva.judging.judge import PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
@@ -40,12 +41,24 @@ Deal: TypeAlias = Callable[[Sequence[Turn], View], Awaitable[Sequence[Turn]]]
 """From what an agent may read, in a round in which critiques are read, to what it is shown."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A turn that waits for a reply."""
+
+    view: View
+    turns: Sequence[Turn] = ()
+    """What it may show."""
+    calls: tuple[Turn, ...] = ()
+    """The agent's calls of tools so far."""
+    prompt: str = ""
+
+
 class MultiAgentConversationEnv(Env):
     """One agent's seat in one lane of a conversation; all seats of a conversation share a coordinator.
 
-    The policy is called once for every turn and never after the last one. Rewards come at the end, from the
-    group's builder. A rollout loop that catches a failed policy call must tell `abort`, or the other agents
-    wait for ever.
+    The policy is called once for every turn, again after each call of a tool, and never after the last turn. Rewards
+    come at the end, from the group's builder. A rollout loop that catches a failed policy call must tell `abort`, or
+    the other agents wait for ever.
 
     Args:
         agent_id: The agent.
@@ -71,7 +84,7 @@ class MultiAgentConversationEnv(Env):
         self.lane = lane
         self._deal = deal
         self._voter = voter
-        self._asked: tuple[View, str] | None = None
+        self._asked: _Asked | None = None
 
     async def initial_observation(self) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         """Wait for the first turn and return its prompt; an empty episode if the conversation is over."""
@@ -85,10 +98,13 @@ class MultiAgentConversationEnv(Env):
 
         The reply of an agent that has left, or to a conversation that ended meanwhile, is dropped.
 
+        A call of a tool is answered, and the same turn is asked again.
+
         Returns:
             ``episode_done`` with an empty observation after the seat's last turn. Metrics: ``parse/ok``,
             ``parse/repaired`` and ``parse/unstructured`` (0 or 1), also as ``parse/<segment>/...`` where the protocol
-            asks for more than one thing.
+            asks for more than one thing. Where there are tools ``tools/called``, and of calls ``tools/failed``, also by
+            cause, like ``tools/failed/timeout``.
 
         Raises:
             RuntimeError: If there was no observation to act on.
@@ -98,33 +114,42 @@ class MultiAgentConversationEnv(Env):
                 f"agent {self.agent_id} has nothing to reply to: call initial_observation first, and step "
                 "only until the episode is done"
             )
-        (view, prompt), self._asked = self._asked, None
+        asked, self._asked = self._asked, None
         text, _ = read_reply(self.renderer, action)
-        segment = self.coordinator.protocol.rounds[view.round_index].segments[self.lane]
-        reading = segment.read(text, view)
+        round_ = self.coordinator.protocol.rounds[asked.view.round_index]
+        segment = round_.segments[self.lane]
+        may_call = round_.tools and len(asked.calls) < round_.max_calls
+        call = await answer_call(text, round_.tools) if may_call else None
+        response: Reply
+        if call is None:
+            reading = segment.read(text, asked.view)
+            response, status, strategy = reading.response, reading.status, reading.strategy
+        else:
+            is_read = call.failure != "malformed"
+            response, status, strategy = call, ReplyStatus.OK if is_read else ReplyStatus.UNSTRUCTURED, "call"
+        turn = None
         if not self.coordinator.is_out(self.agent_id, self.lane):
-            await self.coordinator.submit_response(
-                self.agent_id,
-                reading.response,
-                lane=self.lane,
-                prompt=prompt,
-                text=text,
-                status=reading.status,
+            turn = await self.coordinator.submit_response(
+                self.agent_id, response, lane=self.lane, prompt=asked.prompt, text=text, status=status
             )
-        observation = await self._next_observation()
+        if call is None or turn is None:
+            observation = await self._next_observation()
+        else:
+            observation = self._observe(replace(asked, calls=(*asked.calls, turn)))
+        called = _call_metrics(call) if round_.tools else {}
         return StepResult(
             reward=0.0,
             episode_done=observation is None,
             next_observation=tinker.ModelInput.empty() if observation is None else observation,
             next_stop_condition=self.renderer.get_stop_sequences(),
-            metrics=self._parse_metrics(segment.name, reading.status),
-            logs={"segment": segment.name, "strategy": reading.strategy},
+            metrics=self._parse_metrics(segment.name, status) | called,
+            logs={"segment": segment.name, "strategy": strategy},
         )
 
     @property
     def round_index(self) -> int | None:
         """Round of the turn that was asked for and not replied to yet, from 0; ``None`` if there is none."""
-        return None if self._asked is None else self._asked[0].round_index
+        return None if self._asked is None else self._asked.view.round_index
 
     async def abort(self, reason: str) -> None:
         """Leave the conversation because the agent's policy failed, timed out or was cancelled."""
@@ -150,18 +175,22 @@ class MultiAgentConversationEnv(Env):
             if protocol.rounds[view.round_index].segments[self.lane].votes_on is not None:
                 await self._vote(turns, view)
                 continue
-            prompt = protocol.prompt(self.coordinator.question, turns, view, self.lane)
-            self._asked = (view, prompt)
-            with remembering(self.coordinator.line_tokens):
-                return build_prompt(self.renderer, protocol.messages(prompt))
+            return self._observe(_Asked(view=view, turns=turns))
         return None
+
+    def _observe(self, asked: _Asked) -> Observation:
+        protocol, question = self.coordinator.protocol, self.coordinator.question
+        prompt = protocol.prompt(question, asked.turns, asked.view, self.lane, asked.calls)
+        self._asked = replace(asked, prompt=prompt)
+        with remembering(self.coordinator.line_tokens):
+            return build_prompt(self.renderer, protocol.messages(prompt))
 
     async def _vote(self, turns: Sequence[Turn], view: View) -> None:
         if self._voter is None:
             raise RuntimeError(
                 f"agent {self.agent_id} votes by label probabilities and has no policy to ask: pass voter"
             )
-        self._asked = (view, "")  # where it is, should it fail
+        self._asked = _Asked(view=view)  # where it is, should it fail
         question = self.coordinator.question
         with remembering(self.coordinator.line_tokens):
             ballot, prompt = await vote_by_labels(
@@ -172,6 +201,13 @@ class MultiAgentConversationEnv(Env):
             await self.coordinator.submit_response(
                 self.agent_id, ballot, lane=self.lane, prompt=prompt, status=ballot.status
             )
+
+
+def _call_metrics(call: ToolCall | None) -> Metrics:
+    if call is None:
+        return {"tools/called": 0.0}
+    causes = {f"tools/failed/{cause}": float(call.failure == cause) for cause in get_args(CallFailure)}
+    return {"tools/called": 1.0, "tools/failed": float(call.failure is not None), **causes}
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from viva.conversation.personas import introduction
 from viva.conversation.protocol import Order, Protocol, Round, Segment, Sight, View, quote
-from viva.conversation.records import AgentResponse, Turn
+from viva.conversation.records import AgentResponse, ToolCall, Turn
 from viva.conversation.replies import parse_reply
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def show_transcript(turns: Sequence[Turn], view: View) -> str:
     blocks: list[str] = []
     for turn in turns:
         response = turn.response
+        if isinstance(response, ToolCall):
+            continue
         if not isinstance(response, AgentResponse):
             raise ValueError(f"a transcript shows AgentResponse replies; got {type(response).__name__}")
         blocks.append(

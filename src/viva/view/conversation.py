@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from viva.conversation.protocol import quote
-from viva.conversation.records import CritiqueReply, Solution
+from viva.conversation.records import CritiqueReply, Solution, ToolCall
 from viva.judging.ranking import RankingReply
 from viva.judging.records import ConversationRecord, Transcript, TurnRecord
 from viva.run.secrets import printable, without_secrets
@@ -140,6 +140,8 @@ def _said(turn: TurnRecord) -> Iterator[tuple[str, str]]:
             yield "critique", turn.text
     elif isinstance(response, RankingReply):
         yield "ranking", turn.text
+    elif isinstance(response, ToolCall):
+        yield "call", turn.text[: response.stop]
     else:
         yield "solution", response.solution if isinstance(response, Solution) else turn.text
 

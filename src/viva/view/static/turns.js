@@ -50,6 +50,13 @@ function critiques(turn, where) {
     h("h4", {}, `→ agent ${critique.target}`), text(critique.text, where)));
 }
 
+function called(turn, where) {
+  const { tool, arguments: given, output, failure } = turn.response;
+  if (output === undefined) return null;
+  return h("div", { class: "part aside call" }, h("h4", {}, `calls ${headOf(tool) || "a tool"}`), text(given, where),
+    h("h4", {}, failure ? `failed, ${failure}` : "returned"), text(output, where));
+}
+
 function shown(record, turn, place, where, hasTokens) {
   const dropped = Object.entries(turn.response.dropped || {}).map(([cause, count]) => `${cause} ${count}`).join(", ");
   const names = namesOf(turn);
@@ -59,7 +66,7 @@ function shown(record, turn, place, where, hasTokens) {
       hasTokens.has(place) ? h("button", { type: "button", class: "small", onclick: () => hasTokens.get(place)() }, "tokens") : null),
     names.map((name) => h("div", { class: `part ${name === "solution" ? "solution" : "aside"}` },
       name === "solution" && names.length === 1 ? null : h("h4", {}, name), text(turn.response[name], where))),
-    critiques(turn, where), votes(turn),
+    called(turn, where), critiques(turn, where), votes(turn),
     dropped ? h("p", { class: "muted" }, `left out: ${dropped}`) : null,
     sights(record, turn, where),
     h("details", { class: "sampled" }, h("summary", {}, "Reply as sampled"), text(turn.text, where)));
