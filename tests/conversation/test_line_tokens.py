@@ -216,7 +216,7 @@ def test_the_turns_of_a_conversation_share_what_they_show() -> None:
             while observation.length:
                 shown.append(observation.to_ints())
                 assert env._asked is not None
-                expected.append(build_prompt(renderer, protocol.messages(env._asked[1])).to_ints())
+                expected.append(build_prompt(renderer, protocol.messages(env._asked.prompt)).to_ints())
                 reply = honest(f"It is\n> 4 of {env.agent_id}.\nSurely").text
                 tokens = renderer.tokenizer.encode(reply, add_special_tokens=False)
                 observation = (await env.step([*tokens, *stop])).next_observation
