@@ -105,7 +105,7 @@ class RarePupil(_TwoStepPupil):
     """The pupil of rare successes, see the module."""
 
     def __init__(self) -> None:
-        super().__init__(trapped=0.5)
+        super().__init__(trapped=1.0)  # other wrong solutions of two steps come out right too often
 
     def attempt(self, problem: Problem, rng: random.Random, *, sure: float | None = None) -> Attempt:
         """An attempt; by default as often right as the problem's level says."""
@@ -190,10 +190,7 @@ _RARE_SHARES: Mapping[Generator, float] = {
     ranking_example: 0.05,
     judgement_example: 0.05,
 }
-RARE = (
-    Phase(name="rare", steps=300, pupil=RarePupil(), shares=_RARE_SHARES),
-    Phase(name="rare 2", steps=400, pupil=RarePupil(), shares=_RARE_SHARES),
-)
+RARE = (Phase(name="rare", steps=500, pupil=RarePupil(), shares=_RARE_SHARES),)
 POLICIES = {"trap": TRAP, "critics": CRITICS, "rare": RARE}
 
 
