@@ -1,9 +1,11 @@
 """`viva doctor` and its page."""
 
 import asyncio
+import json
 import re
 import typing
 from functools import partial
+from importlib import metadata
 
 import chz
 import pytest
@@ -11,7 +13,9 @@ from pages import codes, page, tables
 from random_models import make_model
 
 import viva.cli
+from viva.doctor.bench import Finding
 from viva.doctor.examination import FEATURES, PROBES
+from viva.doctor.report import Report
 from viva.doctor.training import FORMULAS
 from viva.recipes import doctor
 from viva.recipes.config import RecipeConfig
@@ -26,12 +30,34 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"), "qwen3", names_labels=False)
 
 
-def test_the_local_engine_does_everything(model, capsys) -> None:
-    assert viva.cli.main(["doctor", f"model_name={model}", "tolerance=0.001", "lora_rank=4"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_local_engine_does_everything(model, tmp_path, capsys) -> None:
+    options = [f"model_name={model}", "tolerance=0.001", "lora_rank=4", f"report={tmp_path}/found"]
+    assert viva.cli.main(["doctor", *options]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert f"tinker {metadata.version('tinker')}" in first
     found = [re.split(r"\s{2,}", line) for line in lines]
     assert [row[:2] for row in found[: len(PROBES)]] == [[probe.name, "yes"] for probe in PROBES]
-    assert found[len(PROBES) + 2 :] == [[feature.name, "yes"] for feature in FEATURES]
+    assert found[len(PROBES) + 2 : -2] == [[feature.name, "yes"] for feature in FEATURES]
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert record["conformant"]
+    assert [each["answer"] for each in record["findings"]] == ["yes"] * len(PROBES)
+    assert record["features"] == [{"name": feature.name, "missing": []} for feature in FEATURES]
+    written = (tmp_path / "found.md").read_text()
+    assert written.startswith(f"# local: {len(PROBES)} of {len(PROBES)} answers are yes\n")
+    assert all(f"| {name} | yes |" in written for name in (PROBES[0].name, FEATURES[0].name))
+
+
+def test_a_report_tells_what_is_missing_and_shows_a_servers_text_as_text() -> None:
+    findings = [Finding(name=each.name, answer="yes", detail="") for each in PROBES]
+    findings[0] = Finding(name=PROBES[0].name, answer="no", detail="| <b>no</b>\n# [x](javascript:0)")
+    report = Report(
+        engine="the server at x", server="<i>", model="m", settings={"lora_rank": 4}, findings=findings
+    )
+    assert not report.record()["conformant"]
+    assert any(each["missing"] == [f"{PROBES[0].name}: no"] for each in report.record()["features"])
+    row = next(line for line in report.page().splitlines() if line.startswith(f"| {PROBES[0].name} |"))
+    assert row == f"| {PROBES[0].name} | **no** | \\| \\<b\\>no\\</b\\> # \\[x\\](javascript:0) |"
+    assert "server: \\<i\\>;" in report.page()
 
 
 def test_what_is_not_done_is_told_and_the_exit_code_says_so(model, capsys, monkeypatch) -> None:
@@ -60,6 +86,7 @@ def test_what_is_not_done_is_told_and_the_exit_code_says_so(model, capsys, monke
         ("tolerance=0", "tolerance and timeout_s must be positive"),
         ("lora_rank=-1", "lora_rank must be 0 or more; got -1"),
         ("model_name=/no/such", "is not a folder"),
+        ("report=/no/such/found", "must lie in a folder that there is"),
     ],
 )
 def test_mistakes_are_refused(option, complaint, capsys) -> None:

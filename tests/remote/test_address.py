@@ -8,6 +8,8 @@ import socketserver
 import threading
 import time
 from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -17,7 +19,14 @@ from web_servers import QuietHandler, running, serving
 
 from viva import hub
 from viva.training import remote
-from viva.training.remote import EngineLostError, check_address, check_version, explain, watched
+from viva.training.remote import (
+    EngineLostError,
+    check_address,
+    check_version,
+    explain,
+    server_name,
+    watched,
+)
 from viva.training.service import EngineConfig, make_service
 
 KEY = "tml-abcdefgh"
@@ -187,6 +196,24 @@ def test_an_sdk_that_is_too_new_for_a_server_is_refused_with_the_one_to_install(
         else:
             check_version(address)
         assert time.monotonic() - started < 2
+
+
+def test_a_server_that_describes_itself_is_named():
+    told = {"info": {"title": "SkyRL tx", "version": "0.3.0"}}
+    for body, name in ((told, "SkyRL tx 0.3.0"), ({"info": {"title": 3}}, ""), ([], "")):
+        with answering(200, body=json.dumps(body).encode()) as address:
+            assert server_name(address) == name
+
+
+def test_a_cookbook_that_viva_is_not_made_for_is_refused_with_the_one_to_install(monkeypatch):
+    real = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "0.6.1" if name == "tinker-cookbook" else real(name)
+    )
+    with pytest.raises(
+        ValueError, match=r"tinker-cookbook 0\.6\.1 is installed.*pip install 'tinker-cookbook<0\.6"
+    ):
+        make_service(EngineConfig(), state_dir=Path("states"))
 
 
 def test_a_password_in_an_address_is_not_told(nobody, impatient):

@@ -1,5 +1,6 @@
 """``viva doctor``: an engine's answers to all probes, and what they allow, as text."""
 
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,12 @@ import chz
 
 from viva.doctor.bench import Bench, Finding
 from viva.doctor.examination import FEATURES, PROBES, barred, examine
+from viva.doctor.report import Report, versions
 from viva.recipes.common import resolve_model
 from viva.recipes.plan import at_least
+from viva.run.files import write_atomic
 from viva.sdk import settled
-from viva.training.remote import watched
+from viva.training.remote import server_name, watched
 from viva.training.service import EngineConfig, choose_engine, make_service
 
 _WIDTH = max(len(each.name) for each in (*PROBES, *FEATURES))
@@ -35,6 +38,9 @@ class DoctorOptions:
         default=0.1, doc="mean difference of logprobs that rounding may make; 0.001 suits float32"
     )
     timeout_s: float = chz.field(default=600.0, doc="longest time for one question")
+    report: str | None = chz.field(
+        default=None, doc="write the findings to REPORT.md, a page, and REPORT.json, for machines"
+    )
 
 
 async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> bool:
@@ -47,6 +53,7 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
         ValueError: An option that makes no sense, or a model that cannot be opened. A remote engine's own errors pass
             through.
         EngineLostError: If the server is gone for minutes.
+        OSError: If the report cannot be written.
     """
     if not (options.tolerance > 0 and options.timeout_s > 0):
         raise ValueError(
@@ -60,13 +67,27 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
         device=options.device,
         precision=options.precision,
     )
+    if options.report is not None and not Path(options.report).absolute().parent.is_dir():
+        raise ValueError(f"report={options.report} must lie in a folder that there is; make it first")
+    say(", ".join(f"{name} {found}" for name, found in versions().items()))
     async with watched(engine.base_url):
         findings = await _findings(options, engine, model, say)
     say("\nWhat this allows:")
     for feature in FEATURES:
         missing = barred(feature, findings)
         say(f"{feature.name:{_WIDTH}}  " + (f"no     {'; '.join(missing)}" if missing else "yes"))
-    return all(finding.answer == "yes" for finding in findings)
+    report = Report(
+        engine=engine.server or "local",
+        server="" if engine.base_url is None else server_name(engine.base_url),
+        model=options.model_name,
+        settings={"lora_rank": options.lora_rank, "tolerance": options.tolerance},
+        findings=findings,
+    )
+    if options.report is not None:
+        write_atomic(Path(f"{options.report}.md"), report.page())
+        write_atomic(Path(f"{options.report}.json"), json.dumps(report.record(), indent=1) + "\n")
+        say(f"\n{options.report}.md and {options.report}.json have this, too")
+    return report.is_conformant
 
 
 async def _findings(

@@ -33,6 +33,7 @@ _LAST_JSON_SDK = (0, 22)
 """The last version of the SDK that sends JSON where a server takes nothing else."""
 _LONGEST_DESCRIPTION = 1 << 24
 _LONGEST_DETAIL = 400
+_LONGEST_NAME = 60
 _MOST_REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
 
@@ -196,15 +197,29 @@ def check_version(base_url: str) -> None:
         )
 
 
+def server_name(base_url: str) -> str:
+    """How a server names itself and its version; empty if it says nothing."""
+    found = _described(base_url, "info")
+    parts = [found.get(name) for name in ("title", "version")] if isinstance(found, dict) else []
+    return " ".join(part[:_LONGEST_NAME] for part in parts if isinstance(part, str))
+
+
 def _takes_json_alone(base_url: str) -> bool:
     """Whether a server's own description names JSON alone; without a description, it may take anything."""
+    asked = _described(base_url, "paths", "/api/v1/forward_backward", "post", "requestBody", "content")
+    return isinstance(asked, dict) and list(asked) == ["application/json"]
+
+
+def _described(base_url: str, *place: str) -> Any:
+    """What a server's own description has at a place; ``None`` if it has nothing there, or there is none."""
     try:
         with _ask(base_url, "/openapi.json") as answer:
-            description: Any = json.loads(answer.read(_LONGEST_DESCRIPTION))
-        asked = description["paths"]["/api/v1/forward_backward"]["post"]["requestBody"]["content"]
-    except (OSError, ValueError, RecursionError, http.client.HTTPException, KeyError, TypeError):
-        return False
-    return list(asked) == ["application/json"]
+            found: Any = json.loads(answer.read(_LONGEST_DESCRIPTION))
+        for name in place:
+            found = found[name]
+    except (OSError, ValueError, RecursionError, http.client.HTTPException, LookupError, TypeError):
+        return None
+    return found
 
 
 @asynccontextmanager

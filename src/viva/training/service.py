@@ -12,12 +12,13 @@ for a model of a few million.
 
 import os
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module, metadata
 from inspect import getattr_static, signature
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 import tinker
+from packaging.requirements import Requirement
 
 from viva.hub import hub_access, hub_problem, split_revision
 from viva.model_files import read_object
@@ -168,6 +169,30 @@ class EngineConfig:
         return "Tinker" if self.base_url is None else f"the server at {without_secrets(self.base_url)}"
 
 
+_MADE_FOR = ("tinker", "tinker-cookbook")
+
+
+def check_installed() -> None:
+    """Refuse versions of the SDK and the cookbook for which Viva is not made.
+
+    Raises:
+        ValueError: With what to install.
+    """
+    try:
+        needed = [Requirement(line) for line in metadata.requires("viva-rl") or ()]
+    except metadata.PackageNotFoundError:  # run from its source
+        return
+    for each in needed:
+        if each.name not in _MADE_FOR or each.marker is not None:
+            continue
+        found = metadata.version(each.name)
+        if not each.specifier.contains(found, prereleases=True):
+            raise ValueError(
+                f"{each.name} {found} is installed, and this version of Viva is made for {each.name}{each.specifier}: "
+                f"pip install '{each.name}{each.specifier}'"
+            )
+
+
 def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False) -> ServiceClient:
     """The engine's service client. The local engine saves under `state_dir` and opens no connection.
 
@@ -177,8 +202,9 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
         one_run: Only one training client saves there, by names that go on after a restart.
 
     Raises:
-        ValueError: If no server answers at the address, or this SDK is too new for it.
+        ValueError: If no server answers at the address, this SDK is too new for it, or `check_installed` refuses.
     """
+    check_installed()
     if config.engine == "remote":
         import tinker
 
