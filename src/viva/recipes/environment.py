@@ -2,6 +2,7 @@
 
     viva train environment environment=arithmetic group_size=8 batch_size=32 model_name=<hub name or path>
     viva train environment environment=path.py:DATASET 'environment_options={"level": 3}' max_steps=50
+    viva train environment environment=verifiers:TASKSET 'environment_options={"python": "verifiers-env/bin/python"}'
 
 Options are ``key=value``; ``--help`` lists them. What is named is a data set builder, a data set class or a function
 that returns one; it is called with those of the run's values that it takes (renderer, sizes, seed, steps) and with
@@ -45,7 +46,8 @@ class Config(RecipeConfig):
     """Options of an environment."""
 
     environment: str = chz.field(
-        doc="arithmetic, gsm8k, guess_number, math, text_arena, twenty_questions, module:CLASS or path.py:FUNCTION"
+        doc="arithmetic, gsm8k, guess_number, math, text_arena, twenty_questions, verifiers:TASKSET, module:CLASS or "
+        "path.py:FUNCTION"
     )
     environment_options: dict[str, float | str | bool] | None = chz.field(
         default=None, doc="arguments of the environment, by name"
@@ -61,6 +63,7 @@ class Config(RecipeConfig):
 
     def make_plan(self) -> Plan:
         """Check all options; neither a model nor the environment's data are loaded."""
+        from viva.recipes import verifiers
         from viva.recipes.plan import BatchUnit, at_least, plan_run
         from viva.selfplay.user_code import is_target, source_digest
         from viva.training.data import PromptItem
@@ -68,8 +71,12 @@ class Config(RecipeConfig):
         at_least(self, {"group_size": 1})
         if self.max_steps is None:
             raise ValueError("max_steps must say how long the run is; got none")
-        _arguments(_made_by(self), {}, self)
-        is_own = is_target(self.environment)
+        if self.environment.startswith(verifiers.PREFIX):
+            verifiers.command_of(self.environment, self.environment_options or {})
+            is_own = False
+        else:
+            _arguments(_made_by(self), {}, self)
+            is_own = is_target(self.environment)
         return plan_run(
             self,
             recipe="environment",
@@ -81,9 +88,20 @@ class Config(RecipeConfig):
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
+        from viva.recipes import verifiers
         from viva.recipes.loop import make_training
 
-        return make_training(plan, opened, None, dataset=await _dataset(self, plan, opened))
+        if self.environment.startswith(verifiers.PREFIX):
+            dataset = verifiers.tasks(
+                opened,
+                verifiers.command_of(self.environment, self.environment_options or {}),
+                group_size=self.group_size,
+                groups_per_batch=plan.order.groups_per_batch,
+                num_steps=len(plan.order),
+            )
+        else:
+            dataset = await _dataset(self, plan, opened)
+        return make_training(plan, opened, None, dataset=dataset)
 
 
 def _made_by(config: Config) -> Any:
