@@ -21,9 +21,8 @@ from viva.eval.judged import (
 )
 from viva.eval.length_control import LengthTerm, length_controlled_win_rate
 from viva.eval.records import WRONG, Asked
-from viva.judging.base import Judge
+from viva.judging.base import Judge, JudgeError
 from viva.judging.comparison import Comparison, Outcome
-from viva.judging.judge import JudgeError
 
 A, B, TIE, INVALID = Outcome.A, Outcome.B, Outcome.TIE, Outcome.INVALID
 SCORES = {A: -1.0, B: 1.0, TIE: 0.0, INVALID: None}

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.judging.comparison import Outcome, TournamentPattern, judge_messages
-from viva.judging.endpoint import ChatEndpoint, EndpointError, EndpointOptions, TokenChoice
+from viva.judging.endpoint import (
+    ChatEndpoint,
+    EndpointError,
+    EndpointOptions,
+    EndpointStoppedError,
+    EndpointUsage,
+    TokenChoice,
+)
 from viva.judging.endpoint_judge import EndpointJudge, label_masses
 from viva.judging.judge import JudgeOptions
 
@@ -163,7 +170,7 @@ async def test_after_a_refusal_nobody_is_asked_any_more():
         async with endpoint:
             judge = judge_of(endpoint)
             for solutions in ({0: "a", 1: "b"}, {0: "c", 1: "d"}):
-                with pytest.raises(EndpointError, match="status 401: bad key"):
+                with pytest.raises(EndpointStoppedError, match="status 401: bad key"):
                     await judge.compare("q", solutions, 0, 1, seed=0)
     assert len(server.requests) == 1
 
@@ -194,7 +201,12 @@ async def test_allowed_requests_do_run_at_once():
 
 
 @pytest.mark.parametrize(
-    ("budget", "noun"), [({"max_requests": 3}, "3 requests"), ({"max_total_tokens": 330}, "330 tokens")]
+    ("budget", "noun"),
+    [
+        ({"max_requests": 3}, "3 requests"),
+        ({"max_total_tokens": 330}, "330 tokens"),
+        ({"max_price": 0.0006, "prices": (1.0, 10.0)}, "0.0006"),
+    ],
 )
 async def test_a_budget_ends_the_asking_and_more_of_it_goes_on_where_it_ended(budget, noun):
     kept = Memory()
@@ -205,7 +217,7 @@ async def test_a_budget_ends_the_asking_and_more_of_it_goes_on_where_it_ended(bu
         async with endpoint:
             asked = (judge_of(endpoint).compare("q", each, 0, 1, 0) for each in solutions)
             found = await asyncio.gather(*asked, return_exceptions=True)
-        failures = [str(each) for each in found if isinstance(each, EndpointError)]
+        failures = [str(each) for each in found if isinstance(each, EndpointStoppedError)]
         return failures, endpoint.usage
 
     with chat_server(in_turn(verdict("A"))) as server:
@@ -216,6 +228,17 @@ async def test_a_budget_ends_the_asking_and_more_of_it_goes_on_where_it_ended(bu
         assert (failures, usage.requests, usage.kept) == ([], 2, 3)
     assert len(server.requests) == 5
     assert usage.price((1.0, 10.0)) == pytest.approx((2 * 100 * 1.0 + 2 * 10 * 10.0) / 1e6)
+
+
+async def test_what_was_used_before_counts_towards_the_budget():
+    with chat_server(in_turn(verdict("A"))) as server:
+        endpoint = ChatEndpoint(
+            EndpointOptions(url=server.url, model="m", max_requests=4), usage=EndpointUsage(requests=3)
+        )
+        await compare(endpoint)
+        with pytest.raises(EndpointStoppedError, match="budget of 4 requests is spent"):
+            await compare(endpoint)
+    assert len(server.requests) == 1
 
 
 async def test_what_was_answered_is_not_asked_again_even_at_the_same_time():
@@ -311,6 +334,10 @@ async def test_the_usual_key_is_not_sent_in_the_clear(monkeypatch):
         ({"timeout_s": 0}, "a positive time-out"),
         ({"max_requests": 0}, "budget of requests must be 1 or more"),
         ({"prices": (1.0, -1.0)}, "prices must be two"),
+        ({"prices": (1.0, math.nan)}, "prices must be two"),
+        ({"max_price": -1.0, "prices": (1.0, 1.0)}, "budget of money must be above 0"),
+        ({"max_price": 1.0}, "needs prices to count with"),
+        ({"max_price": 1.0, "prices": (0.0, 0.0)}, "needs prices to count with"),
         ({"url": "https://host/v1"}, "OPENAI_API_KEY is not set"),
         ({"key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
     ],

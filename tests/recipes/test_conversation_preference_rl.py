@@ -160,7 +160,7 @@ def test_the_recipe_runs_on_a_saved_data_set_with_columns_and_splits(models, tmp
         max_test_samples=2,
         max_steps=1,
         judge_mode="verdict",
-        judge_policy="initial",
+        judge="initial",
         judge_max_tokens=4,
     )
     assert code == 1  # nothing could be trained
@@ -223,5 +223,7 @@ def test_a_run_without_a_judge_is_repeated_from_its_own_options():
     record = Config(**given).make_plan().record
     again = Config(**given, judge_prompt=record["judge_prompt"])
     assert again.game().reward.name == "majority"
-    with pytest.raises(ValueError, match="judge_prompt would change nothing: reward=majority asks no judge"):
+    with pytest.raises(
+        ValueError, match="judge_prompt would change nothing: the reward majority asks no judge"
+    ):
         Config(**given, judge_prompt="Which is better?").game()

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.cost import CostOptions, parse_cost, recipe_cost, uncounted_options
 from viva.recipes.critique_self_play import Config as CritiqueConfig
+from viva.recipes.judge_options import ENDPOINT_BOUNDS
 from viva.recipes.loop import run_recipe
 from viva.recipes.math_efficiency import Config as MathConfig
-from viva.recipes.reward import CHOICE
 from viva.recipes.strategies import STRATEGIES
 from viva.scaling.counts import Block, Template, tree_cost
 from viva.scaling.groups import Lengths, Text
@@ -434,16 +435,43 @@ def test_options_that_change_no_figure_are_named(capsys) -> None:
     assert capsys.readouterr().err == "note: without effect on these figures: learning_rate, log_path\n"
 
 
+AT = {"judge": "http://127.0.0.1:9/v1", "judge_model": "m"}
+
+
+@pytest.mark.parametrize("config_class", [PreferenceConfig, CritiqueConfig, MathConfig])
+def test_what_an_endpoint_reads_is_counted_and_costs_no_work_here(config_class, capsys) -> None:
+    text = CostOptions(recipe="").text
+    config = config_class(**({"strategies": ["conversation"]} if config_class is MathConfig else {}))
+    own, outside = (
+        recipe_cost(chz.replace(config, judge_mode="logprob", **judge), text).counts for judge in ({}, AT)
+    )
+    assert outside.outside == (own.judge_prompts.rows.tokens, own.judged)
+    assert (outside.num_outside_calls, outside.num_judge_calls) == (own.num_judge_calls, 0)
+    assert own.num_judge_calls > own.num_outside_calls == 0
+    assert outside.total == pytest.approx(own.total)
+    assert outside.judge_prompts.rows.tokens == outside.judged == 0
+    assert outside.decoded.tokens == own.decoded.tokens - own.judged
+    recipe = config_class.__module__.rpartition(".")[2]
+    more = "strategies=conversation" if config_class is MathConfig else ""
+    command = f"viva cost recipe={recipe} {more} judge={AT['judge']} judge_model=m judge_mode=logprob"
+    told = printed(capsys, f"{command} 'judge_prices=[1.0,2.0]'")
+    price = (outside.outside[0] + 2 * outside.outside[1]) / 1e6
+    assert f"answers of the endpoint, price {price:,.4f}" in told
+
+
 @pytest.mark.parametrize("config_class", [PreferenceConfig, CritiqueConfig, MathConfig])
 def test_an_option_without_effect_has_none(config_class) -> None:
     """Options that are looked at count, but for some that only say how what is counted goes on."""
     other = {
-        "judge_policy": {"judge_policy": "initial"},
-        "judge_every": {"judge_policy": "every", "judge_every": 3},
-        "judge_decay": {"judge_policy": "ema", "judge_decay": 0.5},
-        "judge_checkpoint": {"judge_policy": "runs/past", "judge_checkpoint": "last"},
+        "judge_every": {"judge": "every", "judge_every": 3},
+        "judge_decay": {"judge": "ema", "judge_decay": 0.5},
+        "judge_checkpoint": {"judge": "runs/past", "judge_checkpoint": "last"},
         "judge_max_tokens": {"judge_max_tokens": 9},
         "judge_max_off_set_mass": {"judge_max_off_set_mass": 0.5},
+        "judge_body": {"judge_body": "{}"},
+        "judge_key_variable": {"judge_key_variable": "HOME"},
+        "judge_max_price": {"judge_max_price": 2.0, "judge_prices": [0.0, 1.0]},
+        **{name: {name: 3} for name in ENDPOINT_BOUNDS[1:-2]},
         "on_failure": {"on_failure": "continue"},
     }
     read = set()
@@ -463,21 +491,24 @@ def test_an_option_without_effect_has_none(config_class) -> None:
         {"strategies": list(STRATEGIES)},
         {"revision_votes": "agents"},
     ):
-        if set(more) <= set(chz.chz_fields(config_class)):
+        is_math = config_class is MathConfig
+        if set(more) <= set(chz.chz_fields(config_class)) and not (is_math and "judge_mode" in more):
             config = Watched(**more)
             read.clear()
             cost = recipe_cost(config, text)
             options = read & set(chz.chz_fields(config_class))
             assert len(options) > 3
             assert set(uncounted_options([f"{name}=1" for name in options])) <= set(other)
-            asks_judge = config_class is not MathConfig and more.get("revision_votes") != "agents"
+            asks_judge = "strategies" in more if is_math else more.get("revision_votes") != "agents"
             for name in options & set(other):
-                changed = chz.replace(config, **other[name])
-                if name in CHOICE and not asks_judge:
+                outside = AT if name in (*ENDPOINT_BOUNDS, "judge_body") else {}
+                changed = chz.replace(config, **outside, **other[name])
+                if name.startswith("judge") and not asks_judge:
                     with pytest.raises(ValueError, match="would change nothing"):
                         recipe_cost(changed, text)
                 else:
-                    assert recipe_cost(changed, text) == cost
+                    same = cost if not outside else recipe_cost(chz.replace(config, **outside), text)
+                    assert replace(recipe_cost(changed, text), prices=None) == same
 
 
 def test_a_model_that_does_not_fit_says_so(capsys) -> None:

@@ -64,8 +64,8 @@ def config(**options):
             "preset would change nothing: reward=majority has no such",
         ),
         (
-            {"reward": "answers", "judge_policy": "initial"},
-            "judge_policy would change nothing: .* asks no judge",
+            {"reward": "answers", "judge": "initial"},
+            "judge would change nothing: .* asks no judge",
         ),
         (
             {"reward": "r_meta", "ballots": "labels"},
@@ -130,7 +130,7 @@ def test_another_reward_keeps_the_rules_that_it_has():
     assert shuffled.of.rules.weights["r_sol"] == 3.0
     by_agents = config(reward="r_diag", revision_votes="agents").game()
     assert [round_.name for round_ in by_agents.protocol.rounds][-1] == "compare"
-    assert config(reward="tournament", judge_policy="initial").game().reward.judge.policy == "initial"
+    assert config(reward="tournament", judge="initial").game().reward.judge.policy == "initial"
     assert config(reward="majority").make_plan().summary == "4 agents, reward majority"
 
 
@@ -277,7 +277,7 @@ def test_a_run_that_votes_by_labels_resumes_to_the_bit(model, problems, tmp_path
         ({"revision_votes": "agents"}, 18, 0),
         ({"ballots": "labels"}, 15, 6),
         ({"ballots": "labels", "revision_votes": "agents"}, 18, 0),
-        ({"judge_policy": "initial"}, 15, 6),
+        ({"judge": "initial"}, 15, 6),
         ({"reward": "r_sol"}, 15, 6),
         ({"reward": "majority"}, 15, 0),
         ({"reward": "tournament"}, 15, 6),

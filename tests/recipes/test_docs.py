@@ -13,7 +13,7 @@ from pathlib import Path
 import chz
 import pytest
 from chz.blueprint import Blueprint
-from pages import ROOT, blocks, codes, generic, page, script_the_engine, tables
+from pages import ROOT, blocks, codes, documented_options, generic, page, script_the_engine, tables
 
 import viva.engine
 from viva.engine import EngineLimits, LocalServiceClient
@@ -30,22 +30,15 @@ COMMAND = "viva train conversation_preference_rl "
 # options
 
 
-def documented_options() -> dict[str, tuple[str, str]]:
-    rows = [row for table in tables(PAGE, "option") for row in table]
-    return {name: (codes(row[1])[0], " ".join(row)) for row in rows for name in codes(row[0])}
-
-
 def test_every_option_is_documented_once_with_its_default() -> None:
-    names = [name for table in tables(PAGE, "option") for row in table for name in codes(row[0])]
-    assert sorted(names) == sorted(chz.asdict(Config()))
-    for name, default in chz.asdict(Config()).items():
-        assert documented_options()[name][0] == str(default), name
+    options = {name: str(default) for name, default in chz.asdict(Config()).items()}
+    assert {name: default for name, (default, _) in documented_options(PAGE).items()} == options
 
 
 def test_every_allowed_word_of_an_option_is_named() -> None:
     for name, kind in typing.get_type_hints(Config, include_extras=False).items():
         for word in typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ():
-            assert f"`{word}`" in documented_options()[name][1], (name, word)
+            assert f"`{word}`" in documented_options(PAGE)[name][1], (name, word)
 
 
 def test_the_options_that_a_resumed_run_may_change_are_named(tmp_path: Path) -> None:

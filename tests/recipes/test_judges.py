@@ -93,19 +93,19 @@ RECIPES = ("conversation_preference_rl", "critique_self_play")
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_judge_refreshed_every_step_is_the_current_policy(run, recipe):
-    assert left_by(run(recipe, judge_policy="every", judge_every=1)) == left_by(run(recipe))
+    assert left_by(run(recipe, judge="every", judge_every=1)) == left_by(run(recipe))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_judge_that_is_never_refreshed_is_the_initial_policy(run, recipe):
-    frozen = left_by(run(recipe, judge_policy="initial"))
-    assert left_by(run(recipe, judge_policy="every", judge_every=NUM_STEPS + 1)) == frozen
+    frozen = left_by(run(recipe, judge="initial"))
+    assert left_by(run(recipe, judge="every", judge_every=NUM_STEPS + 1)) == frozen
     assert left_by(run(recipe)) != frozen, "the judge makes no difference here, so the test could not fail"
 
 
 def test_every_choice_judges_otherwise(run):
     scores = []
-    for options in ({}, {"judge_policy": "initial"}, {"judge_policy": "every", "judge_every": 2}, EMA):
+    for options in ({}, {"judge": "initial"}, {"judge": "every", "judge_every": 2}, EMA):
         transcripts = left_by(run(**options))[1]
         scores.append([one["score"] for row in transcripts for one in row["record"]["comparisons"]])
     assert len({json.dumps(each) for each in scores}) == len(scores)
@@ -113,8 +113,8 @@ def test_every_choice_judges_otherwise(run):
     assert all(each == pytest.approx(first[0], abs=1e-5) for each in first), "the first step has one policy"
 
 
-EMA = {"judge_policy": "ema", "judge_decay": 0.5}
-EVERY = {"judge_policy": "every", "judge_every": 2}
+EMA = {"judge": "ema", "judge_decay": 0.5}
+EVERY = {"judge": "every", "judge_every": 2}
 
 
 @pytest.mark.parametrize("options", [EMA, EVERY], ids=["ema", "every"])
@@ -136,7 +136,7 @@ def test_the_folder_keeps_the_judges_that_its_checkpoints_need(run):
     assert [path.name for path in (folder / "state" / "sampler_weights").iterdir()] == ["judge-000002"]
 
 
-@pytest.mark.parametrize("options", [{}, {"judge_policy": "initial"}, EMA, EVERY], ids=str)
+@pytest.mark.parametrize("options", [{}, {"judge": "initial"}, EMA, EVERY], ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_run_tells_how_often_its_judge_is_right(recipe, options, model, problems, tmp_path):
     """This model never gives the known answer, so another grader finds some replies right."""
@@ -155,13 +155,13 @@ def test_a_run_tells_how_often_its_judge_is_right(recipe, options, model, proble
 
 @pytest.mark.parametrize("stop", [None, 1])
 def test_the_initial_policy_of_a_run_that_starts_from_weights_is_these(run, tmp_path, stop):
-    start = run(judge_policy="initial") / "state" / "weights" / "000003"
+    start = run(judge="initial") / "state" / "weights" / "000003"
     options = {"load_checkpoint_path": start, "max_steps": 2}
     folder = tmp_path / "run"
     if stop is not None:
-        run(folder=folder, **options | {"judge_policy": "initial", "max_steps": stop})
-    run(folder=folder, **options, judge_policy="initial", behavior_if_exists="resume")
-    assert left_by(folder) == left_by(run(**options, judge_policy=start))
+        run(folder=folder, **options | {"judge": "initial", "max_steps": stop})
+    run(folder=folder, **options, judge="initial", behavior_if_exists="resume")
+    assert left_by(folder) == left_by(run(**options, judge=start))
     assert left_by(folder) != left_by(run(**options))
 
 
@@ -169,20 +169,20 @@ def test_the_initial_policy_of_a_run_that_starts_from_weights_is_these(run, tmp_
 
 
 def test_a_past_checkpoint_judges_as_the_policy_that_it_was(run):
-    past = run(judge_policy="initial")
-    judged = run(judge_policy=past, judge_checkpoint=3, max_steps=1)
+    past = run(judge="initial")
+    judged = run(judge=past, judge_checkpoint=3, max_steps=1)
     state = past / "state" / "weights" / "000003"
-    assert left_by(run(judge_policy=state, max_steps=1)) == left_by(judged)
-    assert left_by(run(judge_policy=past / "adapter", max_steps=1)) != left_by(judged)
-    assert left_by(run(judge_policy="initial", max_steps=1)) != left_by(judged)
-    last = left_by(run(judge_policy=past, judge_checkpoint="last", max_steps=1))
-    assert left_by(run(judge_policy=past, max_steps=1)) == last != left_by(judged)
-    assert json.loads((run(judge_policy=past, max_steps=1) / "config.json").read_text())["judge_weights"]
+    assert left_by(run(judge=state, max_steps=1)) == left_by(judged)
+    assert left_by(run(judge=past / "adapter", max_steps=1)) != left_by(judged)
+    assert left_by(run(judge="initial", max_steps=1)) != left_by(judged)
+    last = left_by(run(judge=past, judge_checkpoint="last", max_steps=1))
+    assert left_by(run(judge=past, max_steps=1)) == last != left_by(judged)
+    assert json.loads((run(judge=past, max_steps=1) / "config.json").read_text())["judge_weights"]
 
 
 def test_the_model_before_training_is_the_initial_policy(run, model):
-    initial = left_by(run(judge_policy="initial"))
-    assert left_by(run(judge_policy=model)) == initial
+    initial = left_by(run(judge="initial"))
+    assert left_by(run(judge=model)) == initial
 
 
 def asked_of(path: Path):
@@ -194,7 +194,7 @@ def asked_of(path: Path):
 
 
 def test_a_model_of_another_family_judges_in_its_own_format_in_training_and_evaluation(run, problems):
-    folder = run(judge_policy="tiny", max_steps=1)
+    folder = run(judge="tiny", max_steps=1)
     viva.evaluate(folder, problems, kinds=["conversation"], num_test_conversations=4)
     client = LocalServiceClient(device="cpu").create_sampling_client(base_model=str(model_path()))
     judge = PolicySelfComparisonJudge(
@@ -209,7 +209,7 @@ def test_a_model_of_another_family_judges_in_its_own_format_in_training_and_eval
             assert found.score == pytest.approx(one["score"], abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"judge_policy": "initial"}, EMA, EVERY], ids=str)
+@pytest.mark.parametrize("options", [{"judge": "initial"}, EMA, EVERY], ids=str)
 def test_a_run_is_evaluated_whoever_judged_it(run, problems, options):
     evaluation = viva.evaluate(run(**options), problems, kinds=["conversation"], num_test_conversations=2)
     assert len(evaluation.played["conversation"]) == 2
@@ -218,10 +218,10 @@ def test_a_run_is_evaluated_whoever_judged_it(run, problems, options):
 def test_a_run_whose_judge_was_changed_is_not_resumed(run, tmp_path, capsys):
     past, folder = tmp_path / "past", tmp_path / "run"
     run(folder=past, max_steps=1)
-    run(folder=folder, judge_policy=past, max_steps=1)
+    run(folder=folder, judge=past, max_steps=1)
     run(folder=past, max_steps=2, behavior_if_exists="resume")
     with pytest.raises(AssertionError):
-        run(folder=folder, judge_policy=past, max_steps=2, behavior_if_exists="resume")
+        run(folder=folder, judge=past, max_steps=2, behavior_if_exists="resume")
     assert "judge_weights was" in capsys.readouterr().err
 
 
@@ -232,12 +232,13 @@ def test_a_judge_is_found_from_elsewhere_and_is_no_path_in_a_model_card(run, tmp
     folder = tmp_path / "runs" / "own"
     for name in ("judge", "initial"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    config = {"log_path": "runs/own", "judge_policy": "runs/judge"}
-    assert located(config, folder)["judge_policy"] == str(tmp_path / "runs" / "judge")
+    config = {"log_path": "runs/own", "judge": "runs/judge"}
+    assert located(config, folder)["judge"] == str(tmp_path / "runs" / "judge")
     monkeypatch.chdir(tmp_path / "runs")
-    assert located({"log_path": "own", "judge_policy": "initial"}, folder)["judge_policy"] == "initial"
-    assert _shown("judge_policy", "/home/me/judge") == "judge"
-    assert [_shown("judge_policy", name) for name in ("ema", "Qwen/Qwen3-8B")] == ["ema", "Qwen/Qwen3-8B"]
+    assert located({"log_path": "own", "judge": "initial"}, folder)["judge"] == "initial"
+    assert _shown("judge", "/home/me/judge") == "judge"
+    for name in ("ema", "Qwen/Qwen3-8B", "https://host/v1"):
+        assert _shown("judge", name) == name
 
 
 # options
@@ -251,26 +252,26 @@ def config(kind, **options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"judge_policy": "inital"}, "got 'inital'. Did you mean 'initial'"),
-        ({"judge_policy": "me"}, "judge_policy must be current, initial, every, ema, or a model"),
-        ({"judge_policy": ""}, "judge_policy must be current"),
-        ({"judge_every": 3}, "judge_every would change nothing: it belongs to judge_policy=every"),
-        ({"judge_policy": "ema", "judge_every": 3}, "judge_every would change nothing"),
-        ({"judge_policy": "every", "judge_decay": 0.5}, "judge_decay would change nothing"),
+        ({"judge": "inital"}, "got 'inital'. Did you mean 'initial'"),
+        ({"judge": "me"}, "judge must be current, initial, every, ema, or a model"),
+        ({"judge": ""}, "judge must be current"),
+        ({"judge_every": 3}, "judge_every would change nothing: it belongs to judge=every"),
+        ({"judge": "ema", "judge_every": 3}, "judge_every would change nothing"),
+        ({"judge": "every", "judge_decay": 0.5}, "judge_decay would change nothing"),
         (
             {"judge_checkpoint": "last"},
-            "judge_checkpoint would change nothing: it belongs to judge_policy=RUN",
+            "judge_checkpoint would change nothing: it belongs to judge=RUN",
         ),
-        ({"judge_policy": "every", "judge_every": 0}, "judge_every must be 1 or more; got 0"),
-        ({"judge_policy": "ema", "judge_decay": 1.0}, "judge_decay must be above 0 and below 1"),
-        ({"judge_policy": "./nothing"}, "is no model that could judge"),
-        ({"judge_policy": "some/model", "judge_checkpoint": "last"}, "needs the folder of a run"),
+        ({"judge": "every", "judge_every": 0}, "judge_every must be 1 or more; got 0"),
+        ({"judge": "ema", "judge_decay": 1.0}, "judge_decay must be above 0 and below 1"),
+        ({"judge": "./nothing"}, "is no model that could judge"),
+        ({"judge": "some/model", "judge_checkpoint": "last"}, "needs the folder of a run"),
         (
-            {"judge_policy": "ema", "engine": "remote", "base_url": "http://localhost:1"},
+            {"judge": "ema", "engine": "remote", "base_url": "http://localhost:1"},
             "engine=local.*every",
         ),
-        ({"judge_policy": "tinker://a/weights/b"}, "with a remote engine, and engine=local cannot read them"),
-        ({"reward": "majority", "judge_policy": "ema"}, "judge_policy would change nothing"),
+        ({"judge": "tinker://a/weights/b"}, "with a remote engine, and engine=local cannot read them"),
+        ({"reward": "majority", "judge": "ema"}, "judge would change nothing"),
         ({"reward": "majority", "judge_every": 3}, "judge_every would change nothing"),
     ],
 )
@@ -281,14 +282,14 @@ def test_a_judge_that_could_not_be_is_refused_before_anything_is_computed(option
 
 
 def test_agents_who_compare_need_no_judge():
-    with pytest.raises(ValueError, match="judge_policy would change nothing"):
-        config(CritiqueConfig, revision_votes="agents", judge_policy="initial").make_plan()
-    with pytest.raises(ValueError, match="judge_policy would change nothing"):
-        config(CritiqueConfig, preset="paper", judge_policy="initial").make_plan()
+    with pytest.raises(ValueError, match="judge would change nothing"):
+        config(CritiqueConfig, revision_votes="agents", judge="initial").make_plan()
+    with pytest.raises(ValueError, match="judge would change nothing"):
+        config(CritiqueConfig, preset="paper", judge="initial").make_plan()
 
 
 def test_every_recipe_takes_the_choice_where_its_reward_asks_a_judge():
-    given = {"judge_policy": "ema", "judge_decay": 0.8}
+    given = {"judge": "ema", "judge_decay": 0.8}
     for kind in (
         PreferenceConfig,
         CritiqueConfig,
@@ -310,8 +311,8 @@ def test_a_reward_of_the_users_own_says_itself_who_judges(tmp_path):
     path.write_text("import viva\nmine = viva.rewards.tournament(policy='every', every=7)\n")
     reward = config(PreferenceConfig, reward=f"{path}:mine").game().reward
     assert (reward.judge.policy, reward.judge.every) == ("every", 7)
-    with pytest.raises(ValueError, match="judge_policy would change nothing"):
-        config(PreferenceConfig, reward=f"{path}:mine", judge_policy="initial").game()
+    with pytest.raises(ValueError, match="judge would change nothing"):
+        config(PreferenceConfig, reward=f"{path}:mine", judge="initial").game()
     for options, message in (
         ({"every": 7}, "every=7 would change nothing"),
         ({"policy": "every", "every": 0}, "every of 1 or more"),

@@ -12,11 +12,13 @@ import random
 import shutil
 import subprocess
 import sys
+import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from chat_server import ChatServer, chat_server, completion
 
 from viva.model_files import SEAL
 
@@ -57,10 +59,11 @@ RECIPES = {
     "conversation_preference_rl": CONVERSATION,
     "critique_self_play": CRITIQUE,
     "math_efficiency": MATH,
-    "conversation_preference_rl judged every 3 steps": CONVERSATION
-    | {"judge_policy": "every", "judge_every": 3},
-    "conversation_preference_rl judged by an average": CONVERSATION
-    | {"judge_policy": "ema", "judge_decay": 0.5},
+    "conversation_preference_rl judged every 3 steps": CONVERSATION | {"judge": "every", "judge_every": 3},
+    "conversation_preference_rl judged by an average": CONVERSATION | {"judge": "ema", "judge_decay": 0.5},
+    # one question at a time, so that its answers are kept in the same order
+    "conversation_preference_rl judged from outside": CONVERSATION
+    | {"judge_model": "m", "judge_concurrency": 1, "judge_prices": "[1.0,2.0]"},
 }
 """Options by recipe, whose name may have more words behind it."""
 COMMON = {
@@ -86,8 +89,9 @@ class Whole:
 class Server:
     """Does runs in forks of two processes that hash texts differently, in turns: what goes on is never the same one."""
 
-    def __init__(self, processes, folder: Path, model: Path) -> None:
+    def __init__(self, processes, folder: Path, model: Path, judge: ChatServer) -> None:
         self.processes = itertools.cycle(processes)
+        self.judge = judge
         self.folder = folder
         self.model = model
         self.wholes: dict[str, Whole] = {}
@@ -102,6 +106,8 @@ class Server:
             **COMMON,
             **RECIPES[recipe],
         }
+        if "judge_model" in options:
+            options["judge"] = self.judge.url
         log = self.folder / "log.txt"
         log.unlink(missing_ok=True)
         log.touch()
@@ -140,9 +146,15 @@ def server(tmp_path_factory):
     model = make_model(folder / "model")
     with ExitStack() as stack:
         processes = [stack.enter_context(started(hash_seed)) for hash_seed in ("1", "2")]
-        yield Server(processes, folder, model)
+        yield Server(processes, folder, model, stack.enter_context(chat_server(verdict)))
         for process in processes:
             process.stdin.close()
+
+
+def verdict(request: dict, _: int):
+    """The same verdict on the same solutions."""
+    label = ("A", "B")[zlib.crc32(request["messages"][-1]["content"].encode()) % 2]
+    return completion(json.dumps({"preference": label}))
 
 
 def started(hash_seed: str) -> subprocess.Popen:
@@ -235,20 +247,26 @@ class Trials:
     def try_one(self, name: str, **ending) -> bool:
         """Kill, resume, perhaps kill again and resume again; whether the run was still there to be killed."""
         log_path = self.folder / name
+        asked = self.server.judge.requests
+        asked.clear()
         if self.server.run(log_path, self.recipe, **ending)["code"] == 0:
             shutil.rmtree(log_path)
             return False
         self.num_kills += 1
+        num_kills = 1
         if self.rng.random() < 0.2:
             if self.rng.random() < 0.5:
                 again = {"point": self.rng.randrange(60)}
             else:
                 again = {"after_s": self.rng.uniform(0, 0.7 * self.whole.seconds)}
-            self.num_again += self.server.run(log_path, self.recipe, **again)["code"] != 0
+            num_kills += self.server.run(log_path, self.recipe, **again)["code"] != 0
+        self.num_again += num_kills - 1
         assert self.server.run(log_path, self.recipe)["code"] == 0
         found = outcome(log_path)
         for part, value in self.whole.outcome.items():
             assert found[part] == value, (name, ending, part)
+        num_questions = len({json.dumps(each["messages"]) for each in asked})
+        assert len(asked) - num_questions <= num_kills, "an answer that had come was asked for again"
         shutil.rmtree(log_path)
         return True
 

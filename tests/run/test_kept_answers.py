@@ -29,6 +29,32 @@ def test_rubbish_in_the_file_is_no_answer(tmp_path):
     assert (kept.get("k"), kept.get("a")) == (None, {})
 
 
+def answer(prompt, sampled):
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": sampled}}
+
+
+def test_what_the_answers_cost_is_told_up_to_a_step_whoever_reads_them(tmp_path):
+    first = AnswerFile(tmp_path / "answers.jsonl")
+    assert first.usage().total_tokens == 0
+    for step, key in ((0, "a"), (2, "b"), (2, "c")):
+        first.step = step
+        first.put(key, answer(100, 10))
+    first.put("d", {"usage": {"prompt_tokens": "many"}})  # of a server that tells no numbers
+    for kept in (first, AnswerFile(tmp_path / "answers.jsonl")):
+        told = [kept.usage(through) for through in (0, 1, 2, None)]
+        assert [each.requests for each in told] == [1, 1, 4, 4]
+        assert [(each.prompt_tokens, each.sampled_tokens) for each in told[1:3]] == [(100, 10), (300, 30)]
+
+
+def test_two_writers_of_one_file_find_their_own_answers(tmp_path):
+    one, other = (AnswerFile(tmp_path / "answers.jsonl") for _ in range(2))
+    for number in range(3):
+        one.put(f"one {number}", {"text": "1" * number})
+        other.put(f"other {number}", {"text": "2"})
+    assert [one.get(f"one {number}") for number in range(3)] == [{"text": "1" * n} for n in range(3)]
+    assert [other.get(f"other {number}") for number in range(3)] == [{"text": "2"}] * 3
+
+
 def test_no_secret_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "abcdefgh12345678")
     path = tmp_path / "answers.jsonl"

@@ -27,8 +27,8 @@ from review_agents import (
     streams_of,
 )
 
+from viva.judging.base import JudgeError
 from viva.judging.bradley_terry import BradleyTerryError
-from viva.judging.judge import JudgeError
 from viva.rewards import critique
 from viva.rewards.review import ReviewRules, ReviewScores
 from viva.selfplay.group import ConversationVoidError

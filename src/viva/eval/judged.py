@@ -17,9 +17,8 @@ from viva.conversation.guard import remembering
 from viva.eval.estimates import Terms, draw_counts, interval_of, summarise
 from viva.eval.length_control import LengthTerm, length_controlled_win_rate
 from viva.eval.records import Answer, Asked, Figure
-from viva.judging.base import Judge
+from viva.judging.base import Judge, JudgeError
 from viva.judging.comparison import Comparison, Outcome
-from viva.judging.judge import JudgeError
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import derive_seed
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 from viva.conversation.coordinator import gather_or_cancel
 from viva.eval.estimates import Terms
 from viva.eval.records import Asked
+from viva.judging.base import JudgeError
 from viva.judging.criteria import CriterionJudge, CriterionScore
-from viva.judging.judge import JudgeError
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import derive_seed
 

@@ -11,6 +11,10 @@ from viva.conversation.guard import remembering
 from viva.judging.comparison import Comparison, TournamentPattern, pairs
 
 
+class JudgeError(RuntimeError):
+    """A judge gave nothing that a verdict could be read from."""
+
+
 class Judge(ABC):
     """Compares solutions of one question, two at a time."""
 

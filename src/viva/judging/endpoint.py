@@ -1,8 +1,8 @@
 """A judge behind an OpenAI-compatible endpoint: hosted, or served on this machine.
 
 `ChatEndpoint` sends chat completions: a bounded number at a time, with a time-out, again after a pause where the server
-is busy (429, 5xx, or unreachable), within a budget of requests and tokens; an answer that was kept is not asked for
-again. The key comes from an environment variable and stands in a header only. A request that fails raises
+is busy (429, 5xx, or unreachable), within a budget of requests, tokens and money; an answer that was kept is not asked
+for again. The key comes from an environment variable and stands in a header only. A request that fails raises
 `EndpointError`, so that no score is made up. `viva.judging.endpoint_judge` compares solutions through it.
 """
 
@@ -24,7 +24,7 @@ import httpx
 from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.records import encodable
-from viva.judging.judge import JudgeError
+from viva.judging.base import JudgeError
 from viva.judging.usage import count_tokens
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
@@ -45,6 +45,10 @@ _THOUGHT_END = "</think>"
 
 class EndpointError(JudgeError):
     """A request that failed for good; the message says why, without the key."""
+
+
+class EndpointStoppedError(EndpointError):
+    """Every further request would fail, too: the budget is spent, or the endpoint refuses the key or the model."""
 
 
 class KeptAnswers(Protocol):
@@ -83,6 +87,8 @@ class EndpointOptions:
     """Budget of requests, attempts included; ``None``: no limit."""
     max_total_tokens: int | None = None
     """Budget of tokens, prompts included. Requests under way when it is reached still count."""
+    max_price: float | None = None
+    """Budget in the currency of the prices. Requests under way when it is reached still count."""
     prices: tuple[float, float] | None = None
     """Of a million prompt tokens and of a million sampled ones."""
     body: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -114,11 +120,25 @@ class EndpointOptions:
         for name, value in (("requests", self.max_requests), ("tokens", self.max_total_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"a judge's budget of {name} must be 1 or more, or left out; got {value}")
-        if self.prices is not None and (len(self.prices) != 2 or min(self.prices) < 0):
+        self._check_prices()
+        self.key()
+
+    def _check_prices(self) -> None:
+        if self.prices is not None and (
+            len(self.prices) != 2 or not all(0 <= price < math.inf for price in self.prices)
+        ):
             raise ValueError(
                 f"prices must be two, of prompt and sampled tokens, 0 or more; got {self.prices}"
             )
-        self.key()
+        if self.max_price is None:
+            return
+        if not 0 < self.max_price < math.inf:
+            raise ValueError(f"a judge's budget of money must be above 0, or left out; got {self.max_price}")
+        if not self.prices or max(self.prices) == 0:
+            raise ValueError(
+                f"judge_max_price={self.max_price} needs prices to count with, like judge_prices=[0.15, 0.6]; got "
+                f"{self.prices}"
+            )
 
     @property
     def is_local(self) -> bool:
@@ -193,11 +213,12 @@ class EndpointUsage:
 
 
 class ChatEndpoint:
-    """Asks one model at one endpoint. Use it as an asynchronous context manager.
+    """Asks one model at one endpoint, from the first question until it is closed, or as a context manager.
 
     Args:
         options: The endpoint.
         kept: Answers of earlier times.
+        usage: What of the budget was used before; by default nothing.
         pause: Waits for some seconds; another one in tests.
     """
 
@@ -206,10 +227,11 @@ class ChatEndpoint:
         options: EndpointOptions,
         kept: KeptAnswers | None = None,
         *,
+        usage: EndpointUsage | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.options = options
-        self.usage = EndpointUsage()
+        self.usage = usage or EndpointUsage()
         self._kept = kept
         self._pause = pause
         self._key = options.key()
@@ -219,16 +241,13 @@ class ChatEndpoint:
         self._refusal: str | None = None
 
     async def __aenter__(self) -> Self:
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        self._client = httpx.AsyncClient(
-            base_url=self.options.url.rstrip("/") + "/",
-            headers=headers,
-            timeout=self.options.timeout_s,
-            trust_env=not self.options.is_local,
-        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
@@ -242,7 +261,8 @@ class ChatEndpoint:
             top_logprobs: Alternatives of every sampled token; 0 asks for none.
 
         Raises:
-            EndpointError: If there is no answer, or the budget is spent.
+            EndpointError: If there is no answer.
+            EndpointStoppedError: If there will be none to further questions either.
         """
         body: dict[str, Any] = {
             "model": self.options.model,
@@ -257,22 +277,29 @@ class ChatEndpoint:
         body = {name: value for name, value in (body | dict(self.options.body)).items() if value is not None}
         key = _digest(self.options.url, body)
         async with self._asking.setdefault(key, asyncio.Lock()):
-            kept = None if self._kept is None else self._kept.get(key)
-            if kept is not None:
-                answer = self._parsed(kept)
-                self._count(kept, body, answer, is_kept=True)
-                return answer
             try:
-                async with self._slots:
-                    content = await self._answered(body)
-                answer = self._parsed(content)
-            except EndpointError:
-                self.usage.failed += 1
-                raise
-            self._count(content, body, answer, is_kept=False)
-            if self._kept is not None:
-                self._kept.put(key, _essence(content, answer))
+                return await self._ask(key, body)
+            finally:
+                self._asking.pop(key, None)  # whoever waits for it finds the answer that is kept
+
+    async def _ask(self, key: str, body: Mapping[str, Any]) -> ChatAnswer:
+        kept = None if self._kept is None else self._kept.get(key)
+        if kept is not None:
+            answer = self._parsed(kept)
+            self._count(kept, body, answer, is_kept=True)
             return answer
+        try:
+            async with self._slots:
+                content = await self._answered(body)
+            answer = self._parsed(content)
+        except EndpointError:
+            self.usage.failed += 1
+            raise
+        prompt, sampled = self._count(content, body, answer, is_kept=False)
+        if self._kept is not None:
+            usage = {"prompt_tokens": prompt, "completion_tokens": sampled}
+            self._kept.put(key, _essence(content, answer) | {"usage": usage})
+        return answer
 
     async def _answered(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The first good answer of several attempts."""
@@ -286,6 +313,7 @@ class ChatEndpoint:
             reason = self._reason(status, content)
             if status in _REFUSED:
                 self._refusal = reason
+                raise EndpointStoppedError(reason)
             if 0 < status < 500 and status not in _BUSY:
                 raise EndpointError(reason)
             wait = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S) if retry_after is None else retry_after
@@ -297,20 +325,27 @@ class ChatEndpoint:
 
     def _check_budget(self) -> None:
         if self._refusal is not None:
-            raise EndpointError(self._refusal)
+            raise EndpointStoppedError(self._refusal)
+        price = 0.0 if self.options.prices is None else self.usage.price(self.options.prices)
         for spent, budget, noun, name in (
-            (self.usage.requests, self.options.max_requests, "requests", "judge_max_requests"),
-            (self.usage.total_tokens, self.options.max_total_tokens, "tokens", "judge_max_total_tokens"),
+            (self.usage.requests, self.options.max_requests, " requests", "judge_max_requests"),
+            (self.usage.total_tokens, self.options.max_total_tokens, " tokens", "judge_max_total_tokens"),
+            (price, self.options.max_price, "", "judge_max_price"),
         ):
             if budget is not None and spent >= budget:
-                raise EndpointError(
-                    f"the judge's budget of {budget} {noun} is spent; raise {name} and repeat: answers are kept"
+                raise EndpointStoppedError(
+                    f"the judge's budget of {budget:,}{noun} is spent; raise {name} and repeat: answers are kept"
                 )
 
     async def _attempt(self, body: Mapping[str, Any]) -> tuple[int, bytes, float | None]:
         """Status, content and seconds to wait; the status is 0 if there was no answer."""
         if self._client is None:
-            raise RuntimeError("use 'async with' before anything is asked")
+            self._client = httpx.AsyncClient(
+                base_url=self.options.url.rstrip("/") + "/",
+                headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+                timeout=self.options.timeout_s,
+                trust_env=not self.options.is_local,
+            )
         try:
             async with (
                 asyncio.timeout(self.options.timeout_s),
@@ -369,7 +404,8 @@ class ChatEndpoint:
 
     def _count(
         self, content: Mapping[str, Any], body: Mapping[str, Any], answer: ChatAnswer, *, is_kept: bool
-    ) -> None:
+    ) -> tuple[int, int]:
+        """Count an answer's tokens, read and sampled."""
         usage = content.get("usage")
         told = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
         prompt, sampled = told.get("prompt_tokens"), told.get("completion_tokens")
@@ -384,6 +420,7 @@ class ChatEndpoint:
         else:
             self.usage.prompt_tokens += prompt
             self.usage.sampled_tokens += sampled
+        return prompt, sampled
 
 
 def _digest(url: str, body: Mapping[str, Any]) -> str:
@@ -405,7 +442,7 @@ def _essence(content: Mapping[str, Any], answer: ChatAnswer) -> dict[str, Any]:
             for token in answer.tokens
         ]
         kept["logprobs"] = {"content": rows}
-    return {"model": content.get("model"), "choices": [kept], "usage": content.get("usage")}
+    return {"model": content.get("model"), "choices": [kept]}
 
 
 def _tokens(logprobs: Any) -> tuple[TokenChoice, ...]:

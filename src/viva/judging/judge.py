@@ -29,7 +29,7 @@ from tinker_cookbook.renderers.base import Message, Renderer
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
-from viva.judging.base import Judge
+from viva.judging.base import Judge, JudgeError
 from viva.judging.comparison import (
     JUDGE_SYSTEM_PROMPT,
     LABELS,
@@ -40,6 +40,7 @@ from viva.judging.comparison import (
     read_labels,
     same_words,
 )
+from viva.judging.endpoint import EndpointOptions
 from viva.judging.usage import Role, count_tokens
 
 
@@ -126,10 +127,6 @@ _Row = list[tuple[int, float]]
 VERDICT_SCORES = {Outcome.A: -1.0, Outcome.TIE: 0.0, Outcome.B: 1.0, Outcome.INVALID: None}
 
 
-class JudgeError(RuntimeError):
-    """The engine returned no probabilities that a verdict could be read from."""
-
-
 POLICIES = ("current", "initial", "every", "ema")
 """Names of the weights of the policy that is trained; every other name is that of a model."""
 
@@ -152,6 +149,8 @@ class JudgeOptions:
     """``ema``: share of the average that stays at each step."""
     checkpoint: str | None = None
     """Another model that is a run: its checkpoint, as in ``viva eval``; ``None``: what it ended with."""
+    endpoint: EndpointOptions | None = None
+    """A model behind an endpoint, in the policy's place; many of them write verdicts alone."""
     mode: JudgeMode = "logprob"
     """``logprob`` or ``verdict``, see the module."""
     system_prompt: str = JUDGE_SYSTEM_PROMPT
@@ -163,6 +162,10 @@ class JudgeOptions:
     def __post_init__(self) -> None:
         """Check."""
         check_policy(self.policy)
+        if self.endpoint is not None and self.policy != "current":
+            raise ValueError(
+                f"the policy {self.policy!r} and an endpoint both say who judges; leave out one or the other"
+            )
         if self.every < 1 or not 0 < self.decay < 1:
             raise ValueError(
                 "a judge needs every of 1 or more and a decay above 0 and below 1, for example 0.9; got "
@@ -223,6 +226,11 @@ def check_policy(policy: str, option: str = "policy") -> None:
     Raises:
         ValueError: See above.
     """
+    if policy.startswith(("https://", "http://")):
+        raise ValueError(
+            f"{option} must name a policy or model, and {policy} is an endpoint's address; give a "
+            "viva.judging.endpoint.EndpointOptions as endpoint in its place"
+        )
     path = Path(policy).expanduser()
     if policy in POLICIES or policy == "tiny" or "/" in policy or (policy.strip() and path.exists()):
         return

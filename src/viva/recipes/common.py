@@ -34,7 +34,7 @@ REFUSED = 2
 """Exit code of a run that cannot begin."""
 
 _BUILT_IN = "tiny"
-_PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path", "judge_policy")
+_PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path", "judge")
 """Options that may be paths of files that a run reads."""
 _BUILT_IN_RATE = 1.5e-3  # measured, see benchmarks/log.md
 

@@ -57,7 +57,8 @@ _COUNTED = frozenset(
             "max_rounds",
             "order",
         ),
-        *("judge_mode", "judge_prompt", "judge_prompt_path", "tournament_pattern"),
+        *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
+        "tournament_pattern",
         *("protocol", "control", "reward", "scorer_policy", "scorer_model", "prompts"),
         *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own", "ballots"),
         *(
@@ -69,6 +70,7 @@ _COUNTED = frozenset(
             "train_behind",
             "keep",
             "conversation",
+            "conversation_reward",
         ),
         *("estimator", "estimator_options", "baseline", "min_effective_share", "on_waste"),
     }
@@ -121,9 +123,11 @@ class RecipeCost:
 
     summary: str
     calls: tuple[Call, ...]
-    """Of one group."""
+    """Of one group, but for those of an endpoint."""
     counts: Counts
     is_lora: bool
+    prices: tuple[float, float] | None = None
+    """Of a million tokens read and of a million sampled by a judge behind an endpoint."""
 
 
 def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
@@ -201,13 +205,15 @@ def recipe_cost(config: RecipeConfig, text: Text) -> RecipeCost:
 def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
     at_least(config, {"num_agents": 2})
     groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
-    calls = _game_calls(config.game(), text)
+    game = config.game()
+    calls = _game_calls(game, text)
     recipe = type(config).__module__.rpartition(".")[2]
     return RecipeCost(
         summary=f"{recipe}: {counted(groups, 'conversation')} of {config.summary()}",
-        calls=tuple(calls),
+        calls=tuple(call for call in calls if call.role != "outside"),
         counts=count_step(calls, groups),
         is_lora=config.lora_rank > 0,
+        prices=_prices(game.reward),
     )
 
 
@@ -230,7 +236,7 @@ def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wa
         def compared(question: str, first: str, second: str) -> list[tuple[str, str]]:
             return _texts(judge_messages(question, first, second, judge.system_prompt))
 
-        calls += judge_calls(
+        judged = judge_calls(
             [
                 (solution_key(*first), solution_key(*second))
                 for first, second in reward.matches(protocol, number)
@@ -240,6 +246,7 @@ def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wa
             text=text,
             wave=wave,
         )
+        calls += judged if judge.endpoint is None else [replace(call, role="outside") for call in judged]
     if reward.scorer is not None:
 
         def predicted(question: str, informant: str | None) -> list[tuple[str, str]]:
@@ -289,9 +296,10 @@ def _math_cost(config: MathConfig, text: Text) -> RecipeCost:
     named = f"{', '.join(config.strategies)}, estimator {config.estimator}"
     return RecipeCost(
         summary=f"math_efficiency: {counted(units * len(problems), 'problem')}, {named}",
-        calls=tuple(calls),
+        calls=tuple(call for call in calls if call.role != "outside"),
         counts=count_step(calls, units, checked=checked),
         is_lora=config.lora_rank > 0,
+        prices=_prices(config.game().reward if config.talks else reward),
     )
 
 
@@ -358,11 +366,24 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
     rows.append(("prompts of agents", *_passes(counts.prompts)))
     if counts.num_judge_calls:
         rows.append(("prompts of the judge", *_passes(counts.judge_prompts)))
+    if counts.num_outside_calls:
+        price = "" if cost.prices is None else f", price {_price(counts.outside, cost.prices):,.4f}"
+        answers = counted(counts.num_outside_calls, "answer")
+        rows.append((f"{answers} of the endpoint{price}", f"{sum(counts.outside):,.0f}", "", ""))
     rows.append(("read and sampled in all", f"{counts.total:,.0f}", "", ""))
     if counts.scored.rows.tokens:
         rows.append(("scored before the update", *_passes(counts.scored)))
     rows.append((f"trained, {counts.num_datums} datums", *_passes(counts.trained)))
     return rows
+
+
+def _price(tokens: tuple[float, float], prices: tuple[float, float]) -> float:
+    return sum(number * price for number, price in zip(tokens, prices, strict=True)) / 1e6
+
+
+def _prices(reward: Reward | None) -> tuple[float, float] | None:
+    endpoint = None if reward is None or reward.judge is None else reward.judge.endpoint
+    return None if endpoint is None else endpoint.prices
 
 
 def _passes(passes: Passes) -> tuple[str, str, str]:

@@ -26,18 +26,28 @@ _RECORD = "judge_weights"
 """A key of ``config.json`` that is no option: a run goes on with the judge that it had."""
 
 
-def with_checked_judge(plan: Plan, reward: Reward | None) -> Plan:
-    """The plan of a run, with the weights of another model that judges named in its record; nothing is loaded.
+def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> Plan:
+    """The plan of a run, with what the judge is told and the weights that it has in its record; nothing is loaded.
+
+    Args:
+        plan: Without them.
+        reward: Asks the judge, if one is asked.
+        text: What the options tell it.
 
     Raises:
         ValueError: If the engine cannot have that judge, or there is no such model.
     """
+    from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
+
     options = None if reward is None else reward.judge
     if options is None:
         return plan
+    # a file may change, and a default, too; a reward of the user's own has its text in its code
+    if options.system_prompt in (text, JUDGE_SYSTEM_PROMPT):
+        plan = replace(plan, record={**plan.record, "judge_prompt": options.system_prompt})
     if options.policy == "ema" and plan.engine.engine == "remote":
         raise ValueError(
-            "judge_policy=ema needs engine=local: a server has nothing that averages weights. Use judge_policy=every "
+            "judge=ema needs engine=local: a server has nothing that averages weights. Use judge=every "
             "with judge_every=STEPS there"
         )
     if options.model is None:
@@ -58,13 +68,13 @@ def judge_target(options: JudgeOptions, engine: EngineConfig) -> Target:
     try:
         target = find_target(name, checkpoint=options.checkpoint)
     except ValueError as error:
-        raise ValueError(f"judge_policy={name} is no model that could judge: {error}") from error
+        raise ValueError(f"judge={name} is no model that could judge: {error}") from error
     is_here = target.weights is not None and "://" not in target.weights
     if target.weights is not None and is_here != (engine.engine == "local"):
         place = "on this machine" if is_here else "with a remote engine"
         other = "local" if is_here else "remote"
         raise ValueError(
-            f"judge_policy={name} has its weights {place}, and engine={engine.engine} cannot read them; give engine="
+            f"judge={name} has its weights {place}, and engine={engine.engine} cannot read them; give engine="
             f"{other}, or a model that this engine can load"
         )
     return target
@@ -87,6 +97,15 @@ async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[
     Raises:
         ValueError: If its model cannot be had.
     """
+    if options.endpoint is not None:
+        from viva.judging.endpoint import ChatEndpoint
+        from viva.judging.endpoint_judge import EndpointJudge
+        from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
+        from viva.training.followers import OutsideJudge
+
+        answers = AnswerFile(opened.folder.path / ANSWERS_FILE)
+        endpoint = ChatEndpoint(options.endpoint, answers, usage=answers.usage())
+        return EndpointJudge(endpoint, options), [OutsideJudge(endpoint, answers)]
     if options.model is not None:
         policy, renderer = await _other_model(options, plan, opened)
         return options.make(policy, renderer), []
@@ -138,8 +157,8 @@ async def _averaging(opened: OpenRun) -> AveragingTrainingClient:
     client: object = opened.client
     if not isinstance(client, AveragingTrainingClient):
         raise ValueError(
-            f"judge_policy=ema needs an engine that averages weights, as the local one does; {type(client).__name__} "
-            "has no begin_average. Use judge_policy=every with judge_every=STEPS"
+            f"judge=ema needs an engine that averages weights, as the local one does; {type(client).__name__} "
+            "has no begin_average. Use judge=every with judge_every=STEPS"
         )
     if opened.resume_from is None:
         await client.begin_average()

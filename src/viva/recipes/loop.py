@@ -30,7 +30,7 @@ from viva.sdk import ServiceClient, TrainingClient
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError
-from viva.training.followers import Follower
+from viva.training.followers import Follower, JudgeStoppedError
 from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
 from viva.training.remote import EngineError, explain, watched
 from viva.training.service import EngineConfig
@@ -94,7 +94,7 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
         async with watched(engine.base_url):
             is_complete = await train(training)
         finish_run(training, model=plan.model, is_complete=is_complete)
-    except (AllGroupsFailedError, EstimatorStoppedError, PromptsChangedError) as error:
+    except (AllGroupsFailedError, JudgeStoppedError, EstimatorStoppedError, PromptsChangedError) as error:
         raise FailedRunError(str(error)) from error
     except FloatingPointError as error:  # nothing was saved since
         raise FailedRunError(f"{error} {_how_to_go_on(opened)}") from error

@@ -153,7 +153,9 @@ class Config(AskedConfig):
         from viva.rewards.solutions import SolutionReward
         from viva.selfplay.user_code import is_target
 
-        reward = self.asking(reward_named(self.reward), is_whole=is_target(self.reward))
+        reward = reward_named(self.reward)
+        if not (self.talks and reward.name == "answers"):  # there the judge is that of the conversation
+            reward = self.asking(reward, is_whole=is_target(self.reward))
         if reward.name == "answers":
             return None
         if not isinstance(reward, SolutionReward) or not reward.pays_samples:
@@ -168,17 +170,25 @@ class Config(AskedConfig):
             )
         return reward
 
+    @property
+    def talks(self) -> bool:
+        """Whether ``conversation`` is one of the strategies."""
+        from viva.recipes.strategies import CONVERSATION
+
+        return CONVERSATION in self.strategies
+
     def game(self) -> Game:
         """The protocol and reward of the strategy ``conversation``.
 
         Raises:
-            ValueError: If there is no such reward, or it does not go with the conversation.
+            ValueError: If there is no such reward or judge, or it does not go with the conversation.
         """
         from viva.recipes.reward import reward_named
         from viva.rewards import peer_review, tournament
         from viva.rewards.solutions import SolutionReward
         from viva.selfplay.critique import critique_protocol
         from viva.selfplay.round_robin import round_robin_protocol
+        from viva.selfplay.user_code import is_target
 
         if self.conversation == "critique":
             reward = peer_review()
@@ -198,6 +208,7 @@ class Config(AskedConfig):
                     "pays by what was said, such as majority, maca or tournament"
                 )
             reward.check(protocol, self.num_agents)
+        reward = self.asking(reward, is_whole=is_target(self.conversation_reward))
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
     def unit(self, strategies: Sequence[str]) -> BatchUnit:
@@ -256,7 +267,7 @@ class Config(AskedConfig):
         )
         if reward is None or reward.needs_answers:
             _check_answers(plan)
-        return with_checked_judge(plan, reward)
+        return with_checked_judge(plan, self.game().reward if self.talks else reward, self.judge_text())
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
@@ -270,11 +281,12 @@ class Config(AskedConfig):
 
         policy = PolicyRef(timeout_s=self.policy_timeout_s)
         group_reward = self.group_reward()
-        group_judge, group_scorer, followers = await asked_by(group_reward, plan, opened)
+        asker = self.game().reward if self.talks else group_reward
+        asked_judge, group_scorer, followers = await asked_by(asker, plan, opened)
 
         @functools.cache
         def judge() -> Judge:
-            return PolicySelfComparisonJudge(policy, opened.renderer)
+            return asked_judge or PolicySelfComparisonJudge(policy, opened.renderer)
 
         def task(item: PromptItem, seed: int) -> Task:
             return Task(
@@ -292,7 +304,6 @@ class Config(AskedConfig):
                 judge=judge,
                 options=self,
                 group_reward=group_reward,
-                group_judge=group_judge,
                 group_scorer=group_scorer,
             )
 

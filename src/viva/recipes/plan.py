@@ -15,6 +15,7 @@ from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, r
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.recipes.generated import generated_record
+from viva.recipes.judge_options import ENDPOINT_BOUNDS
 from viva.rewards.base import Grader
 from viva.run.trackers import TrackerChoice, choose_trackers
 from viva.selfplay.user_code import find_check
@@ -36,6 +37,7 @@ _FREE_OPTIONS = frozenset(
         "ttl_seconds",
         "wandb_name",
         "wandb_project",
+        *ENDPOINT_BOUNDS,
     }
 )
 """Options that do not change what any step computes; a resumed run may set them anew. With rollouts that run ahead,

@@ -209,7 +209,9 @@ class ConversationConfig(AskedConfig):
         levels = self.levels()
         if self.alarm_levels is not None:
             record = {**(record or {}), "levels": {name: asdict(level) for name, level in levels.items()}}
-        plan = with_checked_judge(plan_run(self, record=record, **options), self.game().reward)
+        plan = with_checked_judge(
+            plan_run(self, record=record, **options), self.game().reward, self.judge_text()
+        )
         if self.control == "foreign_critiques":
             _check_partners(plan)
         return plan

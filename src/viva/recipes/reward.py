@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
 from viva.recipes.config import RecipeConfig
+from viva.recipes.judge_options import ENDPOINT_OPTIONS, JudgeConfig, is_address
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
@@ -61,27 +63,36 @@ def refuse_unused(
         raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
 
 
-CHOICE = ("judge_policy", "judge_every", "judge_decay", "judge_checkpoint")
-"""Options that say who judges."""
+_JUDGE = (
+    *("judge", "judge_every", "judge_decay", "judge_checkpoint", *ENDPOINT_OPTIONS),
+    *("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_tokens", "judge_max_off_set_mass"),
+)
+"""Options that say who judges, and how."""
 
 
 @chz.chz
-class AskedConfig(RecipeConfig):
+class AskedConfig(JudgeConfig, RecipeConfig):
     """Options of rewards that ask models: a judge who compares solutions, a scorer who tells how probable they are."""
 
-    judge_policy: str = chz.field(
+    judge: str = chz.field(
         default="current",
         doc="who judges: the policy as it is (current), at the start (initial), every judge_every steps (every), the "
-        "moving average of its weights (ema), or another model: tiny, a folder, a GGUF file, a hub name, a run",
+        "moving average of its weights (ema), a model (tiny, a folder, a GGUF file, a hub name), a run, or "
+        "https://host/v1",
     )
     judge_every: int | None = chz.field(
-        default=None, doc="judge_policy=every: steps until the judge is the policy again; default: 10"
+        default=None, doc="judge=every: steps until the judge is the policy again; default: 10"
     )
     judge_decay: float | None = chz.field(
-        default=None, doc="judge_policy=ema: share of the average that stays at each step; default: 0.9"
+        default=None, doc="judge=ema: share of the average that stays at each step; default: 0.9"
     )
     judge_checkpoint: str | None = chz.field(
-        default=None, doc="judge_policy=RUN: last, best or a name; default: what the run ended with"
+        default=None, doc="judge=RUN: last, best or a name; default: what the run ended with"
+    )
+    judge_prompt_path: str | None = chz.field(default=None, doc="file with what the judge is told")
+    judge_max_off_set_mass: float = chz.field(
+        default=0.9,
+        doc="with logprob: a comparison is invalid if anything but a label is more probable than this",
     )
     scorer_model: str | None = chz.field(
         default=None, doc="peer_prediction: another model that scores replies, such as a smaller one"
@@ -102,8 +113,11 @@ class AskedConfig(RecipeConfig):
         """
         return self._scored(self._judged(reward, is_whole=is_whole), is_whole=is_whole)
 
-    def judge(self, options: JudgeOptions) -> JudgeOptions:
-        """The judge with the policy that these options name.
+    def judge_options(self, options: JudgeOptions) -> JudgeOptions:
+        """The judge that these options name.
+
+        Args:
+            options: Of the reward, for what is not given.
 
         Raises:
             ValueError: If there could be no such judge, or an option is given that would not change it.
@@ -111,29 +125,75 @@ class AskedConfig(RecipeConfig):
         from viva.judging.judge import POLICIES, check_policy
         from viva.recipes.plan import at_least
 
-        chosen = self.judge_policy
-        check_policy(chosen, "judge_policy")
-        at_least(self, {"judge_every": 1})
+        chosen = self.judge
+        is_outside = is_address(chosen)
+        if not is_outside:
+            check_policy(chosen, "judge")
+        at_least(self, {"judge_every": 1, "judge_max_tokens": 1})
         if self.judge_decay is not None and not 0 < self.judge_decay < 1:
             raise ValueError(f"judge_decay must be above 0 and below 1, like 0.9; got {self.judge_decay}")
-        for name, needed, belongs in (
-            ("judge_every", "every", chosen == "every"),
-            ("judge_decay", "ema", chosen == "ema"),
-            ("judge_checkpoint", "RUN", chosen not in POLICIES),
+        if not 0 <= self.judge_max_off_set_mass <= 1:
+            raise ValueError(f"judge_max_off_set_mass must be from 0 to 1; got {self.judge_max_off_set_mass}")
+        for names, needed, belongs in (
+            (["judge_every"], "every", chosen == "every"),
+            (["judge_decay"], "ema", chosen == "ema"),
+            (["judge_checkpoint"], "RUN", chosen not in POLICIES and not is_outside),
+            (ENDPOINT_OPTIONS, "https://host/v1", is_outside),
         ):
             if not belongs:
-                why = f"it belongs to judge_policy={needed}, and judge_policy is {chosen}"
-                refuse_unused(self, [name], why, AskedConfig)
+                why = f"it belongs to judge={needed}, and judge is {chosen}"
+                refuse_unused(self, names, why, AskedConfig)
         given = {"every": self.judge_every, "decay": self.judge_decay, "checkpoint": self.judge_checkpoint}
         given = {name: value for name, value in given.items() if value is not None}
-        return replace(options, policy=chosen, **given)
+        return replace(
+            options,
+            policy="current" if is_outside else chosen,
+            endpoint=self.endpoint(chosen, self.judge_model) if is_outside else None,
+            mode=self.judge_mode or ("verdict" if is_outside else options.mode),
+            system_prompt=self.judge_text() or options.system_prompt,
+            max_tokens=self.judge_max_tokens,
+            max_off_set_mass=self.judge_max_off_set_mass,
+            **given,
+        )
+
+    def judge_text(self) -> str | None:
+        """The judge's system message, the text or the file's, if there is one.
+
+        Raises:
+            ValueError: If there are two, or none can be read.
+        """
+        text = self.judge_prompt
+        if self.judge_prompt_path is not None:
+            if text is not None:
+                raise ValueError("give judge_prompt or judge_prompt_path, not both")
+            path = Path(self.judge_prompt_path).expanduser()
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"judge_prompt_path={path} cannot be read as UTF-8 text: {error}") from error
+        if text is not None and not text.strip():
+            raise ValueError(
+                "judge_prompt must be text that is not empty; it must ask for a JSON object with preference"
+            )
+        return text
+
+    def refuse_judge(self, why: str) -> None:
+        """Refuse options of a judge where nobody asks one.
+
+        Raises:
+            ValueError: With their names and ``why``.
+        """
+        from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
+
+        # a run has the default text in its config.json, from which it may be evaluated with another reward
+        has_text = self.judge_prompt != JUDGE_SYSTEM_PROMPT
+        refuse_unused(self, [name for name in _JUDGE if has_text or name != "judge_prompt"], why, AskedConfig)
 
     def _judged(self, reward: Reward, *, is_whole: bool) -> Reward:
         if reward.judge is None or is_whole:
-            why = f"the reward {reward.name} asks no judge of this recipe"
-            refuse_unused(self, CHOICE, why, AskedConfig)
+            self.refuse_judge(f"the reward {reward.name} asks no judge of this recipe")
             return reward
-        return reward.judged_by(self.judge(reward.judge))
+        return reward.judged_by(self.judge_options(reward.judge))
 
     def _scored(self, reward: Reward, *, is_whole: bool) -> Reward:
         from viva.judging.scorer import ScorerOptions

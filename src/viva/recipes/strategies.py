@@ -208,15 +208,18 @@ class Task:
     policy: PolicyRef
     """Always holds the newest policy, for what a strategy samples besides its turns."""
     judge: Callable[[], Judge]
-    """The run's one judge, which is that policy."""
+    """The run's one judge: by default that policy."""
     options: Config
     """Those of the run."""
     group_reward: SolutionReward | None = None
     """Pays the replies of a group of plain samples in place of `reward`."""
-    group_judge: Judge | None = None
-    """The judge that it asks for."""
     group_scorer: Scorer | None = None
     """The scorer that it asks for."""
+
+    @property
+    def group_judge(self) -> Judge | None:
+        """The judge that the group's reward asks for."""
+        return None if self.group_reward is None or self.group_reward.judge is None else self.judge()
 
     @property
     def hint(self) -> str:

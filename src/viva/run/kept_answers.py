@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from viva.judging.endpoint import EndpointUsage
 from viva.run.files import naming, note_written, parse_line
 from viva.run.secrets import redacted
 
@@ -14,16 +15,28 @@ ANSWERS_FILE = "judge_answers.jsonl"
 class AnswerFile:
     """Answers by the digest of what was asked, a line each; a line is whole or is not read.
 
-    Several processes may add to it: each line is written at once. Secrets in answers are not written.
+    Several processes may add to it: each line is written at once. Secrets in answers are not written. In memory are the
+    places of the lines, not the answers.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known: dict[str, dict[str, Any]] | None = None
+        self.step = 0
+        """Step of a run that the next answers are for."""
+        self._places: dict[str, tuple[int, int]] | None = None
+        """Begin and length of lines by key."""
+        self._usage: dict[int, EndpointUsage] = {}
+        """By step."""
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The answer that was kept, if there is one."""
-        return self._answers().get(key)
+        place = self._known().get(key)
+        if place is None:
+            return None
+        with naming(self.path), self.path.open("rb") as file:
+            file.seek(place[0])
+            row = _row(file.read(place[1]))
+        return None if row is None else row["answer"]
 
     def put(self, key: str, answer: Mapping[str, Any]) -> None:
         """Keep an answer.
@@ -31,8 +44,10 @@ class AnswerFile:
         Raises:
             OSError: If it cannot be written; the error names the file.
         """
-        known = self._answers()
+        known = self._known()
         is_new = not self.path.is_file()
+        row = {"key": key, "step": self.step, "answer": redacted(answer)}
+        line = (json.dumps(row) + "\n").encode()
         with naming(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
@@ -41,27 +56,60 @@ class AnswerFile:
                 if file.tell():
                     file.seek(-1, 2)
                     is_torn = file.read(1) != b"\n"
-                line = json.dumps({"key": key, "answer": redacted(answer)})
-                file.write(("\n" * is_torn + line + "\n").encode())
+                file.write(b"\n" * is_torn + line)
+                file.flush()
+                end = file.tell()
         if is_new:
             note_written([self.path])
-        known[key] = dict(answer)
+        known[key] = (end - len(line), len(line))
+        self._count(row)
 
-    def _answers(self) -> dict[str, dict[str, Any]]:
-        if self._known is None:
-            self._known = dict(self._read())
-        return self._known
+    def usage(self, through: int | None = None) -> EndpointUsage:
+        """What the answers cost, each of them once.
 
-    def _read(self) -> list[tuple[str, dict[str, Any]]]:
-        found: list[tuple[str, dict[str, Any]]] = []
-        if not self.path.is_file():
-            return found
-        for line in self.path.read_bytes().splitlines():
-            try:
-                row = parse_line(line)
-            except ValueError:
-                continue  # torn, when a process was killed while it wrote
-            key, answer = row.get("key"), row.get("answer")
-            if isinstance(key, str) and isinstance(answer, dict):
-                found.append((key, cast("dict[str, Any]", answer)))
-        return found
+        Args:
+            through: Count those of the steps up to this one, which are the same however often a run was resumed.
+        """
+        self._known()
+        counted = [each for step, each in self._usage.items() if through is None or step <= through]
+        return EndpointUsage(
+            requests=sum(each.requests for each in counted),
+            prompt_tokens=sum(each.prompt_tokens for each in counted),
+            sampled_tokens=sum(each.sampled_tokens for each in counted),
+        )
+
+    def _known(self) -> dict[str, tuple[int, int]]:
+        if self._places is not None:
+            return self._places
+        self._places, begin = {}, 0
+        if self.path.is_file():
+            with naming(self.path), self.path.open("rb") as file:
+                for line in file:
+                    row = _row(line)
+                    if row is not None:
+                        self._places[row["key"]] = (begin, len(line))
+                        self._count(row)
+                    begin += len(line)
+        return self._places
+
+    def _count(self, row: Mapping[str, Any]) -> None:
+        step, usage = row.get("step"), row["answer"].get("usage")
+        told = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+        own = self._usage.setdefault(step if isinstance(step, int) else 0, EndpointUsage())
+        own.requests += 1
+        own.prompt_tokens += _number(told.get("prompt_tokens"))
+        own.sampled_tokens += _number(told.get("completion_tokens"))
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The content of a line; ``None`` if it was torn when a process was killed, or is none of an answer."""
+    try:
+        row = parse_line(line)
+    except ValueError:
+        return None
+    is_answer = isinstance(row.get("key"), str) and isinstance(row.get("answer"), dict)
+    return row if is_answer else None

@@ -121,7 +121,8 @@ class Call:
     prompt: tuple[Block, ...]
     reply: float
     """Tokens to be sampled, the end of the turn included."""
-    role: Literal["agent", "judge"] = "agent"
+    role: Literal["agent", "judge", "outside"] = "agent"
+    """``outside`` is a judge whose tokens are read and sampled elsewhere."""
     wave: int = 0
     """Calls of one wave are in flight together; a wave begins when the one before is over."""
     trained: TrainedReply | None = None
@@ -217,6 +218,9 @@ class Counts:
     prompts: Passes
     """Prompts of agents."""
     judge_prompts: Passes
+    num_outside_calls: int
+    outside: tuple[float, float]
+    """Read and sampled elsewhere."""
     scored: Passes
     """The pass of an estimator before the update."""
     trained: Passes
@@ -226,7 +230,7 @@ class Counts:
     def total(self) -> float:
         """Tokens that agents, judge and scorer read and sample, every prompt in full."""
         read = self.prompts.rows.tokens + self.judge_prompts.rows.tokens
-        return read + self.sampled + self.judged
+        return read + self.sampled + self.judged + sum(self.outside)
 
 
 def count_step(calls: Sequence[Call], num_groups: int, *, checked: Sequence[TrainedReply] = ()) -> Counts:
@@ -241,10 +245,11 @@ def count_step(calls: Sequence[Call], num_groups: int, *, checked: Sequence[Trai
     """
     agents = [call for call in calls if call.role == "agent"]
     judges = [call for call in calls if call.role == "judge"]
+    outside = [call for call in calls if call.role == "outside"]
     trained = [call.trained for call in calls if call.trained is not None]
     scored = [passed for call in calls for passed in call.scored]
     decoded = Cost()
-    for call in calls:
+    for call in (*agents, *judges):
         start = sum(block.tokens for block in call.prompt)
         decoded += Cost(tokens=call.reply, pairs=call.reply * start + call.reply * (call.reply + 1) / 2)
     return Counts(
@@ -256,6 +261,11 @@ def count_step(calls: Sequence[Call], num_groups: int, *, checked: Sequence[Trai
         decoded=decoded.times(num_groups),
         prompts=_passes([call.prompt for call in agents], num_groups),
         judge_prompts=_passes([call.prompt for call in judges], num_groups),
+        num_outside_calls=len(outside) * num_groups,
+        outside=(
+            sum(block.tokens for call in outside for block in call.prompt) * num_groups,
+            sum(call.reply for call in outside) * num_groups,
+        ),
         scored=_sum(_reply_passes(scored, num_groups), _reply_passes(checked, 1)),
         trained=_reply_passes(trained, num_groups),
         num_datums=len(trained) * num_groups,

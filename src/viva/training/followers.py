@@ -1,22 +1,27 @@
 """The weights that a judge has at each step: the policy's, those it had some steps ago, or their moving average.
 
 A judge looks its policy up in a `PolicyRef`; a follower gives it what it is to have. Steps are counted from the run's
-beginning, so a run that is resumed judges with what it would have judged with.
+beginning, so a run that is resumed judges with what it would have judged with. A judge behind an endpoint has weights
+of its own; its follower tells what it has cost.
 """
 
 from abc import ABC, abstractmethod
 
+from viva.judging.endpoint import ChatEndpoint, EndpointStoppedError
 from viva.judging.judge import PolicyRef, SamplingClient
 from viva.run.folder import RunFolder
 from viva.run.journal import Journal
+from viva.run.kept_answers import AnswerFile
 from viva.sdk import AveragingTrainingClient, ServiceClient, TrainingClient, settled
+from viva.training.rollouts import GroupOutcome
+
+
+class JudgeStoppedError(RuntimeError):
+    """The judge behind an endpoint gives no further answer: its budget is spent, or it refuses to be asked."""
 
 
 class Follower(ABC):
-    """Gives a `PolicyRef` its weights, step by step."""
-
-    def __init__(self, policy: PolicyRef) -> None:
-        self.policy = policy
+    """Goes along with the policy that is trained, step by step."""
 
     async def reach(self, step: int) -> None:
         """The training client has the weights after so many steps, which are going to be measured or to sample."""
@@ -35,9 +40,21 @@ class Follower(ABC):
         del next_step
         return {}
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """What there is to tell once a step has been played."""
+        del step
+        return {}
+
+    async def close(self) -> None:
+        """The run ends."""
+        return
+
 
 class Current(Follower):
     """The policy that samples."""
+
+    def __init__(self, policy: PolicyRef) -> None:
+        self.policy = policy
 
     def follow(self, sampler: SamplingClient, version: int) -> None:
         """Take it over."""
@@ -73,7 +90,7 @@ class Every(Follower):
         folder: RunFolder,
         start: dict[str, str],
     ) -> None:
-        super().__init__(policy)
+        self.policy = policy
         self._every = every
         self._max_staleness = max_staleness
         self._client = client
@@ -136,7 +153,7 @@ class Averaged(Follower):
     def __init__(
         self, policy: PolicyRef, *, decay: float, client: AveragingTrainingClient, journal: Journal
     ) -> None:
-        super().__init__(policy)
+        self.policy = policy
         self._decay = decay
         self._client = client
         self._journal = journal
@@ -155,3 +172,48 @@ class Averaged(Follower):
     async def trained(self) -> None:
         """Move the average."""
         await self._client.update_average(self._decay)
+
+
+class OutsideJudge(Follower):
+    """A judge behind an endpoint: its answers are kept by step, and it is closed in the end.
+
+    Args:
+        endpoint: The judge.
+        answers: Of the run.
+    """
+
+    def __init__(self, endpoint: ChatEndpoint, answers: AnswerFile) -> None:
+        self._endpoint = endpoint
+        self._answers = answers
+
+    def follow(self, sampler: SamplingClient, version: int) -> None:
+        """Its next answers are about what the policy after so many steps says."""
+        del sampler
+        self._answers.step = version
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """``judge/so_far/...``: answers, tokens and, where prices are given, the price of all steps up to this one."""
+        usage, prices = self._answers.usage(step), self._endpoint.options.prices
+        found: dict[str, float] = {
+            "judge/so_far/answers": usage.requests,
+            "judge/so_far/tokens": usage.total_tokens,
+        }
+        return found if prices is None else found | {"judge/so_far/price": usage.price(prices)}
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._endpoint.close()
+
+
+def check_judge(outcome: GroupOutcome, step: int) -> None:
+    """End the step where its other groups could not be judged either: nothing is trained on a part of a batch.
+
+    Raises:
+        JudgeStoppedError: See above.
+    """
+    last = outcome.failures[-1] if outcome.group is None else None
+    if last is not None and last.error_type == EndpointStoppedError.__name__:
+        raise JudgeStoppedError(
+            f"stopped before the end of step {step + 1}: {last.message}. The state before that step is saved: go on "
+            "with the same command and behavior_if_exists=resume."
+        )

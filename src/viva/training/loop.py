@@ -33,7 +33,7 @@ from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
 from viva.training.collection import frozen_gc
 from viva.training.console import Begin, RunConsole
 from viva.training.data import ExampleDataset, PromptsChangedError, derive_seed
-from viva.training.followers import Follower
+from viva.training.followers import Follower, JudgeStoppedError, check_judge
 from viva.training.metrics import rollout_metrics
 from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
 from viva.training.rollouts import GroupOutcome, Policy, run_groups
@@ -177,6 +177,7 @@ async def train(run: Training) -> bool:
 
     Raises:
         AllGroupsFailedError: If every group of a batch failed; the state before that step is saved.
+        JudgeStoppedError: If a judge gives no further answer; the state before that step is saved.
         EstimatorStoppedError: If an estimator refuses a batch; the state before that step is saved.
         PromptsChangedError: If a prompt was changed since the run began; the state before that step is saved.
         FloatingPointError: If a loss, gradient, logprob or metric is not a finite number, or sampler and trainer are
@@ -223,13 +224,12 @@ async def train(run: Training) -> bool:
             if not run.interrupts.received or task is None:
                 raise
             task.uncancel()
-        except (AllGroupsFailedError, EstimatorStoppedError, PromptsChangedError):
+        except (AllGroupsFailedError, JudgeStoppedError, EstimatorStoppedError, PromptsChangedError):
             await _save(run, next_step)
             raise
         finally:
             with run.interrupts.protected():
-                await ahead.close()
-                await run.folder.journal.close()
+                await _close(run, ahead)
         if run.interrupts.cut_short:  # the weights are no longer those after any step
             console.message(
                 "interrupted in the middle of an update: what was sampled for it is in the journal"
@@ -238,6 +238,13 @@ async def train(run: Training) -> bool:
             console.message(f"interrupted: saving the state after {counted(next_step, 'step')}")
             await _save(run, next_step)
         return False
+
+
+async def _close(run: Training, ahead: RolloutsAhead[_PlayedStep]) -> None:
+    await ahead.close()
+    for follower in run.followers:
+        await follower.close()
+    await run.folder.journal.close()
 
 
 async def _step(
@@ -258,6 +265,7 @@ async def _step(
     played = await ahead.take(step)
     outcomes_P = played.result.outcomes_P
     metrics |= rollout_metrics(outcomes_P) | {"rollout/staleness": played.staleness}
+    metrics |= _told_by_followers(run, step)
     clock.lap("rollouts")
     console.phase("updating")
     with run.interrupts.protected():
@@ -347,6 +355,10 @@ def _journaled(
     )
 
 
+def _told_by_followers(run: Training, step: int) -> dict[str, float]:
+    return {name: value for each in run.followers for name, value in each.metrics(step).items()}
+
+
 def _follow(run: Training, sampler: SamplingClient, version: int) -> None:
     """Let judges have the weights that belong to the policy after so many steps."""
     for follower in run.followers:
@@ -389,6 +401,7 @@ async def _rollouts(
     stream = GroupStream(run.client, config.update) if config.stream_updates else None
 
     def on_group(index: int, outcome: GroupOutcome) -> None:
+        check_judge(outcome, step)
         progress.on_group(outcome)
         if stream is not None:
             stream.add(index, outcome)
@@ -469,7 +482,7 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
         clock = _Clock()
         sampler = await _snapshot(run, next_step)
         async with _journaled(run, sampler, console, next_step, name="{:06d}-end"):
-            metrics = await _evaluate(run, sampler, next_step, console)
+            metrics = await _evaluate(run, sampler, next_step, console) | _told_by_followers(run, next_step)
         clock.lap("evaluation")
         _log(run, next_step, metrics | clock.all(0, 0))
         console.measured(metrics)

@@ -207,6 +207,8 @@ def _shown(name: str, value: Any) -> Any:
     if name == "train_prompts" and isinstance(value, list):
         return counted(len(value), "prompt")
     is_path = name in _PATHS or (
-        name in ("model_name", "hf_dataset_name", "judge_policy") and not _is_hub_name(str(value))
+        name in ("model_name", "hf_dataset_name", "judge")
+        and not _is_hub_name(str(value))
+        and "://" not in str(value)
     )
     return Path(str(value)).name if is_path else value

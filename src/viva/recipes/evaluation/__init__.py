@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import chz
 
 from viva.recipes.config import RecipeConfig, fitting
+from viva.recipes.judge_options import JudgeConfig
 
 KINDS = ("direct", "conversation", "critique", "protocol")
 
@@ -20,8 +21,8 @@ _DEFAULT_CONVERSATIONS = 24
 
 
 @chz.chz
-class EvalOptions:
-    """Options of viva eval."""
+class ComparedOptions:
+    """Weights that are evaluated, and who compares them with which others."""
 
     checkpoint: str | None = chz.field(
         default=None,
@@ -37,33 +38,14 @@ class EvalOptions:
         default=None,
         doc="who compares the answers: base, current, a model, a run, https://host/v1, or [A,B]; default: base",
     )
-    judge_mode: Literal["logprob", "verdict"] | None = chz.field(
-        default=None, doc="read the labels' probabilities (default), or a verdict that the judge writes"
-    )
-    judge_prompt: str | None = chz.field(
-        default=None, doc="what the judge is told; a text of its own by default"
-    )
-    judge_max_tokens: int = chz.field(default=256, doc="longest verdict")
+
+
+@chz.chz
+class EvalOptions(JudgeConfig, ComparedOptions):
+    """Options of viva eval."""
+
     rubric: str | None = chz.field(
         default=None, doc="YAML or JSON list of criteria, which the judge asks of every answer, too"
-    )
-    judge_model: str | None = chz.field(
-        default=None, doc="of a judge at https://host/v1: the model's name there; [A,B] for two"
-    )
-    judge_key_variable: str | None = chz.field(
-        default=None,
-        doc="environment variable with its key; default: OPENAI_API_KEY for https, none for http",
-    )
-    judge_concurrency: int = chz.field(default=8, doc="requests to it at a time")
-    judge_timeout_s: float = chz.field(default=60.0, doc="longest time of one request")
-    judge_retries: int = chz.field(default=5, doc="further attempts where it is busy")
-    judge_max_requests: int | None = chz.field(default=None, doc="budget of requests")
-    judge_max_total_tokens: int | None = chz.field(default=None, doc="budget of tokens, prompts included")
-    judge_prices: list[float] | None = chz.field(
-        default=None, doc="of a million tokens read and of a million sampled, like [0.15, 0.6]"
-    )
-    judge_body: str | None = chz.field(
-        default=None, doc='fields laid over each request, as JSON; null takes one away: {"temperature": null}'
     )
     kinds: list[str] | None = chz.field(
         default=None,
@@ -160,12 +142,7 @@ class ScreenOptions:
     precision: Literal["float32", "fast", "bfloat16"] | None = None
 
 
-ENDPOINT_OPTIONS = (
-    *("judge_model", "judge_key_variable", "judge_concurrency", "judge_timeout_s", "judge_retries"),
-    *("judge_max_requests", "judge_max_total_tokens", "judge_prices", "judge_body"),
-)
-"""Of judges behind an endpoint."""
-JUDGE_OPTIONS = ("judge", "judge_mode", "judge_prompt", "judge_max_tokens", "rubric", *ENDPOINT_OPTIONS)
+JUDGE_OPTIONS = ("judge", "rubric", *chz.chz_fields(JudgeConfig))
 
 _NOT_THE_RECIPES = frozenset(
     {"grader", "renderer_name", "model_name", "engine", "base_url", "device", "precision", *JUDGE_OPTIONS}

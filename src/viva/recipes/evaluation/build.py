@@ -4,6 +4,8 @@ Stored evaluations are shown and compared without sampling.
 """
 
 import json
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +30,8 @@ from viva.eval.records import (
     write_evaluation,
     write_transcripts,
 )
+from viva.judging.endpoint import ChatEndpoint
+from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.scorer import Scorer
 from viva.recipes.common import resolve_model, say
@@ -55,7 +59,7 @@ from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open
 from viva.recipes.judges import open_judge
 from viva.recipes.reward import open_model
 from viva.rewards.base import Grader, Reward
-from viva.run.kept_answers import ANSWERS_FILE
+from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
 from viva.sdk import ServiceClient, settled
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem
@@ -216,11 +220,11 @@ async def _sample(
         asked, greedy = answers.asked, answers.greedy
         metrics["direct"] = answers.metrics()
     for kind, config in plan.conversations.items():
-        conversations = await conversations_of(config, opened, console)
-        with costs.part(kind):
-            found, outcomes, metrics[kind] = await play_all(
-                opened.client, conversations, plan.talked_about, plan.check
-            )
+        async with conversations_of(config, opened, console, _path(plan, target)) as conversations:
+            with costs.part(kind):
+                found, outcomes, metrics[kind] = await play_all(
+                    opened.client, conversations, plan.talked_about, plan.check
+                )
         # a second kind of conversation counts on: step and group name a conversation
         rows += [
             transcript_row(target.next_step or 0, group, outcome)
@@ -245,10 +249,18 @@ async def _sample(
     return evaluation, rows
 
 
+@asynccontextmanager
 async def conversations_of(
-    config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole
-) -> Conversations:
-    """One kind of conversation with a policy, to be played on problems."""
+    config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole, path: Path
+) -> AsyncGenerator[Conversations]:
+    """One kind of conversation with a policy, to be played on problems.
+
+    Args:
+        config: Of the recipe.
+        opened: The policy.
+        console: Shows how far they are.
+        path: Result file, beside which answers of a judge behind an endpoint are kept.
+    """
     game = config.game()
     asked = game.reward.judge
     fixed_judge = None if asked is None else await _fixed_judge(asked, opened)
@@ -257,21 +269,28 @@ async def conversations_of(
 
     def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
         scorer = fixed or (None if game.reward.scorer is None else Scorer(judged_by, opened.renderer))
-        judge = None if asked is None else asked.make(judged_by, (fixed_judge or opened).renderer)
+        judge = outside
+        if judge is None and asked is not None:
+            judge = asked.make(judged_by, (fixed_judge or opened).renderer)
         return game.factory(opened.renderer, judge, grader, scorer, talking)(item, seed)
 
-    return Conversations(
-        num_agents=config.num_agents,
-        make_builder=make_builder,
-        judge=None if fixed_judge is None else fixed_judge.client,
-        begin=console.begin,
-        seed=config.seed,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        context_window=opened.context_window,
-        policy_timeout_s=config.policy_timeout_s,
-        max_retries=config.max_retries,
-    )
+    async with AsyncExitStack() as stack:
+        outside: EndpointJudge | None = None
+        if asked is not None and asked.endpoint is not None:
+            endpoint = ChatEndpoint(asked.endpoint, AnswerFile(path.with_name(ANSWERS_FILE)))
+            outside = EndpointJudge(await stack.enter_async_context(endpoint), asked)
+        yield Conversations(
+            num_agents=config.num_agents,
+            make_builder=make_builder,
+            judge=None if fixed_judge is None else fixed_judge.client,
+            begin=console.begin,
+            seed=config.seed,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            context_window=opened.context_window,
+            policy_timeout_s=config.policy_timeout_s,
+            max_retries=config.max_retries,
+        )
 
 
 async def _fixed_judge(options: JudgeOptions, opened: OpenPolicy) -> OpenPolicy | None:

@@ -1,11 +1,10 @@
 """The judges that ``judge=`` names: found before anything is sampled, opened when it is their turn."""
 
-import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from viva.conversation.protocol import counted
 from viva.eval.rubric import Criterion, read_rubric
@@ -14,9 +13,10 @@ from viva.judging.criteria import CriterionJudge, EndpointCriterionJudge, Policy
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef
-from viva.recipes.evaluation import ENDPOINT_OPTIONS, JUDGE_OPTIONS, EvalOptions
+from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
 from viva.recipes.evaluation.plan import engine_of
 from viva.recipes.evaluation.target import Target, find_target, open_policy
+from viva.recipes.judge_options import ENDPOINT_OPTIONS, is_address
 from viva.run.kept_answers import AnswerFile
 from viva.sdk import ServiceClient
 from viva.training.service import EngineConfig
@@ -70,7 +70,7 @@ def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple
     """
     find_rubric(options)
     names = [BASE] if options.judge is None else _names("judge", options.judge)
-    addresses = [name for name in names if _is_address(name)]
+    addresses = [name for name in names if is_address(name)]
     if not addresses and (given := _given(options, ENDPOINT_OPTIONS)):
         raise ValueError(
             f"{', '.join(given)} would change nothing: no judge is behind an endpoint; give "
@@ -83,7 +83,7 @@ def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple
         )
     at = dict(zip(addresses, models * len(addresses), strict=False))
     plans = [
-        JudgePlan(name=at[name], source=_endpoint(name, at[name], options), options=_how(options, "verdict"))
+        JudgePlan(name=at[name], source=options.endpoint(name, at[name]), options=_how(options, "verdict"))
         if name in at
         else JudgePlan(
             name=name, source=_target(name, base=base, current=current), options=_how(options, "logprob")
@@ -104,45 +104,11 @@ def _names(option: str, value: str) -> list[str]:
     return names
 
 
-def _is_address(name: str) -> bool:
-    return name.startswith(("https://", "http://"))
-
-
 def _how(options: EvalOptions, mode: str) -> JudgeOptions:
     given = {"mode": options.judge_mode or mode, "max_tokens": options.judge_max_tokens}
     if options.judge_prompt is not None:
         given["system_prompt"] = options.judge_prompt
     return JudgeOptions.of(given)
-
-
-def _endpoint(url: str, model: str, options: EvalOptions) -> EndpointOptions:
-    prices = options.judge_prices
-    if prices is not None and len(prices) != 2:
-        raise ValueError(f"judge_prices must be two, of tokens read and of tokens sampled; got {prices}")
-    return EndpointOptions(
-        url=url,
-        model=model,
-        key_variable=options.judge_key_variable,
-        concurrency=options.judge_concurrency,
-        timeout_s=options.judge_timeout_s,
-        retries=options.judge_retries,
-        max_requests=options.judge_max_requests,
-        max_total_tokens=options.judge_max_total_tokens,
-        prices=None if prices is None else (prices[0], prices[1]),
-        body=_body(options.judge_body),
-    )
-
-
-def _body(text: str | None) -> Mapping[str, Any]:
-    if text is None:
-        return {}
-    try:
-        found: object = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(f'judge_body must be a JSON object, like {{"temperature": null}}; got {text!r}')
-    return cast("dict[str, Any]", found)
 
 
 def _target(name: str, *, base: Target, current: Target) -> Target:

@@ -17,6 +17,7 @@ from viva.recipes.data import load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
 from viva.recipes.generated import held_out_source
+from viva.recipes.judge_options import ENDPOINT_BOUNDS
 from viva.recipes.judges import judge_target
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
@@ -43,7 +44,9 @@ _RECIPES: dict[str, type[RecipeConfig]] = {
     "math_efficiency": MathConfig,
     **{recipe: CONVERSATIONS[kind] for recipe, kind in _TRAINED.items()},
 }
-_UNUSED = frozenset({"stop_at", "stop_on", "alarm_levels", "reward_weights", "judge_prompt_path"})
+_UNUSED = frozenset(
+    {"stop_at", "stop_on", "alarm_levels", "reward_weights", "judge_prompt_path", *ENDPOINT_BOUNDS}
+)
 """Recipes' options that have no part in what is said or scored."""
 _BUILT_IN_PROBLEMS = 100
 
@@ -109,8 +112,8 @@ class EvalPlan:
             names = [*own, "num_agents", "personas", "on_failure", "temperature", "max_retries"]
             record[kind] = {name: getattr(config, name) for name in names if name not in _UNUSED}
             record[kind]["problems"] = len(self.talked_about)
-            if isinstance(config, ConversationConfig):
-                record[kind]["judge_prompt"] = config.judge_text()
+            if (judge := config.game().reward.judge) is not None:
+                record[kind]["judge_prompt"] = judge.system_prompt
         return record
 
     @property

@@ -199,11 +199,11 @@ async def _sample(
     played: dict[str, tuple[Played, ...]] = {}
     critics: tuple[Criticised, ...] = ()
     for kind, config in plan.talks.items():
-        talks = await conversations_of(config, opened, console)
-        with costs.part(kind):
-            played[kind], outcomes, _ = await play_all(
-                opened.client, talks, plan.items[: options.conversations], plan.check
-            )
+        async with conversations_of(config, opened, console, plan.path) as talks:
+            with costs.part(kind):
+                played[kind], outcomes, _ = await play_all(
+                    opened.client, talks, plan.items[: options.conversations], plan.check
+                )
         if kind == "critique":
             found = criticised(outcomes)
             with costs.part("critics' pairs"):
