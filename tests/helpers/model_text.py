@@ -10,6 +10,7 @@ from viva.conversation.protocol import Reading, View, quote, read_solution
 from viva.conversation.records import AgentResponse, Critique, CritiqueReply, Revision, Solution
 from viva.conversation.rendering import read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, parse_reply
+from viva.conversation.tools import find_call
 from viva.experts.assisted import leak
 from viva.experts.conversation_expert import ends_behind, solution_tokens
 from viva.judging.answers import CHECKS, answer_key, extract_answer, is_correct, marked_answer
@@ -155,12 +156,23 @@ def check_place(text):
         assert type(ends_behind(renderer, tokens, text, solution, span)) is bool
 
 
+def check_call(text):
+    found = find_call(text)
+    assert (found is None) == ("<tool_call>" not in text)
+    if found is not None:
+        name, arguments, stop = found
+        assert type(name) is str
+        assert arguments is None or type(arguments) is dict
+        assert 0 < stop <= len(text)
+
+
 PARSERS = {
     "fields of a reply": check_reply,
     "JSON in a text": check_objects,
     "solution": check_solution,
     "revision": check_revision,
     "critiques": check_critiques,
+    "call of a tool": check_call,
     "verdict": check_verdict,
     "ranking": check_ranking,
     "final answer": check_answer,
@@ -192,6 +204,7 @@ SEEDS = (
     "<|channel|>analysis<|message|>t<|end|><|start|>assistant<|channel|>final<|message|>yes",
 )
 FRAGMENTS = (
+    *('<tool_call>{"name": "add", "arguments": {', "</tool_call>", "NaN"),
     *('{"', '"}', "{", "}", "[", "]", '"', "\\", "\\\\", '\\"', ",", ":", '": "', '", "', '"solution": "'),
     *(
         '{"solution": "',

@@ -29,6 +29,7 @@ from regex_dangers import dangers
 from viva.conversation.critiques import read_critiques, read_revision
 from viva.conversation.protocol import quote, read_solution
 from viva.conversation.replies import ObjectScanner, parse_reply
+from viva.conversation.tools import find_call
 from viva.experts.conversation_expert import solution_tokens
 from viva.judging.answers import CHECKS, answer_key, extract_answer, is_correct
 from viva.judging.expressions import same_expression
@@ -104,6 +105,7 @@ TIMED = {
     "read_solution": lambda text: read_solution(text, VIEW),
     "read_revision": lambda text: read_revision(text, VIEW),
     "read_critiques": lambda text: read_critiques(text, VIEW),
+    "find_call": find_call,
     "parse_verdict": parse_verdict,
     "parse_ranking": lambda text: parse_ranking(text, LETTERS, own="D"),
     "extract_answer": extract_answer,

@@ -14,6 +14,7 @@ from viva.conversation.records import Conversation, ToolCall
 from viva.judging.records import ConversationRecord, Transcript
 from viva.recipes.programs import train_recipe
 from viva.rewards import find_reward
+from viva.selfplay.check import check_protocol, find_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import CHAT_TOKENS, Reply, Script, ScriptedPolicy, tiny_renderer
 from viva.training.batch import plain_batch
@@ -193,6 +194,14 @@ def test_records_and_pages_know_calls():
     seen = [each["part"] for each in payload["turns"][-1]["sightings"] if each["is_seen"]]
     assert seen.count("call") == 2
     assert record.conversation().turns[0].response == record.turns[0].response
+
+
+def test_the_example_works_and_its_check_tells_the_tools():
+    example = Path(__file__).parents[2] / "examples" / "calculator.py"
+    lines, problems = check_protocol(find_protocol(f"{example}:SOLVERS", 2), 2)
+    assert problems == []
+    told = "  agents may call calculate(expression: str) -> float: The value of numbers joined by + - * / and brackets."
+    assert told in lines
 
 
 def test_the_tiny_policy_trains_a_protocol_with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 """The server as the ``tinker`` SDK sees it, against the engine asked directly."""
 
 import gc
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -313,11 +314,19 @@ def test_a_missing_key_is_told_with_its_remedy(
 
 @pytest.mark.slow
 def test_the_doctor_has_a_yes_for_every_question(
-    served: Served, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    served: Served,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", TOKEN)
     options = [f"base_url={served.address}", f"model_name={model}", "tolerance=0.001", "lora_rank=4"]
-    assert viva.cli.main(["doctor", *options]) == 0, capsys.readouterr().out
+    assert viva.cli.main(["doctor", *options, f"report={tmp_path}/served"]) == 0, capsys.readouterr().out
+    record = json.loads((tmp_path / "served.json").read_text())
+    assert record["conformant"]
+    assert record["engine"] == f"the server at {served.address}"
+    assert TOKEN not in json.dumps(record) + (tmp_path / "served.md").read_text()
 
 
 @pytest.mark.slow

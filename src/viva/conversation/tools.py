@@ -159,12 +159,10 @@ def told_tools(tools: Sequence[Tool], max_calls: int, calls: Sequence[str]) -> s
 
 async def answer_call(text: str, tools: Sequence[Tool]) -> ToolCall | None:
     """The first call in a reply with what came back; ``None`` if there is none."""
-    start = text.find(_OPEN)
-    if start < 0:
+    found = find_call(text)
+    if found is None:
         return None
-    end = text.find(_CLOSE, start)
-    stop = len(text) if end < 0 else end + len(_CLOSE)
-    name, arguments = _read(text[start + len(_OPEN) : len(text) if end < 0 else end])
+    name, arguments, stop = found
     output, failure = await _output(name, arguments, tools)
     return ToolCall(
         tool=encodable(name),
@@ -173,6 +171,17 @@ async def answer_call(text: str, tools: Sequence[Tool]) -> ToolCall | None:
         failure=failure,
         stop=stop,
     )
+
+
+def find_call(text: str) -> tuple[str, dict[str, Any] | None, int] | None:
+    """Name, arguments and end of the first call in a reply; no arguments if it cannot be read."""
+    start = text.find(_OPEN)
+    if start < 0:
+        return None
+    end = text.find(_CLOSE, start)
+    if end < 0:
+        return *_read(text[start + len(_OPEN) :]), len(text)
+    return *_read(text[start + len(_OPEN) : end]), end + len(_CLOSE)
 
 
 def _read(written: str) -> tuple[str, dict[str, Any] | None]:

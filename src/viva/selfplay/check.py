@@ -232,6 +232,7 @@ def _rounds(protocol: Protocol, run: DryRun) -> Iterator[str]:
         yield ""
         yield f"round {index + 1}: {round_.name} ({round_.order})"
         yield from _asked(round_, run, index)
+        yield from (f"  agents may call {tool.told}" for tool in round_.tools)
         for (round_index, agent_id), seen in sorted(run.seen.items()):
             if round_index == index:
                 yield f"  agent {agent_id} sees {_seen(seen)}"
