@@ -72,7 +72,7 @@ BROAD_EXCEPTS = frozenset(
         "viva/conversation/guard.py",
         "viva/conversation/sandbox.py",
         "viva/engine/scheduler.py",
-        "viva/serve/tinker_results.py",
+        "viva/serve/tinker_store.py",
         "viva/training/rollouts.py",
     }
 )

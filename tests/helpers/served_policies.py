@@ -15,9 +15,9 @@ import uvicorn
 from viva.engine import LocalServiceClient
 from viva.loopback import listen
 from viva.serve.app import Access, ServerLimits, make_app
-from viva.serve.host import EngineThread
 from viva.serve.sampling import ServedPolicy
 from viva.serve.tinker_engine import TinkerEngine
+from viva.serve.transport import EngineThread
 
 TOKEN = "tml-for-the-tests-of-the-server"
 

@@ -13,8 +13,7 @@ from served_policies import TOKEN, Served, serving_policy, wait_for
 
 from viva.cli import main
 from viva.loopback import listen
-from viva.serve.places import Places
-from viva.serve.server import TOKEN_VARIABLE, choose_token
+from viva.serve.app import TOKEN_VARIABLE, Places, choose_token
 
 LONG = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 250, "n": 128, "seed": 0, "stream": True}
 SHORT = {"model": "policy", "prompt": [1], "max_tokens": 1}

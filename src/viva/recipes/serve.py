@@ -60,16 +60,13 @@ def serve_model(target: str, options: ServeOptions, say: Callable[[str], None]) 
             "viva serve speaks the protocol of tinker 0.38, and an older one is installed: pip install tinker==0.38.0"
         )
     from viva.engine import LocalSamplingClient, LocalServiceClient
-    from viva.serve.app import ServerLimits
-    from viva.serve.host import EngineThread
-    from viva.serve.places import Places
+    from viva.serve.app import ServerLimits, choose_token, serve
     from viva.serve.sampling import ServedPolicy
-    from viva.serve.server import choose_token, serve
     from viva.serve.tinker_engine import TinkerEngine
+    from viva.serve.transport import EngineThread
 
     token = choose_token(options.token)
     limits = ServerLimits(queue=options.queue, timeout_s=options.timeout_s)
-    Places(limits.queue)
     found = find_target(target, checkpoint=options.checkpoint, model_name=options.model_name)
     config = EngineConfig(device=options.device, precision=options.precision)
     with listen(options.port, options.address) as listener, tempfile.TemporaryDirectory() as temporary:

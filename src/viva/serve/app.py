@@ -1,7 +1,11 @@
 """The server's application: OpenAI's interface to the policies that are served, and Tinker's protocol beside it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,24 +16,64 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from viva.loopback import is_loopback, run_server
 from viva.serve.answers import Answer, chat_job, completion_job, model_entry
 from viva.serve.bodies import ChatBody, CompletionBody, RequestError, parse_body
-from viva.serve.host import EngineThread, in_loop
-from viva.serve.places import Places
 from viva.serve.sampling import Job, Piece, ServedPolicy
 from viva.serve.tinker_app import tinker_routes
 from viva.serve.tinker_engine import TinkerEngine
 from viva.serve.transport import (
     ClientGoneError,
+    EngineThread,
     TokenGuard,
     error_answer,
     http_error,
+    in_loop,
     json_answer,
     read_body,
     send_events,
     telling,
     unless_gone,
 )
+
+TOKEN_VARIABLE = "VIVA_SERVE_TOKEN"
+"""The environment variable that may hold the token."""
+
+_SHORTEST_TOKEN = 16
+_PREFIX = "tml-"
+"""The SDK of Tinker wants keys to begin so."""
+
+
+class Places:
+    """Places of requests that are being answered or wait for it.
+
+    Args:
+        limit: At least 1.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.taken = 0
+
+    @contextmanager
+    def take(self) -> Generator[None]:
+        """A place for as long as the context lasts.
+
+        Raises:
+            RequestError: If all are taken (429).
+        """
+        if self.taken >= self._limit:
+            raise RequestError(
+                f"{self.taken} requests are being answered or wait, and no more are taken (queue={self._limit}); try "
+                "again in a moment",
+                status=429,
+                code="rate_limit_exceeded",
+            )
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +89,8 @@ class ServerLimits:
 
     def __post_init__(self) -> None:
         """Reject limits that let nothing through."""
+        if self.queue < 1:
+            raise ValueError(f"queue must be at least 1, the number of requests at once; got {self.queue}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0; got {self.timeout_s}")
 
@@ -212,3 +258,57 @@ class _Completions:
 
 async def _make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Job:
     return chat_job(body, policy) if isinstance(body, ChatBody) else completion_job(body, policy)
+
+
+def choose_token(given: str | None) -> str:
+    """The token that requests have to carry: the one given, else that of the variable, else a new one.
+
+    Raises:
+        ValueError: If it is short, or has characters that no header can carry.
+    """
+    token = given or os.environ.get(TOKEN_VARIABLE)
+    if token is None:
+        return _PREFIX + secrets.token_urlsafe(24)
+    if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"token must have at least {_SHORTEST_TOKEN} characters, all of them printable ASCII and no spaces; got "
+            f"{len(token)} characters. Leave it out to get a new one at every start."
+        )
+    return token
+
+
+def serve(
+    engine: EngineThread,
+    policies: dict[str, ServedPolicy],
+    *,
+    listener: socket.socket,
+    token: str,
+    limits: ServerLimits,
+    tinker: TinkerEngine,
+    say: Callable[[str], None],
+) -> None:
+    """Serve policies until the process is interrupted.
+
+    Args:
+        engine: Where they compute.
+        policies: By the name that requests give as ``model``.
+        listener: From `viva.loopback.listen`.
+        token: From `choose_token`.
+        limits: Bounds.
+        tinker: The engine for clients of Tinker's protocol.
+        say: Gets the address and what a client needs.
+    """
+    address, port = listener.getsockname()[:2]
+    is_local = is_loopback(address)
+    host = f"[{address}]" if ":" in address else address
+    say(
+        f"serving {', '.join(policies)}\nOPENAI_BASE_URL=http://{host}:{port}/v1\nOPENAI_API_KEY={token}\n"
+        f"TINKER_BASE_URL=http://{host}:{port}\nTINKER_API_KEY={token}"
+    )
+    if not token.startswith(_PREFIX):
+        say(f"note: the tinker SDK takes no token that does not begin with {_PREFIX}")
+    if not is_local:
+        say("note: other machines can reach this address, and the connection is not encrypted")
+    say("Ctrl-C ends it")
+    access = Access(token=token, is_local=is_local)
+    run_server(make_app(engine, policies, access=access, limits=limits, tinker=tinker), listener)

@@ -11,12 +11,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from viva.serve.bodies import RequestError, read_json
-from viva.serve.host import EngineThread
 from viva.serve.tinker_engine import TinkerEngine
-from viva.serve.tinker_results import Result
+from viva.serve.tinker_store import Result
 from viva.serve.tinker_wire import Gradients
 from viva.serve.transport import (
     ClientGoneError,
+    EngineThread,
     error_answer,
     json_answer,
     read_body,

@@ -20,11 +20,8 @@ from tinker.types.save_weights_request import SaveWeightsRequest
 
 from viva.engine import LocalSamplingClient, LocalServiceClient, LocalTrainingClient
 from viva.serve.bodies import RequestError
-from viva.serve.tinker_base import BaseModelNames
-from viva.serve.tinker_results import Result, Results, begun
 from viva.serve.tinker_samplers import Samplers
-from viva.serve.tinker_sessions import Sessions
-from viva.serve.tinker_weights import SavedWeights, address_of
+from viva.serve.tinker_store import BaseModelNames, Result, Results, SavedWeights, Sessions, address_of, begun
 from viva.serve.tinker_wire import Gradients, write_losses
 
 _MOST_RESULTS = 4096

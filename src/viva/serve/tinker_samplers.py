@@ -12,10 +12,7 @@ from tinker.types.sample_request import SampleRequest
 from viva.engine import LocalSamplingClient, LocalServiceClient
 from viva.serve.bodies import RequestError
 from viva.serve.sampling import ServedPolicy
-from viva.serve.tinker_base import BaseModelNames
-from viva.serve.tinker_results import Results, begun
-from viva.serve.tinker_sessions import Sessions
-from viva.serve.tinker_weights import SavedWeights
+from viva.serve.tinker_store import BaseModelNames, Results, SavedWeights, Sessions, begun
 from viva.serve.tinker_wire import write_samples
 
 _MOST_SAMPLERS = 64
