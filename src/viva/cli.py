@@ -4,7 +4,6 @@ Nothing heavy is imported here; each command imports what it needs when it runs.
 """
 
 import argparse
-import difflib
 import functools
 import os
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from viva import __version__
+from viva.conversation.messages import did_you_mean
 
 Command = Callable[[argparse.Namespace], int]
 ResultT = TypeVar("ResultT")
@@ -39,8 +39,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _left_over(self, argument: str) -> str:
         known = list(self._option_string_actions)
-        close = difflib.get_close_matches(f"--{argument.partition('=')[0].lstrip('-')}", known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(f"--{argument.partition('=')[0].lstrip('-')}", known)
         return f"unknown argument {argument!r}.{hint} --help lists all"
 
 
@@ -472,8 +471,7 @@ def _cookbook(options: argparse.Namespace) -> int:
 
 
 def _unknown(noun: str, value: str, allowed: list[str]) -> str:
-    close = difflib.get_close_matches(value.replace("-", "_"), allowed, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(value.replace("-", "_"), allowed)
     return f"unknown {noun} {value!r}; allowed: {', '.join(allowed)}.{hint}"
 
 

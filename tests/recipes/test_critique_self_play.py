@@ -46,13 +46,13 @@ def config(**options):
         ({"prior_precision": float("inf")}, "prior_precision must be a positive number; got inf"),
         (
             {"reward_weights": {"r_dig": 1.0}},
-            "weights must give .* each of r_sol, r_meta, r_diag; .*; unknown: 'r_dig', did you mean 'r_diag'",
+            "weights must give .* each of r_sol, r_meta, r_diag; .*; unknown: 'r_dig'. Did you mean 'r_diag'",
         ),
         ({"reward_weights": {"banana": 1.0}}, "unknown: 'banana'"),
         ({"reward_weights": {"r_sol": float("nan")}}, "weights must give a finite number"),
         ({"batch_size": 6}, "batch_size must be divisible by num_agents"),
         ({"personas": {1: "x"}}, "personas must have the ids 0, 1, 2"),
-        ({"stop_at": {"reward_truth": 0.4}}, "did you mean 'reward_truth_gap'"),
+        ({"stop_at": {"reward_truth": 0.4}}, "Did you mean 'reward_truth_gap'"),
         ({"stop_at": {"reward_truth_gap": 1.4}}, "must be above 0 and at most 1; got 1.4"),
         ({"reward": "r_dig"}, "unknown reward 'r_dig'.*Did you mean 'r_diag'"),
         (

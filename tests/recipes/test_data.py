@@ -162,7 +162,7 @@ def test_a_test_set_needs_no_training_split(tmp_path, rows):
 def test_unknown_splits_and_columns_are_listed(tmp_path, rows):
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "d")
     with pytest.raises(
-        ValueError, match=r"no column 'questoin'; it has question, result. Did you mean question"
+        ValueError, match=r"no column 'questoin'; it has question, result. Did you mean 'question'"
     ):
         load_hub(hub(tmp_path / "d", hf_prompt_column="questoin"))
     with pytest.raises(ValueError, match=r"no column 'x'.*Set hf_answer_column"):

@@ -179,7 +179,7 @@ def test_a_file_is_streamed_by_its_builder(tmp_path, suffix):
     whole, _ = load_hub(DataOptions(hf_dataset_name=str(path), **COLUMNS))
     train, _ = load_hub(DataOptions(hf_dataset_name=str(path), hf_streaming=True, **COLUMNS), max_train=5)
     assert list(train) == list(whole)[:5]
-    with pytest.raises(ValueError, match=r"no column 'result2'.*Did you mean result"):
+    with pytest.raises(ValueError, match=r"no column 'result2'.*Did you mean 'result'"):
         load_hub(DataOptions(hf_dataset_name=str(path), hf_streaming=True, hf_prompt_column="result2"))
 
 

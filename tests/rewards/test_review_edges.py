@@ -111,7 +111,7 @@ def test_the_papers_weights_are_one_one_and_two():
         ({"weights": STREAMS | {"r_sol": math.nan}}, "weights must give a finite number"),
         (
             {"weights": STREAMS | {"r_dig": 1.0, "zzz": 1.0}},
-            r"unknown: 'r_dig', did you mean 'r_diag'\?; unknown: 'zzz'$",
+            r"unknown: 'r_dig'. Did you mean 'r_diag'\?; unknown: 'zzz'\.$",
         ),
     ],
 )

@@ -121,13 +121,13 @@ def test_numbers_that_measure_nothing_are_refused(wrong: dict[str, float]) -> No
 
 
 def test_unknown_alarms_are_refused_with_the_one_that_may_be_meant(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"got 'mutual_vote'; did you mean 'mutual_votes'\?"):
+    with pytest.raises(ValueError, match=r"got 'mutual_vote'. Did you mean 'mutual_votes'\?"):
         check_names(["mutual_vote"])
-    with pytest.raises(ValueError, match="did you mean 'ties'"):
+    with pytest.raises(ValueError, match="Did you mean 'ties'"):
         StopRule(alarms=["tie"])
     path = tmp_path / "levels.json"
     path.write_text(json.dumps({"tiess": {"reference": 0, "unit": 1, "level": 1}}))
-    with pytest.raises(ValueError, match="did you mean 'ties'"):
+    with pytest.raises(ValueError, match="Did you mean 'ties'"):
         read_levels(path)
 
 

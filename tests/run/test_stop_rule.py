@@ -43,7 +43,7 @@ def test_the_best_row_is_the_first_with_the_lowest_window_mean(values: list[floa
     ("levels", "match"),
     [
         ({}, "at least one level"),
-        ({"reward_truth_gab": 0.4}, "did you mean 'reward_truth_gap'"),
+        ({"reward_truth_gab": 0.4}, "Did you mean 'reward_truth_gap'"),
         ({"reward_truth_gap": 0.0}, "above 0"),
         ({"reward_truth_gap": float("nan")}, "above 0"),
     ],

@@ -6,7 +6,6 @@ to a reply. Code of others that asks such a renderer itself gets the same: it sh
 reply in linear time.
 """
 
-import difflib
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -27,6 +26,7 @@ from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 
 from viva.conversation.chat_template import CHAT_TEMPLATE, ChatTemplateRenderer
 from viva.conversation.guard import MARKER, GuardedTokenizer
+from viva.conversation.messages import did_you_mean
 
 _FAMILIES = (
     (("<|im_start|>", "<|im_end|>"), "qwen3_instruct"),
@@ -91,10 +91,9 @@ def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None 
         ) from error
     except RendererError as error:
         known = [CHAT_TEMPLATE, *_NAMES, *renderers.get_registered_renderer_names()]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"frequent ones are {', '.join(_NAMES)}."
+        hint = did_you_mean(name, known) or f" Frequent ones are {', '.join(_NAMES)}."
         raise ValueError(
-            f"renderer_name must name a tinker-cookbook renderer; got {name!r}; {hint}"
+            f"renderer_name must name a tinker-cookbook renderer; got {name!r}.{hint}"
         ) from error
     _check_control_tokens(renderer, guarded, name, model_name)
     opening = str(guarded.decode(renderer.build_generation_prompt(_PROBE).to_ints()))

@@ -19,7 +19,6 @@ import re
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -27,6 +26,7 @@ import tinker
 from tinker_cookbook.renderers.base import Message, Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
+from viva.conversation.messages import did_you_mean
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
 from viva.judging.base import Judge, JudgeError
@@ -199,8 +199,7 @@ class JudgeOptions:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
+                hint = did_you_mean(name, known)
                 raise ValueError(f"unknown option {name!r} of the judge; allowed: {', '.join(known)}.{hint}")
         return cls(**values)
 
@@ -234,11 +233,9 @@ def check_policy(policy: str, option: str = "policy") -> None:
     path = Path(policy).expanduser()
     if policy in POLICIES or policy == "tiny" or "/" in policy or (policy.strip() and path.exists()):
         return
-    close = get_close_matches(policy, POLICIES, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(
         f"{option} must be {', '.join(POLICIES)}, or a model: tiny, a folder, a GGUF file, a run's folder or "
-        f"a hub's name like Qwen/Qwen3-8B; got {policy!r}.{hint}"
+        f"a hub's name like Qwen/Qwen3-8B; got {policy!r}.{did_you_mean(policy, POLICIES)}"
     )
 
 

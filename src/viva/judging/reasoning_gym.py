@@ -17,9 +17,9 @@ import importlib.metadata
 import json
 import os
 import re
-from difflib import get_close_matches
 from typing import Any, cast
 
+from viva.conversation.messages import did_you_mean
 from viva.judging.tame import is_tame
 
 PREFIX = "reasoning_gym:"
@@ -170,8 +170,7 @@ def _made(family: str, options_text: str) -> Family:
     options: dict[str, Any] = json.loads(options_text)
     registry = _registry()
     if family in _REFUSED or family not in registry:
-        close = get_close_matches(family, registry, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(family, registry)
         reason = _REFUSED.get(family, "there is no such family")
         raise ValueError(
             f"{PREFIX}{family}: {reason}.{hint} Allowed: {', '.join(sorted(set(registry) - set(_REFUSED)))}"
@@ -185,8 +184,7 @@ def _made(family: str, options_text: str) -> Family:
     known = [field.name for field in dataclasses.fields(config_class)]
     for option in options:
         if option not in known:
-            close = get_close_matches(option, known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(option, known)
             raise ValueError(f"{PREFIX}{family} has no option {option!r}; it has {', '.join(known)}.{hint}")
     try:
         config = config_class(**options)

@@ -21,6 +21,7 @@ from chz.blueprint import (
     MissingBlueprintArg,
 )
 
+from viva.conversation.messages import did_you_mean
 from viva.run.secrets import guard_tracebacks, printable
 
 if TYPE_CHECKING:
@@ -389,9 +390,9 @@ def told_mistake(error: BaseException, config_class: type[Any]) -> str:
 
 def unknown_option(name: str, config_class: type[Any]) -> str:
     """One line about a name that is no option, with the nearest one."""
-    close = get_close_matches(name, chz.chz_fields(config_class), n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"unknown option {name!r}.{hint} --help lists all options"
+    return (
+        f"unknown option {name!r}.{did_you_mean(name, chz.chz_fields(config_class))} --help lists all options"
+    )
 
 
 def _short(value: str) -> str:
@@ -433,5 +434,5 @@ def _words(kind: Any) -> str:
 
 
 def _near(value: str, kind: Any) -> str:
-    close = get_close_matches(value.strip("'\""), _choices(kind), n=1)
-    return f". Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(value.strip("'\""), _choices(kind))
+    return f".{hint}" if hint else ""

@@ -14,11 +14,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, cast, overload
 
+from viva.conversation.messages import did_you_mean
 from viva.hub import hub_access, hub_problem, pinned
 from viva.judging.reasoning_gym import find_family, is_generated
 from viva.recipes.config import DataOptions
@@ -481,10 +481,9 @@ def _rows(options: DataOptions, splits: Mapping[str, Any], split: str, limit: in
         ("hf_answer_column", options.hf_answer_column),
     ):
         if column is not None and column not in columns:
-            close = get_close_matches(column, columns, n=1)
-            hint = f" Did you mean {_listed(close)}?" if close else ""
             raise ValueError(
-                f"data set {name} has no column {column!r}; it has {_listed(columns)}.{hint} Set {option}."
+                f"data set {name} has no column {column!r}; it has {_listed(columns)}."
+                f"{did_you_mean(column, columns)} Set {option}."
             )
     count = len(rows) if limit is None else min(limit, len(rows))
 

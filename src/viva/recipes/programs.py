@@ -7,10 +7,10 @@ import runpy
 import signal
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
+from viva.conversation.messages import unknown
 from viva.recipes.config import parse_options
 from viva.threads import prepare_threads
 
@@ -39,9 +39,7 @@ def recipe_summaries() -> dict[str, str]:
 
 def unknown_recipe(name: str) -> str:
     """One line about a name that is no recipe, with the nearest one."""
-    close = get_close_matches(name, RECIPES, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"unknown recipe {name!r}; allowed: {', '.join(RECIPES)}, or a protocol as path.py:NAME.{hint}"
+    return unknown("recipe", name, RECIPES, also=", or a protocol as path.py:NAME")
 
 
 def train_recipe(recipe: str, argv: Sequence[str] | None) -> int:

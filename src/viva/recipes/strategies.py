@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from inspect import isbuiltin, signature
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -44,6 +43,7 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
+from viva.conversation.messages import unknown
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.conversation.rendering import read_reply, system_messages
 from viva.experts.assisted import (
@@ -435,8 +435,4 @@ def _find(name: str) -> tuple[str, StrategyFactory]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name!r} must be a function of a Task, its only argument: {error}") from error
         return name.rpartition(":")[2], cast(StrategyFactory, factory)
-    close = get_close_matches(name, STRATEGIES, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(
-        f"unknown strategy {name!r}; allowed: {', '.join(STRATEGIES)}, module:FUNCTION or path.py:FUNCTION.{hint}"
-    )
+    raise ValueError(unknown("strategy", name, STRATEGIES, also=", module:FUNCTION or path.py:FUNCTION"))

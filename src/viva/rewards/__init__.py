@@ -1,9 +1,9 @@
 """Rewards of conversations by name, and what the tokens of a conversation earn by them."""
 
 import inspect
-from difflib import get_close_matches
 from typing import Any, cast
 
+from viva.conversation.messages import unknown
 from viva.rewards.answers import answers
 from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
 from viva.rewards.comas import comas
@@ -92,12 +92,8 @@ def find_reward(value: object) -> Reward:
             return _NAMED[value]()
         if value.startswith("shuffled_"):
             return shuffled(value.removeprefix("shuffled_"))
-        close = get_close_matches(value, _NAMED, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f"unknown reward {value!r}; allowed: {', '.join(_NAMED)}, a function of the conversation, or on the "
-            f"command line path.py:FUNCTION.{hint}"
-        )
+        also = ", a function of the conversation, or on the command line path.py:FUNCTION"
+        raise ValueError(unknown("reward", value, _NAMED, also=also))
     if not callable(value):
         got = "none" if value is None else type(value).__name__
         raise ValueError(

@@ -28,12 +28,12 @@ paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``
 - A fit that does not converge raises `viva.judging.bradley_terry.BradleyTerryError`.
 """
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from viva.conversation.messages import did_you_mean
 from viva.judging.ballots import (
     Ballots,
     Item,
@@ -97,17 +97,13 @@ class ReviewRules:
         if set(self.weights) != set(STREAMS) or not all(map(math.isfinite, self.weights.values())):
             raise ValueError(
                 f"weights must give a finite number for each of {', '.join(STREAMS)}; got {dict(self.weights)}"
-                f"{_about_unknown(set(self.weights) - set(STREAMS))}"
+                f"{_about_unknown(sorted(set(self.weights) - set(STREAMS)))}"
             )
 
 
-def _about_unknown(names: Iterable[str]) -> str:
+def _about_unknown(names: Sequence[str]) -> str:
     """A message about names that are no streams, with the ones that may be meant."""
-    close = {name: difflib.get_close_matches(name, STREAMS, n=1) for name in sorted(names)}
-    return "".join(
-        f"; unknown: {name!r}" + (f", did you mean {found[0]!r}?" if found else "")
-        for name, found in close.items()
-    )
+    return "".join(f"; unknown: {name!r}.{did_you_mean(name, STREAMS)}" for name in names)
 
 
 PRESETS: Mapping[str, ReviewRules] = {

@@ -18,7 +18,6 @@ Units and levels of `MEASURED` were set on honest runs of the built-in policy (`
 Everything is a function of the metrics already written, so a resumed run goes on as if it had never stopped.
 """
 
-import difflib
 import json
 import math
 from collections import deque
@@ -26,6 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from viva.conversation.messages import did_you_mean
 
 START = 4
 """Steps of a run that its alarms only take for a reference, where none was measured."""
@@ -166,9 +167,8 @@ def check_names(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in ALARMS:
-            close = difflib.get_close_matches(name, ALARMS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"an alarm must be one of {', '.join(ALARMS)}; got {name!r}{hint}")
+            hint = did_you_mean(name, ALARMS)
+            raise ValueError(f"an alarm must be one of {', '.join(ALARMS)}; got {name!r}.{hint}")
 
 
 @dataclass(slots=True)
@@ -271,9 +271,8 @@ class StopRule:
         check_names(self.alarms)
         for name, level in self.levels.items():
             if name not in WATCHED:
-                close = difflib.get_close_matches(name, WATCHED, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise ValueError(f"a stop rule may watch {', '.join(WATCHED)}; got {name!r}{hint}")
+                hint = did_you_mean(name, WATCHED)
+                raise ValueError(f"a stop rule may watch {', '.join(WATCHED)}; got {name!r}.{hint}")
             if not (math.isfinite(level) and 0 < level <= 1):
                 raise ValueError(f"the level of {name} must be above 0 and at most 1; got {level}")
 

@@ -5,7 +5,6 @@ its own, and its archive is read. No name in an archive is used: two files are l
 """
 
 import asyncio
-import difflib
 import http.client
 import json
 import shutil
@@ -20,6 +19,7 @@ from uuid import uuid4
 
 import tinker
 
+from viva.conversation.messages import unknown
 from viva.engine.checkpoint import (
     MANIFEST,
     check_base_of,
@@ -152,10 +152,7 @@ def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule |
     choices = {**named, "last": last, "best": best}
     chosen = ended_with(run, stop_rule) if name is None else choices.get(name)
     if chosen is None:
-        allowed = ["last", "best", *named]
-        close = difflib.get_close_matches(str(name), allowed, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown checkpoint {name!r}; allowed: {', '.join(allowed)}.{hint}")
+        raise ValueError(unknown("checkpoint", str(name), ["last", "best", *named]))
     return chosen
 
 

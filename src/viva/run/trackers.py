@@ -8,7 +8,6 @@ given them from ``metrics.jsonl``.
 The loggers of ``tinker_cookbook`` are not used: they know no resumed runs, and W&B's would send code and host name.
 """
 
-import difflib
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from viva.conversation.messages import unknown
 from viva.run.files import note_written, read_json, write_json
 from viva.run.folder import RunFolder
 
@@ -112,13 +112,8 @@ def _is_installed(package: str) -> bool:
 
 
 def _unknown(name: str) -> str:
-    allowed = [CONSOLE, *PACKAGES]
-    close = difflib.get_close_matches(name, allowed, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return (
-        f"unknown tracker {name!r}; allowed: {', '.join(allowed)}.{hint} "
-        "(metrics.jsonl in log_path is always written.)"
-    )
+    told = unknown("tracker", name, [CONSOLE, *PACKAGES])
+    return f"{told} (metrics.jsonl in log_path is always written.)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

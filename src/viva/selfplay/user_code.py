@@ -1,6 +1,5 @@
 """Objects of the user's own code, named on a command line as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from viva.conversation.messages import did_you_mean
 from viva.judging.answers import CHECKS, AnswerCheck, answer_key
 from viva.judging.reasoning_gym import plain_answer
 
@@ -57,8 +57,7 @@ def load_target(target: str) -> Any:
         return _remembered[attribute]
     module = _module(where)
     if not hasattr(module, attribute):
-        close = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(attribute, dir(module))
         raise ValueError(f"{where!r} has no attribute {attribute!r}; name one that it defines.{hint}")
     return getattr(module, attribute)
 

@@ -1,10 +1,11 @@
 """Bodies of requests as OpenAI's interface names their fields, and what is wrong with one that is not understood."""
 
-import difflib
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from viva.conversation.messages import did_you_mean
 
 MOST_CHOICES = 128
 """Samples of one request, all prompts together."""
@@ -239,10 +240,8 @@ def _check_together(body: _SamplingBody) -> None:
 
 
 def _unknown_field(name: str, known: list[str]) -> RequestError:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
     return RequestError(
-        f"unknown field {_shown(name)}; allowed: {', '.join(sorted(known))}.{hint}",
+        f"unknown field {_shown(name)}; allowed: {', '.join(sorted(known))}.{did_you_mean(name, known)}",
         param=name[:_LONGEST_SHOWN],
         code="unknown_parameter",
     )
