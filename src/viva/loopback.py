@@ -85,7 +85,7 @@ def same_secret(given: str, secret: str) -> bool:
 
 
 def server_config(app: "ASGIApp") -> "uvicorn.Config":
-    """How an application is served: quietly, and to so many connections at once."""
+    """Settings of the server: quiet, and for so many connections at once."""
     import uvicorn
 
     return uvicorn.Config(

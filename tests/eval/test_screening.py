@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.eval.direct import DirectSampler
-from viva.eval.lenient import is_named
-from viva.eval.records import Answer, Figure
+from viva.eval.records import Answer, Figure, is_named
 from viva.eval.screening import Screened, Screener, Try, is_readable, pair_of
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import correlation, screening_figures

@@ -1,4 +1,4 @@
-"""Who an agent is told to be: persona texts by agent id, and the sentences that introduce one."""
+"""Personas: texts by agent id, and the sentences that introduce one."""
 
 AGENT_SYSTEM_PROMPTS: dict[int, str] = {
     0: "the Innovator: find a fresh way to the solution.",

@@ -36,9 +36,9 @@ class Solution(Reply):
 
 class _Thoughts(Reply):
     reflection: str = ""
-    """What the agent learned from the conversation so far."""
+    """The agent's summary of what it learned so far."""
     evaluation: str = ""
-    """What the agent thinks is right or wrong in the others' solutions."""
+    """The agent's opinion of the others' solutions."""
 
 
 class AgentResponse(Solution, _Thoughts):
@@ -49,7 +49,7 @@ class Revision(Solution):
     """A solution after critique."""
 
     decision: Literal["revise", "defend", "unstated"]
-    """What the agent says it does with its earlier solution, whatever the text then does."""
+    """The agent's stated decision about its earlier solution, whatever the text then does."""
 
 
 class Critique(BaseModel):
@@ -62,9 +62,9 @@ class Critique(BaseModel):
     text: str
     """Without the header that names the target."""
     start: int
-    """Where the critique begins in the text of the turn, its header included; in characters."""
+    """Start of the critique in the text of the turn, its header included; in characters."""
     stop: int
-    """Where it ends."""
+    """End of it."""
 
 
 class CritiqueReply(Reply):
@@ -96,12 +96,12 @@ class ToolCall(Reply):
 
 
 class ReplyStatus(StrEnum):
-    """How a reply was read. Compare with ``is``; every member is truthy."""
+    """Result of reading a reply. Compare with ``is``; every member is truthy."""
 
     OK = "ok"
     """Exactly what was asked for, and nothing else."""
     REPAIRED = "repaired"
-    """What was asked for was found among other things, or in part."""
+    """The requested content, found among other things or in part."""
     UNSTRUCTURED = "unstructured"
     """Nothing of what was asked for was found; a solution is then the whole text."""
 
@@ -121,12 +121,12 @@ class Turn:
     segment: str = "turn"
     """Name of the protocol's segment that was asked for."""
     lane: int = 0
-    """Which of the parallel generations of its round this is."""
+    """Index among the parallel generations of its round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why an agent left the conversation before its last turn."""
+    """Early end of an agent, with the reason."""
 
     agent_id: int
     round_index: int

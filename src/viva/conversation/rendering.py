@@ -61,7 +61,7 @@ _TALKS = (
 )
 """Conversations on which a family's renderer is compared with the tokenizer's template."""
 _TOOL_MARKS = ("<tool_call>", "<|tool_call", "<\uff5ctool\u2581call", "\uff5cDSML\uff5c", "to=functions.")
-"""What opens the call of a tool. `viva.conversation.tools` reads calls off the text, so such a reply is text like any
+"""Openings of tool calls. `viva.conversation.tools` reads calls off the text, so such a reply is text like any
 other and read without the renderer: the patterns for calls backtrack, and what stands in a call makes their readers
 fail (numbers of many digits, deep nesting)."""
 

@@ -56,7 +56,7 @@ class _Open:
 
 
 _Stack = list[_Open | None]
-"""What is open, outermost first; ``None`` is an array, of which nothing is kept."""
+"""Open containers, outermost first; ``None`` is an array, of which nothing is kept."""
 
 
 class _Fault(ValueError):

@@ -31,7 +31,7 @@ from viva.model_files import (
 
 MANIFEST = "checkpoint.json"
 Manifest = dict[str, Any]
-"""What a checkpoint says of itself, as JSON."""
+"""Description of a checkpoint, as JSON."""
 _FORMAT = 2
 _UNSEALED = 1
 """The format of before manifests were sealed."""

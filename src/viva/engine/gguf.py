@@ -87,7 +87,7 @@ class _Tensor:
     shape: tuple[int, ...]
     """Rows first, as in PyTorch."""
     type: int
-    """Of ``gguf.GGMLQuantizationType``."""
+    """A number of ``gguf.GGMLQuantizationType``."""
     offset: int
     """From the beginning of the tensors' data."""
 

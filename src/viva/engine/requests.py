@@ -70,7 +70,7 @@ class Drawn:
     """A token at the moment it is drawn."""
 
     index: int
-    """Of the sample among those of its request."""
+    """Index of the sample among those of its request."""
     token: int
     logprob: float
     alternatives: tuple[np.ndarray, np.ndarray] | None

@@ -147,7 +147,7 @@ class RunningSequence:
         return self.length - prefix_length(self.prefix)
 
     def stop_reason(self) -> str | None:
-        """Why the sample ends after its last token, or ``None`` if it goes on."""
+        """The reason why the sample ends after its last token, or ``None`` if it goes on."""
         if self.request.stop.ends(self.tokens):
             return "stop"
         return "length" if len(self.tokens) >= self.request.max_tokens else None

@@ -35,7 +35,7 @@ _NOTHING = (0.0, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one critique says of a solution."""
+    """One critique's verdict on a solution."""
 
     critic: int
     target: int
@@ -53,7 +53,7 @@ class Criticised:
     correct: dict[int, bool]
     verdicts: tuple[Verdict, ...]
     ballots: dict[int, list[Vote]]
-    """Of the blind ranking, by voter."""
+    """Votes of the blind ranking, by voter."""
     judged: tuple[Comparison, ...] = ()
 
     @property

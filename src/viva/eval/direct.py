@@ -2,7 +2,7 @@
 
 A gain at temperature 1 alone may be sharpening: a policy that answers right greedily before any training can learn to
 sample what it preferred already. So both are measured on the same questions, with the majority of several answers
-beside them, each strictly and, form apart, leniently (`viva.eval.lenient`).
+beside them, each strictly and, form apart, leniently (`viva.eval.records`).
 
 Equal tokens: a conversation costs many replies, so it is compared with as many direct answers as fit into the tokens
 that it took on the same problem, the judge's included. Their number depends on the problem's own answers only.
@@ -17,10 +17,8 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.rendering import build_prompt, direct_messages, read_reply
-from viva.eval.cost import Cost, Costs
 from viva.eval.figures import ladder_figures
-from viva.eval.lenient import is_lenient
-from viva.eval.records import WRONG, Answer, Asked, Played
+from viva.eval.records import WRONG, Answer, Asked, Cost, Costs, Played, is_lenient
 from viva.judging.answers import answer_key, is_correct
 from viva.judging.judge import SamplingClient
 from viva.judging.usage import count_tokens

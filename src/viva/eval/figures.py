@@ -6,10 +6,18 @@ Legend: ``n`` answers to one problem, ``N`` agents of a conversation.
 from collections.abc import Callable, Mapping, Sequence
 
 from viva.conversation.protocol import counted
-from viva.eval.cost import cost_lines
 from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, plurality
-from viva.eval.lenient import is_lenient
-from viva.eval.records import AgentAnswers, Answer, Asked, Difference, Evaluation, Figure, Played
+from viva.eval.records import (
+    AgentAnswers,
+    Answer,
+    Asked,
+    Difference,
+    Evaluation,
+    Figure,
+    Played,
+    cost_lines,
+    is_lenient,
+)
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
 
 _Term = tuple[float, float]

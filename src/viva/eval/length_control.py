@@ -26,7 +26,7 @@ from viva.eval.records import Figure
 _Floats = npt.NDArray[np.float64]
 
 _PRECISION = 0.01
-"""Of the normal prior of alpha and beta."""
+"""Precision of the normal prior of alpha and beta."""
 _LONGEST_STEP = 2.0
 _MOST_STEPS = 200
 _CLOSE = 1e-8

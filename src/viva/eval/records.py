@@ -1,18 +1,63 @@
-"""Records of an evaluation, problem by problem, written to JSON and read back; `viva.eval.figures` uses them."""
+"""Answers of an evaluation by problem, and what it cost, written to JSON and read back, for `viva.eval.figures`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from viva.eval.cost import Cost
+from viva.judging.reasoning_gym import plain_answer
+from viva.judging.usage import Meter, metering
 from viva.run.files import note_written, write_atomic
 from viva.run.secrets import redacted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Tokens; with the same command they are the same again."""
+
+    sampled_tokens: int
+    """Sampled by all models that were asked."""
+    total_tokens: int
+    """Read and sampled, every prompt in full."""
+
+
+@dataclass(kw_only=True)
+class Costs:
+    """Costs of an evaluation's parts, by name."""
+
+    tokens: dict[str, Cost] = field(default_factory=dict[str, Cost])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Printed, and kept in no file: they depend on the clock."""
+
+    @contextmanager
+    def part(self, name: str) -> Generator[None]:
+        """Count what is done meanwhile."""
+        meter, started = Meter(), time.monotonic()
+        with metering(meter):
+            yield
+        used = meter.total
+        self.tokens[name] = Cost(sampled_tokens=used.sampled_tokens, total_tokens=used.total)
+        self.seconds[name] = time.monotonic() - started
+
+    def seconds_text(self) -> str:
+        """One line."""
+        return f"seconds: {', '.join(f'{name} {seconds:.1f}' for name, seconds in self.seconds.items())}"
+
+
+def cost_lines(costs: Mapping[str, Cost]) -> list[str]:
+    """One line of all parts, or none."""
+    parts = [
+        f"{name} {cost.sampled_tokens:,} tokens sampled, {cost.total_tokens:,} read and sampled"
+        for name, cost in costs.items()
+    ]
+    return [f"cost: {'; '.join(parts)}"] if parts else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,3 +232,31 @@ def read_evaluation(path: Path) -> Evaluation:
 
 def _json(content: Mapping[str, Any], indent: int | None = None) -> str:
     return json.dumps(redacted(content), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def is_lenient(answer: Answer, known: str | None) -> bool:
+    """Whether a reply is right, or names the known answer, wherever it stands and however the reply ends.
+
+    Strict grading is `Answer.right`: the reply is finished, and the answer that it marks is right. What is right
+    leniently alone is an upper end of what form costs, since an answer's words may stand in a reply for another reason.
+    """
+    return answer.right or is_named(answer.text, known)
+
+
+def is_named(text: str, answer: str | None) -> bool:
+    """Whether a known answer stands in a text by itself, in any place; letter case counts for a lone letter only."""
+    wanted = " ".join(plain_answer(answer or "").split()).rpartition("####")[2].strip()
+    if not wanted:
+        return False
+    whole = f" {' '.join(text.split())} "
+    if len(wanted) > 1:  # "a" is an article, "A" a choice
+        wanted, whole = wanted.casefold(), whole.casefold()
+    start = whole.find(wanted)
+    while start >= 0:
+        before, after = whole[start - 1], whole[start + len(wanted)]
+        follows = whole[start + len(wanted) : start + len(wanted) + 2]
+        is_longer = after.isalnum() or (follows[:1] in ".," and follows[1:].isdecimal())
+        if not before.isalnum() and before not in ".-" and not is_longer:
+            return True
+        start = whole.find(wanted, start + 1)
+    return False

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.eval.cost import Cost
 from viva.eval.critics import Criticised
 from viva.eval.direct import DirectSampler
-from viva.eval.lenient import is_lenient
-from viva.eval.records import Answer, Figure, Played
+from viva.eval.records import Answer, Cost, Figure, Played, is_lenient
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
 from viva.judging.base import Judge
 from viva.judging.comparison import Comparison
@@ -37,7 +35,7 @@ class Try:
 
     answer: Answer
     logprob: float
-    """Of the whole reply under the sampler, in nats."""
+    """Log-probability of the whole reply under the sampler, in nats."""
     has_answer: bool
     """Finished, and an answer can be read out of it."""
     is_lenient: bool
@@ -96,7 +94,7 @@ class Screening:
     critics: tuple[Criticised, ...]
     """Critiques and votes in those of critique self-play, and the judge on the same pairs."""
     cost: dict[str, Cost]
-    """Of answers, of judged pairs, of every kind of conversation, and of the critics' pairs."""
+    """Costs by part: answers, judged pairs, every kind of conversation, the critics' pairs."""
     figures: dict[str, Figure]
     advice: tuple[Advice, ...]
 

@@ -271,7 +271,7 @@ def _without_answers(figures: Figures) -> list[Advice]:
 
 
 def _majority(figures: Figures) -> float | None:
-    """Of all answers, the last rung of the ladder."""
+    """Accuracy of the vote of all answers, the last rung of the ladder."""
     found = [figure.value for name, figure in figures.items() if name.startswith("accuracy/maj@")]
     return found[-1] if found else None
 

@@ -64,7 +64,7 @@ class SoftPreference(Preference):
     """
 
     share: float
-    """Of the vote, the winner's: above 1/2 and at most 1. The loser has the rest."""
+    """The winner's share of the vote: above 1/2 and at most 1. The loser has the rest."""
 
     def __post_init__(self) -> None:
         _require_two(self.winner, self.loser)
@@ -397,7 +397,7 @@ def ballot_accuracy(ballots: Ballots, correct: Mapping[int, bool]) -> float | No
 
 
 def mutual_votes(ballots: Ballots) -> float | None:
-    """How far voters favour those who favour them, beyond what the others' votes explain.
+    """Favour of voters for those who favour them, beyond what the others' votes explain.
 
     With ``d_ij`` the mean, over the pairs with j's item on i's ballot, of i's vote for it (1, 1/2, 0) less the mean
     vote that everybody but i and j gave it on the same pair::

@@ -1,4 +1,4 @@
-"""What a reward asks of a judge, whoever judges: the policy, another model, or one behind an endpoint."""
+"""The interface of judges: the policy, another model, or one behind an endpoint."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class _Row(NamedTuple):
     shown: int
     """1 if the first was shown first, -1 if the second was, 0 if that is not known."""
     points: float
-    """Of the first."""
+    """Points of the first."""
     weight: float
 
 

@@ -311,7 +311,7 @@ def _cycles(comparisons: Sequence[Comparison]) -> dict[str, float]:
 
 
 def judge_accuracy(comparisons: Sequence[Comparison], correct: Mapping[int, bool]) -> dict[str, float]:
-    """How often the judge is right where the truth is known; nothing if no pair has one right.
+    """The judge's accuracy where the truth is known; nothing if no pair has one right.
 
     ``judge/accuracy``: over valid comparisons of a right and a wrong solution, the share that prefers the right
     one, a tie counting half.

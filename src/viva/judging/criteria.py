@@ -29,7 +29,7 @@ _MAX_OFF_SET_MASS = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriterionScore:
-    """How far an answer fulfils a criterion."""
+    """An answer's score by a criterion."""
 
     value: float | None
     """From 0 to 1; ``None`` if the judge's reply cannot be read, or it failed."""

@@ -133,7 +133,7 @@ POLICIES = ("current", "initial", "every", "ema")
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """Who compares pairs of solutions, and how.
+    """Options of the judge: its model, and its way to compare.
 
     Raises:
         ValueError: If a value is out of range, or would change nothing.

@@ -68,7 +68,7 @@ class ComparisonRecord(_Record):
     """One judged pair: ``first`` was shown as A, ``second`` as B."""
 
     agent_id: int | None = None
-    """Whose two solutions were compared, 0 the initial and 1 the revised one; ``None`` if the pair is two agents."""
+    """The agent whose initial (0) and revised (1) solutions were compared; ``None`` if the pair is two agents."""
     first: int
     second: int
     outcome: str
@@ -103,7 +103,7 @@ class DealtRecord(_Record):
 
 
 class ControlRecord(_Record):
-    """What was taken away from a conversation, see `viva.selfplay.controls`."""
+    """A control's change of a conversation, see `viva.selfplay.controls`."""
 
     name: str
     question: str | None = None

@@ -34,7 +34,7 @@ class ScorerError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerOptions:
-    """Which model scores replies.
+    """Options of the scorer of replies.
 
     Raises:
         ValueError: If the policy is none of those allowed, or is named beside another model.

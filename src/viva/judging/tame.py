@@ -1,4 +1,4 @@
-"""Which replies a scorer of reasoning-gym may see: those that it neither runs as a program nor computes on for ever.
+"""The guard before reasoning-gym's scorers: no reply gets there that they would run as a program or compute for ever.
 
 Scorers of version 0.1.25 that run replies: by ``eval``, in the hope of a list (`_LITERALS`), and by sympy's
 ``parse_expr``, which is ``eval`` too (`_ARITHMETIC`, `_EXPRESSIONS`). What is no literal, or no short formula of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["policy", "judge", "scorer"]
-"""Who reads: the agents that are trained, the judge of solutions, or the scorer of a reward."""
+"""The reader: the agents that are trained, the judge of solutions, or the scorer of a reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ DEFAULT_DATAPOINTS = 131072
 
 @chz.chz
 class DataOptions:
-    """Where prompts come from. Those to train on are joined in the order list, file, data set."""
+    """Sources of prompts. Those to train on are joined in the order list, file, data set."""
 
     train_prompts: list[str] | None = chz.field(default=None, doc='a list of prompts, like ["a", "b"]')
     train_prompts_path: str | None = chz.field(

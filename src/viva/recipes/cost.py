@@ -107,7 +107,7 @@ class CostOptions:
 
     @property
     def text(self) -> Text:
-        """How long everything is."""
+        """Lengths of prompts and replies."""
         lengths = {name: getattr(self, f"{name}_tokens") for name in _LENGTHS}
         return Text(lengths=Lengths(**lengths), count=lambda text: len(text) / self.chars_per_token)
 
@@ -123,11 +123,11 @@ class RecipeCost:
 
     summary: str
     calls: tuple[Call, ...]
-    """Of one group, but for those of an endpoint."""
+    """Calls of one group, but for those of an endpoint."""
     counts: Counts
     is_lora: bool
     prices: tuple[float, float] | None = None
-    """Of a million tokens read and of a million sampled by a judge behind an endpoint."""
+    """Prices of a million tokens read and of a million sampled by a judge behind an endpoint."""
 
 
 def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:

@@ -1,4 +1,4 @@
-"""Where prompts come from: a list, a JSONL file or a generator, a Hugging Face data set, or several of them together.
+"""Sources of prompts: a list, a JSONL file or a generator, a Hugging Face data set, or several of them together.
 
 Everything is read once at the start, to find mistakes, but nothing is kept: prompts are read again when their turn
 comes, from the file or from the memory-mapped data set.

@@ -137,7 +137,7 @@ class _Kept(Unpaid):
     """Keeps the examples of a conversation."""
 
     views: dict[tuple[int, int, str], View]
-    """By round, agent and segment."""
+    """Texts by round, agent and segment."""
     examples: list[Example]
     scripted: bool
 

@@ -38,7 +38,7 @@ NAMED = {
 """The cookbook's environments that have a short name; any other goes by ``module:CLASS``."""
 
 _OURS = "viva"
-"""What the run's own renderer and tokenizer are called for the cookbook."""
+"""The cookbook's name for the run's own renderer and tokenizer."""
 
 
 @chz.chz

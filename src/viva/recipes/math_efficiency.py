@@ -128,7 +128,7 @@ class Config(AskedConfig):
         return self.max_tokens if self.token_budget is None else self.token_budget
 
     def experts(self) -> ExpertConfig:
-        """How batches are estimated.
+        """Settings of the estimator.
 
         Raises:
             ValueError: If estimator, its options and the baseline do not go together.

@@ -69,11 +69,11 @@ class BatchUnit:
     samples: int
     """Trajectories."""
     prompts: int = 1
-    """That they answer together."""
+    """Prompts that one unit answers together."""
     name: str = "num_agents"
-    """What the number of samples is called."""
+    """Option that sets the number of samples, for messages."""
     groups: str = "conversations"
-    """What there is one of for every prompt."""
+    """Plural noun for units, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Plan(RunOptions):
     unit: BatchUnit
     learning_rate: float
     check: AnswerCheck
-    """Who is right, where answers are known."""
+    """The check of answers, where they are known."""
 
     @property
     def grader(self) -> Grader:

@@ -133,7 +133,7 @@ class ConversationConfig(AskedConfig):
     )
 
     def stop_rule(self) -> StopRule | None:
-        """What ends the run early.
+        """The rule that ends the run early.
 
         Raises:
             ValueError: If it could never end one, or always would.
@@ -143,7 +143,7 @@ class ConversationConfig(AskedConfig):
         return StopRule.of({"stop_at": self.stop_at, "stop_on": self.stop_on})
 
     def levels(self) -> Mapping[str, Level]:
-        """What the alarms compare with, by name.
+        """Reference levels of the alarms, by name.
 
         Raises:
             ValueError: If the file cannot be read, or lacks an alarm that is to end the run.

@@ -201,7 +201,7 @@ class Task:
 
     item: PromptItem
     seed: int
-    """Of the group; strategies of the same problem have different ones."""
+    """Seed of the group; strategies of the same problem have different ones."""
     renderer: Renderer
     reward: EfficientReward
     group_size: int

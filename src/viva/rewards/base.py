@@ -25,7 +25,7 @@ Pay: TypeAlias = Mapping[int, float] | Mapping[str, Mapping[int, float]]
 """Rewards by agent id, or by segment and agent id."""
 
 Match: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
-"""What a judge is shown first and second: (agent, round) of each solution."""
+"""Solutions that a judge is shown first and second: (agent, round) of each."""
 
 RewardFunction = Callable[[Conversation], Pay | Awaitable[Pay]]
 """A user's reward."""
@@ -50,7 +50,7 @@ class Played:
     """For metrics about the truth."""
     seed: int
     record: dict[str, Any]
-    """What the transcript keeps; rewards add to it what they find out, also before they raise."""
+    """Fields of the transcript; rewards add what they find out, also before they raise."""
 
     @property
     def agents(self) -> tuple[int, ...]:
@@ -180,7 +180,7 @@ def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, di
 
 
 def correctness(played: Played) -> tuple[dict[int, bool] | None, dict[int, Metrics]]:
-    """Which final solutions are right, and metrics by agent about first and final ones, where answers are known."""
+    """Correctness of final solutions, and metrics by agent about first and final ones, where answers are known."""
     correct = graded(played.conversation.final_solutions, played.answer, played.grader)
     first = graded(played.conversation.first_solutions, played.answer, played.grader)
     return correct, {} if correct is None or first is None else truth_metrics(first, correct)

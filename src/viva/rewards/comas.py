@@ -145,7 +145,7 @@ class Comas(Reward):
         return replace(scored, metrics={agent: own | figures for agent, own in scored.metrics.items()})
 
     def earned(self, conversation: Conversation, judged: Judged) -> ComasEarned:
-        """What everything earns.
+        """Earnings of all replies.
 
         Args:
             conversation: The conversation.

@@ -446,7 +446,7 @@ def _truth(
     correct_initial: Mapping[int, bool],
     correct: Mapping[int, bool],
 ) -> Metrics:
-    """How scores and ballots relate to the known answers; what has nothing to compare is left out."""
+    """Agreement of scores and ballots with the known answers; what has nothing to compare is left out."""
     final = {agent_id: scores.final[agent_id].value for agent_id in votes.agents}
     best = max(final.values())
     chosen = [correct[agent_id] for agent_id, score in final.items() if score == best]

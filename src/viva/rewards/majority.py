@@ -66,7 +66,7 @@ class Majority(SolutionReward):
     """Agreement of a final solution with the majority."""
 
     voters: Voters = "final"
-    """Who votes in a conversation: the final solutions, or the first ones (its proposals), which nobody has talked out
+    """The voters of a conversation: the final solutions, or the first ones (its proposals), which nobody has talked out
     of their opinion."""
     name: str = "majority"
 

@@ -319,7 +319,7 @@ def _values(scores: Mapping[int, Score]) -> dict[int, float]:
 
 
 class _Items:
-    """Which solutions are one item, and votes on agents or solutions as votes on those items.
+    """Solutions grouped into items, and votes on agents or solutions as votes on those items.
 
     After solutions became one item, a voter may have several votes on a pair; it keeps one of equal ones and none of
     contradicting ones, as with everything else that is said twice (`count_votes`); divided votes become their mean.

@@ -43,7 +43,7 @@ from viva.rewards.critique import ballots_of, check_segments
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
 LENGTH_BAND = 0.2
-"""By which the lengths of two answers may differ, as in the paper."""
+"""Share by which the lengths of two answers may differ, as in the paper."""
 
 
 class Judgement(NamedTuple):
@@ -57,7 +57,7 @@ class Judgement(NamedTuple):
 
     @property
     def loser(self) -> int | None:
-        """Who lost, if somebody did."""
+        """The loser, if there is one."""
         return None if self.winner is None else self.first + self.second - self.winner
 
 
@@ -100,7 +100,7 @@ def copeland(
 
 
 def _worth(winner: str, loser: str, band: float | None) -> float:
-    """What a win counts."""
+    """Worth of a win."""
     own, other = len(winner.strip()), len(loser.strip())
     if band is None:
         return 1.0
@@ -253,7 +253,7 @@ class SerlVotes(Reward):
         return paid(played, Scored(rewards=rewards, credit=credit))
 
     def earned(self, conversation: Conversation) -> "SerlEarned":
-        """What solutions and ballots earn.
+        """Earnings of solutions and ballots.
 
         Raises:
             ValueError: If no vote could be read about the revision of an agent that finished.
@@ -280,10 +280,10 @@ class SerlEarned(NamedTuple):
     """Rewards of one conversation, by agent."""
 
     initial: dict[int, float]
-    """Of proposals that somebody voted on."""
+    """Rewards of proposals that somebody voted on."""
     final: dict[int, float]
     judge: dict[int, float]
-    """Of verdicts."""
+    """Rewards of verdicts."""
 
     @property
     def totals(self) -> dict[int, float]:

@@ -62,33 +62,33 @@ class Shuffled(SolutionReward):
 
     @property
     def needs_answers(self) -> bool:
-        """As the other."""
+        """Same as of the reward that is permuted."""
         return isinstance(self.of, SolutionReward) and self.of.needs_answers
 
     @property
     def pays_samples(self) -> bool:
-        """As the other."""
+        """Same as of the reward that is permuted."""
         return isinstance(self.of, SolutionReward) and self.of.pays_samples
 
     @property
     def agents_compare(self) -> bool:
-        """As the other."""
+        """Same as of the reward that is permuted."""
         return self.of.agents_compare
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
-        """As the other."""
+        """Same as of the reward that is permuted."""
         self.of.check(protocol, num_agents)
 
     def check_played(self, conversation: Conversation) -> None:
-        """As the other."""
+        """Same as of the reward that is permuted."""
         self.of.check_played(conversation)
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
-        """As the other."""
+        """Same as of the reward that is permuted."""
         return self.of.new_record(protocol, judge)
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
-        """As the other."""
+        """Same as of the reward that is permuted."""
         if not isinstance(self.of, SolutionReward):
             return group
         return await self.of.ask(group, question, models)

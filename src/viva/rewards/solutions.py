@@ -34,11 +34,11 @@ class Solutions:
     """Rewards by the known answer; ``None`` if there is none."""
     seed: int
     agents_G: Sequence[int] | None = None
-    """Who gave them; ``None``: they are counted from 0."""
+    """Their agents; ``None``: they are counted from 0."""
     comparisons: Sequence[Comparison] | None = None
-    """What a judge says of pairs of them, by id, where it was asked."""
+    """A judge's comparisons of pairs of them, by id, where it was asked."""
     gains: Gains | None = None
-    """What a scorer says of them, by id, where it was asked: see `viva.judging.scorer`."""
+    """A scorer's gains, by id, where it was asked: see `viva.judging.scorer`."""
 
     def __len__(self) -> int:
         """Number of solutions."""
@@ -46,7 +46,7 @@ class Solutions:
 
     @property
     def ids(self) -> Sequence[int]:
-        """Of the solutions: agent ids, or their places."""
+        """Keys of the solutions: agent ids, or their places."""
         return range(len(self)) if self.agents_G is None else self.agents_G
 
     def by_id(self) -> dict[int, str]:

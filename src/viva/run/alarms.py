@@ -42,7 +42,7 @@ class Alarm:
     metric: str
     side: Literal["up", "down", "both"]
     text: str
-    """What it may mean that it fires, and what to look at."""
+    """Meaning of a signal, and what to look at."""
 
 
 _LOOK = "read some conversations of these steps ('viva view')"
@@ -97,14 +97,14 @@ ALARMS: Mapping[str, Alarm] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """What an alarm compares with, measured on honest runs."""
+    """Reference of an alarm, measured on honest runs."""
 
     reference: float | None
     """``None``: the run's own steps before."""
     unit: float
     """Standard deviation of the figure of one conversation."""
     level: float
-    """Of the cumulative sum, in standard deviations of a step."""
+    """Limit of the cumulative sum, in standard deviations of a step."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that measure nothing.

@@ -172,7 +172,7 @@ class Checkpoints:
         )
 
     def _state_problem(self, checkpoint: Checkpoint) -> str | None:
-        """Why the state of a checkpoint cannot be used."""
+        """The reason why the state of a checkpoint cannot be used."""
         for state_path in (checkpoint.state_path, *checkpoint.beside.values()):
             path = self.folder / state_path
             if _is_uri(state_path):

@@ -148,7 +148,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def place_problem(folder: Path) -> str | None:
-    """Why nothing could be written to a folder that is there or will be made; ``None`` if nothing is in the way."""
+    """The obstacle to writing in a folder that is there or will be made; ``None`` if there is none."""
     for place in (folder, *folder.parents):
         if place.is_dir():
             is_free = os.access(place, os.W_OK | os.X_OK)

@@ -87,7 +87,7 @@ class RunFolder:
 
     @property
     def state_dir(self) -> Path:
-        """Where the local engine saves its state."""
+        """Folder of the local engine's state."""
         return self.path / "state"
 
     def close(self, *, refused: bool = False) -> None:

@@ -95,7 +95,7 @@ class Checkpoint:
     next_step: int
     """The first step that is not in the saved weights."""
     state_path: str
-    """Where the engine saved the state: an address, or a path relative to the run folder."""
+    """Place of the state: an address, or a path relative to the run folder."""
     state_digest: str | None = None
     """SHA-256 of the state's manifest, which lists its other files; ``None`` where the engine writes none here."""
     beside: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -115,7 +115,7 @@ class Checkpoint:
     best: bool = False
     """Whether the stop rule's metrics stood lowest here; kept however old it is."""
     ttl_seconds: int | None = None
-    """When the engine may delete the state, counted from saving; ``None``: never."""
+    """Time from saving on after which the engine may delete the state; ``None``: never."""
     following: int | None = field(default=None, compare=False)
     """Lines behind it in the index, by which one that was cut between two lines shows."""
 
@@ -127,7 +127,7 @@ class CheckpointIndex:
     checkpoints: list[tuple[int, Checkpoint]]
     """Oldest first; whether their states are there was not looked at."""
     damage: dict[int, str]
-    """Why a line cannot be used, or what is missing behind it."""
+    """The reason why a line cannot be used, or what is missing behind it."""
     is_empty: bool
     """Whether there is no line at all, not even that of a run's beginning."""
 

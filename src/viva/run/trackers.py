@@ -44,7 +44,7 @@ class TrackerChoice:
 
     name: str
     project: str = _DEFAULT_PROJECT
-    """Under which Trackio and Weights & Biases file the run."""
+    """Project of the run in Trackio and Weights & Biases."""
     run_name: str | None = None
     """The run's name there; ``None`` for that of its folder."""
 

@@ -35,7 +35,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """How the package's text and the agents' words are counted."""
+    """Counters of the package's text and of the agents' words."""
 
     lengths: Lengths
     count: Counter

@@ -38,14 +38,14 @@ class DryRun:
     """Outcome of one case."""
 
     case: str
-    """Who behaves how."""
+    """The agents' behaviour in this case."""
     conversation: Conversation
     seen: dict[tuple[int, int], tuple[Seen, ...]]
-    """What was shown, by (round, agent)."""
+    """Shown text, by (round, agent)."""
     is_void: bool
     """Whether the failure rule takes all rewards."""
     problems: tuple[str, ...]
-    """What went wrong that no protocol may do: code that raises, agents that wait for ever."""
+    """Faults of the protocol: code that raises, agents that wait for ever."""
 
     def earners(self, protocol: Protocol) -> dict[str, dict[int, int]]:
         """Number of readable turns that earn, by stream and agent."""

@@ -268,7 +268,7 @@ class CritiqueBoard:
         return board
 
     def put_up(self, round_index: int, turns: Sequence[Turn]) -> None:
-        """What was said before a round in which critiques are read; of several attempts the first one counts."""
+        """Store the turns before a round in which critiques are read; of several attempts the first one counts."""
         if not (found := self._turns(round_index)).done():
             found.set_result(tuple(turns))
 

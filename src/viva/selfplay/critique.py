@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
 BallotForm = Literal["written", "labels"]
-"""How agents vote: by rankings that they write, or pair by pair by label probabilities."""
+"""Form of the votes: rankings that agents write, or label probabilities pair by pair."""
 
 _STAGES = {"proposal": "initial", "revision": "revised"}
 """Segments that give a solution, and what it is called on a joint ballot."""
@@ -190,7 +190,7 @@ def _texts_by_stage(turns: Sequence[Turn]) -> dict[Item, str]:
 
 
 def _compared_texts(turns: Sequence[Turn], view: View) -> dict[Item, str]:
-    """What the agent compares, without letters: each pair is shown in both orders."""
+    """Texts that the agent compares, without letters: each pair is shown in both orders."""
     items, texts = set(compared_items(view).values()), _texts_by_stage(turns)
     return {item: text for item, text in texts.items() if item in items}
 

@@ -26,7 +26,7 @@ class AgentFailedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCommand:
-    """How an agent is run."""
+    """Command and limits of an agent."""
 
     argv: tuple[str, ...]
     timeout_s: float
@@ -141,7 +141,7 @@ class AgentEnv(Env):
         process.stdin.close()
 
     async def _next(self) -> AgentCall | None:
-        """What the agent asks next, or ``None`` once it has ended.
+        """The agent's next call, or ``None`` once it has ended.
 
         Raises:
             AgentFailedError: If its time is over.

@@ -66,7 +66,7 @@ def _shared(body: ChatBody | CompletionBody) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class _Choice:
-    """What a sample has become so far."""
+    """A sample so far."""
 
     texts: list[str] = field(default_factory=list[str])
     tokens: list[Token] = field(default_factory=list[Token])

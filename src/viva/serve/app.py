@@ -97,7 +97,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may ask."""
+    """Rules of access."""
 
     token: str
     """A secret that every request has to carry."""

@@ -157,7 +157,7 @@ _NAMES = frozenset(
     for body in (ChatBody, CompletionBody, ChatMessage, TextPart, StreamOptions)
     for name in body.model_fields
 )
-"""Of all fields; the library's places also hold the kinds that it tried."""
+"""Names of all fields; the library's places also hold the kinds that it tried."""
 
 BodyT = TypeVar("BodyT", bound=_SamplingBody)
 

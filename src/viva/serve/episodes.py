@@ -51,7 +51,7 @@ _NOT_HERE = ("stream", "logprobs", "top_logprobs", "prompt_logprobs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the policy said."""
+    """A reply of the policy."""
 
     tokens: Sequence[int]
     stop_reason: str
@@ -59,7 +59,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCall:
-    """What an agent asks."""
+    """A call of an agent."""
 
     body: ChatBody
     prompt: tinker.ModelInput
@@ -71,7 +71,7 @@ class Episode:
     """One episode."""
 
     key: str
-    """What the agent gives as its API key."""
+    """The agent's API key."""
     calls: asyncio.Queue[AgentCall] = field(
         default_factory=lambda: asyncio.Queue[AgentCall](maxsize=_MOST_WAITING)
     )
@@ -98,12 +98,12 @@ class EpisodeServer:
 
     @property
     def address(self) -> str:
-        """What agents take for ``OPENAI_BASE_URL``, while an episode is open."""
+        """``OPENAI_BASE_URL`` for agents, while an episode is open."""
         return f"{self._address}/v1"
 
     @property
     def stop_condition(self) -> StopCondition:
-        """What ends a reply."""
+        """Strings or ids that end a reply."""
         return self._renderer.get_stop_sequences()
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What is sampled for a request, in pieces that answers and streams are both made of."""
+"""Sampling for a request, in pieces that answers and streams are both made of."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Job:
 
     prompts: tuple[tuple[int, ...], ...]
     num_samples: int
-    """Of each prompt; the choices of one prompt follow those of the one before."""
+    """Samples of each prompt; the choices of one prompt follow those of the one before."""
     max_tokens: int | None
     """``None``: to the end of the context."""
     temperature: float

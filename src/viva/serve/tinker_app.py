@@ -26,7 +26,7 @@ from viva.serve.transport import (
 
 _BODY_BYTES = 64 * 2**20
 _WAIT_S = 25.0
-"""How long a question for a result waits for it; the SDK gives up after 45 s and asks again after an answer."""
+"""Wait of a question for a result; the SDK gives up after 45 s and asks again after an answer."""
 _BINARY = "application/x-protobuf"
 
 _CLIENT_CONFIG = {
@@ -36,7 +36,7 @@ _CLIENT_CONFIG = {
     "sample_max_concurrent_requests": 256,
     "use_pyqwest_transport": False,
 }
-"""What the SDK is told: a batch comes in one piece, so that the engine packs it as it would in Python."""
+"""Settings for the SDK: a batch comes in one piece, so that the engine packs it as it would in Python."""
 _DYNAMIC_CONFIG = {"sample_cancel_enabled": True}
 
 Call = Callable[[dict[str, Any]], Any]
@@ -162,7 +162,7 @@ class _Looks:
         return await self._answered(self._engine.capabilities)
 
     async def sampler(self, request: Request) -> Response:
-        """What is known of a sampler."""
+        """Model and weights of a sampler."""
         return await self._answered(self._engine.samplers.describe, str(request.path_params["name"]))
 
     async def finish_session(self, request: Request) -> Response:

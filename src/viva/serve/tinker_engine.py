@@ -139,7 +139,7 @@ class TinkerEngine:
         return {"request_id": name, "model_id": model_id}
 
     def get_info(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What is known of a model."""
+        """A model's facts, as the SDK's ``GetInfoResponse``."""
         model_id = str(body.get("model_id"))
         info = self._model_of(model_id).client.get_info()
         return info.model_dump(mode="json") | {"model_id": model_id}

@@ -71,7 +71,7 @@ class Samplers:
         return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
 
     def describe(self, sampler_id: str) -> dict[str, Any]:
-        """What is known of a sampler."""
+        """Model and weights of a sampler."""
         sampler = self._find(sampler_id)
         path = {} if sampler.model_path is None else {"model_path": sampler.model_path}
         return {"sampler_id": sampler_id, "base_model": sampler.client.get_base_model(), **path}

@@ -1,4 +1,4 @@
-"""What a server keeps for clients of Tinker's protocol: sessions, results, saved weights, its base model.
+"""State that a server keeps for clients of Tinker's protocol: sessions, results, saved weights, its base model.
 
 All of it belongs to the engine's thread.
 """
@@ -180,7 +180,7 @@ _PATH = re.compile(r"tinker://(client-[0-9]{6,12})/(weights|sampler_weights)/([A
 
 
 class SavedWeights:
-    """What lies in the folder of a service of the local engine.
+    """Saved weights in the folder of a service of the local engine.
 
     Args:
         service: Saves there.
@@ -209,7 +209,7 @@ class SavedWeights:
         return folder
 
     def info(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What is known of saved weights."""
+        """Base model and adapter of saved weights."""
         state = read_state(str(self.folder(str(body.get("tinker_path")))))
         rank = state.settings.rank
         return {"base_model": state.base_model, "is_lora": rank > 0, "lora_rank": rank or None}

@@ -65,7 +65,7 @@ _HEADERS = {
 
 
 _COOKIE_S = 30 * 24 * 3600
-"""How long a browser keeps the cookie, so that bookmarks work the next day."""
+"""Life of the cookie, so that bookmarks work the next day."""
 
 
 def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:

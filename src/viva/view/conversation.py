@@ -108,7 +108,7 @@ class Sighting:
     turn: int
     """Place of the earlier turn in the record."""
     part: str
-    """What of it: ``solution``, ``critique of agent 1`` or ``ranking``."""
+    """The part that is shown: ``solution``, ``critique of agent 1`` or ``ranking``."""
     is_seen: bool
 
 
@@ -247,7 +247,7 @@ def _token_turn(turn: _TokenTurn, record: ConversationRecord | None) -> dict[str
 
 
 def _who(seat: int, turn: int, record: ConversationRecord | None) -> dict[str, Any]:
-    """Which turn of the record it is: seats go agent by agent and lane by lane, written turns by round."""
+    """The turn's agent and place: seats go agent by agent and lane by lane, written turns by round."""
     if record is None:
         return {"seat": seat, "turn": turn, "place": None, "title": f"seat {seat}, turn {turn + 1}"}
     num_lanes = max((each.lane for each in record.turns), default=0) + 1

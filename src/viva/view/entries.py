@@ -20,7 +20,7 @@ class Entry:
     step: int
     group: int
     offset: int
-    """Where the line starts, in bytes."""
+    """Start of the line, in bytes."""
     strategy: str
     """Search strategy, else the protocol, else empty."""
     question: str
@@ -115,7 +115,7 @@ class Query:
     step_to: int | None = None
     strategy: str | None = None
     reward_from: float | None = None
-    """Of the mean reward."""
+    """Bound of the mean reward."""
     reward_to: float | None = None
     answers: str = ""
     state: str = ""

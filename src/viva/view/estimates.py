@@ -25,7 +25,7 @@ from viva.view.log_check import check_log
 SAMPLES_FILE = "samples.jsonl"
 
 _PLACE = ("step", "group", "seat")
-"""Where a sample comes from."""
+"""Origin of a sample."""
 
 
 @chz.chz
@@ -56,13 +56,13 @@ class Estimation:
     """All estimators' figures of a run's samples."""
 
     steps: tuple[int, ...]
-    """Of the batches."""
+    """Steps of the batches."""
     num_samples: int
     used: str | None
-    """What the run itself used."""
+    """The estimator that the run used."""
     estimators: tuple[EstimatorFigures, ...]
     refused: dict[str, str]
-    """Why, by estimator that could not be computed."""
+    """Reasons, by estimator that could not be computed."""
     recommendation: Recommendation
     is_torn: bool = False
     """Whether the last stored sample was cut while it was written, and is left out."""

@@ -100,7 +100,7 @@ def iter_transcripts(run_dir: str | Path, torn: list[str]) -> Iterator[tuple[str
 
 
 def transcripts_path(source: Path) -> Path:
-    """Where the conversations of a run, by its folder, or of an evaluation, by its result file, are kept."""
+    """The transcripts' file of a run, by its folder, or of an evaluation, by its result file."""
     return source.with_suffix(".transcripts.jsonl") if source.is_file() else source / TRANSCRIPTS_FILE
 
 
@@ -139,7 +139,7 @@ _FOLDER = "eval"
 _FORMATS = {"viva evaluation 1": "evaluation", "viva comparison 1": "comparison"}
 
 _NUMBERS = ("value", "against", "difference", "low", "high", "num_problems")
-"""Of a figure."""
+"""Fields of a figure."""
 
 SourceKind = Literal["run", "result", "results"]
 
@@ -174,7 +174,7 @@ def runs_text(here: Path) -> str:
 
 
 def _time_of(folder: Path) -> float:
-    """When the run last wrote a step."""
+    """Time of the run's last step."""
     return max((folder / name).stat().st_mtime for name in _RUN_FILES if (folder / name).is_file())
 
 
@@ -189,7 +189,7 @@ def _about(folder: Path) -> str:
 
 
 def options_of(source: Path) -> dict[str, Any]:
-    """How a run was started, or an evaluation made, or nothing; `ValueError` if the file is damaged."""
+    """Options of a run or an evaluation, or nothing; `ValueError` if the file is damaged."""
     content = _read_result(source) if source.is_file() else None
     if content is None:
         return read_config(source)

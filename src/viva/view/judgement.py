@@ -21,7 +21,7 @@ class PairVerdict:
     """Comparisons of one unordered pair."""
 
     agent_id: int | None
-    """Whose two solutions were compared, 0 the initial and 1 the revised one; ``None``: items are agents."""
+    """The agent whose initial (0) and revised (1) solutions were compared; ``None``: items are agents."""
     items: tuple[int, int]
     """The lower one first."""
     winners: tuple[tuple[int | None, ...], tuple[int | None, ...]]
@@ -40,7 +40,7 @@ class PairVerdict:
 
     @property
     def winner(self) -> int | None:
-        """Who won more often; ``None`` if nobody."""
+        """The more frequent winner; ``None`` if there is none."""
         return self._leader([*self.winners[0], *self.winners[1]])
 
     @property
@@ -62,7 +62,7 @@ class PairVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How often a preference between a right and a wrong solution went to the right one."""
+    """Share of preferences between a right and a wrong solution that went to the right one."""
 
     num_right: int
     num_pairs: int
@@ -86,7 +86,7 @@ class JudgeCounts:
     pairs: int = 0
     """Judged in both orders, with a winner in each."""
     flips: int = 0
-    """Of these, how many have two winners."""
+    """Number of these with two winners."""
     cycles: int = 0
     agreeing: int = 0
     """Preferences between a right and a wrong solution that went to the right one."""
@@ -166,7 +166,7 @@ def judge_pairs(said: Said) -> list[PairVerdict]:
 
 
 def orders_of(pairs: Iterable[PairVerdict]) -> tuple[int, ...]:
-    """How many pairs have which verdicts in their two orders: what is shown first wins, what is second, or neither.
+    """Pairs counted by verdicts in their two orders: what is shown first wins, what is second, or neither.
 
     Of the nine counts, number ``3 * i + j`` is of pairs with verdict ``i`` when the lower item is shown first, and
     ``j`` when the higher one is. Whoever wins by merit wins in both places: 1 (0, 1) and 3 (1, 0). Pairs that flip
@@ -218,7 +218,7 @@ def preferred(said: Said) -> Iterator[tuple[Item, Item]]:
 
 
 def known_answers(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[Item, bool]:
-    """Which items are right: initial and revised solutions, and agents by their last one."""
+    """Correctness of items: initial and revised solutions, and agents by their last one."""
     stages = zip(_STAGES.values(), (before, after), strict=True)
     staged: dict[Item, bool] = {
         (stage, agent): right for stage, known in stages for agent, right in known.items()

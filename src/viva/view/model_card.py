@@ -26,7 +26,7 @@ _RESULTS = {
     "test/conversation/correct/best": "right in a conversation, the solution with the highest score",
     "test/conversation/rank_correlation": "rank correlation of scores with being right",
 }
-"""What is told of an evaluation, where it was measured."""
+"""Figures of an evaluation, where they were measured."""
 
 _BUILT_IN = "tiny"
 """The base model that comes with Viva."""
@@ -59,7 +59,7 @@ def measurements(run: RunIndex, num_steps: int) -> dict[str, Gain]:
 
 
 def _damage(run: RunIndex) -> str | None:
-    """Why the run's figures cannot be trusted."""
+    """Reasons not to trust the run's figures."""
     return next((problem for problem in run.problems if METRICS_FILE in problem or INDEX in problem), None)
 
 

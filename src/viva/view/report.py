@@ -32,7 +32,7 @@ _MAX_JUDGED = 30
 """Conversations with flips or cycles that are listed."""
 
 _MAX_TOKENS = 1500
-"""Of one turn; a long reply loses what comes after."""
+"""Tokens of one turn; a long reply loses what comes after."""
 
 _IMPORT = re.compile(r'^import (\{[^{}]++\}) from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)

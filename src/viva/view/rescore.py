@@ -36,7 +36,7 @@ _Paid = Mapping[int, float]
 ALL = "all"
 """Stands for all rewards."""
 _UNPAID = (ValueError, BradleyTerryError, NoValidComparisonsError)
-"""What rewards raise that cannot be computed."""
+"""Errors of rewards that cannot be computed."""
 _STREAMS = ("r_sol", "r_meta", "r_diag", "total")
 
 
@@ -103,7 +103,7 @@ class Rescoring:
     is_torn: bool = False
     """Whether the last stored conversation was cut while it was written, and is left out."""
     unpaid: dict[str, str] = field(default_factory=dict[str, str])
-    """Of all rewards, those that could not be computed for every conversation, and why not for the first."""
+    """Rewards that could not be computed for every conversation, and why not for the first."""
     is_whole: bool = False
     """Whether all rewards are set side by side."""
 

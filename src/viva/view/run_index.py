@@ -31,7 +31,7 @@ Z95 = 1.959963984540054
 """Half-width of a 95 % interval in standard errors (normal approximation)."""
 
 _MEASURING = ("test/", "time/")
-"""How metrics of an evaluation begin."""
+"""Beginning of an evaluation's metrics."""
 
 _MAX_PROBLEMS = 20
 """Damaged lines of a file that are named; the others are counted."""
@@ -40,7 +40,7 @@ _SLICE_S = 0.02
 _PAUSE_S = 0.001
 """A lock that is taken again at once is hardly ever given to those who wait for it."""
 _WAIT_S = 0.1
-"""How long a request waits, so that of a small run the first answer is the whole one."""
+"""Wait of a request, so that of a small run the first answer is the whole one."""
 
 _Add = Callable[[str, int, dict[str, Any]], None]
 

@@ -1,4 +1,4 @@
-"""What a reward by name would have paid for a stored conversation, as far as its transcript suffices."""
+"""Pay of a stored conversation by any reward, as far as its transcript suffices."""
 
 from dataclasses import replace
 

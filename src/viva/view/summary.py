@@ -18,7 +18,7 @@ _BESIDE = {
     f"{ACCURACY}_lenient": "known answer named, finished or not",
     f"{ACCURACY}_greedy_lenient": "named at temperature 0",
 }
-"""What stands beside it: a gain that is none at temperature 0 is sharpening, one that is none here is form."""
+"""Figures beside it: a gain that is none at temperature 0 is sharpening, one that is none here is form."""
 _MAJORITY = "test/direct_maj@"
 _QUESTIONS = "test/direct_questions"
 _CONVERSATION = "test/conversation/correct/final"
@@ -27,7 +27,7 @@ _CORRELATION = "test/conversation/rank_correlation"
 _MAX_VOID_REASONS = 10
 
 _NO_CAUSES = ("agent_", "experts/", "optim/", "test/", "time/")
-"""How metrics begin that say nothing of what keeps a run from learning; there are many of them."""
+"""Beginnings of metrics that say nothing of what keeps a run from learning; there are many of them."""
 
 _HEALTH = {
     _CONVERSATION: "held-out, right after a conversation",
@@ -107,7 +107,7 @@ def headline_text(run_dir: str | Path) -> str | None:
 
 
 def _beside(run: RunIndex) -> dict[str, Gain]:
-    """What was measured beside the headline, by title."""
+    """Figures beside the headline, by title."""
     votes = sorted(
         (int(key.removeprefix(_MAJORITY)), key) for key in run.metrics if key.startswith(_MAJORITY)
     )
@@ -239,7 +239,7 @@ def _count_cards(run: RunIndex) -> list[dict[str, str]]:
 
 
 def _void_reasons(run: RunIndex) -> list[dict[str, Any]]:
-    """Why conversations were void, the most frequent reason first."""
+    """Reasons why conversations were void, the most frequent first."""
     entries = [entry for entry in run.entries.values() if entry.is_void]
     counts = Counter(entry.void_reason or "no reason recorded" for entry in entries)
     return [{"count": count, "reason": reason} for reason, count in counts.most_common(_MAX_VOID_REASONS)]

@@ -44,9 +44,9 @@ _OPTIONS: dict[str, object] = {
 Array = np.ndarray
 PartT = TypeVar("PartT", bound=Callable[..., object])
 Place = tuple[int, int, int]
-"""Where a matrix begins in an array, and the distances of its rows and of its columns."""
+"""Start of a matrix in an array, and the distances of its rows and of its columns."""
 RowPlace = tuple[int, int]
-"""Where a matrix of neighbouring columns begins, and the distance of its rows."""
+"""Start of a matrix of neighbouring columns, and the distance of its rows."""
 Value = Any  # of LLVM; what the library is inferred to give does not hold
 Values = Sequence[Value]
 Codegen = tuple[Signature, Callable[..., Value]]

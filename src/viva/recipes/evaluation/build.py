@@ -16,12 +16,12 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.protocol import counted
 from viva.eval.conversations import Conversations, play_all
-from viva.eval.cost import Costs
 from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
 from viva.eval.estimates import compare, summarise
 from viva.eval.figures import comparison_text, evaluation_text, figures_of
 from viva.eval.records import (
     Asked,
+    Costs,
     Difference,
     Evaluation,
     Played,
@@ -36,8 +36,7 @@ from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.scorer import Scorer
 from viva.recipes.common import resolve_model, say
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
-from viva.recipes.evaluation.judged import Judgement, have_judged
-from viva.recipes.evaluation.judged_text import judged_text
+from viva.recipes.evaluation.judged import Judgement, have_judged, judged_text
 from viva.recipes.evaluation.judges import (
     BASE,
     JudgePlan,

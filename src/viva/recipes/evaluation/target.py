@@ -40,9 +40,9 @@ class Target:
     next_step: int | None = None
     """Steps that the checkpoint was trained for."""
     folder: Path | None = None
-    """Of the run."""
+    """The run's folder."""
     config: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of the run."""
+    """The run's options."""
 
     @property
     def summary(self) -> dict[str, Any]:
