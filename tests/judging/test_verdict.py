@@ -1,9 +1,9 @@
 import json
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from timing import seconds
 
 from viva.judging.comparison import LABELS, Outcome
 from viva.judging.judge import parse_verdict
@@ -117,13 +117,6 @@ def test_any_text_gives_an_outcome(text: str) -> None:
     "unit", ['{"preference":', "<preference>", '{"preference": "A"} ', '```{"preference": "B"}\n', "A "]
 )
 def test_time_grows_with_the_length_and_no_faster(unit: str) -> None:
-    def seconds(size: int) -> float:
-        text = (unit * (size // len(unit) + 1))[:size]
-        times: list[float] = []
-        for _ in range(3):
-            start = time.process_time()
-            parse_verdict(text)
-            times.append(time.process_time() - start)
-        return min(times)
-
-    assert seconds(64_000) < 10 * seconds(16_000) + 0.01
+    texts = [(unit * (size // len(unit) + 1))[:size] for size in (16_000, 64_000)]
+    small, large = (seconds(parse_verdict, text) for text in texts)
+    assert large < 10 * small + 0.01

@@ -5,9 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from random_models import make_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import viva.cli
 from viva.eval.records import read_evaluation
@@ -30,26 +27,6 @@ OPTIONS = {
     "save_every": 1,
     "num_test_conversations": 2,
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A random model whose judge hesitates between A and B."""
-    folder = make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        rows = model.lm_head.weight
-        a, b = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["A", "B"])
-        rows[a] = rows[b] + 10 * rows[1]
-    model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def problems(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "problems.jsonl"
-    path.write_text("".join(f'{{"query": "{n} + 1?", "answer": {n + 1}}}\n' for n in range(4)))
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from model_text import (
     replies,
 )
 from regex_dangers import dangers
+from timing import seconds
 
 from viva.conversation.critiques import read_critiques, read_revision
 from viva.conversation.protocol import quote, read_solution
@@ -118,16 +119,6 @@ TIMED = {
 }
 WORD = 1 << 16
 """Characters of the texts that may take 50 ms."""
-
-
-def seconds(call, text, tries=3):
-    """Processor time of the quickest of some tries."""
-    best = float("inf")
-    for _ in range(tries):
-        start = time.process_time()
-        call(text)
-        best = min(best, time.process_time() - start)
-    return best
 
 
 @pytest.mark.parametrize("name", TIMED)

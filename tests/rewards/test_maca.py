@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from solved import solutions
 
 import viva
 from viva import Protocol, Round
 from viva.judging.answers import is_correct
 from viva.rewards.credit import group_advantages
-from viva.rewards.solutions import Solutions
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import ScriptedPolicy, tiny_renderer
@@ -22,23 +22,15 @@ RENDERER = tiny_renderer()
 DEBATE = Protocol(rounds=[Round("first", "Say it."), Round("last", "Say it again.", ["first"])])
 
 
-def solutions(numbers, *, finished=None):
-    texts = [f"I add. The answer is {number}." for number in numbers]
-    return Solutions(
-        final_G=texts,
-        first_G=texts,
-        finished_G=[True] * len(texts) if finished is None else finished,
-        logprobs_G_T=None,
-        graded_G=None,
-        seed=0,
-    )
+def numbered(numbers, **options):
+    return solutions([f"I add. The answer is {number}." for number in numbers], **options)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
 def test_one_answer_of_most_pays_and_all_others_cost(numbers):
     counts = Counter(numbers).most_common()
     has_consensus = counts[0][1] > 1 and (len(counts) == 1 or counts[0][1] > counts[1][1])
-    found = viva.rewards.maca().pay(solutions(numbers))
+    found = viva.rewards.maca().pay(numbered(numbers))
     if has_consensus:
         assert found == [1.0 if number == counts[0][0] else -1.0 for number in numbers]
     else:
@@ -47,7 +39,7 @@ def test_one_answer_of_most_pays_and_all_others_cost(numbers):
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
 def test_with_a_consensus_it_trains_what_the_majority_does_twice_as_strongly(numbers):
-    group = solutions(numbers)
+    group = numbered(numbers)
     paid = viva.rewards.maca().pay(group)
     if any(paid):
         plain = group_advantages(viva.rewards.majority().pay(group))
@@ -55,10 +47,10 @@ def test_with_a_consensus_it_trains_what_the_majority_does_twice_as_strongly(num
 
 
 def test_a_cut_trace_is_in_the_minority():
-    group = solutions([1, 1, 1, 2], finished=[True, True, False, True])
+    group = numbered([1, 1, 1, 2], finished=[True, True, False, True])
     assert viva.rewards.maca().pay(group) == [1.0, 1.0, -1.0, -1.0]
     assert viva.rewards.maca().figures(group) == {"maca/consensus": 1.0, "maca/share": 0.5}
-    assert viva.rewards.maca().figures(solutions([1, 2])) == {"maca/consensus": 0.0}
+    assert viva.rewards.maca().figures(numbered([1, 2])) == {"maca/consensus": 0.0}
 
 
 def talk(reward, protocol, numbers):

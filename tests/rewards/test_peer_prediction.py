@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from solved import solutions
 
 import viva
 from viva import Protocol, Round
@@ -14,7 +15,7 @@ from viva.judging.answers import is_correct
 from viva.judging.judge import PolicyRef
 from viva.judging.scorer import Scorer, ScorerError, ScorerOptions, scorer_messages
 from viva.rewards.credit import group_advantages
-from viva.rewards.solutions import Models, Solutions
+from viva.rewards.solutions import Models
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import ScriptedPolicy, ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
@@ -37,17 +38,6 @@ def world(before: str, token: str) -> float:
 def scorer_of(logprob=world):
     client = ScriptedSamplingClient(renderer=RENDERER, prompt_logprob=logprob)
     return Scorer(PolicyRef(sampling_client=client), RENDERER), client
-
-
-def solutions(texts):
-    return Solutions(
-        final_G=texts,
-        first_G=texts,
-        finished_G=[True] * len(texts),
-        logprobs_G_T=None,
-        graded_G=None,
-        seed=0,
-    )
 
 
 def pay(texts, scorer=None):

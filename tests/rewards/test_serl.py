@@ -18,12 +18,13 @@ from review_agents import (
     larger_wins,
     quality,
 )
+from solved import solutions
 
 import viva
 from viva.judging.comparison import Comparison, NoValidComparisonsError, Outcome
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.rewards.serl import Judgement, consistency, copeland, judgements_of
-from viva.rewards.solutions import Models, Solutions
+from viva.rewards.solutions import Models
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
 
@@ -76,17 +77,6 @@ def test_a_win_over_an_answer_of_another_length_counts_less_or_nothing(length, w
     texts = {0: "x" * length, 1: "y" * 10}
     assert copeland([Judgement(0, 1, 0)], texts)[0] == pytest.approx(worth)
     assert copeland([Judgement(0, 1, 0)], texts, None)[0] == 1.0
-
-
-def solutions(texts):
-    return Solutions(
-        final_G=texts,
-        first_G=texts,
-        finished_G=[True] * len(texts),
-        logprobs_G_T=None,
-        graded_G=None,
-        seed=0,
-    )
 
 
 def asked(texts, next_token, **options):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from solved import solutions
 
 import viva
 from viva import Protocol, Round, Segment
@@ -18,24 +19,12 @@ from viva.judging.answers import is_correct
 from viva.rewards.credit import GroupCredit, SpanCredit, group_advantages
 from viva.rewards.majority import answer_groups
 from viva.rewards.shuffled import permuted, shuffled_credit
-from viva.rewards.solutions import Solutions
 from viva.selfplay.check import dry_runs
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import ScriptedPolicy, tiny_renderer
 from viva.training.rollouts import run_group
 
 RENDERER = tiny_renderer()
-
-
-def solutions(final, *, first=None, finished=None, logprobs=None, answer=None, seed=0):
-    return Solutions(
-        final_G=final,
-        first_G=final if first is None else first,
-        finished_G=[True] * len(final) if finished is None else finished,
-        logprobs_G_T=logprobs,
-        graded_G=None if answer is None else [float(is_correct(text, answer)) for text in final],
-        seed=seed,
-    )
 
 
 answers = st.lists(st.integers(0, 3), min_size=1, max_size=8)

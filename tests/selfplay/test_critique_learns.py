@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tinker
+from bandit_engine import Done
 from review_agents import PAPER, RENDERER, ROBUST, builder_of, others_of, place_of, quality, ranking_of
 from tinker_cookbook.rl.types import RLDataset
 
@@ -30,17 +31,6 @@ from viva.training.update import UpdateConfig
 CHOICES = {"proposal": "0123", "ranking": "hr", "critique": "uv", "revision": "0123", "verdict": "hr"}
 SLOTS = {"proposal": r"(?<=quality )\d", "critique": r"(?<=: )[uv]", "revision": r"(?<=Revise: )\d"}
 ASSISTANT = "<|im_start|>assistant\n"
-
-
-class Done:
-    """An awaitable that is done."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __await__(self):
-        yield from ()
-        return self.value
 
 
 def asked(prompt):
