@@ -1,6 +1,6 @@
-"""Words of messages to users: a name that may be meant in place of an unknown one."""
+"""Words for users: the name that may be meant in place of an unknown one, and tables for the terminal."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -14,3 +14,15 @@ def unknown(noun: str, name: str, allowed: Iterable[str], *, also: str = "") -> 
     """A sentence about a name that is none of the allowed ones; `also` continues their list."""
     names = list(allowed)
     return f"unknown {noun} {name!r}; allowed: {', '.join(names)}{also}.{did_you_mean(name, names)}"
+
+
+def text_table(rows: Sequence[tuple[str, ...]], *, is_text: bool = False) -> list[str]:
+    """Lines of a table for the terminal; all columns but the first stand to the right, unless they are text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place and not is_text else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -5,6 +5,7 @@ Legend: ``n`` answers to one problem, ``N`` agents of a conversation.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from viva.conversation.messages import text_table
 from viva.conversation.protocol import counted
 from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, plurality
 from viva.eval.records import (
@@ -201,12 +202,14 @@ def evaluation_text(evaluation: Evaluation) -> str:
     """All figures with their 95 % intervals."""
     rows = [("figure", "value", "95 % interval", "problems")]
     for name, figure in evaluation.figures.items():
-        rows.append((name, _shown(name, figure.value), _interval(name, figure), str(figure.num_problems)))
+        rows.append(
+            (name, shown_figure(name, figure.value), shown_interval(name, figure), str(figure.num_problems))
+        )
     lines = [
         f"{_title(evaluation)}, {_size(evaluation)}",
         *([f"measured on {evaluation.problems}"] if evaluation.problems else []),
         "",
-        *_table(rows),
+        *text_table(rows),
         "",
         *_legend(evaluation.figures),
     ]
@@ -223,10 +226,10 @@ def comparison_text(
         rows.append(
             (
                 name,
-                _shown(name, each.value),
-                _shown(name, each.against),
-                _shown(name, each.difference, sign="+"),
-                _interval(name, each, sign="+"),
+                shown_figure(name, each.value),
+                shown_figure(name, each.against),
+                shown_figure(name, each.difference, sign="+"),
+                shown_interval(name, each, sign="+"),
             )
         )
     return (
@@ -236,7 +239,7 @@ def comparison_text(
                 f"second: {_title(against)}",
                 "differences are first less second, on the same problems",
                 "",
-                *_table(rows),
+                *text_table(rows),
             ]
         )
         + "\n"
@@ -284,28 +287,20 @@ def _legend(figures: Mapping[str, Figure]) -> list[str]:
     return [*lines, "intervals: resampled problems; - where all resampled values agree or there are too few"]
 
 
-def _shown(name: str, value: float | None, *, sign: str = "") -> str:
+def shown_figure(name: str, value: float | None, *, sign: str = "") -> str:
+    """A figure as text: shares in per cent, counts and correlations plain; `sign` is ``+`` for differences."""
     if value is None:
         return "-"
-    if name.endswith(("tokens", "samples")):
+    if name.endswith(("tokens", "samples", "bits")):
         return f"{value:{sign}.1f}"
-    if name.endswith("correlation"):
+    if name.startswith("correlation/") or name.endswith(("correlation", "nats", "kappa")):
         return f"{value:+.2f}"
     signed = "+" if "_less_" in name else sign
     return f"{100 * value:{signed}.1f} %"
 
 
-def _interval(name: str, figure: Figure | Difference, *, sign: str = "") -> str:
+def shown_interval(name: str, figure: Figure | Difference, *, sign: str = "") -> str:
+    """The 95 % interval of a figure as text, in the form of `shown_figure`."""
     if figure.low is None or figure.high is None:
         return "-"
-    return f"{_shown(name, figure.low, sign=sign)} to {_shown(name, figure.high, sign=sign)}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for row in rows
-    ]
+    return f"{shown_figure(name, figure.low, sign=sign)} to {shown_figure(name, figure.high, sign=sign)}"

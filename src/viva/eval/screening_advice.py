@@ -4,7 +4,7 @@ A reward ``works`` or ``fails`` only where its whole 95 % interval says so; else
 levels are in the functions below, each a few lines long.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from viva.eval.records import Figure
 from viva.eval.screening import Advice
@@ -116,7 +116,8 @@ def _about_answers(figures: Figures) -> Advice:
 
 def _about_reward(name: str, figures: Figures) -> Advice:
     figure = figures[f"correlation/{name}"]
-    told = f"correlation with the truth within groups {_with_interval(figure)}"
+    known = "unknown" if figure.value is None else _with_interval(figure, _signed)
+    told = f"correlation with the truth within groups {known}"
     if name == "shuffled":
         return _note("shuffled", f"{told}: the zero line")
     if figure.value is None:
@@ -138,11 +139,7 @@ def _about_reward(name: str, figures: Figures) -> Advice:
             reason=f"voting collapses: the most frequent answer is right less often ({_percent(majority)}) than a "
             f"single one ({_percent(_value(figures, 'accuracy/sampled'))})",
         )
-    # without an interval all draws agree, as where every group is ranked without a mistake
-    low, high = (
-        figure.value if figure.low is None else figure.low,
-        figure.value if figure.high is None else figure.high,
-    )
+    low, high = _ends(figure)
     if figure.num_problems < FEW_PROBLEMS:
         return Advice(about=name, verdict="unclear", reason=f"{told}, of {figure.num_problems} problems only")
     verdict = "works" if low > 0 else "fails" if high <= 0 else "unclear"
@@ -157,13 +154,13 @@ def _about_reward(name: str, figures: Figures) -> Advice:
 
 def _about_judge(figures: Figures) -> Advice:
     accuracy, bias = figures["judge/accuracy"], _value(figures, "judge/position_bias")
-    told = f"the model as judge is right on {_percent_interval(accuracy)} of pairs"
+    told = f"the model as judge is right on {_with_interval(accuracy, _percent)} of pairs"
     if accuracy.value is None:
         return Advice(about="tournament", verdict="fails", reason="no pair could be judged")
     told += f", and follows the order in {_percent(bias)} of them"
     likelihood = figures.get("likelihood/accuracy")
     if likelihood is not None and likelihood.value is not None:
-        told += f"; the likelihood of the reply alone is right on {_percent_interval(likelihood)}"
+        told += f"; the likelihood of the reply alone is right on {_with_interval(likelihood, _percent)}"
     if accuracy.low is not None and accuracy.low > 0.5:
         verdict = "works"
     else:
@@ -188,12 +185,12 @@ def _about_talk(kind: str, figures: Figures) -> Advice:
     if gap.value is None:
         reason = "no conversation ends with right and wrong answers that are paid differently"
         return Advice(about=about, verdict="unclear", reason=reason)
-    told = f"it pays the wrong of two final answers more in {_percent_interval(gap)} of pairs (50 %: knows nothing)"
+    told = f"it pays the wrong of two final answers more in {_with_interval(gap, _percent)} of pairs (50 %: knows nothing)"
     if gap.num_problems < FEW_PROBLEMS:
         return Advice(
             about=about, verdict="unclear", reason=f"{told}, of {gap.num_problems} conversations only"
         )
-    low, high = gap.value if gap.low is None else gap.low, gap.value if gap.high is None else gap.high
+    low, high = _ends(gap)
     return Advice(
         about=about, verdict="works" if high < 0.5 else "fails" if low >= 0.5 else "unclear", reason=told
     )
@@ -210,12 +207,12 @@ def _about_critics(figures: Figures) -> Advice:
             "end in a verdict ('it is right', 'it is wrong'), and no critic gives one on a right and a wrong solution",
         )
     ballots = figures["critique/ballots/pair_accuracy"]
-    told = f"critics tell the right of two solutions in {_percent_interval(critics)} of pairs"
+    told = f"critics tell the right of two solutions in {_with_interval(critics, _percent)} of pairs"
     if ballots.value is not None:
-        told += f", their votes in {_percent_interval(ballots)}"
+        told += f", their votes in {_with_interval(ballots, _percent)}"
     if judge.value is None:
         return _note("critics", f"{told}; no judge was asked about the same pairs (num_pairs)")
-    told += f", the judge in {_percent_interval(judge)} of the same"
+    told += f", the judge in {_with_interval(judge, _percent)} of the same"
     less = figures["critique/critics_less_judge"]
     ahead = f"{100 * (less.value or 0.0):+.0f} points"
     if less.num_problems < FEW_PROBLEMS or less.low is None or less.high is None:
@@ -289,21 +286,18 @@ def _percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def _percent_interval(figure: Figure) -> str:
-    value = _percent(figure.value or 0.0)
-    return (
-        value
-        if figure.low is None or figure.high is None
-        else f"{value} ({_percent(figure.low)} to {_percent(figure.high)})"
-    )
+def _signed(value: float) -> str:
+    return f"{value:+.2f}"
 
 
-def _with_interval(figure: Figure) -> str:
-    if figure.value is None:
-        return "unknown"
-    told = f"{figure.value:+.2f}"
-    return (
-        told
-        if figure.low is None or figure.high is None
-        else f"{told} ({figure.low:+.2f} to {figure.high:+.2f})"
-    )
+def _ends(figure: Figure) -> tuple[float, float]:
+    """The interval; without one all draws agree, as where every group is ranked without a mistake."""
+    value = figure.value or 0.0
+    return value if figure.low is None else figure.low, value if figure.high is None else figure.high
+
+
+def _with_interval(figure: Figure, shown: Callable[[float], str]) -> str:
+    value = shown(figure.value or 0.0)
+    if figure.low is None or figure.high is None:
+        return value
+    return f"{value} ({shown(figure.low)} to {shown(figure.high)})"

@@ -13,13 +13,14 @@ from typing import Any
 
 import chz
 
+from viva.conversation.messages import text_table
 from viva.conversation.protocol import counted
 from viva.experts.diagnostics import Diagnostics, Recommendation, check_diagnostics, diagnose, recommend
 from viva.experts.estimation import Baseline, Estimator, choose_baseline, estimate
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator
 from viva.experts.samples import Sample, stored_sample
 from viva.run.files import iter_rows
-from viva.view.files import read_config, text_table
+from viva.view.files import read_config
 from viva.view.log_check import check_log
 
 SAMPLES_FILE = "samples.jsonl"

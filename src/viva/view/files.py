@@ -268,15 +268,3 @@ def _shown(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 def _target(target: Mapping[str, Any]) -> str:
     parts = [target.get("name"), target.get("checkpoint")]
     return printable(" ".join(str(part) for part in parts if part is not None))
-
-
-def text_table(rows: Sequence[tuple[str, ...]], *, is_text: bool = False) -> list[str]:
-    """Lines of a table for the terminal; all columns but the first stand to the right, unless they are text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if place and not is_text else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import chz
 import numpy as np
 
+from viva.conversation.messages import text_table
 from viva.conversation.protocol import counted
 from viva.judging.ballots import ballot_accuracy
 from viva.judging.bradley_terry import BradleyTerryError, reward_truth_gap
@@ -26,7 +27,7 @@ from viva.rewards import NAMES, Reward, Shuffled, find_reward
 from viva.rewards.critique import review_votes
 from viva.rewards.log_probability import LogProbability
 from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review
-from viva.view.files import iter_transcripts, text_table
+from viva.view.files import iter_transcripts
 from viva.view.stored_rewards import require_links, stored_comparisons, stored_pay, stored_rules
 
 _Rewards = Mapping[int, float | None]

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from viva.conversation.messages import text_table
 from viva.conversation.protocol import counted
 from viva.conversation.records import Solution
 from viva.eval.estimates import compare
+from viva.eval.figures import shown_figure, shown_interval
 from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
 from viva.eval.records import Difference, Evaluation, Figure
 from viva.eval.rubric import Criterion, Scores, rubric_figures, score_answers
@@ -17,7 +19,6 @@ from viva.recipes.evaluation.judges import OpenJudge, find_rubric, usage_text
 from viva.recipes.evaluation.plan import draws_seed
 from viva.training.console import Begin, EvaluationConsole
 from viva.training.remote import watched
-from viva.view.files import text_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,12 +220,4 @@ def judged_text(figures: Mapping[str, Figure], judges: Sequence[str], notes: Seq
 
 
 def _cells(name: str, figure: Figure | None) -> tuple[str, str]:
-    if figure is None or figure.value is None:
-        return "-", "-"
-    if figure.low is None or figure.high is None:
-        return _told(name, figure.value), "-"
-    return _told(name, figure.value), f"{_told(name, figure.low)} to {_told(name, figure.high)}"
-
-
-def _told(name: str, value: float) -> str:
-    return f"{value:+.2f}" if name.endswith("kappa") else f"{100 * value:.1f} %"
+    return ("-", "-") if figure is None else (shown_figure(name, figure.value), shown_interval(name, figure))

@@ -13,7 +13,8 @@ from viva.conversation.protocol import counted
 from viva.eval.conversations import play_all
 from viva.eval.critics import Criticised, criticised, have_pairs_judged
 from viva.eval.direct import DirectSampler
-from viva.eval.records import Costs, Figure, Played, cost_lines
+from viva.eval.figures import shown_figure, shown_interval
+from viva.eval.records import Costs, Played, cost_lines
 from viva.eval.screening import Screener, Screening, write_screening
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import conversation_screening, screening_figures
@@ -241,7 +242,8 @@ def screening_text(screening: Screening) -> str:
     for title in ("value", "95 % interval", "problems"):
         table.add_column(title, justify="right")
     for name, figure in screening.figures.items():
-        table.add_row(name, _told(name, figure.value), _interval(name, figure), str(figure.num_problems))
+        value, interval = shown_figure(name, figure.value), shown_interval(name, figure)
+        table.add_row(name, value, interval, str(figure.num_problems))
     advice = Table("about", "", "why", box=SIMPLE, title="Advice", title_justify="left")
     for each in screening.advice:
         advice.add_row(each.about, each.verdict, each.reason)
@@ -249,19 +251,3 @@ def screening_text(screening: Screening) -> str:
     Console(file=written, width=120, highlight=False).print(table, advice)
     told = [line.rstrip() for line in written.getvalue().splitlines()]
     return "\n".join([*told, *cost_lines(screening.cost)]) + "\n"
-
-
-def _told(name: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if name.startswith("correlation/") or name.endswith(("nats", "rank_correlation")):
-        return f"{value:+.2f}"
-    if name.endswith(("tokens", "bits")):
-        return f"{value:.1f}"
-    return f"{100 * value:{'+' if '_less_' in name else ''}.1f} %"
-
-
-def _interval(name: str, figure: Figure) -> str:
-    if figure.low is None or figure.high is None:
-        return "-"
-    return f"{_told(name, figure.low)} to {_told(name, figure.high)}"
