@@ -7,10 +7,9 @@ from review_agents import CHANGING, HONEST, IMPROVING, Population, builder_of, b
 
 import viva
 from viva.judging.records import ConversationRecord
-from viva.rewards.critique import PeerReview
+from viva.rewards.critique import PeerReview, stored_judged
 from viva.rewards.review import ReviewRules, review_rules
 from viva.training.rollouts import run_group
-from viva.view.rescore import stored_comparisons
 
 
 async def played(agents, reward=None):
@@ -22,7 +21,7 @@ async def played(agents, reward=None):
 
 def earned(builder, reward=None):
     record = ConversationRecord.model_validate(builder.record())
-    return (reward or viva.rewards.comas()).earned(record.conversation(), stored_comparisons(record))
+    return (reward or viva.rewards.comas()).earned(record.conversation(), stored_judged(record))
 
 
 async def test_author_and_critics_of_a_proposal_share_one():

@@ -24,7 +24,6 @@ from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import Policy, run_group
 from viva.view.files import iter_transcripts
 from viva.view.rescore import RescoreOptions, Rescoring, rescore, rescore_text, within_correlation
-from viva.view.stored_rewards import stored_pay
 
 RENDERER = tiny_renderer()
 NUM_CONVERSATIONS = 6
@@ -337,9 +336,9 @@ def test_the_majority_is_scored_on_conversations_of_any_protocol(make_run: MakeR
         ({"reward": "log_probability"}, "must be one that transcripts suffice for.*'log_probability'"),
         ({"reward": "shuffled_log_probability"}, "needs the sampling logprobs"),
         ({"reward": "peer_prediction"}, "needs what a scorer says of the replies"),
-        ({"reward": "r_sol"}, "'r_sol' pays conversations of critique self-play; this one, of protocol"),
-        ({"reward": "comas"}, "'comas' pays conversations of critique self-play"),
-        ({"reward": "serl_votes"}, "has no .*verdict"),
+        ({"reward": "r_sol"}, "'r_sol' pays critique self-play; protocol .* does not ask for"),
+        ({"reward": "comas"}, "'comas' pays critique self-play"),
+        ({"reward": "serl_votes"}, "does not ask for .*verdict"),
         ({"reward": "majorty"}, "Did you mean 'majority'"),
         ({"reward": "majority", "fit": "joint"}, "fit are rules of critique self-play; leave them out"),
     ],
@@ -374,8 +373,8 @@ def test_a_tournament_is_computed_from_its_comparisons(make_run: MakeRun) -> Non
             scores.setdefault(pair.first, []).append(-pair.score)
         assert scores
         expected = {agent: sum(own) / len(own) for agent, own in scores.items()}
-        assert stored_pay(find_reward("tournament"), record, 0) == pytest.approx(expected)
-        assert set(stored_pay(find_reward("serl"), record, 0)) == set(expected)
+        assert find_reward("tournament").stored_pay(record, 0) == pytest.approx(expected)
+        assert set(find_reward("serl").stored_pay(record, 0)) == set(expected)
 
 
 def test_all_rewards_stand_side_by_side_and_the_others_are_named_with_a_reason(

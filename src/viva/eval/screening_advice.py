@@ -185,7 +185,8 @@ def _about_talk(kind: str, figures: Figures) -> Advice:
     if gap.value is None:
         reason = "no conversation ends with right and wrong answers that are paid differently"
         return Advice(about=about, verdict="unclear", reason=reason)
-    told = f"it pays the wrong of two final answers more in {_with_interval(gap, _percent)} of pairs (50 %: knows nothing)"
+    wrong = _with_interval(gap, _percent)
+    told = f"it pays the wrong of two final answers more in {wrong} of pairs (50 %: knows nothing)"
     if gap.num_problems < FEW_PROBLEMS:
         return Advice(
             about=about, verdict="unclear", reason=f"{told}, of {gap.num_problems} conversations only"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DEFAULT_DATAPOINTS = 131072
 """Trajectories of a run whose length is not given."""
+QUESTION_TEMPLATE = 'what is asked, with the prompt in it, like "{question} Give only the final number."'
+"""Meaning of the option ``question_template``, wherever there is one."""
 
 
 @chz.chz
@@ -56,10 +58,7 @@ class DataOptions:
     hf_answer_column: str | None = None
     hf_train_split: str = "train"
     hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
-    question_template: str | None = chz.field(
-        default=None,
-        doc='what is asked, with the prompt in it, like "{question} Give only the final number."',
-    )
+    question_template: str | None = chz.field(default=None, doc=QUESTION_TEMPLATE)
     max_train_samples: int | None = None
     max_test_samples: int | None = 100
 

@@ -7,7 +7,7 @@ from viva.conversation.messages import unknown
 from viva.rewards.answers import answers
 from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
 from viva.rewards.comas import comas
-from viva.rewards.critique import PeerReview, peer_review
+from viva.rewards.critique import PeerReview
 from viva.rewards.log_probability import log_probability
 from viva.rewards.maca import maca
 from viva.rewards.majority import majority
@@ -15,7 +15,7 @@ from viva.rewards.pairwise import Tournament, tournament
 from viva.rewards.peer_prediction import peer_prediction
 from viva.rewards.serl import serl, serl_votes
 from viva.rewards.shuffled import Shuffled
-from viva.rewards.streams import r_diag, r_meta, r_sol
+from viva.rewards.streams import peer_review, r_diag, r_meta, r_sol
 
 __all__ = [
     "FunctionReward",

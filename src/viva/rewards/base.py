@@ -12,9 +12,12 @@ from tinker_cookbook.rl.types import Metrics, Trajectory
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
+from viva.judging.ballots import Outcome
 from viva.judging.base import Judge
 from viva.judging.bradley_terry import reward_truth_gap
+from viva.judging.comparison import Comparison
 from viva.judging.judge import JudgeOptions
+from viva.judging.records import ComparisonRecord, ConversationRecord
 from viva.judging.scorer import Scorer, ScorerOptions
 from viva.rewards.credit import GroupCredit, SpanCredit
 
@@ -126,6 +129,25 @@ class Reward(ABC):
         """Fields of the transcript that are there even if nothing can be scored."""
         return {} if judge is None else {"judge": judge.described()}
 
+    @property
+    def pays_stored(self) -> bool:
+        """Whether it pays conversations that are read back from transcripts, see `stored_pay`; by default it does."""
+        return True
+
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """Rewards by agent of a stored conversation, by its own rules where it has any; some agents may have none.
+
+        Raises:
+            ValueError: If the transcript does not suffice, with what is missing; by default it never does.
+            NoValidComparisonsError: If a judge said nothing readable about an agent.
+            BradleyTerryError: If a fit does not converge.
+        """
+        del record, seed
+        raise ValueError(
+            f"the reward {self.name!r} needs more than a transcript holds, so stored conversations cannot be scored by "
+            "it"
+        )
+
     @abstractmethod
     async def score(self, played: Played) -> Scored:
         """Pay a conversation that the failure rule lets count.
@@ -133,6 +155,19 @@ class Reward(ABC):
         Raises:
             ValueError: If it cannot be paid; a failed reward never becomes a number.
         """
+
+
+def stored_comparisons(record: ConversationRecord) -> dict[int | None, list[Comparison]]:
+    """Stored comparisons: of an agent's initial (0) and revised (1) solution by agent, of agents under ``None``.
+
+    Raises:
+        ValueError: If an outcome is none that a comparison can have.
+    """
+    found: dict[int | None, list[Comparison]] = {}
+    for item in record.comparisons:
+        fields = item.model_dump(include=set(ComparisonRecord.model_fields) - {"agent_id", "outcome"})
+        found.setdefault(item.agent_id, []).append(Comparison(outcome=Outcome(item.outcome), **fields))
+    return found
 
 
 def graded(solutions: Mapping[int, str], answer: str | None, grader: Grader | None) -> dict[int, bool] | None:

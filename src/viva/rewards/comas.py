@@ -33,6 +33,7 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Turn
 from viva.judging.judge import JudgeOptions
+from viva.judging.records import ConversationRecord
 from viva.rewards.base import (
     Earnings,
     Match,
@@ -49,11 +50,13 @@ from viva.rewards.critique import (
     Judged,
     PeerReview,
     ballots_of,
+    check_linked,
     check_segments,
     critique_earnings,
     judged_record,
     review_votes,
     revision_judge_figures,
+    stored_judged,
 )
 from viva.rewards.review import score_review
 
@@ -143,6 +146,15 @@ class Comas(Reward):
         final = graded(played.conversation.final_solutions, played.answer, played.grader)
         figures = revision_judge_figures(judged, first, final)
         return replace(scored, metrics={agent: own | figures for agent, own in scored.metrics.items()})
+
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """The sums of all that agents earn; `ValueError` if something is not stored."""
+        del seed
+        check_segments(self.name, record, SEGMENTS)
+        conversation, judged = record.conversation(), stored_judged(record)
+        check_linked(conversation, judged)
+        earned = self.earned(conversation, judged)
+        return {agent_id: earned.total(agent_id) for agent_id in sorted(earned.revision)}
 
     def earned(self, conversation: Conversation, judged: Judged) -> ComasEarned:
         """Earnings of all replies.

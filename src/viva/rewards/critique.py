@@ -38,6 +38,7 @@ from viva.judging.comparison import (
 from viva.judging.judge import JudgeOptions
 from viva.judging.label_ballots import LabelBallot
 from viva.judging.ranking import RankingReply
+from viva.judging.records import ConversationRecord
 from viva.rewards.base import (
     Earnings,
     Match,
@@ -48,19 +49,21 @@ from viva.rewards.base import (
     graded,
     segment_credit,
     spoken,
+    stored_comparisons,
     truth_metrics,
     whole_reply,
 )
 from viva.rewards.credit import token_ranges
 from viva.rewards.review import (
+    STREAMS,
     ReviewRules,
     ReviewScores,
     ReviewVotes,
     duel_of,
     initial,
-    review_rules,
     revised,
     score_review,
+    stored_rules,
 )
 
 Judged = dict[int, list[Comparison]]
@@ -169,6 +172,20 @@ class PeerReview(Reward):
             rewards |= {(agent_id, 0): total - diag, (agent_id, 1): diag}
         return Scored(rewards=rewards, metrics=metrics_A, credit=credit)
 
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """The weighted streams by the stored rules, or one of them; `ValueError` if something is not stored."""
+        del seed
+        unasked = (
+            () if self.name == "r_diag" else ("critique",)
+        )  # where nobody criticised, nothing is paid for it
+        check_segments(self.name, record, [name for name in SEGMENTS if name not in unasked])
+        rules = replace(stored_rules(record), weights=self.rules.weights) if record.rules else self.rules
+        scores = score_review(stored_votes(record, rules), rules)
+        if self.name not in STREAMS:
+            return scores.totals
+        column = {"r_sol": scores.r_sol, "r_meta": scores.r_meta, "r_diag": scores.r_diag}[self.name]
+        return {agent_id: value for agent_id, value in column.items() if value is not None}
+
     async def judged(self, played: Played) -> Judged:
         """The judge's comparisons of every agent's two solutions, where they differ, all in flight together."""
         judge, conversation = played.judge, played.conversation
@@ -197,41 +214,57 @@ def judged_record(judged: Judged) -> list[dict[str, Any]]:
     ]
 
 
-def check_segments(name: str, protocol: Protocol, needed: Sequence[str], what: str) -> None:
-    """Refuse a protocol without the segments that a reward looks at.
+def check_linked(conversation: Conversation, judged: Judged) -> None:
+    """Refuse a joint fit of two rounds that nothing links.
+
+    Raises:
+        ValueError: With what to do.
+    """
+    before, after = conversation.solutions("proposal"), conversation.solutions("revision")
+    changed = [agent for agent in after if not same_words(before[agent], after[agent])]
+    if changed and not judged and all(turn.segment != "comparison" for turn in conversation.turns):
+        raise ValueError(
+            "fit=joint needs comparisons of revised with initial solutions, and none are stored: a run by the paper "
+            "preset makes none, nor does one by a reward that needs none. Without them nothing says how the two rounds "
+            "compare, so no gain could be measured. Add fit=separate for two scales, on which nobody gains where all "
+            "improve alike."
+        )
+
+
+def stored_judged(record: ConversationRecord) -> Judged:
+    """The stored comparisons of revised with initial solutions."""
+    return {agent: found for agent, found in stored_comparisons(record).items() if agent is not None}
+
+
+def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
+    """The votes of a stored conversation.
+
+    Raises:
+        ValueError: If a joint fit has nothing that links the two rounds, or an outcome is unknown.
+    """
+    conversation, judged = record.conversation(), stored_judged(record)
+    if rules.fit == "joint":
+        check_linked(conversation, judged)
+    return review_votes(conversation, judged)
+
+
+def check_segments(
+    name: str, of: Protocol | ConversationRecord, needed: Iterable[str], what: str = "pays critique self-play"
+) -> None:
+    """Refuse a protocol, or a stored conversation, without the segments that a reward looks at.
 
     Raises:
         ValueError: With those that are missing.
     """
-    asked = {segment.name for round_ in protocol.rounds for segment in round_.segments}
-    if missing := sorted(set(needed) - asked):
+    if isinstance(of, Protocol):
+        has, title = {segment.name for round_ in of.rounds for segment in round_.segments}, of.name
+    else:
+        has, title = {turn.segment for turn in of.turns}, of.protocol
+    if missing := sorted(set(needed) - has):
         raise ValueError(
-            f"the reward {name!r} {what}; protocol {protocol.name!r} does not ask for {', '.join(missing)}. Use "
+            f"the reward {name!r} {what}; protocol {title!r} does not ask for {', '.join(missing)}. Use "
             "viva.selfplay.critique (the recipe critique_self_play), or another reward."
         )
-
-
-def peer_review(
-    *,
-    preset: str = "robust",
-    weights: Mapping[str, float] | None = None,
-    judge: JudgeOptions | None = None,
-    **rules: Any,
-) -> PeerReview:
-    """The rewards of critique self-play: r_sol for solutions, r_meta for agreement, r_diag for useful critique.
-
-    Args:
-        preset: ``robust`` or ``paper``.
-        weights: Weights of the streams that differ from the preset's.
-        judge: Of the comparisons of revised with initial solutions; by default the policy being trained.
-        **rules: Other fields of `viva.rewards.review.ReviewRules`.
-
-    Raises:
-        ValueError: If a value is none of those allowed.
-    """
-    chosen = review_rules(preset)
-    chosen = replace(chosen, weights={**chosen.weights, **(weights or {})}, **rules)
-    return PeerReview(rules=chosen, compared_by=judge or JudgeOptions())
 
 
 def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:

@@ -20,6 +20,11 @@ class LogProbability(SolutionReward):
 
     name: str = "log_probability"
 
+    @property
+    def pays_stored(self) -> bool:
+        """No: transcripts hold no logprobs."""
+        return False
+
     def pay(self, group: Solutions) -> list[float]:
         """Mean logprobs.
 

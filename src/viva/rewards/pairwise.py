@@ -16,7 +16,18 @@ from viva.judging.comparison import (
     win_rate,
 )
 from viva.judging.judge import JudgeOptions
-from viva.rewards.base import Match, Played, Reward, Scored, agent_pay, check_solutions, correctness, spoken
+from viva.judging.records import ConversationRecord
+from viva.rewards.base import (
+    Match,
+    Played,
+    Reward,
+    Scored,
+    agent_pay,
+    check_solutions,
+    correctness,
+    spoken,
+    stored_comparisons,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +74,15 @@ class Tournament(Reward):
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
         """The judge, and who replies when."""
         return {"order": protocol.rounds[0].order, **super().new_record(protocol, judge)}
+
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """Win minus loss of the stored comparisons; `ValueError` if there are none."""
+        if not (comparisons := stored_comparisons(record).get(None)):
+            raise ValueError(
+                "the reward 'tournament' needs comparisons of final solutions, and none are stored; runs that were "
+                "paid by tournament or serl have them"
+            )
+        return win_minus_loss(comparisons, sorted(record.conversation().final_solutions))
 
     async def score(self, played: Played) -> Scored:
         """Judge the final solutions.

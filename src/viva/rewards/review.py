@@ -33,6 +33,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+
 from viva.conversation.messages import did_you_mean
 from viva.judging.ballots import (
     Ballots,
@@ -47,6 +49,7 @@ from viva.judging.ballots import (
 )
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison
+from viva.judging.records import ConversationRecord
 
 STREAMS: Mapping[str, float] = {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
 """The reward streams and their weights in the paper (arXiv 2601.21464)."""
@@ -253,6 +256,14 @@ def duel_of(comparison: Comparison, first: Item, second: Item) -> Duel | None:
         share=(1.0 - comparison.score) / 2.0,
         first_shown_first=True,
     )
+
+
+def stored_rules(record: ConversationRecord) -> ReviewRules:
+    """The rules that a stored conversation was scored by; `ValueError` if they cannot be read."""
+    try:
+        return TypeAdapter(ReviewRules).validate_python(record.rules)
+    except ValidationError as error:
+        raise ValueError(f"the stored rules cannot be read: {error.errors()[0]['msg']}") from error
 
 
 def score_review(votes: ReviewVotes, rules: ReviewRules) -> ReviewScores:

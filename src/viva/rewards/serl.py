@@ -38,6 +38,7 @@ from viva.judging.comparison import (
     pairs,
 )
 from viva.judging.judge import JudgeOptions
+from viva.judging.records import ConversationRecord
 from viva.rewards.base import Match, Played, Reward, Scored, paid, segment_credit, whole_reply
 from viva.rewards.critique import ballots_of, check_segments
 from viva.rewards.solutions import Models, SolutionReward, Solutions
@@ -251,6 +252,12 @@ class SerlVotes(Reward):
         }
         rewards = {(agent, 0): total for agent, total in earned.totals.items()}
         return paid(played, Scored(rewards=rewards, credit=credit))
+
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """Revision and verdict together; `ValueError` if a segment is missing."""
+        del seed
+        check_segments(self.name, record, _SEGMENTS)
+        return self.earned(record.conversation()).totals
 
     def earned(self, conversation: Conversation) -> "SerlEarned":
         """Earnings of solutions and ballots.

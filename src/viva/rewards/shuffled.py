@@ -18,6 +18,7 @@ from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
 from viva.judging.base import Judge
 from viva.judging.judge import JudgeOptions
+from viva.judging.records import ConversationRecord
 from viva.judging.scorer import ScorerOptions
 from viva.rewards.base import Match, Played, Reward, Scored
 from viva.rewards.credit import GroupCredit
@@ -96,6 +97,16 @@ class Shuffled(SolutionReward):
     def told(self, group: Solutions) -> dict[str, Any]:
         """The other's."""
         return self.of.told(group) if isinstance(self.of, SolutionReward) else {}
+
+    @property
+    def pays_stored(self) -> bool:
+        """Same as of the reward that is permuted."""
+        return self.of.pays_stored
+
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """The other's, permuted."""
+        own = self.of.stored_pay(record, seed)
+        return dict(zip(own, permuted(list(own.values()), seed), strict=True))
 
     def pay(self, group: Solutions) -> list[float]:
         """The other's, permuted.

@@ -14,8 +14,18 @@ from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, Solution
 from viva.judging.base import Judge
 from viva.judging.comparison import Comparison
+from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Gains, Scorer
-from viva.rewards.base import Played, Reward, Scored, agent_pay, check_solutions, graded, paid
+from viva.rewards.base import (
+    Played,
+    Reward,
+    Scored,
+    agent_pay,
+    check_solutions,
+    graded,
+    paid,
+    stored_comparisons,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +145,17 @@ class SolutionReward(Reward):
         scored = paid(played, self.credited(played, rewards))
         shared = self.figures(group)
         return replace(scored, metrics={agent: own | shared for agent, own in scored.metrics.items()})
+
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """The final solutions' rewards; `ValueError` if something is not stored."""
+        if record.protocol == "problem" and not self.pays_samples:
+            raise ValueError(f"the reward {self.name!r} pays conversations, and these are plain samples")
+        group = replace(
+            stored_solutions(record.conversation(), seed=seed, right=record.correct),
+            comparisons=stored_comparisons(record).get(None),
+            gains=record.gains,
+        )
+        return dict(zip(group.ids, self.pay(group), strict=True))
 
     def credited(self, played: Played, rewards: Mapping[int, float]) -> Scored:
         """The agents' rewards, and the tokens that earn them: by default all of an agent's."""

@@ -1,4 +1,4 @@
-"""The rewards ``r_sol``, ``r_meta`` and ``r_diag``: one stream of peer review alone (CoNL, arXiv 2601.21464).
+"""``peer_review`` and, one stream of it alone, ``r_sol``, ``r_meta`` and ``r_diag`` (CoNL, arXiv 2601.21464).
 
 Scores, votes and credit are those of ``peer_review`` (`viva.rewards.critique`, `viva.rewards.review`). With V in [0, 1]
 the scores of first and revised solutions, ``R_i`` agent i's final votes and ``T_i`` the agents that it criticised,
@@ -11,11 +11,36 @@ with the changes that the ``robust`` preset makes (`viva.rewards.review.ReviewRu
 the others 0: their tokens train nothing. The transcript keeps all three.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from viva.rewards.critique import PeerReview, peer_review
-from viva.rewards.review import STREAMS
+from viva.judging.judge import JudgeOptions
+from viva.rewards.critique import PeerReview
+from viva.rewards.review import STREAMS, review_rules
+
+
+def peer_review(
+    *,
+    preset: str = "robust",
+    weights: Mapping[str, float] | None = None,
+    judge: JudgeOptions | None = None,
+    **rules: Any,
+) -> PeerReview:
+    """The rewards of critique self-play: r_sol for solutions, r_meta for agreement, r_diag for useful critique.
+
+    Args:
+        preset: ``robust`` or ``paper``.
+        weights: Weights of the streams that differ from the preset's.
+        judge: Of the comparisons of revised with initial solutions; by default the policy being trained.
+        **rules: Other fields of `viva.rewards.review.ReviewRules`.
+
+    Raises:
+        ValueError: If a value is none of those allowed.
+    """
+    chosen = review_rules(preset)
+    chosen = replace(chosen, weights={**chosen.weights, **(weights or {})}, **rules)
+    return PeerReview(rules=chosen, compared_by=judge or JudgeOptions())
 
 
 def only(stream: str, reward: PeerReview) -> PeerReview:

@@ -23,12 +23,10 @@ from viva.judging.ballots import ballot_accuracy
 from viva.judging.bradley_terry import BradleyTerryError, reward_truth_gap
 from viva.judging.comparison import NoValidComparisonsError
 from viva.judging.records import ConversationRecord
-from viva.rewards import NAMES, Reward, Shuffled, find_reward
-from viva.rewards.critique import review_votes
-from viva.rewards.log_probability import LogProbability
-from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review
+from viva.rewards import NAMES, Reward, find_reward
+from viva.rewards.critique import stored_votes
+from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review, stored_rules
 from viva.view.files import iter_transcripts
-from viva.view.stored_rewards import require_links, stored_comparisons, stored_pay, stored_rules
 
 _Rewards = Mapping[int, float | None]
 """By agent."""
@@ -173,8 +171,7 @@ def _rewards(options: RescoreOptions) -> dict[str, Reward]:
     if options.reward == ALL:
         return {name: find_reward(name) for name in NAMES}
     reward = find_reward(options.reward)
-    of = reward.of if isinstance(reward, Shuffled) else reward
-    if isinstance(of, LogProbability):
+    if not reward.pays_stored:
         raise ValueError(
             "reward must be one that transcripts suffice for, like majority, answers, r_sol or shuffled_majority; "
             f"got {options.reward!r}, which needs the sampling logprobs of the replies"
@@ -221,7 +218,7 @@ class _Totals:
         right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
         for name, reward in rewards.items():
             try:
-                found = stored_pay(reward, record, seed)
+                found = reward.stored_pay(record, seed)
             except _UNPAID as error:
                 if not skips:
                     raise
@@ -232,10 +229,7 @@ class _Totals:
 
     def add_review(self, record: ConversationRecord, rules: ReviewRules) -> None:
         """Score a conversation again."""
-        conversation, judged = record.conversation(), stored_comparisons(record)
-        if rules.fit == "joint":
-            require_links(conversation, judged)
-        votes = review_votes(conversation, judged)
+        votes = stored_votes(record, rules)
         scores = score_review(votes, rules)
         self.num_conversations += 1
         truth = _truth(record, votes)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import chz
 
-from viva.recipes.config import RecipeConfig, fitting
+from viva.recipes.config import QUESTION_TEMPLATE, RecipeConfig, fitting
 from viva.recipes.judge_options import JudgeConfig
 
 KINDS = ("direct", "conversation", "critique", "protocol")
@@ -71,10 +71,7 @@ class EvalOptions(JudgeConfig, ComparedOptions):
     hf_prompt_column: str | None = None
     hf_answer_column: str | None = None
     hf_test_split: str | None = chz.field(default=None, doc="test, if there is one")
-    question_template: str | None = chz.field(
-        default=None,
-        doc='what is asked, with the prompt in it, like "{question} Give only the final number."',
-    )
+    question_template: str | None = chz.field(default=None, doc=QUESTION_TEMPLATE)
     system_prompt: str | None = chz.field(default=None, doc="system message before direct questions")
     max_test_samples: int | None = chz.field(default=None, doc="use the first so many problems")
     num_test_conversations: int | None = chz.field(
@@ -108,10 +105,7 @@ class ScreenOptions:
     num_samples: int = chz.field(default=8, doc="tries at every problem, beside the greedy one")
     temperature: float = chz.field(default=1.0, doc="of the tries; that of training")
     max_tokens: int = chz.field(default=256, doc="longest reply")
-    question_template: str | None = chz.field(
-        default=None,
-        doc='what is asked, with the prompt in it, like "{question} Give only the final number."',
-    )
+    question_template: str | None = chz.field(default=None, doc=QUESTION_TEMPLATE)
     system_prompt: str | None = chz.field(default=None, doc="system message before every question")
     num_pairs: int = chz.field(
         default=100, doc="problems of which a pair of answers is judged; 0 judges none"

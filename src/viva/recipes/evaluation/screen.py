@@ -23,7 +23,7 @@ from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.common import say
 from viva.recipes.config import DataOptions
 from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
-from viva.recipes.evaluation import EvalOptions, ScreenOptions, stored_options
+from viva.recipes.evaluation import ScreenOptions, stored_options
 from viva.recipes.evaluation.build import conversations_of
 from viva.recipes.evaluation.plan import (
     CONVERSATIONS,
@@ -82,8 +82,7 @@ async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
     say(
         f"{plan.task}, {counted(options.num_samples, 'try', 'tries')} each, temperature {options.temperature:g}"
     )
-    own = {field: getattr(options, field) for field in ("engine", "base_url", "device", "precision")}
-    engine = engine_of(plan.target, EvalOptions(**own))
+    engine = engine_of(plan.target, options)
     renderer_name = options.renderer_name or plan.target.config.get("renderer_name")
     opened = await open_policy(plan.target, engine, renderer_name=renderer_name)
     async with watched(engine.base_url):
