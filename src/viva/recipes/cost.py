@@ -12,6 +12,7 @@ from typing import Any
 import chz
 from tinker_cookbook.renderers.base import Message
 
+from viva.conversation.messages import text_table
 from viva.conversation.protocol import Protocol, Round, counted
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, parse_options
@@ -327,10 +328,12 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
     shapes = [_shape(name) for name in options.model]
     update = "adapter" if cost.is_lora else "all weights"
     parts = [
-        f"{cost.summary}; {update} trained",
-        _lines([("tokens per step", "each by itself", "prefixes once", "saved"), *_token_rows(cost)]),
-        _lines([("per step", "PFLOP", "with reuse", "cache GB", "with reuse"), *_work_rows(cost, shapes)]),
-        _lines(
+        [f"{cost.summary}; {update} trained"],
+        text_table([("tokens per step", "each by itself", "prefixes once", "saved"), *_token_rows(cost)]),
+        text_table(
+            [("per step", "PFLOP", "with reuse", "cache GB", "with reuse"), *_work_rows(cost, shapes)]
+        ),
+        text_table(
             [
                 (
                     f"hours of {counted(options.steps, 'step')}",
@@ -345,7 +348,7 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
             ]
         ),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
 def _shape(name: str) -> ModelShape:
@@ -433,17 +436,3 @@ def _hour_rows(cost: RecipeCost, shape: ModelShape, options: CostOptions) -> lis
         )
         rows.append((title, *(f"{each * options.steps / 3600:.2f}" for each in seconds)))
     return rows
-
-
-def _lines(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns: the first to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-        ).rstrip()
-        for row in rows
-    )
