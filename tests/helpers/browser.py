@@ -25,6 +25,28 @@ TIMEOUT_MS = 60_000
 """Long, because tests may share a busy machine; nothing waits longer than it has to."""
 
 
+GO = """place => {
+    document.getElementById("main").dataset.ready = "";
+    if (location.hash === place) dispatchEvent(new Event("hashchange")); else location.hash = place;
+}"""
+
+
+class Drawn:
+    """A page of ours; `show` goes to an address on it and waits until it is drawn."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def show(self, place: str) -> Page:
+        self.page.evaluate(GO, f"#/{place}")
+        drawn = "wanted => document.getElementById('main').dataset.ready === wanted"
+        self.page.wait_for_function(drawn, arg=place.partition("?")[0])
+        return self.page
+
+    def texts(self, selector: str) -> list[str]:
+        return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
+
+
 @contextmanager
 def served(*runs: Path, port: int = 0, state: Path | None = None) -> Iterator[str]:
     """The address of a server of its own process, which keeps its token in a folder of its own, or in this one."""

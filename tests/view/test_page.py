@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, IN_CI, VIEWPORT, chromium, served
+from browser import CHROMIUM, IN_CI, VIEWPORT, Drawn, chromium, served
 from view_runs import HOSTILE, metrics_row, tokens, transcript, turn, write_lines
 
 pytestmark = [
@@ -18,11 +18,6 @@ pytestmark = [
 
 LONG = "x" * 500_000 + "needle" + "y" * 500_000
 
-
-GO = """place => {
-    document.getElementById("main").dataset.ready = "";
-    if (location.hash === place) dispatchEvent(new Event("hashchange")); else location.hash = place;
-}"""
 
 ALL_READ = "() => document.body.dataset.version && document.getElementById('status').textContent === ''"
 
@@ -37,23 +32,14 @@ COLOURS = """["color", "backgroundColor"].map(
 )"""
 
 
-class Site:
-    """The page with its server; `show` goes to an address on it and waits until it is drawn."""
+class Site(Drawn):
+    """The page with its server."""
 
     def __init__(self, page: Any, address: str, folders: list[Path]) -> None:
-        self.page = page
+        super().__init__(page)
         self.folders = folders
         page.goto(address)
         page.wait_for_function(ALL_READ)
-
-    def show(self, place: str) -> Any:
-        self.page.evaluate(GO, f"#/{place}")
-        drawn = "wanted => document.getElementById('main').dataset.ready === wanted"
-        self.page.wait_for_function(drawn, arg=place.partition("?")[0])
-        return self.page
-
-    def texts(self, selector: str) -> list[str]:
-        return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, IN_CI, chromium, served
+from browser import CHROMIUM, IN_CI, Drawn, chromium, served
 from keyboard_walk import make_runs
 from view_runs import HOSTILE, transcript, write_lines
 
@@ -17,11 +17,6 @@ pytestmark = [
         CHROMIUM is None and not IN_CI, reason="no chromium on the PATH (apt-get install chromium)"
     ),
 ]
-
-GO = """place => {
-    document.getElementById("main").dataset.ready = "";
-    if (location.hash === place) dispatchEvent(new Event("hashchange")); else location.hash = place;
-}"""
 
 COLOURS = """selector => ["color", "backgroundColor"].map(
     name => getComputedStyle(document.querySelector(selector))[name].match(/[\\d.]+/g).map(Number)
@@ -42,22 +37,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         assert page.mistakes == []
 
 
-class Report:
-    """The report of two runs; `show` goes to an address on it and waits until it is drawn."""
+class Report(Drawn):
+    """The report of two runs."""
 
     def __init__(self, page: Any, path: Path) -> None:
-        self.page = page
+        super().__init__(page)
         page.goto(path.as_uri())
         page.wait_for_selector(".run-summary")
-
-    def show(self, place: str) -> Any:
-        self.page.evaluate(GO, f"#/{place}")
-        drawn = "wanted => document.getElementById('main').dataset.ready === wanted"
-        self.page.wait_for_function(drawn, arg=place.partition("?")[0])
-        return self.page
-
-    def texts(self, selector: str) -> list[str]:
-        return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
 
 
 @pytest.fixture(scope="module")
