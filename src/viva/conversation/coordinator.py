@@ -1,4 +1,4 @@
-"""Whose turn it is: agents of one conversation wait for one another here, and for nobody who has left.
+"""Turns of a conversation: agents of one conversation wait for one another here, and for nobody who has left.
 
 Legend: ``_A`` agents, ``_L`` lanes (parallel generations of a round), ``_R`` rounds.
 """

@@ -15,10 +15,10 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Literal
 
+from viva.conversation.messages import did_you_mean
 from viva.conversation.mistakes import mistakes_of
 from viva.conversation.personas import introduction
 from viva.conversation.records import CritiqueReply, Reply, ReplyStatus, Solution, ToolCall, Turn
@@ -52,7 +52,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 Control = Literal["foreign_critiques", "shuffled_critiques", "no_critiques", "no_exchange"]
-"""What is taken away from a conversation, see `viva.selfplay.controls`."""
+"""A control's change of a conversation, see `viva.selfplay.controls`."""
 
 Order = Literal["sequential", "simultaneous"]
 """``sequential``: agents 0, 1, 2, ... reply one after another and see everything said before.
@@ -118,7 +118,7 @@ class Reading:
     response: Reply
     status: ReplyStatus
     strategy: str = ""
-    """Which way it was read, for logs."""
+    """The way in which it was read, for logs."""
 
 
 def read_solution(text: str, view: View) -> Reading:
@@ -187,11 +187,12 @@ class Segment:
     stream: str | None = "reward"
     """The reward stream that its tokens earn; ``None``: they earn nothing. Each stream has a baseline of its own."""
     votes_on: Callable[[Sequence[Turn], View], Mapping[int | tuple[str, int], str]] | None = None
-    """Of a vote without words: from the turns that the round shows the agent to the solutions that it votes on, by what
-    stands for them in votes. Behind each pair stands the instruction, and the probabilities of labels are the vote, see
-    `viva.selfplay.label_votes`. Nothing is sampled, so nothing is read or earned. ``None``: the reply is written."""
+    """Solutions of a vote without words: from the turns that the round shows the agent to the solutions that it votes
+    on, by what stands for them in votes. Behind each pair stands the instruction, and the probabilities of labels are
+    the vote, see `viva.selfplay.label_votes`. Nothing is sampled, so nothing is read or earned. ``None``: the reply is
+    written."""
     on_invalid: Literal["keep", "fail"] = "keep"
-    """What becomes of an agent whose reply is ``unstructured``: it stays and earns what could be read, or it leaves
+    """Fate of an agent whose reply is ``unstructured``: it stays and earns what could be read, or it leaves
     the conversation with a recorded reason."""
 
 
@@ -331,8 +332,7 @@ class Protocol:
         known = ["system", *dict.fromkeys(each.name for round_ in self.rounds for each in round_.segments)]
         for name in prompts:
             if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
+                hint = did_you_mean(name, known)
                 raise ValueError(f"prompts has no segment {name!r}; allowed: {', '.join(known)}.{hint}")
 
         def said(segment: Segment) -> Segment:
