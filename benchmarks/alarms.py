@@ -39,6 +39,8 @@ from _planted_votes import KINDS, PlantedDataset
 from viva.threads import prepare_threads
 
 STEPS, ONSET, EVAL_EVERY, SEEDS = 20, 6, 5, 20
+STREAMS = {"reward_weights": '{"r_sol": 1, "r_meta": 1, "r_diag": 2}'}
+"""All three streams are paid, those of critics and voters, too."""
 SIZES = {
     "num_agents": "4",
     "batch_size": "16",
@@ -122,7 +124,7 @@ def cell(kind: str, seed: int, folder: Path, changed: Mapping[str, str]) -> dict
 
     options = problem_options(folder / f"{kind}-{seed}", seed=seed) | SIZES
     options |= {"max_steps": str(STEPS), "eval_every": str(EVAL_EVERY), "behavior_if_exists": "resume"}
-    options |= dict(changed)
+    options |= STREAMS | dict(changed)
     rows = train(options, kind, (0, int(options["max_steps"])))
     return {
         "kind": kind,
@@ -196,7 +198,7 @@ def collapse(path: Path, given: dict[str, str]) -> None:
     for reward in rewards:
         if any((line["reward"], line["seed"]) == (reward, seed) for line in lines(path)):
             continue
-        named = {"preset": reward} if reward in ("robust", "paper") else {"reward": reward}
+        named = {"preset": reward} | STREAMS if reward in ("robust", "paper") else {"reward": reward}
         place = folder / f"{reward}-{seed}"
         options = problem_options(place, seed=seed) | SIZES | named | given
         options |= {"eval_every": str(STAGE), "eval_temperature": "0", "behavior_if_exists": "resume"}

@@ -58,7 +58,7 @@ CHANGES: dict[str, dict[str, str]] = {
     "hint": {"strategies": "prompt_augmentation", "hint": CONTENT_HINT},
     "feedback": {"strategies": "feedback", "batch_size": "32"},
     "debate": {"num_agents": "4", "batch_size": "32", "num_test_conversations": "0"},
-    "critique": CRITIQUE,
+    "critique": {**CRITIQUE, "reward_weights": '{"r_sol": 1, "r_meta": 1, "r_diag": 2}'},
     "r_sol": {**CRITIQUE, "reward": "r_sol"},
 }
 """What each arm changes in the demonstration's options."""

@@ -35,8 +35,9 @@ COMMON += [
     "learning_rate=2e-3",
 ]
 MIXTURE = 'strategies=["iid","prompt_augmentation","feedback","best_of"]'
+WEIGHTS = 'reward_weights={"r_sol": 1, "r_meta": 1, "r_diag": 2}'
 RUNS = {
-    "critique": ["critique_self_play", "num_agents=3", "batch_size=12"],
+    "critique": ["critique_self_play", "num_agents=3", "batch_size=12", WEIGHTS],
     "round_robin": ["conversation_preference_rl", "num_agents=3", "batch_size=12", "max_rounds=2"],
     "iid": ["math_efficiency", 'strategies=["iid"]', "batch_size=16", "estimator=importance_sampling"],
     "mixture": ["math_efficiency", MIXTURE, "batch_size=32", "feedback=generated"],

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evidence.beds import HINT
+from viva.rewards.review import STREAMS
 
 TOTAL_TOKENS = 600_000
 """For every arm."""
@@ -86,7 +87,7 @@ ARMS: Mapping[str, Arm] = {
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", reward="r_sol"),
-    "critique": _critique("critique self-play, all three streams (`robust`)"),
+    "critique": _critique("critique self-play, all three streams (`robust`)", reward_weights=STREAMS),
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(
@@ -124,7 +125,9 @@ ARMS: Mapping[str, Arm] = {
     "no_exchange": _critique(
         "critique self-play, r_sol alone, nobody reads critiques", reward="r_sol", control="no_exchange"
     ),
-    "critique_shuffled": _critique("critique self-play, its rewards shuffled", reward="shuffled_peer_review"),
+    "critique_shuffled": _critique(
+        "critique self-play, its rewards shuffled", reward="shuffled_peer_review", reward_weights=STREAMS
+    ),
     "paper": _critique("critique self-play, the paper's formulas", preset="paper"),
     "log_probability": _samples("the policy's own log-probability", reward="log_probability"),
     "peer_prediction": _samples(

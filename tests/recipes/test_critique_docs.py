@@ -60,7 +60,8 @@ def test_the_presets_are_those_of_the_page() -> None:
         for field in fields(ReviewRules)
         if field.name not in ("prior_precision", "weights")
     }
-    assert ReviewRules().weights == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
+    assert PRESETS["paper"].weights == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
+    assert PRESETS["robust"].weights == {"r_sol": 1.0, "r_meta": 0.0, "r_diag": 0.0}
 
 
 def test_the_protocol_is_that_of_the_page() -> None:

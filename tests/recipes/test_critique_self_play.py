@@ -114,9 +114,10 @@ def test_the_agents_may_be_more_where_nobody_compares_both_rounds():
 def test_the_rules_are_the_presets_but_for_what_is_given():
     assert config(preset="paper").rules() == PRESETS["paper"]
     assert config(preset="robust").rules() == PRESETS["robust"]
-    rules = config(reward_weights={"r_diag": 0.0}, prior_precision=0.5).rules()
-    assert rules.weights == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 0.0}
+    rules = config(reward_weights={"r_diag": 2.0}, prior_precision=0.5).rules()
+    assert rules.weights == {"r_sol": 1.0, "r_meta": 0.0, "r_diag": 2.0}
     assert rules.prior_precision == 0.5
+    assert config().paid_by().rules == config(reward="r_sol").paid_by().rules
 
 
 def test_another_reward_keeps_the_rules_that_it_has():

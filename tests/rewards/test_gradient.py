@@ -10,6 +10,7 @@ with respect to the rows of segment s alone.
 """
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -21,7 +22,7 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 from viva.engine.losses import LOSSES
 from viva.judging.ballots import Preference, Tie
 from viva.rewards.credit import GroupCredit, SpanCredit, stream_advantages
-from viva.rewards.review import PRESETS, ReviewVotes, initial, revised, score_review
+from viva.rewards.review import PRESETS, STREAMS, ReviewVotes, initial, revised, score_review
 from viva.training.data_processing import assemble_training_data
 
 CONTEXT = 2
@@ -296,7 +297,7 @@ def segment_of_conversation(owner):
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])
 def test_the_gradient_of_critique_self_play_is_that_of_its_objective_segment_by_segment(preset):
-    policy, outcomes = all_plays(conversation(PRESETS[preset]), num_seats=4)
+    policy, outcomes = all_plays(conversation(replace(PRESETS[preset], weights=STREAMS)), num_seats=4)
     assert len(outcomes) == 3 * 2 * 2 * 4 * 4 * 8
     table = policy.table()
     trained = gradient_of_training(policy, outcomes, table)

@@ -99,8 +99,9 @@ def test_a_total_is_the_weighted_sum_of_what_was_earned():
         assert scores.totals[agent] == pytest.approx(expected)
 
 
-def test_the_papers_weights_are_one_one_and_two():
-    assert dict(ReviewRules().weights) == dict(STREAMS) == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
+def test_the_papers_weights_are_one_one_and_two_and_by_default_solutions_are_paid_alone():
+    assert PRESETS["paper"].weights == STREAMS == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
+    assert ReviewRules().weights == {"r_sol": 1.0, "r_meta": 0.0, "r_diag": 0.0}
 
 
 @pytest.mark.parametrize(

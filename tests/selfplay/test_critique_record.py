@@ -74,7 +74,7 @@ async def test_the_record_is_json_and_complete() -> None:
     }
     assert (record["protocol"], record["num_agents"], record["max_rounds"]) == ("critique_self_play", 4, 4)
     assert len(record["turns"]) == 20
-    assert record["rules"]["weights"] == {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
+    assert record["rules"]["weights"] == {"r_sol": 1.0, "r_meta": 0.0, "r_diag": 0.0}
     assert set(record["scores"]) == {"initial", "final", "initial_error", "final_error"}
     agents = {"0", "1", "2", "3"}
     assert all(set(by_agent) == agents for by_agent in record["scores"].values())

@@ -153,11 +153,11 @@ def test_figures_of_the_old_rewards_are_those_of_the_transcripts(make_review_run
 
 
 def test_weights_that_are_not_named_stay(make_review_run: MakeRun) -> None:
-    result = by_stream(rescore(make_review_run("robust"), RescoreOptions(reward_weights={"r_diag": 0.0})))
+    result = by_stream(rescore(make_review_run("robust"), RescoreOptions(reward_weights={"r_diag": 2.0})))
     assert [result[stream].means[0] for stream in STREAMS[:3]] == [result[s].means[1] for s in STREAMS[:3]]
     num_agents = 4 * NUM_CONVERSATIONS
-    gone = 2 * result["r_diag"].means[0]
-    assert result["total"].means[0] - result["total"].means[1] == pytest.approx(gone, abs=1e-12 * num_agents)
+    more = 2 * result["r_diag"].means[0]
+    assert result["total"].means[1] - result["total"].means[0] == pytest.approx(more, abs=1e-12 * num_agents)
 
 
 def test_a_joint_fit_of_a_run_without_comparisons_is_refused_and_a_separate_one_is_not(

@@ -31,14 +31,15 @@ class Config(ConversationConfig):
     num_agents: int = chz.field(default=4, doc="agents in each conversation, 2 to 26")
     reward: str | None = chz.field(
         default=None,
-        doc="pays instead of all three streams: r_sol, r_meta or r_diag alone, another name of viva.rewards, "
+        doc="pays instead of the preset: r_sol, r_meta or r_diag alone, another name of viva.rewards, "
         "shuffled_NAME, path.py:FUNCTION",
     )
     preset: Literal["paper", "robust"] = chz.field(
         default="robust", doc="how scores become rewards: as the CoNL paper, or its repaired form"
     )
     reward_weights: dict[str, float] | None = chz.field(
-        default=None, doc="weights of the reward streams; default: {'r_sol': 1, 'r_meta': 1, 'r_diag': 2}"
+        default=None,
+        doc="weights of r_sol, r_meta and r_diag; default: 1, 0, 0 by robust and 1, 1, 2 by paper",
     )
     prior_precision: float = chz.field(
         default=1.0, doc="of the Gaussian prior on Bradley-Terry strengths; larger pulls scores together"

@@ -53,6 +53,8 @@ from viva.judging.records import ConversationRecord
 
 STREAMS: Mapping[str, float] = {"r_sol": 1.0, "r_meta": 1.0, "r_diag": 2.0}
 """The reward streams and their weights in the paper (arXiv 2601.21464)."""
+SOLUTIONS_ALONE: Mapping[str, float] = {"r_sol": 1.0, "r_meta": 0.0, "r_diag": 0.0}
+"""Weights that train solutions and nothing else. On the bench no other ones did better (`benchmarks/evidence`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,8 @@ class ReviewRules:
     makes them one item, with one score. In a ``joint`` fit an agent that did not change anything gains exactly 0."""
     prior_precision: float = 1.0
     """Precision of the Bradley-Terry fit's prior, in units of one vote."""
-    weights: Mapping[str, float] = field(default_factory=lambda: dict(STREAMS))
-    """Weights of the streams."""
+    weights: Mapping[str, float] = field(default_factory=lambda: dict(SOLUTIONS_ALONE))
+    """Weights of the streams. One of weight 0 is measured, and trains nothing."""
 
     def __post_init__(self) -> None:
         """Reject rules that say nothing.
@@ -118,10 +120,11 @@ PRESETS: Mapping[str, ReviewRules] = {
         noise_floor=0.0,
         initial_earns="final",
         identical="apart",
+        weights=STREAMS,
     ),
     "robust": ReviewRules(),
 }
-"""``paper``: the rewards of arXiv 2601.21464. ``robust``: what its weaknesses call for."""
+"""``paper``: the rewards of arXiv 2601.21464. ``robust``: what its weaknesses call for, r_sol alone."""
 
 
 def review_rules(preset: str) -> ReviewRules:

@@ -182,8 +182,7 @@ def _rewards(options: RescoreOptions) -> dict[str, Reward]:
 def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
     chosen = stored
     if options.preset is not None:
-        preset = review_rules(options.preset)
-        chosen = replace(preset, weights=stored.weights, prior_precision=stored.prior_precision)
+        chosen = replace(review_rules(options.preset), prior_precision=stored.prior_precision)
     changes: dict[str, Any] = {
         name: value
         for name, value in chz.asdict(options).items()
