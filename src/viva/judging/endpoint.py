@@ -65,7 +65,7 @@ class KeptAnswers(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
-    """Which model is asked where, and within what bounds.
+    """Options of a model behind an endpoint: its address, and bounds.
 
     Raises:
         ValueError: If the address, a number, or the key's variable is wrong.
@@ -90,7 +90,7 @@ class EndpointOptions:
     max_price: float | None = None
     """Budget in the currency of the prices. Requests under way when it is reached still count."""
     prices: tuple[float, float] | None = None
-    """Of a million prompt tokens and of a million sampled ones."""
+    """Prices of a million prompt tokens and of a million sampled ones."""
     body: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields laid over each request; ``None`` takes one away."""
 
@@ -189,7 +189,7 @@ class ChatAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class EndpointUsage:
-    """What was asked for, and what it cost."""
+    """Requests and tokens so far, and their cost."""
 
     requests: int = 0
     """Sent, attempts included."""
@@ -424,7 +424,7 @@ class ChatEndpoint:
 
 
 def _digest(url: str, body: Mapping[str, Any]) -> str:
-    """Of the address, too: servers give different models the same name."""
+    """Digest of body and address: servers give different models the same name."""
     text = json.dumps([url, body], sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

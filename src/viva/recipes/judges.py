@@ -81,7 +81,7 @@ def judge_target(options: JudgeOptions, engine: EngineConfig) -> Target:
 
 
 def _digest(target: Target) -> str | None:
-    """What tells saved weights from others; ``None`` for a model, which its name tells."""
+    """Digest that tells saved weights from others; ``None`` for a model, which its name tells."""
     from viva.engine.checkpoint import MANIFEST
 
     if target.weights is None or "://" in target.weights:

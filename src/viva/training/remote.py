@@ -211,7 +211,7 @@ def _takes_json_alone(base_url: str) -> bool:
 
 
 def _described(base_url: str, *place: str) -> Any:
-    """What a server's own description has at a place; ``None`` if it has nothing there, or there is none."""
+    """Value in a server's own description at a place; ``None`` if it has nothing there, or there is none."""
     try:
         with _ask(base_url, "/openapi.json") as answer:
             found: Any = json.loads(answer.read(_LONGEST_DESCRIPTION))

@@ -52,9 +52,9 @@ class OpenJudge:
     judge: Judge
     criteria: CriterionJudge
     usage: EndpointUsage | None
-    """Of an endpoint, up to now."""
+    """Usage of an endpoint up to now."""
     base_url: str | None
-    """Of the server that samples."""
+    """Address of the server that samples."""
 
 
 def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple[JudgePlan, ...]:
