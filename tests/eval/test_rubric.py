@@ -7,9 +7,16 @@ from hypothesis import strategies as st
 
 from viva.eval.estimates import compare
 from viva.eval.records import WRONG, Asked
-from viva.eval.rubric import Criterion, read_rubric, rubric_figures, score_answers
+from viva.eval.rubric import (
+    Criterion,
+    CriterionScore,
+    EndpointCriterionJudge,
+    PolicyCriterionJudge,
+    read_rubric,
+    rubric_figures,
+    score_answers,
+)
 from viva.judging.base import JudgeError
-from viva.judging.criteria import CriterionScore, EndpointCriterionJudge, PolicyCriterionJudge
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions
 from viva.judging.judge import PolicyRef
 from viva.testing import ScriptedSamplingClient, tiny_renderer

@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from viva.conversation.protocol import counted
-from viva.eval.rubric import Criterion, read_rubric
+from viva.eval.rubric import (
+    Criterion,
+    CriterionJudge,
+    EndpointCriterionJudge,
+    PolicyCriterionJudge,
+    read_rubric,
+)
 from viva.judging.base import Judge
-from viva.judging.criteria import CriterionJudge, EndpointCriterionJudge, PolicyCriterionJudge
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef
