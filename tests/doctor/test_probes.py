@@ -88,8 +88,21 @@ async def test_a_checkpoint_without_weights_or_optimiser_is_caught(service, mode
     assert complaint in finding.detail
 
 
+@pytest.mark.parametrize(
+    ("service_class", "complaint"),
+    [
+        (broken.OneSetOfWeights, "a step of the first of two clients"),
+        (broken.OneFrozenCopy, "a step behind the first client's"),
+    ],
+)
+async def test_two_training_clients_that_are_not_two_are_caught(service, model, service_class, complaint):
+    finding = await put(BY_NAME["two training clients"], bench(service_class(service), model))
+    assert finding.answer == "wrong"
+    assert complaint in finding.detail
+
+
 def test_every_probe_has_a_broken_engine():
-    assert {name for _, name, _ in BROKEN} | {"checkpoints"} == set(BY_NAME)
+    assert {name for _, name, _ in BROKEN} | {"checkpoints", "two training clients"} == set(BY_NAME)
 
 
 async def test_samples_that_are_all_the_same_are_caught(service, model):

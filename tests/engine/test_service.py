@@ -277,8 +277,9 @@ def test_a_service_of_one_run_saves_in_its_folder_and_goes_on_there(
     path = trainer.save_state("000001").result().path
     assert path == str(tmp_path / "weights" / "000001")
     other = service.create_training_client_from_state(path)
-    with pytest.raises(ValueError, match="state_dir of one run"):
-        other.save_state("000002")
+    with pytest.raises(ValueError, match="another training client of this service has saved '000001'"):
+        other.save_state("000001", overwrite=True)
+    assert other.save_state("000001.b").result().path == str(tmp_path / "weights" / "000001.b")
     later = LocalServiceClient(device="cpu", state_dir=tmp_path, one_run=True)
     resumed = later.create_training_client_from_state_with_optimizer(path)
     assert resumed.save_state("000002").result().path == str(tmp_path / "weights" / "000002")

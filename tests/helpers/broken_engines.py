@@ -391,6 +391,26 @@ class ForgetsTheWeights(Wrapped):
         return self.inner.create_lora_training_client(self.model, rank=4, seed=0)
 
 
+class OneSetOfWeights(Wrapped):
+    """A service whose training clients are one."""
+
+    made: Any = None
+
+    def create_lora_training_client(self, base_model: str, **options: Any) -> Any:
+        self.made = self.inner.create_lora_training_client(base_model, **options)
+        return self.made
+
+    def create_training_client_from_state(self, path: str) -> Any:
+        return self.made
+
+
+class OneFrozenCopy(Wrapped):
+    """A service whose second training client never moves."""
+
+    def create_training_client_from_state(self, path: str) -> Any:
+        return NeverLearns(self.inner.create_training_client_from_state(path))
+
+
 def with_sampler(sampler_class: type[Sampler]) -> type[Trainer]:
     return type(f"With{sampler_class.__name__}", (Trainer,), {"sampler_class": sampler_class})
 

@@ -513,3 +513,19 @@ def test_an_option_without_effect_has_none(config_class) -> None:
 
 def test_a_model_that_does_not_fit_says_so(capsys) -> None:
     assert "does not fit" in printed(capsys, "viva cost recipe=critique_self_play model=70b accelerators=1")
+
+
+def test_policies_that_only_take_part_are_sampled_and_not_trained_and_share_no_prefix():
+    def counts(**options):
+        given = {"train_prompts": ["a"], "num_agents": 2, "batch_size": 4, "max_rounds": 1}
+        config = PreferenceConfig(**(given | {"order": "simultaneous"} | options))
+        return recipe_cost(config, CostOptions(recipe="conversation_preference_rl").text).counts
+
+    shared, apart = counts(), counts(policies="per_agent")
+    frozen = counts(policies={"agent_0": "trained", "agent_1": "initial"})
+    assert shared.sampled == apart.sampled == frozen.sampled
+    assert shared.total == apart.total == frozen.total
+    # personas are not equally long
+    assert frozen.trained.rows.tokens == pytest.approx(apart.trained.rows.tokens / 2, rel=0.01)
+    assert apart.trained.rows.tokens == shared.trained.rows.tokens
+    assert apart.prompts.tree.tokens > shared.prompts.tree.tokens

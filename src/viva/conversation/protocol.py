@@ -194,6 +194,8 @@ class Segment:
     on_invalid: Literal["keep", "fail"] = "keep"
     """Fate of an agent whose reply is ``unstructured``: it stays and earns what could be read, or it leaves
     the conversation with a recorded reason."""
+    role: str | None = None
+    """The role whose turn it is (`viva.conversation.roles`); ``None``: a role of the segment's own name."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

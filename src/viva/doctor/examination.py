@@ -122,6 +122,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(name="judge_mode=logprob", needs=(_ALTERNATIVES,)),
     Feature(name="judge_mode=verdict, eval_temperature=0", needs=(*_SAMPLES, ("greedy samples",))),
     Feature(name="checkpoints, behavior_if_exists=resume", needs=(("checkpoints",),)),
+    Feature(name="policies other than shared", needs=(("two training clients",), ("checkpoints",))),
     Feature(name="the same run twice", needs=(("seeds",), ("mixed batches",))),
     Feature(name="supervised training with tinker-cookbook", needs=(*_TRAINS, *_loss("cross_entropy"))),
     Feature(

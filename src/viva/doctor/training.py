@@ -170,10 +170,44 @@ async def _checkpoint(bench: Bench) -> str:
     return f"weights differ by {gap:.2g}, the next step by {abs(change - went_on):.2g}"
 
 
+async def _two(bench: Bench) -> str:
+    noise = await calibrate(bench)
+    (before_T,) = await bench.score(bench.tokens)
+    place = quietest(before_T)
+    saved = (await bench.client.save_state("doctor-second")).path
+    second = Bench(
+        service=bench.service,
+        client=await settled(bench.service.create_training_client_from_state(saved)),
+        learning_rate=bench.learning_rate,
+    )
+    pairs = (("first", bench, second, 1.0), ("second", second, bench, -1.0))
+    for name, trained, other, advantage in pairs:
+        (own_T,) = await trained.score(bench.tokens)
+        (others_T,) = await other.score(bench.tokens)
+        # the other's gradient is not used up by this one's step
+        await other.client.forward_backward(
+            [_push(bench, others_T, place, -advantage)], "importance_sampling"
+        )
+        await trained.step([_push(bench, own_T, place, advantage)], "importance_sampling")
+        check_move(
+            await moved(trained, own_T, place), advantage, noise, f"a step of the {name} of two clients"
+        )
+        if abs(change := await moved(other, others_T, place)) > noise:
+            raise WrongAnswerError(
+                f"a step of the {name} of two training clients changed a logprob of the other by {change:+.2g}"
+            )
+        await other.optim_step()
+        check_move(
+            await moved(other, others_T, place), -advantage, noise, f"a step behind the {name} client's"
+        )
+    return "each of two clients has weights and gradients of its own"
+
+
 TRAINING: tuple[Probe, ...] = (
     Probe(name="optimiser step", ask=_step),
     Probe(name="mixed batches", ask=_mixed),
     Probe(name="gradients add up", ask=_accumulation),
+    Probe(name="two training clients", ask=_two),
     Probe(name="checkpoints", ask=_checkpoint),
     Probe(name="losses of one's own", ask=_custom_loss),
 )

@@ -52,6 +52,8 @@ class Core:
         self._one_run = one_run
         self._seed = seed
         self._counts: dict[str, int] = {}
+        self._owners: dict[Path, str] = {}
+        """Training clients by the checkpoints that they saved."""
         self._models: dict[str, BaseModel] = {}
         self._merged: OrderedDict[int, PreTrainedModel] = OrderedDict()
         self._recorder: Recorder | None = GraphRecorder(device) if device.type == "cuda" else None
@@ -92,18 +94,14 @@ class Core:
     def claim_folder(self) -> Path:
         """A folder for the checkpoints of one training client, which no other has, of this process or another.
 
+        The clients of one run share theirs, see `claim_name`.
+
         Raises:
-            ValueError: The service was made without ``state_dir``, or for one run that has its client already.
+            ValueError: The service was made without ``state_dir``.
         """
         if self._state_dir is None:
             raise ValueError("There is nowhere to save to. Give LocalServiceClient a state_dir.")
-        number = self.count("folders")
         if self._one_run:
-            if number:
-                raise ValueError(
-                    f"{str(self._state_dir)!r} is the state_dir of one run (one_run=True), and another training client "
-                    "of this service saves there. Make a service without one_run for several clients."
-                )
             return self._state_dir
         self._state_dir.mkdir(parents=True, exist_ok=True)
         found = [_CLIENT_FOLDER.fullmatch(path.name) for path in self._state_dir.iterdir()]
@@ -116,6 +114,15 @@ class Core:
                 number += 1
             else:
                 return folder
+
+    def claim_name(self, path: Path, model_id: str) -> None:
+        """Refuse the place of a checkpoint that another client of the service saved to, by a `ValueError`."""
+        owner = self._owners.setdefault(path, model_id)
+        if owner != model_id:
+            raise ValueError(
+                f"another training client of this service has saved {path.name!r} in {str(path.parent)!r}, the "
+                "state_dir of one run (one_run=True). Give its clients other names, or make a service without one_run."
+            )
 
     def check_own(self, path: Path) -> None:
         """Refuse a path that is not in the service's ``state_dir``, all links followed, by a `ValueError`."""

@@ -75,8 +75,8 @@ class LocalServiceClient:
             weights. ``"bfloat16"`` is for base weights of half the size. What is trained is always float32.
         state_dir: Folder for ``save_state`` and ``save_weights_for_sampler``. Every training client that saves takes a
             folder of its own in it, so that equal names of two clients, services or processes never meet.
-        one_run: The ``state_dir`` itself is the folder of the only training client that saves; another one is refused.
-            For a run that goes on in later processes, one at a time.
+        one_run: The ``state_dir`` itself is the folder of all training clients; names that one of them saved under are
+            refused to the others. For a run that goes on in later processes, one at a time.
         seed: From which seeds that are not given are derived.
         limits: Batch sizes.
 

@@ -350,13 +350,14 @@ class LocalTrainingClient:
         """The place of a checkpoint in this client's own folder, which is taken when it is first needed.
 
         Raises:
-            ValueError: The name is not one, there is no folder for it, or a link leads out of it.
+            ValueError: The name is not one or another client's, there is no folder for it, or a link leads out of it.
         """
         check_name(name)
         if self._folder is None:
             self._folder = self._core.claim_folder()
         path = self._folder / kind / name
         self._core.check_own(path)
+        self._core.claim_name(path, self.model_id)
         return path
 
     def _write(

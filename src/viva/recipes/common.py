@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZE = 128
 
+MEMBERS = "members"
+"""Folder of a run that holds, by name, what is exported of its policies beside the main one."""
+
 REFUSED = 2
 """Exit code of a run that cannot begin."""
 
@@ -177,6 +180,8 @@ class RunOptions:
     """Where a new run takes its weights from."""
     ttl_seconds: int | None = None
     """See `viva.run.checkpoints.Checkpoint`."""
+    num_policies: int = 1
+    """Policies that talk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +233,12 @@ async def _open_run(
     from viva.training.remote import state_deleter
     from viva.training.service import context_window, make_service
 
-    service = make_service(options.engine, state_dir=prepared.folder.state_dir, one_run=True)
+    service = make_service(
+        options.engine,
+        state_dir=prepared.folder.state_dir,
+        one_run=True,
+        num_policies=options.num_policies,
+    )
     client, resume_from = await _open_client(options, prepared, service)
     if options.engine.engine == "local":
         prepared = prepared.with_base(model_digests(options.model), name=options.model)
@@ -352,6 +362,7 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
             f"Go on with the same command and behavior_if_exists=resume (log_path={folder.path})"
         )
         return
+    from viva.run.checkpoints import member_state, members_beside
     from viva.run.export import ended_with, export_weights
     from viva.run.files import note_written
     from viva.training.advice import is_void
@@ -369,9 +380,14 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
     checkpoint = ended_with(folder, training.stop_rule)
     if checkpoint is not None:
         state_path = folder.checkpoints.resolve(checkpoint)
-        weights = export_weights(state_path, model=model, folder=folder.path)
-        note_written([file for file in sorted(weights.rglob("*")) if file.is_file()] if weights else [])
-        say(f"weights: {weights or state_path}")
+        places = {folder.path: state_path} | {
+            folder.path / MEMBERS / name: folder.checkpoints.resolve(checkpoint, member_state(name))
+            for name in members_beside(checkpoint)
+        }
+        for place, path in places.items():
+            weights = export_weights(path, model=model, folder=place)
+            note_written([file for file in sorted(weights.rglob("*")) if file.is_file()] if weights else [])
+            say(f"weights: {weights or path}")
         if isinstance(training.dataset, ExampleDataset):
             say(f"to start a run from them: load_checkpoint_path={state_path} lora_rank=... as here")
     say(f"report: {write_report(folder.path)}")

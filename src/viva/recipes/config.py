@@ -294,6 +294,10 @@ _UNREADABLE = re.compile(r"Could not interpret argument (.*) provided for param 
 _MISSING = re.compile(r"Missing required arguments? for parameters?\(s\): (.*)")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _SAMPLES = {int: "8", float: "0.5", str: '"a"'}
+_ELSEWHERE = dict.fromkeys(
+    ("policies", "judge_member"),
+    "this recipe has one policy; several talk in conversation_preference_rl, critique_self_play and protocols",
+)
 _LONGEST_VALUE = 200
 _NAME = re.compile(r"(?:--)?(\w[\w.-]*)")
 _HELP = "--help"
@@ -348,9 +352,10 @@ def check_kinds(config: Any) -> None:
     """
     for name, field in chz.chz_fields(config).items():
         value = getattr(config, name)
-        kinds = [get_origin(part) for part in _parts(field.final_type)]
+        kinds = [get_origin(part) or part for part in _parts(field.final_type)]
+        takes_text = str in kinds and isinstance(value, str)
         for kind in (list, dict):
-            if kind in kinds and value is not None and not isinstance(value, kind):
+            if kind in kinds and value is not None and not takes_text and not isinstance(value, kind):
                 raise ValueError(f"{name} must be {_allowed(field.final_type)}; got {value!r:.80}")
 
 
@@ -389,6 +394,8 @@ def told_mistake(error: BaseException, config_class: type[Any]) -> str:
 
 def unknown_option(name: str, config_class: type[Any]) -> str:
     """One line about a name that is no option, with the nearest one."""
+    if name in _ELSEWHERE:
+        return f"unknown option {name!r}: {_ELSEWHERE[name]}"
     return (
         f"unknown option {name!r}.{did_you_mean(name, chz.chz_fields(config_class))} --help lists all options"
     )

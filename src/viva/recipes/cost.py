@@ -14,6 +14,7 @@ from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.messages import text_table
 from viva.conversation.protocol import Protocol, Round, counted
+from viva.conversation.roles import Roles
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, parse_options
 from viva.recipes.math_efficiency import Config as MathConfig
@@ -60,7 +61,7 @@ _COUNTED = frozenset(
         ),
         *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
         "tournament_pattern",
-        *("protocol", "control", "reward", "scorer_policy", "scorer_model", "prompts"),
+        *("protocol", "policies", "control", "reward", "scorer_policy", "scorer_model", "prompts"),
         *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own", "ballots"),
         *(
             "strategies",
@@ -207,10 +208,12 @@ def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
     at_least(config, {"num_agents": 2})
     groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
     game = config.game()
-    calls = _game_calls(game, text)
+    roles = config.roles(game)
+    calls = _game_calls(game, text, roles)
+    told = "" if roles is None else f", {counted(len(roles.trained), 'trained policy', 'trained policies')}"
     recipe = type(config).__module__.rpartition(".")[2]
     return RecipeCost(
-        summary=f"{recipe}: {counted(groups, 'conversation')} of {config.summary()}",
+        summary=f"{recipe}: {counted(groups, 'conversation')} of {config.summary()}{told}",
         calls=tuple(call for call in calls if call.role != "outside"),
         counts=count_step(calls, groups),
         is_lora=config.lora_rank > 0,
@@ -218,9 +221,9 @@ def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
     )
 
 
-def _game_calls(game: Game, text: Text) -> list[Call]:
+def _game_calls(game: Game, text: Text, roles: Roles | None = None) -> list[Call]:
     """The calls of agents, then those of the models that the reward asks for."""
-    calls = conversation_calls(game.protocol, game.num_agents, text)
+    calls = conversation_calls(game.protocol, game.num_agents, text, roles)
     wave = max(call.wave for call in calls) + 1
     return calls + _asked_calls(game.reward, game.protocol, game.num_agents, text, wave)
 

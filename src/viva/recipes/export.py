@@ -23,6 +23,9 @@ class ExportOptions:
     checkpoint: str | None = chz.field(
         default=None, doc="last, best or a name in checkpoints.jsonl; default: what the run ended with"
     )
+    member: str | None = chz.field(
+        default=None, doc="of a run with several policies, the one to write; default: the main one"
+    )
     merge: bool = chz.field(default=True, doc="also write the base model with the adapter merged into it")
     precision: Literal["float32", "bfloat16"] | None = chz.field(
         default=None, doc="of the merged model; default: that of the run"
@@ -43,11 +46,12 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
         The folders written: ``adapter`` and ``model``, or ``model`` alone where all weights were trained.
 
     Raises:
-        ValueError: If there is no such run or checkpoint, a remote engine does not give its weights away, the folder
-            has one, or a precision is given where nothing is merged because all weights were trained.
+        ValueError: If there is no such run, checkpoint or member, a remote engine does not give its weights away, the
+            folder has one, or a precision is given where nothing is merged because all weights were trained.
     """
     from viva.recipes.common import located, resolve_model
     from viva.run.alarms import StopRule
+    from viva.run.checkpoints import state_name
     from viva.run.export import choose_checkpoint
     from viva.run.folder import RunFolder
     from viva.view.model_card import ModelCard, model_card
@@ -67,7 +71,7 @@ def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     saved = RunFolder(run.folder).checkpoints
     rule = StopRule.of(run.config)
     checkpoint = choose_checkpoint(RunFolder(run.folder), options.checkpoint, stop_rule=rule)
-    state_path = saved.resolve(checkpoint)
+    state_path = saved.resolve(checkpoint, state_name(checkpoint, options.member))
     if options.to is not None and not options.to.strip():
         raise ValueError(f"to must be the path of a folder, like to=exported; got {options.to!r}")
     target = run.folder / "export" if options.to is None else Path(options.to).expanduser()

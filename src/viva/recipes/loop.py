@@ -162,7 +162,7 @@ def make_training(
         folder=opened.folder,
         resume_from=opened.resume_from,
         evaluators=[
-            *_direct_evaluators(plan, opened),
+            *direct_evaluators(plan, opened),
             *_conversation_evaluators(plan, opened, make_builder),
             *evaluators,
         ],
@@ -219,7 +219,8 @@ def _largest_gap(plan: Plan) -> float | None:
     return EXACT_GAP / min(config.temperature or 1.0, 1.0)
 
 
-def _direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
+def direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
+    """Those of bare questions, where test prompts have answers."""
     config = plan.config
     graded = [item for item in plan.test if item.answer is not None]
     if not graded:

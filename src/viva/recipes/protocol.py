@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.conversation.protocol import Protocol
+    from viva.conversation.roles import Roles
     from viva.judging.base import Judge
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.judging.scorer import Scorer
@@ -48,6 +49,7 @@ class Game:
         grader: Grader,
         scorer: Scorer | None = None,
         voter_policy: PolicyRef | None = None,
+        roles: Roles | None = None,
     ) -> BuilderFactory:
         """Makes the conversation about a prompt, for a seed.
 
@@ -57,6 +59,7 @@ class Game:
             grader: Tells for the metrics whether a solution is right.
             scorer: Where the reward asks for one.
             voter_policy: The policy that talks, where the protocol has votes by label probabilities.
+            roles: The policies that talk, if there are several.
         """
         return lambda item, seed: self.group(
             item,
@@ -66,6 +69,7 @@ class Game:
             grader=grader,
             scorer=scorer,
             voter=self.voter(voter_policy, renderer),
+            roles=roles,
         )
 
     def voter(self, policy: PolicyRef | None, renderer: Renderer) -> PolicySelfComparisonJudge | None:
@@ -86,6 +90,7 @@ class Game:
         grader: Grader,
         scorer: Scorer | None = None,
         voter: PolicySelfComparisonJudge | None = None,
+        roles: Roles | None = None,
     ) -> MultiAgentConversationEnvGroupBuilder:
         """One conversation, about a prompt."""
         from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
@@ -98,6 +103,7 @@ class Game:
             judge=judge,
             scorer=scorer,
             voter=voter,
+            roles=roles,
             answer=item.answer,
             grader=grader,
             num_agents=self.num_agents,
@@ -112,6 +118,15 @@ class ConversationConfig(AskedConfig):
     prompts: dict[str, str] | None = chz.field(
         default=None,
         doc='other words: the system message and what segments ask, like {"system": "...", "proposal": "..."}',
+    )
+
+    policies: str | dict[str, str] = chz.field(
+        default="shared",
+        doc='who talks: one policy (shared), one each (per_agent, per_role), or by name, like {"agent_0": "trained", '
+        '"others": "initial"}; weights: trained, initial, past:STEPS, league:STEPS, a run, RUN@CHECKPOINT, a model',
+    )
+    judge_member: str | None = chz.field(
+        default=None, doc="policies: whose weights judge; default: critic if there is one, else the main one"
     )
 
     control: Control | None = chz.field(
@@ -178,10 +193,47 @@ class ConversationConfig(AskedConfig):
         from viva.training.followers import Current
 
         game, talking = self.game(), PolicyRef(timeout_s=plan.config.policy_timeout_s)
-        judge, scorer, followers = await asked_by(game.reward, plan, opened)
-        make_builder = game.factory(opened.renderer, judge, plan.grader, scorer, talking)
-        training = make_training(plan, opened, make_builder, followers=[*followers, Current(talking)])
+        roles = self.roles(game)
+        if roles is None:
+            judge, scorer, followers = await asked_by(game.reward, plan, opened)
+            make_builder = game.factory(opened.renderer, judge, plan.grader, scorer, talking)
+            training = make_training(plan, opened, make_builder, followers=[*followers, Current(talking)])
+        else:
+            training = await self._several(game, roles, plan, opened)
         return replace(training, stop_rule=self.stop_rule(), alarms=self.levels())
+
+    async def _several(self, game: Game, roles: Roles, plan: Plan, opened: OpenRun) -> Training:
+        """The loop's parts for a run with several policies."""
+        from viva.recipes.loop import direct_evaluators, make_training
+        from viva.recipes.policies import MemberEvaluator, MemberFollower, judging_member, open_members
+        from viva.recipes.reward import asked_by
+
+        members = await open_members(roles, plan, opened)
+        judging = judging_member(roles, self.judge_member)
+        judged = replace(opened, client=members.trained.get(judging, opened.client))
+        judge, scorer, followers = await asked_by(game.reward, plan, judged)
+        training = make_training(
+            plan,
+            opened,
+            game.factory(opened.renderer, judge, plan.grader, scorer, roles=roles),
+            followers=[MemberFollower(follower, judging) for follower in followers],
+            evaluators=[
+                MemberEvaluator(inner=evaluator, name=name)
+                for name in members.others
+                for evaluator in direct_evaluators(plan, opened)
+            ],
+        )
+        return replace(training, members=members)
+
+    def roles(self, game: Game) -> Roles | None:
+        """The policies of a conversation; ``None`` where there is one.
+
+        Raises:
+            ValueError: If they do not fit it.
+        """
+        from viva.conversation.roles import assign
+
+        return assign(self.policies, game.protocol, game.num_agents)
 
     def changed(self, protocol: Protocol) -> Protocol:
         """The protocol in the words that are given, and with the content taken away that is to be.
@@ -204,14 +256,16 @@ class ConversationConfig(AskedConfig):
         """
         from viva.recipes.judges import with_checked_judge
         from viva.recipes.plan import plan_run
+        from viva.recipes.policies import with_checked_policies
 
         self.stop_rule()
         levels = self.levels()
         if self.alarm_levels is not None:
             record = {**(record or {}), "levels": {name: asdict(level) for name, level in levels.items()}}
-        plan = with_checked_judge(
-            plan_run(self, record=record, **options), self.game().reward, self.judge_text()
-        )
+        plan = plan_run(self, record=record, **options)
+        game = self.game()
+        plan = with_checked_judge(plan, game.reward, self.judge_text())
+        plan = with_checked_policies(plan, self.roles(game), game.reward, self.judge_member)
         if self.control == "foreign_critiques":
             _check_partners(plan)
         return plan

@@ -16,7 +16,7 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from importlib import metadata
@@ -26,16 +26,19 @@ from typing import Any
 import tinker
 
 from viva import __version__
+from viva.conversation.messages import did_you_mean
 from viva.model_files import MismatchError, is_inside, sealed
 from viva.run.files import naming, read_json, write_atomic
 from viva.run.log import BEGUN, INDEX, Checkpoint, read_index
 from viva.sdk import TrainingClient
 
 _BLOCK = 1 << 20
-_OWN_BESIDE = re.compile(r"judge-[0-9]{6,}(-again)?|\.judge-.+")
+_OWN_BESIDE = re.compile(r"(judge|past-[A-Za-z0-9_-]+)-[0-9]{6,}(-again)?|\.(judge|past)-.+")
 """Names of weights beside states, and of what a killed writer leaves."""
-_OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(-again)?|\..+")
+_OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(\.[A-Za-z0-9_-]+)?(-again)?|\..+")
 """Names of states that runs save, and of what a killed writer leaves."""
+_MEMBER = "member-"
+"""Begins the names, beside a checkpoint's state, of the states of a run's other policies."""
 _PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
 _PROCESSORS = Path("/proc/cpuinfo")
 
@@ -85,6 +88,8 @@ class Checkpoints:
         self.delete_on_server: Callable[[str], Awaitable[None]] | None = None
         """Deletes a state that lies with a remote engine, if that can."""
         self._logs = _Beginnings(folder)
+        self._unlisted: dict[str, set[str]] = {}
+        """Weights beside states that are needed and that no checkpoint names yet, by what they are saved for."""
 
     def all(self) -> list[Checkpoint]:
         """All usable checkpoints of the index, oldest first; `ValueError` if there are some and none can be used."""
@@ -216,8 +221,11 @@ class Checkpoints:
         final: bool = False,
         best: bool = False,
         beside: Mapping[str, str] | None = None,
+        members: Mapping[str, TrainingClient] | None = None,
     ) -> Checkpoint:
         """Save the state, then add it to the index, then delete what is no longer kept.
+
+        With it go the states of `members`, a run's further policies, by name.
 
         If the state after these steps is saved already, only the index is brought up to date. A best checkpoint takes
         the mark from the one before. What the run leaves is saved for good: the last state and the best one. With
@@ -234,6 +242,9 @@ class Checkpoints:
             now = _environment_of(client)
             state_path = self._relative(await _save_state(client, name, ttl_seconds))
             near = {name: self._relative(path) for name, path in (beside or {}).items()}
+            for member, its in (members or {}).items():
+                path = await _save_state(its, f"{name}.{member}", ttl_seconds)
+                near[member_state(member)] = self._relative(path)
             checkpoint = Checkpoint(
                 name=name,
                 next_step=next_step,
@@ -256,17 +267,24 @@ class Checkpoints:
         dropped = [other for other in old if not other.best]
         self._write([*(other for other in others if other not in dropped), checkpoint])
         for other in dropped:
-            if not _is_uri(other.state_path):
-                shutil.rmtree(self.resolve(other), ignore_errors=True)
-            elif self.ttl_seconds and other.ttl_seconds is None and self.delete_on_server:
-                await self.delete_on_server(other.state_path)
-        self.discard_beside()
+            for state_path in _states(other):
+                if not _is_uri(state_path):
+                    shutil.rmtree(self.folder / state_path, ignore_errors=True)
+                elif self.ttl_seconds and other.ttl_seconds is None and self.delete_on_server:
+                    await self.delete_on_server(state_path)
+        self._unlisted.clear()
+        self._discard_beside()
         return checkpoint
 
-    async def save_beside(self, client: TrainingClient, name: str) -> str:
+    async def save_beside(self, client: TrainingClient, name: str, *, kept: Collection[str] = ()) -> str:
         """Save the weights for sampling, beside the states, and delete earlier ones that no checkpoint needs.
 
         Those with a remote engine are not deleted; ``ttl_seconds`` holds for them.
+
+        Args:
+            client: Has the weights.
+            name: What they are saved for, and a number: ``judge-000010``.
+            kept: Paths of weights that were saved for the same and are still needed.
 
         Returns:
             Their path, as the engine takes it.
@@ -280,15 +298,17 @@ class Checkpoints:
         except tinker.ConflictError:
             response = await client.save_weights_for_sampler(f"{name}-again", **options)
         path = self._relative(str(response.path))
-        self.discard_beside(path)
+        self._unlisted[name.rpartition("-")[0]] = {path, *map(self._relative, kept)}
+        self._discard_beside()
         return path if _is_uri(path) else str(self.folder / path)
 
-    def discard_beside(self, kept: str | None = None) -> None:
-        """Delete weights that were saved beside states and that no checkpoint needs, but for those of a path."""
+    def _discard_beside(self) -> None:
+        """Delete weights that were saved beside states and that are not needed."""
         folder = self.folder / "state" / "sampler_weights"
         if not folder.is_dir() or not is_inside(folder, self.folder):
             return
-        listed = {path for checkpoint in self.all() for path in checkpoint.beside.values()} | {kept}
+        listed = {path for checkpoint in self.all() for path in checkpoint.beside.values()}
+        listed = listed.union(*self._unlisted.values())
         for path in sorted(folder.iterdir()):
             is_own = path.is_dir() and not path.is_symlink() and _OWN_BESIDE.fullmatch(path.name)
             if is_own and str(path.relative_to(self.folder)) not in listed:
@@ -312,7 +332,7 @@ class Checkpoints:
             raise ValueError(
                 f"{folder} leads out of the run's folder {self.folder}; nothing is deleted there"
             )
-        listed = {Path(self.resolve(checkpoint)).resolve() for checkpoint in self.all()}
+        listed = {(self.folder / path).resolve() for checkpoint in self.all() for path in _states(checkpoint)}
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
             if path.is_symlink() or path.resolve() in listed or not _OWN_STATE.fullmatch(path.name):
                 continue
@@ -346,6 +366,41 @@ class Checkpoints:
         """Differences of the checkpoint's environment to this one: name to (then, now)."""
         now, then = _environment_of(client), checkpoint.environment
         return {key: (then.get(key, "not recorded"), now[key]) for key in now if then.get(key) != now[key]}
+
+
+def member_state(name: str) -> str:
+    """The name of a member's state beside a checkpoint's, see `Checkpoints.save`."""
+    return f"{_MEMBER}{name}"
+
+
+def members_beside(checkpoint: Checkpoint) -> list[str]:
+    """Names of the policies whose states lie beside a checkpoint's."""
+    return [name.removeprefix(_MEMBER) for name in checkpoint.beside if name.startswith(_MEMBER)]
+
+
+def state_name(checkpoint: Checkpoint, member: str | None) -> str | None:
+    """The name, beside a checkpoint, of a member's state; ``None`` for that of the main policy.
+
+    Raises:
+        ValueError: If there is no such member.
+    """
+    known = members_beside(checkpoint)
+    if member is not None and member not in known:
+        told = f"members beside the main policy are {', '.join(known)}" if known else "its run has one policy"
+        raise ValueError(
+            f"the checkpoint {checkpoint.name} has no member {member!r}: {told}. Leave member out for the main policy."
+            f"{did_you_mean(member, known)}"
+        )
+    return None if member is None else member_state(member)
+
+
+def _states(checkpoint: Checkpoint) -> list[str]:
+    """Where the states of all policies lie."""
+    beside = checkpoint.beside
+    return [
+        checkpoint.state_path,
+        *(beside[member_state(name)] for name in members_beside(checkpoint)),
+    ]
 
 
 def _earlier(others: Sequence[Checkpoint], now: Mapping[str, str]) -> list[Mapping[str, str]]:

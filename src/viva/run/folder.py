@@ -2,9 +2,10 @@
 
 ``config.json`` (the options, from an allow-list: no environment, no secrets), ``metrics.jsonl``, ``transcripts.jsonl``,
 ``samples.jsonl`` (if the recipe keeps samples), ``tokens.jsonl``, ``checkpoints.jsonl``,
-``state/`` (saved by the local engine), ``journal/`` (`viva.run.journal`), at the end ``adapter/`` and ``report.html``,
-and what trackers, ``viva export`` and ``viva eval`` leave. ``.viva.lock`` is held by the process whose run it is, and
-``written.jsonl`` lists what may be deleted (`viva.run.files`).
+``state/`` (saved by the local engine), ``journal/`` (`viva.run.journal`), at the end ``adapter/``, ``members/`` (where
+there are several policies) and ``report.html``, and what trackers, ``viva export`` and ``viva eval`` leave.
+``.viva.lock`` is held by the process whose run it is, and ``written.jsonl`` lists what may be deleted
+(`viva.run.files`).
 """
 
 import json
@@ -57,6 +58,7 @@ _ENTRIES = (
     "journal",
     "adapter",
     "model",
+    "members",
     "report.html",
     "tensorboard",
     "trackers.json",

@@ -11,6 +11,7 @@ from typing import Literal
 from viva.conversation.coordinator import view_of
 from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import Solution, Turn
+from viva.conversation.roles import Roles
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.scaling.counts import Block, Call, Counter, Markers, Template, TrainedReply, message_blocks
 
@@ -53,10 +54,13 @@ def solution_key(agent_id: int, round_index: int) -> Hashable:
     return ("solution", round_index, agent_id)
 
 
-def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[Call]:
+def conversation_calls(
+    protocol: Protocol, num_agents: int, text: Text, roles: Roles | None = None
+) -> list[Call]:
     """Every reply and comparison of every agent, in order of (round, agent, lane). Segments that earn are trained.
 
-    Replies to segments of the user's own are as long as solutions.
+    Replies to segments of the user's own are as long as solutions. Several policies (`roles`) share no prefix, and
+    those that take part alone are not trained.
     """
     markers = Markers()
     question = markers.new("problem", text.lengths.prompt)
@@ -80,7 +84,12 @@ def conversation_calls(protocol: Protocol, num_agents: int, text: Text) -> list[
                 asked = protocol.prompt(question, before, view, lane)
                 prompt = text.blocks([("system", protocol.system_prompt), ("user", asked)], markers)
                 tokens = markers.tokens(reply, text.count) + text.lengths.stop
-                trained = None if segment.stream is None else TrainedReply(context=prompt, tokens=tokens)
+                earns = segment.stream is not None
+                if roles is not None:
+                    speaker = roles.speaker(agent_id, segment.name)
+                    prompt = (Block(key=("policy", speaker.name), tokens=0.0), *prompt)
+                    earns = earns and speaker.is_trained
+                trained = TrainedReply(context=prompt, tokens=tokens) if earns else None
                 reading = segment.read(reply, view)
                 solver = agent_id if isinstance(reading.response, Solution) else None
                 calls.append(Call(prompt=prompt, reply=tokens, wave=wave, trained=trained, solver=solver))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 
 BallotForm = Literal["written", "labels"]
 """Form of the votes: rankings that agents write, or label probabilities pair by pair."""
+
+_SOLVER, _CRITIC = "solver", "critic"
+"""Roles: proposals and revisions are the solver's, all else is the critic's."""
 
 _STAGES = {"proposal": "initial", "revision": "revised"}
 """Segments that give a solution, and what it is called on a joint ballot."""
@@ -83,12 +87,14 @@ def critique_protocol(
             f"num_agents must be from 2 to {most}{' with comparisons' if comparisons else ''}, so that there is "
             f"somebody to criticise and a letter for everything that is ranked; got {num_agents}"
         )
-    proposal = Segment(name="proposal", instruction=proposal_instruction, stream="r_sol")
+    proposal = Segment(name="proposal", instruction=proposal_instruction, stream="r_sol", role=_SOLVER)
     ranking = _ranking_segment("ranking", votes_on_own, ballots, stream=None)
     critique = Segment(
-        name="critique", instruction=critique_instruction, read=read_critiques, stream="r_diag"
+        name="critique", instruction=critique_instruction, read=read_critiques, stream="r_diag", role=_CRITIC
     )
-    revision = Segment(name="revision", instruction=revision_instruction, read=read_revision, stream="r_sol")
+    revision = Segment(
+        name="revision", instruction=revision_instruction, read=read_revision, stream="r_sol", role=_SOLVER
+    )
     verdict = _ranking_segment("verdict", votes_on_own, ballots, stream="r_meta")
     own = Sight(segments=("proposal",), whose="own", show=_show_own)
     addressed = Sight(segments=("critique",), whose="addressed", show=_show_critiques)
@@ -134,12 +140,13 @@ def _ranking_segment(
     name: str, votes_on_own: bool | None, ballots: BallotForm, *, stream: str | None
 ) -> Segment:
     if ballots == "labels":
-        return label_vote(name, votes_on_own=votes_on_own)
+        return replace(label_vote(name, votes_on_own=votes_on_own), role=_CRITIC)
     return Segment(
         name=name,
         instruction=partial(ranking_instruction, votes_on_own=votes_on_own),
         read=partial(_read_ranking, votes_on_own=votes_on_own),
         stream=stream,
+        role=_CRITIC,
     )
 
 
@@ -151,6 +158,7 @@ def _comparison_segment(ballots: BallotForm) -> Segment:
         read=_read_comparison,
         votes_on=_compared_texts if by_labels else None,
         stream=None,
+        role=_CRITIC,
     )
 
 

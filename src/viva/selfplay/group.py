@@ -27,6 +27,7 @@ from viva.conversation.guard import remembering
 from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import CallFailure, Reply, ReplyStatus, ToolCall, Turn
 from viva.conversation.rendering import build_prompt, read_reply
+from viva.conversation.roles import Roles, Speaker
 from viva.conversation.tools import answer_call
 from viva.judging.base import Judge
 from viva.judging.judge import PolicySelfComparisonJudge
@@ -67,6 +68,7 @@ class MultiAgentConversationEnv(Env):
         lane: Which of the agent's parallel generations this seat makes.
         deal: Of a control that has agents read other critiques than those of their solutions.
         voter: The policy's label probabilities, where the protocol has votes without words.
+        roles: The policies of the conversation, if there are several.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class MultiAgentConversationEnv(Env):
         lane: int = 0,
         deal: Deal | None = None,
         voter: PolicySelfComparisonJudge | None = None,
+        roles: Roles | None = None,
     ) -> None:
         self.agent_id = agent_id
         self.coordinator = coordinator
@@ -84,13 +87,16 @@ class MultiAgentConversationEnv(Env):
         self.lane = lane
         self._deal = deal
         self._voter = voter
+        self._roles = roles
         self._asked: _Asked | None = None
 
     async def initial_observation(self) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         """Wait for the first turn and return its prompt; an empty episode if the conversation is over."""
         observation = await self._next_observation()
         if observation is None:
-            return InitialObservationOverflow(reward=0.0)
+            rounds = self.coordinator.protocol.rounds
+            first = next(each.segments[self.lane] for each in rounds if len(each.segments) > self.lane)
+            return InitialObservationOverflow(reward=0.0, logs={"segment": first.name})
         return observation, self.renderer.get_stop_sequences()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
@@ -150,6 +156,14 @@ class MultiAgentConversationEnv(Env):
     def round_index(self) -> int | None:
         """Round of the turn that was asked for and not replied to yet, from 0; ``None`` if there is none."""
         return None if self._asked is None else self._asked.view.round_index
+
+    @property
+    def speaker(self) -> str | None:
+        """The policy that the turn is asked of; ``None`` where all policies are one, or nothing is asked."""
+        if self._roles is None or self._asked is None:
+            return None
+        segment = self.coordinator.protocol.rounds[self._asked.view.round_index].segments[self.lane]
+        return self._roles.speaker(self.agent_id, segment.name).name
 
     async def abort(self, reason: str) -> None:
         """Leave the conversation because the agent's policy failed, timed out or was cancelled."""
@@ -229,6 +243,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     """The scorer of a reward that asks for one, see `Reward.scorer`."""
     voter: PolicySelfComparisonJudge | None = None
     """The policy that talks, in mode ``logprob``, where the protocol has votes without words."""
+    roles: Roles | None = None
+    """The policies that talk, if there are several."""
     answer: str | None = None
     """The known answer, if there is one; with a grader, metrics tell who is right."""
     grader: Grader | None = None
@@ -282,7 +298,9 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         coordinator = self._new_coordinator()
         deal = self._deal if control in DEALT else None
         return [
-            MultiAgentConversationEnv(agent_id, coordinator, self.renderer, lane, deal, self.voter)
+            MultiAgentConversationEnv(
+                agent_id, coordinator, self.renderer, lane, deal, self.voter, roles=self.roles
+            )
             for agent_id, lane in self.protocol.seats(self.num_agents)
         ]
 
@@ -381,6 +399,14 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         ]
         partner = None if self.partner is None else self.partner.question
         return {"control": {"name": self.protocol.control, "question": partner, "shown": shown}}
+
+
+def speakers_of(builder: EnvGroupBuilder, seat: int, trajectory: Trajectory) -> list[Speaker] | None:
+    """The policy that sampled each reply of a seat; ``None`` where one speaks for all."""
+    if not isinstance(builder, MultiAgentConversationEnvGroupBuilder) or builder.roles is None:
+        return None
+    agent_id, _ = builder.protocol.seats(builder.num_agents)[seat]
+    return [builder.roles.speaker(agent_id, str(turn.logs["segment"])) for turn in trajectory.transitions]
 
 
 def pair_up(builders: Sequence[EnvGroupBuilder]) -> None:

@@ -125,6 +125,10 @@ class Batch:
     """Records of the samples that an estimator weighed, ready for JSON: ``group`` and ``seat``, and what
     `viva.experts.samples` reads."""
 
+    def speakers_D(self) -> list[str | None]:
+        """The policy that sampled each datum, of plain self-play with several policies; else ``None``."""
+        return [name for sample in self.samples_N for name in sample.speakers_D]
+
     def num_data_N(self) -> list[int]:
         """Datums of every sample. Samples whose advantages an estimator makes 0 have none."""
         return [

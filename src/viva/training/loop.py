@@ -8,7 +8,6 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_D`` datu
 
 import asyncio
 import gc
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -29,12 +28,13 @@ from viva.run.interrupts import Interrupts
 from viva.run.journal import JournalMode
 from viva.sdk import TrainingClient, answers_together, settled
 from viva.training.ahead import GroupStream, RolloutsAhead
-from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch
+from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch, plain_batch
 from viva.training.collection import frozen_gc
 from viva.training.console import Begin, RunConsole
 from viva.training.data import ExampleDataset, PromptsChangedError, derive_seed
 from viva.training.followers import Follower, JudgeStoppedError, check_judge
-from viva.training.metrics import rollout_metrics
+from viva.training.members import Members, member_metrics, update_members
+from viva.training.metrics import Clock, rollout_metrics
 from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
 from viva.training.rollouts import GroupOutcome, Policy, run_groups
 from viva.training.update import UpdateConfig, imitate, update_policy
@@ -120,6 +120,9 @@ class Training:
 
     config: LoopConfig
     client: TrainingClient
+    """The policy that is trained; of several, the main one."""
+    members: Members | None = None
+    """All policies, where there are several."""
     dataset: RLDataset
     folder: RunFolder
     resume_from: Checkpoint | None = None
@@ -150,23 +153,6 @@ class _PlayedStep:
 
     outcomes_P: Sequence[GroupOutcome]
     stream: GroupStream | None
-
-
-@dataclass(slots=True)
-class _Clock:
-    """Seconds spent in each part of a step, as ``time/...`` metrics."""
-
-    started: float = field(default_factory=time.monotonic)
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.metrics[f"time/{name}"] = now - self.started
-        self.started = now
-
-    def all(self, num_tokens: float, sampling_s: float) -> dict[str, float]:
-        rate = {"time/tokens_per_second": num_tokens / sampling_s} if sampling_s > 0 else {}
-        return self.metrics | {"time/step": sum(self.metrics.values())} | rate
 
 
 async def train(run: Training) -> bool:
@@ -252,7 +238,7 @@ async def _step(
 ) -> None:
     if isinstance(run.dataset, ExampleDataset):
         return await _imitation_step(run, run.dataset, step, console)
-    config, clock = run.config, _Clock()
+    config, clock = run.config, Clock()
     sampler = await _snapshot(run, step)
     clock.lap("snapshot")
     metrics: dict[str, float] = dict(run.first_metrics) if step == 0 else {}
@@ -264,7 +250,8 @@ async def _step(
     ahead.offer(step, sampler)
     played = await ahead.take(step)
     outcomes_P = played.result.outcomes_P
-    metrics |= rollout_metrics(outcomes_P) | {"rollout/staleness": played.staleness}
+    metrics |= member_metrics(outcomes_P) | rollout_metrics(outcomes_P)
+    metrics |= {"rollout/staleness": played.staleness}
     metrics |= _told_by_followers(run, step)
     clock.lap("rollouts")
     console.phase("updating")
@@ -283,7 +270,7 @@ async def _step(
 
 
 async def _imitation_step(run: Training, dataset: ExampleDataset, step: int, console: RunConsole) -> None:
-    clock, metrics = _Clock(), dict(run.first_metrics) if step == 0 else {}
+    clock, metrics = Clock(), dict(run.first_metrics) if step == 0 else {}
     if run.config.eval_every and step % run.config.eval_every == 0:
         console.phase("evaluating")
         sampler = await _snapshot(run, step)
@@ -307,17 +294,24 @@ async def _update(
     config, outcomes_P = run.config, played.outcomes_P
     keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
     chosen = chosen_groups(outcomes_P, seed=config.seed, step=step) if keeps_tokens else []
-    batch = await make_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
+    batch = plain_batch(outcomes_P)
+    if run.members is None:
+        batch = await make_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
     for text in batch.warnings:
         console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
-    result = await update_policy(
-        run.client,
-        batch.data_D,
-        config.update,
-        foreign_D=batch.foreign_D,
-        check=batch.check,
-        sent=None if played.stream is None else played.stream.sent,
-    )
+    if run.members is None:
+        result = await update_policy(
+            run.client,
+            batch.data_D,
+            config.update,
+            foreign_D=batch.foreign_D,
+            check=batch.check,
+            sent=None if played.stream is None else played.stream.sent,
+        )
+    else:
+        result = await update_members(
+            run.members, batch, config.update, config.experts.num_checked, temperature=config.temperature
+        )
     keeps_samples = bool(config.samples_every) and step % config.samples_every == 0
     tokens = token_rows(outcomes_P, chosen, batch, result.logprobs_D, run.token_texts)
     return batch.metrics | result.metrics, {
@@ -331,6 +325,8 @@ async def _snapshot(run: Training, step: int) -> SamplingClient:
     """The policy after so many steps, which judges are told of."""
     for follower in run.followers:
         await follower.reach(step)
+    if run.members is not None:
+        return await run.members.snapshot(run.folder.journal, step)
     return run.folder.journal.client(await settled(run.client.save_weights_and_get_sampling_client()), step)
 
 
@@ -455,9 +451,16 @@ async def _save(run: Training, next_step: int, *, best: bool = False) -> None:
 async def _save_checkpoint(
     run: Training, next_step: int, log_sizes: Mapping[str, int], *, best: bool = False, final: bool = False
 ) -> None:
-    beside = {name: path for each in run.followers for name, path in each.beside(next_step).items()}
+    members = [] if run.members is None else [run.members]
+    needed = (each.beside(next_step) for each in (*run.followers, *members))
     await run.folder.checkpoints.save(
-        run.client, next_step=next_step, log_sizes=log_sizes, best=best, final=final, beside=beside
+        run.client,
+        next_step=next_step,
+        log_sizes=log_sizes,
+        best=best,
+        final=final,
+        beside={name: path for paths in needed for name, path in paths.items()},
+        members={} if run.members is None else run.members.others,
     )
 
 
@@ -479,7 +482,7 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
     sizes = run.folder.log.sizes()
     if run.config.eval_every and run.evaluators:
         console.phase("evaluating")
-        clock = _Clock()
+        clock = Clock()
         sampler = await _snapshot(run, next_step)
         async with _journaled(run, sampler, console, next_step, name="{:06d}-end"):
             metrics = await _evaluate(run, sampler, next_step, console) | _told_by_followers(run, next_step)

@@ -5,8 +5,10 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_N`` memb
 """
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import get_args
 
 import numpy as np
@@ -23,6 +25,25 @@ from viva.training.data_processing import action_values, trained_values
 from viva.training.rollouts import GroupOutcome, Place
 from viva.training.samples import TrainedSample
 from viva.training.signs import signs
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds spent in each part of a step, as ``time/...`` metrics."""
+
+    started: float = field(default_factory=time.monotonic)
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    def lap(self, name: str) -> None:
+        """A part ends, and the next one begins."""
+        now = time.monotonic()
+        self.metrics[f"time/{name}"] = now - self.started
+        self.started = now
+
+    def all(self, num_tokens: float, sampling_s: float) -> dict[str, float]:
+        """All parts, their sum, and the rate of sampling."""
+        rate = {"time/tokens_per_second": num_tokens / sampling_s} if sampling_s > 0 else {}
+        return self.metrics | {"time/step": sum(self.metrics.values())} | rate
 
 
 def summary(name: str, values: Sequence[float]) -> dict[str, float]:

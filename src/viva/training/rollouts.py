@@ -33,8 +33,9 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.judging.judge import SamplingClient, sample
 from viva.judging.usage import Meter, Role, Usage, count_tokens, metering
-from viva.selfplay.group import close_board, pair_up
+from viva.selfplay.group import MultiAgentConversationEnv, close_board, pair_up
 from viva.training.data import derive_seed
+from viva.training.team import Team
 
 
 class PromptTooLongError(ValueError):
@@ -61,6 +62,10 @@ class _Sampling:
 class SeededCompleter(_Sampling, TokenCompleter):
     """One seat's policy. Call ``i`` draws with a seed that depends on ``seed`` and ``i`` alone."""
 
+    group_seed: int = 0
+    """Of the group and attempt: all seats of a conversation meet the same past self."""
+    speaker: str | None = None
+    """Of a `Team`, the member that replies next; ``None``: the main policy."""
     num_calls: int = field(default=0, init=False)
 
     async def __call__(
@@ -80,7 +85,7 @@ class SeededCompleter(_Sampling, TokenCompleter):
         )
         self.num_calls += 1
         async with asyncio.timeout(self.timeout_s):
-            response = await sample(self.sampler, model_input, params)
+            response = await sample(self._speaking(), model_input, params)
         sequence = response.sequences[0]
         if sequence.logprobs is None:
             raise ValueError(
@@ -91,6 +96,15 @@ class SeededCompleter(_Sampling, TokenCompleter):
         return TokensWithLogprobs(
             tokens=sequence.tokens, maybe_logprobs=sequence.logprobs, stop_reason=sequence.stop_reason
         )
+
+    def _speaking(self) -> SamplingClient:
+        if self.speaker is None:
+            return self.sampler
+        if not isinstance(self.sampler, Team):
+            raise TypeError(
+                f"the conversation has a turn of the policy {self.speaker!r}, and there is one alone"
+            )
+        return self.sampler.member(self.speaker, self.group_seed)
 
     def _room(self, prompt_length: int, max_tokens: int | None) -> int:
         room = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
@@ -112,8 +126,9 @@ class Policy(_Sampling):
 
     def seat(self, *, group: int, attempt: int, seat: int) -> SeededCompleter:
         """The completer of one seat in one attempt at one group."""
-        settings: dict[str, Any] = vars(self) | {"seed": derive_seed(self.seed, group, attempt, seat)}
-        return SeededCompleter(**settings)
+        seeds = {"seed": (group, attempt, seat), "group_seed": ("member", group, attempt)}
+        settings: dict[str, Any] = {name: derive_seed(self.seed, *key) for name, key in seeds.items()}
+        return SeededCompleter(**(vars(self) | settings))
 
 
 FAILED = "failed"
@@ -237,6 +252,8 @@ class _CheckingCompleter(TokenCompleter):
         place = _place(self.env)
         if place is not None:
             self.asked.append(place)
+        if isinstance(self.inner, SeededCompleter) and isinstance(self.env, MultiAgentConversationEnv):
+            self.inner.speaker = self.env.speaker
         limits = {} if max_tokens is None else {"max_tokens": max_tokens}
         result = await self.inner(model_input, stop, **limits)
         count_tokens("policy", prompt=model_input.length, sampled=len(result.tokens))

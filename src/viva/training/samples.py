@@ -13,6 +13,7 @@ of a seat, ``_D`` its datums.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from tinker_cookbook.rl.types import (
 from viva.experts.samples import FloatArray
 from viva.experts.strategy import Completion, StrategyInfo, completions_of, credit_of, strategy_of
 from viva.rewards.credit import GroupCredit, group_advantages, stream_advantages
+from viva.selfplay.group import speakers_of
 from viva.training.data_processing import (
     Element,
     model_input,
@@ -81,6 +83,8 @@ class TrainedSample:
     advantages_T: FloatArray | None
     """Made by the strategy, by credit or in plain self-play by the group, instead of an estimator's reward minus
     baseline."""
+    speakers_D: tuple[str | None, ...]
+    """The policy that sampled each datum, of several; else ``None``."""
 
     @property
     def is_swapped(self) -> bool:
@@ -172,6 +176,8 @@ def _sample(
     strategy, trajectory = strategy_of(outcome.builder), group.trajectories_G[seat]
     trained_K: list[Transition] = []
     turns_K: list[TrainedTurn] = []
+    data_D: list[tinker.Datum] = []
+    speakers_D: list[str | None] = []
     for part in plan:
         sampled = trajectory.transitions[part.turn]
         transition = _cut(sampled, part)
@@ -181,7 +187,14 @@ def _sample(
             transition = replace(transition, ob=model_input(context))
         trained_K.append(transition)
         turns_K.append(_turn(part, sampled, transition, context))
-    data_D = trajectory_to_data(replace(trajectory, transitions=trained_K), [part.weights for part in plan])
+    names = speakers_of(outcome.builder, seat, trajectory)
+    turns = zip(plan, trained_K, strict=True)
+    # turns of two policies are never one datum
+    for speaker, own in groupby(turns, lambda turn: None if names is None else names[turn[0].turn].name):
+        weights, transitions = zip(*((part.weights, transition) for part, transition in own), strict=True)
+        trained_D = trajectory_to_data(replace(trajectory, transitions=list(transitions)), weights)
+        data_D += without_silent(trained_D)
+        speakers_D += [speaker] * (len(data_D) - len(speakers_D))
     return TrainedSample(
         outcome_index=index,
         seat=seat,
@@ -190,8 +203,9 @@ def _sample(
         reward=group.get_total_rewards()[seat],
         finished=all(trajectory.transitions[part.turn].ac.stop_reason == "stop" for part in plan),
         turns_K=tuple(turns_K),
-        data_D=tuple(without_silent(data_D)),
+        data_D=tuple(data_D),
         advantages_T=_own_advantages(plan, strategy),
+        speakers_D=tuple(speakers_D),
     )
 
 
@@ -252,7 +266,21 @@ def _credited_plans(credit: GroupCredit, group: TrajectoryGroup) -> list[list[_P
 
 
 def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
-    """Per seat all turns. Where all rewards of a group are equal, nothing is trained."""
+    """Per seat all turns. Turns of a policy that is not trained weigh nothing."""
+    plans_G = _equal_plans(outcome, group)
+    for seat, plan in enumerate(plans_G):
+        names = speakers_of(outcome.builder, seat, group.trajectories_G[seat])
+        if names is not None:
+            plans_G[seat] = [part if names[part.turn].is_trained else _silent(part) for part in plan]
+    return plans_G
+
+
+def _silent(part: _Part) -> _Part:
+    return replace(part, weights=(0.0,) * len(part.weights))
+
+
+def _equal_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
+    """Per seat all turns, whoever speaks. Where all rewards of a group are equal, nothing is trained."""
     credit = credit_of(outcome.builder)
     if credit is not None:
         return _credited_plans(credit, group)

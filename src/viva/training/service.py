@@ -193,13 +193,16 @@ def check_installed() -> None:
             )
 
 
-def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False) -> ServiceClient:
+def make_service(
+    config: EngineConfig, *, state_dir: Path, one_run: bool = False, num_policies: int = 1
+) -> ServiceClient:
     """The engine's service client. The local engine saves under `state_dir` and opens no connection.
 
     Args:
         config: Which engine.
         state_dir: Of the local engine.
-        one_run: Only one training client saves there, by names that go on after a restart.
+        one_run: Training clients save there by names of their own, which go on after a restart.
+        num_policies: Policies that talk by turns; the local engine keeps the merged weights of so many and one more.
 
     Raises:
         ValueError: If no server answers at the address, this SDK is too new for it, or `check_installed` refuses.
@@ -227,10 +230,14 @@ def make_service(config: EngineConfig, *, state_dir: Path, one_run: bool = False
                 "that speaks it"
             ) from error
         return awaitable_service(client)
-    from viva.engine import LocalServiceClient
+    from viva.engine import EngineLimits, LocalServiceClient
 
     return LocalServiceClient(
-        device=config.device, precision=config.precision, state_dir=state_dir, one_run=one_run
+        device=config.device,
+        precision=config.precision,
+        state_dir=state_dir,
+        one_run=one_run,
+        limits=EngineLimits(merged_models=num_policies + 1),
     )
 
 

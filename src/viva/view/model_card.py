@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from viva.conversation.protocol import counted
 from viva.run.log import INDEX
@@ -206,6 +206,9 @@ def _configuration(card: ModelCard) -> str:
 def _shown(name: str, value: Any) -> Any:
     if name == "train_prompts" and isinstance(value, list):
         return counted(len(value), "prompt")
+    if name == "policies" and isinstance(value, dict):  # weights may be paths
+        weights = cast(dict[str, str], value)
+        return {member: text if _is_hub_name(text) else Path(text).name for member, text in weights.items()}
     is_path = name in _PATHS or (
         name in ("model_name", "hf_dataset_name", "judge")
         and not _is_hub_name(str(value))
