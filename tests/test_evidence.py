@@ -1,5 +1,6 @@
 """The bench of rewards: beds without a shared step, the trap as it is described, and tables that are right."""
 
+import importlib
 import random
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from _intervals import mean_interval
 from evidence import beds, run
 from evidence import cell as cells
-from evidence.arms import ARMS, CONTRASTS, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
+from evidence.arms import ARMS, COMMON, CONTRASTS, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.tables import arm_table, contrast, contrast_table, holm, judge_table
@@ -121,6 +122,12 @@ def test_a_contrast_needs_two_seeds_and_the_same_arm_differs_by_nothing():
 
 def test_an_interval_of_one_seed_has_no_width():
     assert mean_interval([3.0]) == (3.0, 3.0, 3.0)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_has_options_that_its_recipe_takes(arm):
+    module = importlib.import_module(f"viva.recipes.{ARMS[arm].recipe}")
+    module.Config(**{**COMMON, **ARMS[arm].options, "train_prompts": ["2+3?"]})
 
 
 def test_tables_name_arms_and_leave_out_what_was_not_run():

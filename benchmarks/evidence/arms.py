@@ -11,7 +11,8 @@ conversations a step instead of 16), which stayed so. ``preference_alone`` and `
 ``r_sol_labels``, ``swap_majority``, ``preference_initial``, ``judged_initial`` and ``judged_better`` were named when
 ``judged`` had ten seeds, ``preference`` five and ``r_sol`` three: the mechanism that had helped, given to a
 conversation, a conversation's votes as labels of the bare question, and judges that do not change. The runs of ten
-budgets (`LONG_ARMS`) and the beds ``critics-D`` came with them.
+budgets (`LONG_ARMS`) and the beds ``critics-D`` came with them. The contrasts of ``r_sol`` with ``critique`` and with
+``judged`` were named when they had two and ten seeds on ``critics-70``.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from viva.rewards.review import STREAMS
 
 TOTAL_TOKENS = 600_000
 """For every arm."""
-RARE_TOKENS = 200_000
+RARE_TOKENS = 40_000
 """For every arm on the beds of rare successes."""
 LEARNING_RATES = (7e-4, 2e-3)
 THROWN_AWAY = 100
@@ -99,7 +100,7 @@ ARMS: Mapping[str, Arm] = {
     "judged_initial": _judged("the same, the judge is the policy at the start", "INITIAL"),
     "judged_better": _judged("the same, the judge is a better model", "BETTER"),
     "preference_initial": _preference(
-        "conversation preference RL, the judge is the policy at the start", judge_policy="initial"
+        "conversation preference RL, the judge is the policy at the start", judge="initial"
     ),
     "r_sol_labels": _critique(
         "critique self-play, r_sol alone, votes by label probability", reward="r_sol", ballots="labels"
@@ -176,6 +177,7 @@ CONTRASTS = (
     ("r_sol_labels", "majority"),
     ("r_sol", "serl"),
     ("r_sol", "critique"),
+    ("r_sol", "judged"),
     ("r_sol", "no_exchange"),
     ("critique", "critique_shuffled"),
     ("majority", "shuffled"),
