@@ -60,7 +60,10 @@ def contrast(
         ].mean()
         for _ in range(resamples)
     ]
-    p = 1.0 if not by_seed.any() else float(stats.ttest_1samp(by_seed, 0.0).pvalue)
+    if np.ptp(by_seed) == 0:
+        p = float(not by_seed.any())  # all seeds differ by the same
+    else:
+        p = float(stats.ttest_1samp(by_seed, 0.0).pvalue)
     return Contrast(
         first=first,
         second=second,
