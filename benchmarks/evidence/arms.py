@@ -89,6 +89,11 @@ ARMS: Mapping[str, Arm] = {
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", reward="r_sol"),
     "critique": _critique("critique self-play, all three streams (`robust`)", reward_weights=STREAMS),
+    "apart": _critique(
+        "the same, solver and critic trained apart, an adapter each",
+        reward_weights=STREAMS,
+        policies="per_role",
+    ),
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(
