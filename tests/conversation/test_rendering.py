@@ -263,7 +263,7 @@ def test_the_renderer_follows_the_model_then_the_tokenizer(
 def test_a_misspelled_renderer_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"got 'qwen3_instuct'. Did you mean 'qwen3_instruct'\?"):
         load_renderer(tiny_tokenizer(), model_name="x", renderer_name="qwen3_instuct")
-    with pytest.raises(ValueError, match="frequent ones are role_colon"):
+    with pytest.raises(ValueError, match="Frequent ones are role_colon"):
         load_renderer(tiny_tokenizer(), model_name="x", renderer_name="zzz")
 
 

@@ -179,6 +179,10 @@ _CALLS = {
 }
 _KNOWN = {
     ("selfplay/user_code.py", "exec"): "viva protocol check FILE.py: the user's own code, by their own word",
+    (
+        "conversation/sandbox.py",
+        "pickle",
+    ): "a tool's function and arguments, from the run to a child that it started",
     ("threads.py", "ctypes"): "two numbers for the process's own C library; no file is named",
 }
 

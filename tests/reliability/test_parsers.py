@@ -202,6 +202,7 @@ REVIEWED = {
         "_OPENING",
     ): "each quotation mark right behind a brace ends the string that an "
     "earlier beginning opened, so no two beginnings run through the same text; the floods above try it",
+    ("viva.run.checkpoints", "_OWN_BESIDE"): "reads names of folders in a run, of at most 255 characters",
     ("viva.recipes.config", "_UNREADABLE"): "reads one line that the options' parser wrote, not a model's",
 }
 """Patterns that the check is too careful for, and why they are linear or never see a model's text."""

@@ -22,7 +22,7 @@ from review_agents import PAPER, RENDERER, ROBUST, builder_of, others_of, place_
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.rewards.credit import GroupCredit
-from viva.rewards.review import ReviewRules
+from viva.rewards.review import STREAMS, ReviewRules
 from viva.run.folder import prepare_run_folder
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.loop import LoopConfig, Training, train
@@ -138,11 +138,14 @@ class Shuffled(MultiAgentConversationEnvGroupBuilder):
         return GroupCredit(spans=tuple(spans), weights=given.weights)
 
 
+ALL_STREAMS = replace(ROBUST, weights=STREAMS)
+
+
 @dataclass
 class Conversations(RLDataset):
     num_steps: int = 30
     is_shuffled: bool = False
-    rules: ReviewRules = ROBUST
+    rules: ReviewRules = ALL_STREAMS
 
     def get_batch(self, index):
         builders = [builder_of(seed=10 * index + place, answer=None, rules=self.rules) for place in range(3)]
