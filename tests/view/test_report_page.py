@@ -44,12 +44,13 @@ class Report(Drawn):
         super().__init__(page)
         self.address = path.as_uri()
 
+    def open(self) -> None:
+        self.page.goto(self.address)
+        self.page.wait_for_selector(".run-summary")
+
     def show(self, place: str) -> Any:
-        if (
-            self.page.url.partition("#")[0] != self.address
-        ):  # tests in any order: another one shows another page
-            self.page.goto(self.address)
-            self.page.wait_for_selector(".run-summary")
+        if self.page.url.partition("#")[0] != self.address:
+            self.open()  # another test has shown another page
         return super().show(place)
 
 
