@@ -70,6 +70,11 @@ def _samples(text: str, **options: object) -> Arm:
     return Arm(recipe="math_efficiency", options=_SAMPLES | options, text=text)
 
 
+def _swapped(text: str, reward: str) -> Arm:
+    talk = {"strategies": ["conversation"], "conversation": "critique", "num_agents": 4, "batch_size": 32}
+    return _samples(text, **talk, conversation_reward=reward, estimator="shaped")
+
+
 def _critique(text: str, **options: object) -> Arm:
     return Arm(recipe="critique_self_play", options=_CRITIQUE | options, text=text)
 
@@ -110,24 +115,10 @@ ARMS: Mapping[str, Arm] = {
     "r_sol_labels": _critique(
         "critique self-play, r_sol alone, votes by label probability", reward="r_sol", ballots="labels"
     ),
-    "swap": _samples(
-        "final solutions of critique self-play, paid by its own scores, trained into the bare question",
-        strategies=["conversation"],
-        conversation="critique",
-        conversation_reward="own",
-        num_agents=4,
-        batch_size=32,
-        estimator="shaped",
+    "swap": _swapped(
+        "final solutions of critique self-play, paid by its own scores, trained into the bare question", "own"
     ),
-    "swap_majority": _samples(
-        "the same, paid by the majority of the final solutions",
-        strategies=["conversation"],
-        conversation="critique",
-        conversation_reward="majority",
-        num_agents=4,
-        batch_size=32,
-        estimator="shaped",
-    ),
+    "swap_majority": _swapped("the same, paid by the majority of the final solutions", "majority"),
     "no_exchange": _critique(
         "critique self-play, r_sol alone, nobody reads critiques", reward="r_sol", control="no_exchange"
     ),

@@ -240,22 +240,29 @@ def test_rewards_that_know_no_answers_need_none(problems):
     assert "reward majority" in plan.summary
 
 
+def task_of(renderer, **changes):
+    """A problem for a strategy."""
+    options = {
+        "item": PromptItem(question="What is 8 x 9?", answer="72"),
+        "reward": EfficientReward(answer="72", token_budget=100),
+        "policy": PolicyRef(),
+        "judge": lambda: None,
+        "options": Config(),
+    }
+    return Task(seed=1, renderer=renderer, **(options | changes))
+
+
 @pytest.mark.parametrize(
     ("name", "rewards"),
     [("majority", [1.0, 1.0, 0.0]), ("log_probability", [-1.0] * 3), ("shuffled", None)],
 )
 async def test_a_group_of_plain_samples_is_paid_by_its_reward(name, rewards):
     renderer, texts = tiny_renderer(), ["It is 9", "So 9", "It is 72"]
-    task = Task(
-        item=PromptItem(question="What is 8 x 9?", answer="72"),
-        seed=1,
-        renderer=renderer,
+    task = task_of(
+        renderer,
         reward=EfficientReward(answer="72", token_budget=100, length_weight=0.5),
         group_size=3,
-        policy=PolicyRef(),
-        judge=lambda: None,
         group_reward=find_reward(name),
-        options=Config(),
     )
     builder = task.group()
     asked = iter(texts)
@@ -283,16 +290,7 @@ async def test_every_strategy_makes_a_group_that_is_trained_on_the_bare_question
         judges.append(PolicySelfComparisonJudge(policy, renderer))
         return judges[0]
 
-    task = Task(
-        item=PromptItem(question="What is 8 x 9?", answer="72"),
-        seed=1,
-        renderer=renderer,
-        reward=EfficientReward(answer="72", token_budget=100),
-        group_size=2,
-        policy=policy,
-        judge=judge,
-        options=Config(),
-    )
+    task = task_of(renderer, group_size=2, policy=policy, judge=judge)
     bare = task.env().get_training_observation()
     for name, factory in find_strategies([*STRATEGIES, EXAMPLE]).items():
         builder = factory(task)
@@ -316,13 +314,9 @@ async def test_a_conversation_can_be_paid_by_a_reward_that_is_named():
         num_agents=3,
     )
     renderer = tiny_renderer()
-    task = Task(
-        item=PromptItem(question="What is 8 x 9?", answer="72"),
-        seed=1,
-        renderer=renderer,
-        reward=EfficientReward(answer="72", token_budget=100),
+    task = task_of(
+        renderer,
         group_size=3,
-        policy=PolicyRef(),
         judge=lambda: PolicySelfComparisonJudge(PolicyRef(), renderer),
         options=options,
     )

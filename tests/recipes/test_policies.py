@@ -237,7 +237,10 @@ def config(kind, **options):
         ),
         ({"agent_0": "trained", "agent_1": "./nowhere"}, "nothing to load"),
         ({"agent_0": "initial", "agent_1": "initial"}, "trains nobody"),
-        ({"agent_0": "trained", "agent_1": "tinker://a/weights/b"}, "which engine=local cannot read"),
+        (
+            {"agent_0": "trained", "agent_1": "tinker://a/weights/b"},
+            "with a remote engine, and engine=local cannot read them",
+        ),
     ],
 )
 def test_policies_that_could_not_be_are_refused_before_anything_is_computed(policies, message):

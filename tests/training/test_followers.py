@@ -16,6 +16,7 @@ from viva.judging.judge import PolicyRef
 from viva.model_files import MismatchError
 from viva.run.folder import RunFolder
 from viva.training.followers import Current, Every
+from viva.training.team import SavedWeights
 
 
 @dataclass
@@ -66,16 +67,8 @@ def _write_nothing(folder):
 
 
 def follower(folder: RunFolder, engine: Engine, every: int, *, staleness: int = 0, start=None) -> Every:
-    return Every(
-        PolicyRef(),
-        every=every,
-        max_staleness=staleness,
-        client=engine,
-        service=engine,
-        base_model=None,
-        folder=folder,
-        start=start or {},
-    )
+    saved = SavedWeights(client=engine, service=engine, base_model=None, folder=folder, start=start or {})
+    return Every(PolicyRef(), saved, every=every, max_staleness=staleness)
 
 
 def judges(folder: RunFolder) -> set[str]:

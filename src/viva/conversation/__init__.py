@@ -1,1 +1,1 @@
-"""Who speaks when, who sees what, and how a reply is read."""
+"""Protocols of conversations: turns, what each agent sees, and the reading of replies."""

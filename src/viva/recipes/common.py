@@ -21,12 +21,14 @@ from viva.model_files import model_digests
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
+    from viva.recipes.plan import Plan
     from viva.run.checkpoints import Checkpoint
     from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder
     from viva.run.trackers import OpenTracker, TrackerChoice
     from viva.sdk import ServiceClient, TrainingClient
     from viva.training.loop import Training
     from viva.training.service import EngineConfig
+    from viva.training.team import SavedWeights
 
 DEFAULT_BATCH_SIZE = 128
 
@@ -196,6 +198,19 @@ class OpenRun:
     renderer: Renderer
     context_window: int | None
     trackers: tuple[OpenTracker, ...] = ()
+
+    def saved_weights(self, client: TrainingClient, plan: Plan) -> SavedWeights:
+        """Weights of a policy of this run that are saved at some steps."""
+        from viva.training.team import SavedWeights
+
+        start, checkpoints = self.resume_from, self.folder.checkpoints
+        return SavedWeights(
+            client=client,
+            service=self.service,
+            base_model=plan.model if plan.engine.engine == "local" else None,
+            folder=self.folder,
+            start={} if start is None else {name: checkpoints.resolve(start, name) for name in start.beside},
+        )
 
 
 async def open_run(

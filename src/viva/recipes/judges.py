@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from viva.training.followers import Follower
     from viva.training.service import EngineConfig
 
-_NEVER = 10**18
-"""Steps until a judge is refreshed that stays as it was at the start."""
 _RECORD = "judge_weights"
 """A key of ``config.json`` that is no option: a run goes on with the judge that it had."""
 
@@ -52,7 +48,7 @@ def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> P
         )
     if options.model is None:
         return plan
-    weights = _digest(judge_target(options, plan.engine))
+    weights = judge_target(options, plan.engine).digest
     return plan if weights is None else replace(plan, record={**plan.record, _RECORD: weights})
 
 
@@ -69,26 +65,8 @@ def judge_target(options: JudgeOptions, engine: EngineConfig) -> Target:
         target = find_target(name, checkpoint=options.checkpoint)
     except ValueError as error:
         raise ValueError(f"judge={name} is no model that could judge: {error}") from error
-    is_here = target.weights is not None and "://" not in target.weights
-    if target.weights is not None and is_here != (engine.engine == "local"):
-        place = "on this machine" if is_here else "with a remote engine"
-        other = "local" if is_here else "remote"
-        raise ValueError(
-            f"judge={name} has its weights {place}, and engine={engine.engine} cannot read them; give engine="
-            f"{other}, or a model that this engine can load"
-        )
+    target.check_readable(engine, f"judge={name}")
     return target
-
-
-def _digest(target: Target) -> str | None:
-    """Digest that tells saved weights from others; ``None`` for a model, which its name tells."""
-    from viva.engine.checkpoint import MANIFEST
-
-    if target.weights is None or "://" in target.weights:
-        return target.weights
-    files = [Path(target.weights) / name for name in (MANIFEST, "adapter_model.safetensors")]
-    found = next((file for file in files if file.is_file()), None)
-    return None if found is None else hashlib.sha256(found.read_bytes()).hexdigest()
 
 
 async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[Judge, list[Follower]]:
@@ -117,7 +95,7 @@ async def policy_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple
     """The weights of the policy that is trained which options name, and what follows it for them."""
     from viva.judging.judge import PolicyRef
     from viva.sdk import settled
-    from viva.training.followers import Averaged, Current, Every
+    from viva.training.followers import NEVER, Averaged, Current, Every
 
     policy = PolicyRef(timeout_s=plan.config.policy_timeout_s)
     journal = opened.folder.journal
@@ -130,18 +108,12 @@ async def policy_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple
         client = await settled(opened.service.create_sampling_client(base_model=plan.model))
         policy.sampling_client = journal.client(client, "initial")
         return policy, []
-    start = opened.resume_from
-    checkpoints = opened.folder.checkpoints
     follower = Every(
         policy,
+        opened.saved_weights(opened.client, plan),
         # weights that a run starts from may be gone when it goes on, so it keeps them
-        every=options.every if options.policy == "every" else _NEVER,
+        every=options.every if options.policy == "every" else NEVER,
         max_staleness=plan.config.max_staleness,
-        client=opened.client,
-        service=opened.service,
-        base_model=plan.model if plan.engine.engine == "local" else None,
-        folder=opened.folder,
-        start={} if start is None else {name: checkpoints.resolve(start, name) for name in start.beside},
     )
     return policy, [follower]
 

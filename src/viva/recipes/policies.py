@@ -7,14 +7,14 @@ the seed), or the name of weights: a run, ``RUN@CHECKPOINT``, an adapter, anothe
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from viva.conversation.messages import did_you_mean
 from viva.conversation.roles import Roles
-from viva.training.followers import Follower
+from viva.training.followers import NEVER
+from viva.training.team import member_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 LEAGUE = 8
 """Past selves of a league."""
-_NEVER = 10**9
 _CRITIC = "critic"
 _RECORD = "member_weights"
 """A key of ``config.json``: digests of other weights by member; a path may hold others by the time of a resume."""
@@ -57,7 +56,7 @@ def past_weights(name: str, roles: Roles) -> PastWeights | None:
     text, main = roles.weights[name], roles.trained[0]
     kind, *rest = text.split(":")
     if kind == "initial" and not rest:
-        return PastWeights(of=main, every=_NEVER, most=1)
+        return PastWeights(of=main, every=NEVER, most=1)
     if kind not in ("past", "league"):
         return None
     form = f"policies: {name} has the weights {text!r}; give {kind}:STEPS, like {kind}:20"
@@ -98,13 +97,7 @@ def other_weights(name: str, roles: Roles, engine: EngineConfig) -> Target:
             f"policies: {name} has the weights {text!r}; allowed: {', '.join(known)}, a run, RUN@CHECKPOINT, an "
             f"adapter or a model.{did_you_mean(text, known)}"
         )
-    is_here = target.weights is not None and "://" not in target.weights
-    if target.weights is not None and is_here != (engine.engine == "local"):
-        other = "local" if is_here else "remote"
-        raise ValueError(
-            f"policies: {name} has the weights {text!r}, which engine={engine.engine} cannot read; give "
-            f"engine={other}, or weights that this engine can load"
-        )
+    target.check_readable(engine, f"policies: {name}, {text!r},")
     return target
 
 
@@ -153,7 +146,7 @@ def with_checked_policies(plan: Plan, roles: Roles | None, reward: Reward, judge
     for name in roles.frozen:
         past = past_weights(name, roles)
         if past is None:
-            found = _digest(other_weights(name, roles, plan.engine))
+            found = other_weights(name, roles, plan.engine).digest
             digests |= {} if found is None else {name: found}
         else:
             num_policies += past.most - 1
@@ -161,17 +154,6 @@ def with_checked_policies(plan: Plan, roles: Roles | None, reward: Reward, judge
     record = {**plan.record, _RECORD: digests} if digests else plan.record
     summary = f"{plan.summary}; policies: {told}{f'; judge: {judging}' if asks else ''}"
     return replace(plan, record=record, summary=summary, num_policies=num_policies)
-
-
-def _digest(target: Target) -> str | None:
-    """What tells saved weights from others; ``None`` for a model, which its name tells."""
-    from viva.engine.checkpoint import MANIFEST
-
-    if target.weights is None or "://" in target.weights:
-        return target.weights
-    files = [Path(target.weights) / name for name in (MANIFEST, "adapter_model.safetensors")]
-    found = next((file for file in files if file.is_file()), None)
-    return None if found is None else hashlib.sha256(found.read_bytes()).hexdigest()
 
 
 async def open_members(roles: Roles, plan: Plan, opened: OpenRun) -> Members:
@@ -212,23 +194,14 @@ async def _open_frozen(
     from viva.sdk import settled
     from viva.training.team import FixedMember, PastSelves
 
-    journal, past, start = opened.folder.journal, past_weights(name, roles), opened.resume_from
+    journal, past = opened.folder.journal, past_weights(name, roles)
     if past is None:
         return FixedMember(journal.client(await _open_other(name, roles, plan, opened), f"member {name}"))
-    if past.every == _NEVER and plan.load_checkpoint_path is None:
+    if past.every == NEVER and plan.load_checkpoint_path is None:
         client = await settled(opened.service.create_sampling_client(base_model=plan.model))
         return FixedMember(journal.client(client, f"member {name}"))
-    checkpoints = opened.folder.checkpoints
-    return PastSelves(
-        name,
-        client=trained[past.of],
-        every=past.every,
-        most=past.most,
-        service=opened.service,
-        base_model=plan.model if plan.engine.engine == "local" else None,
-        folder=opened.folder,
-        start={} if start is None else {each: checkpoints.resolve(start, each) for each in start.beside},
-    )
+    saved = opened.saved_weights(trained[past.of], plan)
+    return PastSelves(name, saved, every=past.every, most=past.most)
 
 
 async def _open_other(name: str, roles: Roles, plan: Plan, opened: OpenRun) -> SamplingClient:
@@ -246,43 +219,6 @@ async def _open_other(name: str, roles: Roles, plan: Plan, opened: OpenRun) -> S
     return other.client
 
 
-class MemberFollower(Follower):
-    """Gives a judge the weights of a member: what it would give it of the main policy.
-
-    Args:
-        inner: Follows the member's training client.
-        name: Of the member.
-    """
-
-    def __init__(self, inner: Follower, name: str) -> None:
-        self._inner = inner
-        self._name = name
-
-    async def reach(self, step: int) -> None:
-        """The member has the weights after so many steps."""
-        await self._inner.reach(step)
-
-    def follow(self, sampler: SamplingClient, version: int) -> None:
-        """Take the member's client."""
-        self._inner.follow(_client_of(sampler, self._name), version)
-
-    async def trained(self) -> None:
-        """The member has the weights after one more step."""
-        await self._inner.trained()
-
-    def beside(self, next_step: int) -> dict[str, str]:
-        """Paths of what the judge needs beside the states."""
-        return self._inner.beside(next_step)
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """What the judge has to tell."""
-        return self._inner.metrics(step)
-
-    async def close(self) -> None:
-        """The run ends."""
-        await self._inner.close()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEvaluator:
     """Measures a member as `inner` measures the main policy; metrics begin with its name."""
@@ -298,13 +234,5 @@ class MemberEvaluator:
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics with the member's name."""
-        metrics = await self.inner(_client_of(sampler, self.name), step)
+        metrics = await self.inner(member_of(sampler, self.name), step)
         return {f"{self.name}/{key}": value for key, value in metrics.items()}
-
-
-def _client_of(sampler: SamplingClient, name: str) -> SamplingClient:
-    from viva.training.team import Team
-
-    if not isinstance(sampler, Team):
-        raise TypeError(f"{name!r} is a member of a run with several policies; got a single sampling client")
-    return sampler.member(name)

@@ -205,8 +205,9 @@ class ConversationConfig(AskedConfig):
     async def _several(self, game: Game, roles: Roles, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for a run with several policies."""
         from viva.recipes.loop import direct_evaluators, make_training
-        from viva.recipes.policies import MemberEvaluator, MemberFollower, judging_member, open_members
+        from viva.recipes.policies import MemberEvaluator, judging_member, open_members
         from viva.recipes.reward import asked_by
+        from viva.training.followers import Current
 
         members = await open_members(roles, plan, opened)
         judging = judging_member(roles, self.judge_member)
@@ -216,7 +217,9 @@ class ConversationConfig(AskedConfig):
             plan,
             opened,
             game.factory(opened.renderer, judge, plan.grader, scorer, roles=roles),
-            followers=[MemberFollower(follower, judging) for follower in followers],
+            followers=[
+                Current(each.policy, judging) if isinstance(each, Current) else each for each in followers
+            ],
             evaluators=[
                 MemberEvaluator(inner=evaluator, name=name)
                 for name in members.others

@@ -395,7 +395,7 @@ def state_name(checkpoint: Checkpoint, member: str | None) -> str | None:
 
 
 def _states(checkpoint: Checkpoint) -> list[str]:
-    """Where the states of all policies lie."""
+    """Paths of the states of all policies."""
     beside = checkpoint.beside
     return [
         checkpoint.state_path,

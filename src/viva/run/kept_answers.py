@@ -65,7 +65,7 @@ class AnswerFile:
         self._count(row)
 
     def usage(self, through: int | None = None) -> EndpointUsage:
-        """What the answers cost, each of them once.
+        """Requests and tokens of the answers, each of them once.
 
         Args:
             through: Count those of the steps up to this one, which are the same however often a run was resumed.

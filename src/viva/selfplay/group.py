@@ -48,7 +48,7 @@ class _Asked:
 
     view: View
     turns: Sequence[Turn] = ()
-    """What it may show."""
+    """Turns that it may show."""
     calls: tuple[Turn, ...] = ()
     """The agent's calls of tools so far."""
     prompt: str = ""
@@ -250,7 +250,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     grader: Grader | None = None
     num_agents: int = 3
     seed: int = 0
-    """Of letters and judge."""
+    """Seed of letters and judge."""
     tags: tuple[str, ...] = ()
     board: CritiqueBoard = field(init=False, repr=False)
     """Has what is said here for another conversation to read, where the protocol's control says so."""

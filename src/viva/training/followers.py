@@ -9,11 +9,14 @@ from abc import ABC, abstractmethod
 
 from viva.judging.endpoint import ChatEndpoint, EndpointStoppedError
 from viva.judging.judge import PolicyRef, SamplingClient
-from viva.run.folder import RunFolder
 from viva.run.journal import Journal
 from viva.run.kept_answers import AnswerFile
-from viva.sdk import AveragingTrainingClient, ServiceClient, TrainingClient, settled
+from viva.sdk import AveragingTrainingClient, settled
 from viva.training.rollouts import GroupOutcome
+from viva.training.team import SavedWeights, member_of
+
+NEVER = 10**18
+"""Steps until weights are refreshed that stay as they were at the start."""
 
 
 class JudgeStoppedError(RuntimeError):
@@ -41,7 +44,7 @@ class Follower(ABC):
         return {}
 
     def metrics(self, step: int) -> dict[str, float]:
-        """What there is to tell once a step has been played."""
+        """Figures of a step that has been played."""
         del step
         return {}
 
@@ -51,15 +54,21 @@ class Follower(ABC):
 
 
 class Current(Follower):
-    """The policy that samples."""
+    """The policy that samples; of several policies, one.
 
-    def __init__(self, policy: PolicyRef) -> None:
+    Args:
+        policy: Gets its client.
+        member: Its name among several.
+    """
+
+    def __init__(self, policy: PolicyRef, member: str | None = None) -> None:
         self.policy = policy
+        self.member = member
 
     def follow(self, sampler: SamplingClient, version: int) -> None:
         """Take it over."""
         del version
-        self.policy.sampling_client = sampler
+        self.policy.sampling_client = sampler if self.member is None else member_of(sampler, self.member)
 
 
 class Every(Follower):
@@ -69,36 +78,23 @@ class Every(Follower):
 
     Args:
         policy: Gets them.
+        saved: Keeps them.
         every: Steps between two refreshments, 2 or more; `Current` does it at each.
         max_staleness: Updates that the policy which samples may be behind.
-        client: Has the weights.
-        service: Of the same engine.
-        base_model: Where the local engine finds the base of saved weights; ``None`` where a server knows it.
-        folder: Of the run.
-        start: Paths beside the checkpoint that the run goes on from.
     """
 
     def __init__(
         self,
         policy: PolicyRef,
+        saved: SavedWeights,
         *,
         every: int,
         max_staleness: int,
-        client: TrainingClient,
-        service: ServiceClient,
-        base_model: str | None,
-        folder: RunFolder,
-        start: dict[str, str],
     ) -> None:
         self.policy = policy
+        self._weights = saved
         self._every = every
         self._max_staleness = max_staleness
-        self._client = client
-        self._service = service
-        self._where = {} if base_model is None else {"base_model": base_model}
-        self._folder = folder
-        self._paths = dict(start)
-        """By name, of the newest weights."""
         self._judges: dict[int, SamplingClient] = {}
         """By the number of steps after which they were saved."""
 
@@ -107,18 +103,7 @@ class Every(Follower):
         saved = self._saved(step)
         if saved in self._judges:
             return
-        name = _name(saved)
-        if saved == step:
-            self._paths = {name: await self._folder.checkpoints.save_beside(self._client, name)}
-        elif name not in self._paths:
-            raise ValueError(
-                f"the checkpoint that the run goes on from does not name the weights of its judge, {name}. Give "
-                "another log_path, or start anew with behavior_if_exists=delete."
-            )
-        opened = await settled(
-            self._service.create_sampling_client(model_path=self._paths[name], **self._where)
-        )
-        self._judges[saved] = self._folder.journal.client(opened, name)
+        self._judges[saved] = await self._weights.open(_name(saved), "judge", is_new=saved == step)
         oldest = self._saved(max(step - self._max_staleness, 0))
         self._judges = {version: judge for version, judge in self._judges.items() if version >= oldest}
 
@@ -129,8 +114,7 @@ class Every(Follower):
 
     def beside(self, next_step: int) -> dict[str, str]:
         """The weights that judge now, unless the next step begins with new ones."""
-        name = _name(self._saved(next_step))
-        return {name: self._paths[name]} if next_step % self._every and name in self._paths else {}
+        return self._weights.paths([_name(self._saved(next_step))]) if next_step % self._every else {}
 
     def _saved(self, step: int) -> int:
         return step // self._every * self._every

@@ -139,7 +139,7 @@ class Training:
     stop_rule: StopRule | None = None
     """Ends the run early, with the checkpoint that stood best."""
     alarms: Mapping[str, Level] = field(default_factory=dict[str, Level])
-    """What alarms compare with, by name; those that are left out are not watched."""
+    """Reference levels of alarms, by name; those that are left out are not watched."""
     interrupts: Interrupts = field(default_factory=Interrupts)
 
 

@@ -48,8 +48,10 @@ class Members:
     async def snapshot(self, journal: Journal, step: int) -> Team:
         """All policies as they are after so many steps."""
         pools = {name: await member.reach(step) for name, member in self.frozen.items()}
-        for name, client in self.trained.items():
-            sampler = await settled(client.save_weights_and_get_sampling_client())
+        samplers = await gather_or_cancel(
+            settled(client.save_weights_and_get_sampling_client()) for client in self.trained.values()
+        )
+        for name, sampler in zip(self.trained, samplers, strict=True):
             pools[name] = [journal.client(sampler, f"{name} {step}")]
         return Team(self.main, pools)
 

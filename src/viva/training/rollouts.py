@@ -63,9 +63,9 @@ class SeededCompleter(_Sampling, TokenCompleter):
     """One seat's policy. Call ``i`` draws with a seed that depends on ``seed`` and ``i`` alone."""
 
     group_seed: int = 0
-    """Of the group and attempt: all seats of a conversation meet the same past self."""
+    """Draw of the group and attempt: all seats of a conversation meet the same past self."""
     speaker: str | None = None
-    """Of a `Team`, the member that replies next; ``None``: the main policy."""
+    """Member of a `Team` that replies next; ``None``: the main policy."""
     num_calls: int = field(default=0, init=False)
 
     async def __call__(

@@ -6,7 +6,7 @@ run when that step is reached; checkpoints name those that are still met, so a r
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from viva.judging.judge import SamplingClient
@@ -40,6 +40,73 @@ class Team:
         return pool[-1 if draw < 0 else draw % len(pool)]
 
 
+def member_of(sampler: SamplingClient, name: str) -> SamplingClient:
+    """The client of a member.
+
+    Raises:
+        TypeError: If the client is that of a single policy.
+    """
+    if not isinstance(sampler, Team):
+        raise TypeError(f"{name!r} is a member of a run with several policies; got a single sampling client")
+    return sampler.member(name)
+
+
+class SavedWeights:
+    """Weights of a policy at some steps, which a run saves beside its checkpoints and samples from later.
+
+    Args:
+        client: Has the weights.
+        service: Of the same engine.
+        base_model: Where the local engine finds the base of saved weights; ``None`` where a server knows it.
+        folder: Of the run.
+        start: Paths by name beside the checkpoint that the run goes on from.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: TrainingClient,
+        service: ServiceClient,
+        base_model: str | None,
+        folder: RunFolder,
+        start: Mapping[str, str],
+    ) -> None:
+        self._client = client
+        self._service = service
+        self._where = {} if base_model is None else {"base_model": base_model}
+        self._folder = folder
+        self._paths = dict(start)
+
+    async def open(self, name: str, whose: str, *, is_new: bool, kept: Iterable[str] = ()) -> SamplingClient:
+        """A client of the weights of a name.
+
+        Args:
+            name: Under which they are saved.
+            whose: For the message.
+            is_new: They are those that the policy has now, and are saved first.
+            kept: Names of older ones that are still needed.
+
+        Raises:
+            ValueError: If they were to be saved by an earlier process, and its checkpoint does not name them.
+        """
+        if is_new:
+            older = self.paths(kept).values()
+            self._paths[name] = await self._folder.checkpoints.save_beside(self._client, name, kept=older)
+        elif name not in self._paths:
+            raise ValueError(
+                f"the checkpoint that the run goes on from does not name the weights of its {whose}, {name}. Give "
+                "another log_path, or start anew with behavior_if_exists=delete."
+            )
+        opened = await settled(
+            self._service.create_sampling_client(model_path=self._paths[name], **self._where)
+        )
+        return self._folder.journal.client(opened, name)
+
+    def paths(self, names: Iterable[str]) -> dict[str, str]:
+        """Paths of those names that are saved."""
+        return {name: self._paths[name] for name in names if name in self._paths}
+
+
 class FrozenMember(ABC):
     """A policy that takes part and is not trained."""
 
@@ -70,36 +137,16 @@ class PastSelves(FrozenMember):
 
     Args:
         name: Of the member.
-        client: Of the trained one.
+        saved: Keeps the weights of the trained one.
         every: Steps between two of them.
         most: So many of the newest are met.
-        service: Of the same engine.
-        base_model: Where the local engine finds the base of saved weights; ``None`` where a server knows it.
-        folder: Of the run.
-        start: Paths beside the checkpoint that the run goes on from.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        client: TrainingClient,
-        every: int,
-        most: int,
-        service: ServiceClient,
-        base_model: str | None,
-        folder: RunFolder,
-        start: Mapping[str, str],
-    ) -> None:
+    def __init__(self, name: str, saved: SavedWeights, *, every: int, most: int) -> None:
         self._name = name
-        self._client = client
+        self._weights = saved
         self._every = every
         self._most = most
-        self._service = service
-        self._where = {} if base_model is None else {"base_model": base_model}
-        self._folder = folder
-        self._paths = dict(start)
-        """By name, of saved weights."""
         self._clients: dict[int, SamplingClient] = {}
         """By the number of steps after which they were saved."""
 
@@ -109,26 +156,18 @@ class PastSelves(FrozenMember):
         for saved in met:
             if saved in self._clients:
                 continue
-            name = self._saved_name(saved)
-            if saved == step:
-                kept = [self._paths[self._saved_name(older)] for older in met if older < step]
-                self._paths[name] = await self._folder.checkpoints.save_beside(self._client, name, kept=kept)
-            elif name not in self._paths:
-                raise ValueError(
-                    f"the checkpoint that the run goes on from does not name the weights {name} of its member "
-                    f"{self._name}. Give another log_path, or start anew with behavior_if_exists=delete."
-                )
-            opened = await settled(
-                self._service.create_sampling_client(model_path=self._paths[name], **self._where)
+            kept = [self._saved_name(older) for older in met if older < step]
+            self._clients[saved] = await self._weights.open(
+                self._saved_name(saved), f"member {self._name}", is_new=saved == step, kept=kept
             )
-            self._clients[saved] = self._folder.journal.client(opened, name)
         self._clients = {saved: self._clients[saved] for saved in met}
         return list(self._clients.values())
 
     def beside(self, next_step: int) -> dict[str, str]:
         """The past selves that are met next, but for one that the next step begins with."""
-        names = [self._saved_name(saved) for saved in self._met(next_step) if saved < next_step]
-        return {name: self._paths[name] for name in names if name in self._paths}
+        return self._weights.paths(
+            self._saved_name(saved) for saved in self._met(next_step) if saved < next_step
+        )
 
     def _met(self, step: int) -> list[int]:
         newest = step // self._every

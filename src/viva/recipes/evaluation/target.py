@@ -1,5 +1,6 @@
 """The policy behind ``RUN_OR_MODEL``: a run's checkpoint, a model, an adapter, or weights on a remote engine."""
 
+import hashlib
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +50,30 @@ class Target:
         """Its entry in the result file."""
         names = ("name", "kind", "model", "checkpoint", "next_step")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def digest(self) -> str | None:
+        """Digest that tells saved weights from others; ``None`` for a model, which its name tells."""
+        if self.weights is None or "://" in self.weights:
+            return self.weights
+        files = [Path(self.weights) / name for name in (MANIFEST, "adapter_model.safetensors")]
+        found = next((file for file in files if file.is_file()), None)
+        return None if found is None else hashlib.sha256(found.read_bytes()).hexdigest()
+
+    def check_readable(self, engine: EngineConfig, what: str) -> None:
+        """Refuse weights that lie where an engine cannot read them.
+
+        Raises:
+            ValueError: See above; ``what`` has them.
+        """
+        is_here = self.weights is not None and "://" not in self.weights
+        if self.weights is not None and is_here != (engine.engine == "local"):
+            place = "on this machine" if is_here else "with a remote engine"
+            other = "local" if is_here else "remote"
+            raise ValueError(
+                f"{what} has its weights {place}, and engine={engine.engine} cannot read them; give engine={other}, or "
+                "a model that this engine can load"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
