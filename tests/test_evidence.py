@@ -1,6 +1,7 @@
 """The bench of rewards: beds without a shared step, the trap as it is described, and tables that are right."""
 
 import importlib
+import json
 import random
 
 import numpy as np
@@ -11,7 +12,7 @@ from evidence import cell as cells
 from evidence.arms import ARMS, COMMON, CONTRASTS, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
-from evidence.tables import arm_table, contrast, contrast_table, holm, judge_table
+from evidence.tables import arm_table, contrast, contrast_table, conversation_table, holm, judge_table
 from scipy import stats
 
 from viva.tiny.tasks import answer_of, worked_solution
@@ -199,6 +200,19 @@ def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
     assert judge_table([], {"long_ema": "average"}) == ""
 
 
+def test_test_conversations_have_a_row_an_arm_and_one_an_untrained_kind():
+    talks = [{"critique": {"first": [50, 0], "final": [100, final]}} for final in (0, 50)]
+    found = [cell("r_sol", 10 + place, [0, 100], conversations=talk) for place, talk in enumerate(talks)]
+    found.append(cell("r_sol", 0, [0, 100]))  # its conversations were not played
+    untrained = {"conversations": talks[0] | {"conversation": {"first": [0, 25], "final": [0, 0]}}}
+    text = conversation_table(found, untrained, ["r_sol", "preference"], ("critique", "conversation"))
+    critique, r_sol, conversation = text.splitlines()[2:]
+    assert critique == "| untrained, critique |  | 25.0 | 50.0 | +25.0 |"
+    assert r_sol.startswith("| `r_sol` | 2 | 25.0 (25.0 to 25.0) | 62.5 (-96.3 to 221.3) | +37.5 (")
+    assert conversation == "| untrained, conversation |  | 12.5 | 0.0 | -12.5 |"
+    assert conversation_table(found[2:], None, ["r_sol"], ("critique",)) == ""
+
+
 def test_the_groups_of_a_bed_are_written_apart(tmp_path):
     run.main(["problems", "trap-70", str(tmp_path)])
     lines = {path.stem: path.read_text().splitlines() for path in tmp_path.iterdir()}
@@ -228,6 +242,21 @@ def test_a_cell_of_two_steps_is_a_line_of_the_ledger(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
     text = arm_table([line], None, {"majority": ARMS["majority"].text})
     assert "`majority`" in text
+
+
+@pytest.mark.slow
+def test_a_policy_talks_about_every_problem_that_it_is_given(tmp_path):
+    file = tmp_path / "talk.json"
+    problems = cells.items_of(bed_named("steps"))[:3]
+    talk = cells.converse("tiny", "critique", problems, file, **cells.UNTRAINED_TALK["critique"])
+    assert talk.keys() == {"first", "final"}
+    for shares in talk.values():
+        assert len(shares) == 3
+        assert set(shares) <= {0, 25, 50, 75, 100}
+    played = json.loads(file.read_text())["played"]["critique"]
+    assert [each["question"] for each in played] == [each.question for each in problems]
+    firsts = [round(25 * sum(agent["first"]["right"] for agent in each["agents"])) for each in played]
+    assert talk["first"] == firsts
 
 
 cells_of = cells.items_of

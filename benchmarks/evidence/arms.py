@@ -49,8 +49,8 @@ _SAMPLES = {
     "length_weight": 0.0,
     "samples_every": 0,
 }
-_PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
-_CRITIQUE = {"num_agents": 4, "batch_size": 32}
+PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
+CRITIQUE = {"num_agents": 4, "batch_size": 32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +76,11 @@ def _swapped(text: str, reward: str) -> Arm:
 
 
 def _critique(text: str, **options: object) -> Arm:
-    return Arm(recipe="critique_self_play", options=_CRITIQUE | options, text=text)
+    return Arm(recipe="critique_self_play", options=CRITIQUE | options, text=text)
 
 
 def _preference(text: str, **options: object) -> Arm:
-    return Arm(recipe="conversation_preference_rl", options=_PREFERENCE | options, text=text)
+    return Arm(recipe="conversation_preference_rl", options=PREFERENCE | options, text=text)
 
 
 def _judged(text: str, judge: str, *, prolongs: str | None = None) -> Arm:

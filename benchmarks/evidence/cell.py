@@ -3,17 +3,35 @@
 import asyncio
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 import viva
-from evidence.arms import ARMS, COMMON, RARE_TOKENS, TIMES_LONGER, TOTAL_TOKENS
+from evidence.arms import ARMS, COMMON, CRITIQUE, PREFERENCE, RARE_TOKENS, TIMES_LONGER, TOTAL_TOKENS
 from evidence.beds import Bed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
 from viva.training.data import PromptItem
 
 NUM_SAMPLES = 8
+NUM_CONVERSATIONS = 130
+"""On as many test problems, one each. They take as long as the training."""
+TALKING_SEEDS = (10, 11, 12)
+"""Those of which test conversations are played."""
+KINDS = {"critique_self_play": "critique", "conversation_preference_rl": "conversation"}
+"""Conversations of ``viva eval`` by recipe."""
+UNTRAINED_TALK = {
+    "critique": {"num_agents": CRITIQUE["num_agents"], "max_tokens": COMMON["max_tokens"]},
+    "conversation": {
+        "num_agents": PREFERENCE["num_agents"],
+        "max_rounds": PREFERENCE["max_rounds"],
+        "max_tokens": COMMON["max_tokens"],
+    },
+}
+"""Sizes of the conversations of an untrained policy: those of the arms."""
 _PROBE_STEPS = 2
 CURVE = ("correct", "judge/accuracy", "judge/position_bias")
 """Metrics of every step that are kept of a prolonged run."""
@@ -57,10 +75,45 @@ async def _measure(policy: str, problems: list[PromptItem], max_tokens: int) -> 
     }
 
 
+def converse(
+    policy: str, kind: str, problems: Sequence[PromptItem], output: Path, **options: object
+) -> dict[str, list[int]]:
+    """Per cent of agents whose first and whose final solution is right, by problem; a void conversation has none.
+
+    Args:
+        policy: A model, or a run, which talks as it did in training.
+        kind: Of conversation, as in ``viva eval``.
+        problems: With known answers.
+        output: File for all answers.
+        **options: Those of ``viva eval``.
+    """
+    rows = [{"query": each.question, "answer": each.answer} for each in problems]
+    options |= {"kinds": [kind], "max_test_samples": len(rows), "num_test_conversations": len(rows)}
+    played = viva.evaluate(policy, rows, equal_tokens=False, output=str(output), **options).played[kind]
+    return {
+        name: [round(100 * np.mean([getattr(agent, name).right for agent in each.agents])) for each in played]
+        for name in ("first", "final")
+    }
+
+
 def items_of(bed: Bed, *, validation: bool = False) -> list[PromptItem]:
     """The problems that policies are measured on."""
     problems = bed.validation() if validation else bed.problems("test")
     return [PromptItem(question=each.question, answer=str(each.answer)) for each in problems]
+
+
+def measure_untrained(bed: Bed, folder: Path) -> dict[str, object]:
+    """Of the policy of a bed before training, what the ledger's line of a cell has of a trained one."""
+    problems = items_of(bed)
+    measured: dict[str, object] = {"problems": measure(bed.model, problems)}
+    if bed.level is None:
+        measured["conversations"] = {
+            kind: converse(
+                bed.model, kind, problems[:NUM_CONVERSATIONS], folder / f"{bed.name}-{kind}.json", **sizes
+            )
+            for kind, sizes in UNTRAINED_TALK.items()
+        }
+    return measured
 
 
 def tokens_of(run: viva.Run) -> dict[str, int]:
@@ -129,5 +182,9 @@ def cell(
             name: [None if value != value else round(float(value), 3) for value in run.metrics[name]]
             for name in CURVE
         }
+    if seed in TALKING_SEEDS and (kind := KINDS.get(ARMS[arm].recipe)) is not None:
+        talked_about = items_of(bed)[:NUM_CONVERSATIONS]
+        file = folder / "conversations.json"
+        line["conversations"] = {kind: converse(str(run.path), kind, talked_about, file)}
     shutil.rmtree(folder)
     return line

@@ -7,10 +7,11 @@
     python benchmarks/evidence/run.py problems trap-50 FOLDER      # test problems as files, those of each group apart
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
-eight times at temperature 1. A finished cell is one line of ``benchmarks/evidence/cells.jsonl`` and is never run again;
-one that was cut off is run anew. Several of these commands may work at once. Learning rates come first: each arm
-tries those of `arms.LEARNING_RATES` with a seed that is thrown away, on problems to train on, and the best mean of
-temperatures 0 and 1 is kept. A cell takes two to four minutes of one core.
+eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. A finished cell is one
+line of ``benchmarks/evidence/cells.jsonl`` and is never run again; one that was cut off is run anew. Several of these
+commands may work at once. Learning rates come first: each arm tries those of `arms.LEARNING_RATES` with a seed that is
+thrown away, on problems to train on, and the best mean of temperatures 0 and 1 is kept. A cell takes two to four
+minutes of one core.
 """
 
 import json
@@ -37,7 +38,15 @@ from evidence.arms import (
     THROWN_AWAY,
 )
 from evidence.beds import BEDS, Bed, bed_named, is_blind, is_trap, write_problems
-from evidence.tables import Cell, arm_table, contrast_table, group_table, judge_table, signal_table
+from evidence.tables import (
+    Cell,
+    arm_table,
+    contrast_table,
+    conversation_table,
+    group_table,
+    judge_table,
+    signal_table,
+)
 from viva.tiny.tasks import Problem
 
 LEDGER = Path(__file__).parent / "cells.jsonl"
@@ -110,16 +119,14 @@ def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
 
 
 def run_untrained(bed: Bed, folder: Path) -> None:
-    """Measure the policy of a bed before training, once."""
-    from evidence.cell import items_of, measure
+    """Measure the policy of a bed before training, once: asked, and in both kinds of conversation."""
+    from evidence.cell import measure_untrained
 
-    if any((each["bed"], each["arm"]) == (bed.name, UNTRAINED) for each in read_ledger()):
-        return
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{bed.name}-{UNTRAINED}.lock"):
         if any((each["bed"], each["arm"]) == (bed.name, UNTRAINED) for each in read_ledger()):
             return
-        line = {"bed": bed.name, "arm": UNTRAINED, "seed": 0, "problems": measure(bed.model, items_of(bed))}
+        line = {"bed": bed.name, "arm": UNTRAINED, "seed": 0} | measure_untrained(bed, folder)
         with LEDGER.open("a") as file:
             file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
 
@@ -144,6 +151,7 @@ def tables(beds: Sequence[str]) -> str:
         if bed_named(name).dial is not None:
             groups = [group_of(each) for each in problems]
             parts.append(group_table(cells, untrained, groups, list(texts)))
+        parts.append(conversation_table(cells, untrained, list(texts), ("critique", "conversation")))
         parts.append(judge_table(cells, {arm: ARMS[arm].text for arm in LONG_ARMS}))
     return "\n\n".join(part for part in parts if part)
 

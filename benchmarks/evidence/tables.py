@@ -98,10 +98,7 @@ def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str,
         found = [cell for cell in cells if cell["arm"] == arm]
         if not found:
             continue
-        figures = []
-        for figure in FIGURES:
-            mean, low, high = mean_interval(matrix(found, figure).mean(axis=1).tolist())
-            figures.append(f"{mean:.1f} ({low:.1f} to {high:.1f})" if len(found) > 1 else f"{mean:.1f}")
+        figures = [_with_interval(matrix(found, figure).mean(axis=1)) for figure in FIGURES]
         tokens = [np.mean([cell["tokens"][name] for cell in found]) / 1000 for name in ("sampled", "total")]
         rates = sorted({f"{cell['learning_rate']:g}" for cell in found})
         minutes = np.mean([cell["seconds"] for cell in found]) / 60
@@ -150,6 +147,39 @@ def group_table(
     return _markdown(rows)
 
 
+def conversation_table(
+    cells: Sequence[Cell], untrained: Cell | None, arms: Sequence[str], kinds: Sequence[str]
+) -> str:
+    """One row an arm: share of first and of final solutions in test conversations that are right; empty without any."""
+    titles = ["in conversation", "seeds", "first solutions right", "final ones", "final less first"]
+    rows = [titles, ["---"] * len(titles)]
+    found = {f"`{arm}`": [cell for cell in cells if cell["arm"] == arm] for arm in arms}
+    groups = [
+        (f"untrained, {kind}" if name == "untrained" else name, kind, own)
+        for kind in kinds
+        for name, own in {"untrained": [untrained] if untrained else [], **found}.items()
+    ]
+    for name, kind, own in groups:
+        talked = [talk[kind] for cell in own if kind in (talk := cell.get("conversations", {}))]
+        if talked:
+            first, final = (
+                np.array([each[when] for each in talked]).mean(axis=1) for when in ("first", "final")
+            )
+            figures = [
+                _with_interval(values, sign)
+                for values, sign in ((first, ""), (final, ""), (final - first, "+"))
+            ]
+            rows.append([name, str(len(talked)) if name.startswith("`") else "", *figures])
+    return _markdown(rows) if len(rows) > 2 else ""
+
+
+def _with_interval(values: np.ndarray, sign: str = "") -> str:
+    """Mean over seeds, with its interval where there are several."""
+    mean, low, high = mean_interval(values.tolist())
+    told = f"{mean:{sign}.1f}"
+    return f"{told} ({low:{sign}.1f} to {high:{sign}.1f})" if len(values) > 1 else told
+
+
 def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
     """Total tokens up to the first rewarded sample, by arm: all seeds, in thousands."""
     rows = [["arm", "thousand tokens to the first reward, by seed"], ["---", "---"]]
@@ -177,8 +207,7 @@ def judge_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
             name: np.array([_tenths(cell["curve"][name]) for cell in found]) for name in _FOLLOWED.values()
         }
         own = [", ".join(_per_cent(values[:, place]) for place in (0, 1, 4, 9)) for values in tenths.values()]
-        mean, low, high = mean_interval(matrix(found, "greedy").mean(axis=1).tolist())
-        rows.append([text, str(len(found)), *own, f"{mean:.1f} ({low:.1f} to {high:.1f})"])
+        rows.append([text, str(len(found)), *own, _with_interval(matrix(found, "greedy").mean(axis=1))])
     return _markdown(rows) if len(rows) > 2 else ""
 
 
