@@ -12,7 +12,15 @@ from evidence import cell as cells
 from evidence.arms import ARMS, COMMON, CONTRASTS, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
-from evidence.tables import arm_table, contrast, contrast_table, conversation_table, holm, judge_table
+from evidence.tables import (
+    arm_table,
+    contrast,
+    contrast_table,
+    conversation_table,
+    half_of_best,
+    holm,
+    judge_table,
+)
 from scipy import stats
 
 from viva.tiny.tasks import answer_of, worked_solution
@@ -196,8 +204,14 @@ def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
     }
     found = [cell("long_ema", seed, [0, 100], curve=curve) for seed in range(2)]
     row = judge_table(found, {"long_ema": "average", "long_every": "some"}).splitlines()[-1]
-    assert row == "| average | 2 | 90, 90, 90, ? | 0, 10, 40, 90 | 50.0 (50.0 to 50.0) |"
+    assert row == "| average | 2 | 90, 90, 90, ? | 0, 10, 40, 90 | never, never | 50.0 (50.0 to 50.0) |"
     assert judge_table([], {"long_ema": "average"}) == ""
+
+
+def test_a_curve_has_fallen_where_three_steps_are_below_half_of_the_best_three_before():
+    assert half_of_best([0.2, 0.8, 0.8, 0.8, 0.4, 0.4, 0.3, 0.9]) == 7
+    assert half_of_best([0.2, 0.8, 0.8, 0.8, None, 0.5, 0.5, 0.5]) is None  # a step without a figure
+    assert half_of_best([0.5, 0.5]) is None
 
 
 def test_test_conversations_have_a_row_an_arm_and_one_an_untrained_kind():

@@ -193,11 +193,11 @@ def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
 
 
 def judge_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
-    """One row a judge that was followed: its accuracy and that of the samples, by tenth of the run; empty without one.
+    """One row a judge that was followed: its accuracy, that of the samples, when these fell; empty without one.
 
     A step at which no pair of a right and a wrong answer was compared says nothing of the judge.
     """
-    rows = [["judge", "seeds", *_FOLLOWED, "temperature 0 at the end"]]
+    rows = [["judge", "seeds", *_FOLLOWED, "steps to half of the best, by seed", "temperature 0 at the end"]]
     rows.append(["---"] * len(rows[0]))
     for arm, text in texts.items():
         found = [cell for cell in cells if cell["arm"] == arm]
@@ -207,8 +207,17 @@ def judge_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
             name: np.array([_tenths(cell["curve"][name]) for cell in found]) for name in _FOLLOWED.values()
         }
         own = [", ".join(_per_cent(values[:, place]) for place in (0, 1, 4, 9)) for values in tenths.values()]
+        steps = [half_of_best(cell["curve"]["correct"]) for cell in found]
+        own.append(", ".join("never" if step is None else str(step) for step in steps))
         rows.append([text, str(len(found)), *own, _with_interval(matrix(found, "greedy").mean(axis=1))])
     return _markdown(rows) if len(rows) > 2 else ""
+
+
+def half_of_best(curve: Sequence[float | None]) -> int | None:
+    """The first step at which the mean of three steps is below half of the best one before; ``None`` without one."""
+    means = np.convolve(np.array(curve, dtype=float), np.ones(3) / 3, mode="valid")
+    fell = np.flatnonzero(means < np.fmax.accumulate(means) / 2)
+    return int(fell[0]) + 3 if fell.size else None
 
 
 def _per_cent(shares: np.ndarray) -> str:
