@@ -22,8 +22,7 @@ from tinker_cookbook.rl.types import RLDataset
 from viva.conversation.protocol import Reading, Segment, View
 from viva.conversation.records import Solution
 from viva.judging.ballots import Item, Preference, Vote
-from viva.judging.base import Judge
-from viva.judging.comparison import Comparison, Outcome
+from viva.judging.comparison import Comparison, Judge, Outcome
 from viva.judging.ranking import RankingReply
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 

@@ -12,17 +12,17 @@ from scipy.optimize import minimize
 
 from viva.eval.judged import (
     JudgedPair,
+    LengthTerm,
     agreement_figures,
     cohen_kappa,
     figures_of_judges,
     judge_pairs,
     judged_figures,
+    length_controlled_win_rate,
     paired,
 )
-from viva.eval.length_control import LengthTerm, length_controlled_win_rate
 from viva.eval.records import WRONG, Asked
-from viva.judging.base import Judge, JudgeError
-from viva.judging.comparison import Comparison, Outcome
+from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome
 
 A, B, TIE, INVALID = Outcome.A, Outcome.B, Outcome.TIE, Outcome.INVALID
 SCORES = {A: -1.0, B: 1.0, TIE: 0.0, INVALID: None}

@@ -16,7 +16,7 @@ from viva.eval.rubric import (
     rubric_figures,
     score_answers,
 )
-from viva.judging.base import JudgeError
+from viva.judging.comparison import JudgeError
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions
 from viva.judging.judge import PolicyRef
 from viva.testing import ScriptedSamplingClient, tiny_renderer

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.judging.answers import is_correct
-from viva.judging.reasoning_gym import TEST_SEED, find_family, find_problem, plain_answer
-from viva.judging.tame import is_tame
+from viva.judging.reasoning_gym import TEST_SEED, find_family, find_problem, is_tame, plain_answer
 from viva.selfplay.user_code import find_check
 
 pytest.importorskip("reasoning_gym")

@@ -27,11 +27,11 @@ from review_agents import (
     streams_of,
 )
 
-from viva.judging.base import JudgeError
+from viva.conversation.coordinator import ConversationVoidError
 from viva.judging.bradley_terry import BradleyTerryError
+from viva.judging.comparison import JudgeError
 from viva.rewards import critique
 from viva.rewards.review import ReviewRules, ReviewScores
-from viva.selfplay.group import ConversationVoidError
 from viva.testing import Reply, silent
 from viva.training.rollouts import run_groups
 

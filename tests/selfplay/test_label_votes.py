@@ -27,7 +27,7 @@ from review_agents import (
 )
 
 import viva
-from viva.conversation.pair_votes import label_vote
+from viva.conversation.critiques import label_vote
 from viva.conversation.protocol import Protocol, Round, Segment
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.judging.label_ballots import LabelBallot

@@ -12,9 +12,10 @@ from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Env
 
+from viva.conversation.coordinator import ConversationVoidError
 from viva.judging.comparison import VERDICT_PREFIX, NoValidComparisonsError, TournamentPattern
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-from viva.selfplay.group import ConversationVoidError, MultiAgentConversationEnvGroupBuilder
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.round_robin import round_robin_group
 from viva.testing import (
     Reply,

@@ -32,6 +32,10 @@ def view_of(
     )
 
 
+class ConversationVoidError(RuntimeError):
+    """A conversation that gives no rewards, by the failure rule."""
+
+
 class MultiAgentCoordinator:
     """Synchronises the turns of N agents on one event loop.
 
@@ -226,6 +230,23 @@ class MultiAgentCoordinator:
             self._end(agent_id, reason)
         async with self._condition:
             self._condition.notify_all()
+
+    def check_finished(self) -> None:
+        """Apply the protocol's failure rule to a conversation that has ended.
+
+        Raises:
+            ConversationVoidError: If the rule says that there are no rewards.
+        """
+        reasons = [
+            f"agent {failure.agent_id} failed in round {failure.round_index + 1}: {failure.reason}"
+            for failure in self.conversation.failures
+        ]
+        seats = self.protocol.seats(self.num_agents)
+        waiting = sorted({agent_id for agent_id, lane in seats if not self.is_out(agent_id, lane)})
+        if waiting:
+            reasons.append(f"agents {waiting} stopped before their last turn without giving a reason")
+        if waiting or self.num_agents_left < self.min_agents:
+            raise ConversationVoidError("; ".join(reasons))
 
     def _end(self, agent_id: int, reason: str) -> None:
         round_index = self._reached(agent_id)

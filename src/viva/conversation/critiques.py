@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from viva.conversation.personas import introduction
-from viva.conversation.protocol import Reading, View, quote
-from viva.conversation.records import Critique, CritiqueReply, ReplyStatus, Revision
+from viva.conversation.protocol import Reading, Segment, View, quote
+from viva.conversation.records import Critique, CritiqueReply, ReplyStatus, Revision, Solution, Turn
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message
@@ -191,3 +192,49 @@ def _headers(text: str, view: View) -> Iterator[tuple[str, int, int]]:
             name: str = found["named"] or found["bare"]
             yield name.upper() if len(name) == 1 else name, start, start + found.end()
         start += len(line)
+
+
+PAIR_REQUEST = """\
+Which solution is better, A or B? Reply with one JSON object and nothing else: {"preference": "A", "B" or "Tie"}"""
+"""The request behind a pair of solutions, for votes without words: the policy, told that it is the agent, is shown two
+solutions as A and B and made to begin its verdict; the probabilities of the labels A, B and Tie at that place are the
+vote (`viva.judging.label_ballots`). For models that cannot write a ranking that can be read."""
+
+
+def pair_instruction(view: View) -> str:
+    """The request behind a pair: persona, question, and the form that the labels need."""
+    return f"{introduction(view.persona)} {PAIR_REQUEST}"
+
+
+def rivals(
+    turns: Sequence[Turn], view: View, *, votes_on_own: bool | None = None
+) -> dict[int | tuple[str, int], str]:
+    """Solutions that an agent votes on, by agent id: each one's last that it is shown, without its own.
+
+    Args:
+        turns: What it is shown.
+        view: Its place.
+        votes_on_own: See `may_vote_on_own`.
+    """
+    texts = {turn.agent_id: turn.response.solution for turn in turns if isinstance(turn.response, Solution)}
+    keeps_own = may_vote_on_own(view, votes_on_own)
+    return {
+        agent_id: texts[agent_id]
+        for agent_id in sorted(set(texts) & set(view.aliases))
+        if keeps_own or agent_id != view.agent_id
+    }
+
+
+def label_vote(name: str, *, votes_on_own: bool | None = None) -> Segment:
+    """A segment in which agents vote by label probabilities on the solutions that the round shows them.
+
+    Args:
+        name: Of the segment.
+        votes_on_own: Whether agents vote on their own solution; ``None``: only in a round of two, who have no other.
+    """
+    return Segment(
+        name=name,
+        instruction=pair_instruction,
+        votes_on=partial(rivals, votes_on_own=votes_on_own),
+        stream=None,
+    )

@@ -17,8 +17,7 @@ from viva.conversation.records import CritiqueReply, Solution
 from viva.eval.estimates import Terms
 from viva.experts.strategy import record_of
 from viva.judging.ballots import Vote, ballot_accuracy
-from viva.judging.base import Judge
-from viva.judging.comparison import Comparison, judge_accuracy
+from viva.judging.comparison import Comparison, Judge, judge_accuracy
 from viva.judging.records import ConversationRecord
 from viva.training.console import Begin, unseen
 from viva.training.data import derive_seed

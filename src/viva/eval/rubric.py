@@ -21,7 +21,7 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import quote
 from viva.eval.estimates import Terms
 from viva.eval.records import Asked
-from viva.judging.base import JudgeError
+from viva.judging.comparison import JudgeError
 from viva.judging.endpoint import ChatEndpoint
 from viva.judging.judge import LabelReader, PolicyRef, marked_fields
 from viva.training.console import Begin, StepProgress, unseen

@@ -15,8 +15,7 @@ from viva.eval.critics import Criticised
 from viva.eval.direct import DirectSampler
 from viva.eval.records import Answer, Cost, Figure, Played, is_lenient
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
-from viva.judging.base import Judge
-from viva.judging.comparison import Comparison
+from viva.judging.comparison import Comparison, Judge
 from viva.judging.judge import SamplingClient
 from viva.run.files import note_written, write_atomic
 from viva.run.secrets import redacted

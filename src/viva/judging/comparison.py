@@ -1,4 +1,4 @@
-"""Judged comparisons of two solutions: the prompt, the rewards of a tournament, and figures about the judge.
+"""Judges and their comparisons of two solutions: the prompt, the rewards of a tournament, figures about the judge.
 
 The reward is win minus loss over matchups: a comparison's score counts for the agent shown as B and against the one
 shown as A, and each agent's sum is divided by the number of its matchups. An invalid comparison counts for nobody.
@@ -6,12 +6,16 @@ shown as A, and each agent's sum is divided by the number of its matchups. An in
 
 import itertools
 import math
+import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.preference_envs import TournamentPattern
 
+from viva.conversation.coordinator import gather_or_cancel
+from viva.conversation.guard import remembering
 from viva.conversation.protocol import quote
 from viva.judging.ballots import Outcome
 from viva.judging.label_ballots import LabelBallot
@@ -123,6 +127,55 @@ def judge_messages(question: str, solution_a: str, solution_b: str, system_promp
             ),
         ),
     ]
+
+
+class JudgeError(RuntimeError):
+    """A judge gave nothing that a verdict could be read from."""
+
+
+class Judge(ABC):
+    """Compares solutions of one question, two at a time."""
+
+    @abstractmethod
+    async def compare(
+        self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
+    ) -> Comparison:
+        """Compare the solutions of ``first``, shown as A, and ``second``.
+
+        The same words tie without being judged (`viva.judging.comparison.same_words`). A reply that cannot be read is
+        a comparison whose outcome is ``INVALID``; a judge that fails raises, so that no score is made up.
+
+        Args:
+            question: The question.
+            solutions: By the keys that the comparison is to have.
+            first: Key of the one shown first.
+            second: Key of the other.
+            seed: Of whatever is sampled for it.
+        """
+
+    @abstractmethod
+    def described(self) -> dict[str, str]:
+        """``system_prompt``, and ``prefill`` that is put before the judge's reply, for the record."""
+
+    async def tournament(
+        self, question: str, solutions: Mapping[int, str], pattern: TournamentPattern, seed: int
+    ) -> list[Comparison]:
+        """All comparisons of a pattern, concurrently, in the order of the pairs.
+
+        With ``ALL_PAIRS_ONE_WAY``, the seed decides who of a pair is shown first.
+
+        Raises:
+            Exception: As `compare`; the other comparisons are cancelled then.
+        """
+        rng = random.Random(seed)
+        orders = pairs(sorted(solutions), pattern)
+        if pattern is TournamentPattern.ALL_PAIRS_ONE_WAY:
+            orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
+        with remembering({}):
+            return await gather_or_cancel(
+                self.compare(question, solutions, first, second, rng.getrandbits(31))
+                for first, second in orders
+            )
 
 
 class NoValidComparisonsError(RuntimeError):

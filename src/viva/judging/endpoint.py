@@ -24,7 +24,7 @@ import httpx
 from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.records import encodable
-from viva.judging.base import JudgeError
+from viva.judging.comparison import JudgeError
 from viva.judging.usage import count_tokens
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"

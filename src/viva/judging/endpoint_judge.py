@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from tinker_cookbook.renderers.base import Message
 
-from viva.judging.base import Judge
 from viva.judging.comparison import (
     LABELS,
     VERDICT_PREFIX,
     Comparison,
+    Judge,
     Outcome,
     judge_messages,
     read_labels,

@@ -29,12 +29,13 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.messages import did_you_mean
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
-from viva.judging.base import Judge, JudgeError
 from viva.judging.comparison import (
     JUDGE_SYSTEM_PROMPT,
     LABELS,
     VERDICT_PREFIX,
     Comparison,
+    Judge,
+    JudgeError,
     Outcome,
     judge_messages,
     read_labels,

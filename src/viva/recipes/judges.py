@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
-    from viva.judging.base import Judge
+    from viva.judging.comparison import Judge
     from viva.judging.judge import JudgeOptions, PolicyRef
     from viva.recipes.common import OpenRun
     from viva.recipes.evaluation.target import OpenPolicy, Target

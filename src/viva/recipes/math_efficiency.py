@@ -22,7 +22,7 @@ from viva.recipes.reward import AskedConfig, reward_named
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
 
-    from viva.judging.base import Judge
+    from viva.judging.comparison import Judge
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import BatchUnit, Plan
     from viva.recipes.strategies import StrategyFactory, Task

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from viva.conversation.protocol import Protocol
     from viva.conversation.roles import Roles
-    from viva.judging.base import Judge
+    from viva.judging.comparison import Judge
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.judging.scorer import Scorer
     from viva.recipes.common import OpenRun

@@ -15,7 +15,7 @@ from viva.recipes.judge_options import ENDPOINT_OPTIONS, JudgeConfig, is_address
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
-    from viva.judging.base import Judge
+    from viva.judging.comparison import Judge
     from viva.judging.judge import JudgeOptions, SamplingClient
     from viva.judging.scorer import Scorer, ScorerOptions
     from viva.recipes.common import OpenRun

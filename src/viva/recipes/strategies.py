@@ -57,7 +57,7 @@ from viva.experts.assisted import (
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.answers import is_correct
-from viva.judging.base import Judge
+from viva.judging.comparison import Judge
 from viva.judging.judge import PolicyRef
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer

@@ -13,9 +13,8 @@ from tinker_cookbook.rl.types import Metrics, Trajectory
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.judging.ballots import Outcome
-from viva.judging.base import Judge
 from viva.judging.bradley_terry import reward_truth_gap
-from viva.judging.comparison import Comparison
+from viva.judging.comparison import Comparison, Judge
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ComparisonRecord, ConversationRecord
 from viva.judging.scorer import Scorer, ScorerOptions

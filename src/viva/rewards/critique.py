@@ -25,10 +25,10 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Revision, Turn
 from viva.judging.ballots import Ballots, Item, ballot_accuracy, ballot_health
-from viva.judging.base import Judge
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
 from viva.judging.comparison import (
     Comparison,
+    Judge,
     TournamentPattern,
     judge_accuracy,
     judge_health,

@@ -5,8 +5,8 @@ from typing import Any
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
-from viva.judging.base import Judge
 from viva.judging.comparison import (
+    Judge,
     TournamentPattern,
     judge_accuracy,
     judge_health,

@@ -16,7 +16,7 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
-from viva.judging.base import Judge
+from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import ScorerOptions

@@ -12,8 +12,7 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, Solution
-from viva.judging.base import Judge
-from viva.judging.comparison import Comparison
+from viva.judging.comparison import Comparison, Judge
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Gains, Scorer
 from viva.rewards.base import (

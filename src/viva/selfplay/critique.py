@@ -25,7 +25,9 @@ from viva.conversation.critiques import (
     CRITIQUE_SYSTEM_PROMPT,
     comparison_instruction,
     critique_instruction,
+    label_vote,
     may_vote_on_own,
+    pair_instruction,
     proposal_instruction,
     ranking_instruction,
     read_critiques,
@@ -33,7 +35,6 @@ from viva.conversation.critiques import (
     revision_instruction,
     shown,
 )
-from viva.conversation.pair_votes import label_vote, pair_instruction
 from viva.conversation.protocol import Protocol, Reading, Round, Segment, Sight, View, shown_solution
 from viva.conversation.records import CritiqueReply, Solution, Turn
 from viva.judging.ballots import Ballot, Item
@@ -42,7 +43,7 @@ from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
-    from viva.judging.base import Judge
+    from viva.judging.comparison import Judge
     from viva.rewards.review import ReviewRules
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
@@ -75,7 +76,7 @@ def critique_protocol(
         comparisons: Whether a last round has every agent rank the first and the revised solutions of all others
             against one another. Its votes are about ``("initial", agent)`` and ``("revised", agent)``.
         ballots: Whether agents write their rankings, or vote on each pair by label probabilities
-            (`viva.conversation.pair_votes`), of which no token is sampled, so that r_meta trains nothing.
+            (`viva.conversation.critiques`), of which no token is sampled, so that r_meta trains nothing.
 
     Raises:
         ValueError: If there are too few or too many agents, or the personas have gaps.

@@ -5,6 +5,7 @@ A group is one conversation: one environment for every agent and lane, all on on
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import permutations
 from typing import Any, TypeAlias, get_args
 
 import tinker
@@ -22,21 +23,21 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
-from viva.conversation.coordinator import MultiAgentCoordinator
+from viva.conversation.coordinator import MultiAgentCoordinator, gather_or_cancel
 from viva.conversation.guard import remembering
 from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import CallFailure, Reply, ReplyStatus, ToolCall, Turn
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.roles import Roles, Speaker
 from viva.conversation.tools import answer_call
-from viva.judging.base import Judge
+from viva.judging.comparison import Comparison, Judge, Outcome, same_words
 from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.label_ballots import LabelAnswer, LabelBallot, label_ballot
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader, Played, Reward
 from viva.rewards.credit import GroupCredit
 from viva.selfplay.controls import DEALT, CritiqueBoard, Dealt, as_read, foreign, reads_critiques, shuffled
-from viva.selfplay.label_votes import vote_by_labels
 
 Deal: TypeAlias = Callable[[Sequence[Turn], View], Awaitable[Sequence[Turn]]]
 """From what an agent may read, in a round in which critiques are read, to what it is shown."""
@@ -205,16 +206,42 @@ class MultiAgentConversationEnv(Env):
                 f"agent {self.agent_id} votes by label probabilities and has no policy to ask: pass voter"
             )
         self._asked = _Asked(view=view)  # where it is, should it fail
-        question = self.coordinator.question
         with remembering(self.coordinator.line_tokens):
-            ballot, prompt = await vote_by_labels(
-                self._voter, self.coordinator.protocol, question, turns, view, self.lane
-            )
+            ballot, prompt = await self._ballot(self._voter, turns, view)
         self._asked = None
         if not self.coordinator.is_out(self.agent_id, self.lane):
             await self.coordinator.submit_response(
                 self.agent_id, ballot, lane=self.lane, prompt=prompt, status=ballot.status
             )
+
+    async def _ballot(
+        self, voter: PolicySelfComparisonJudge, turns: Sequence[Turn], view: View
+    ) -> tuple[LabelBallot, str]:
+        """The agent's ballot by label probabilities, and all it was asked: each pair in both orders, concurrently.
+
+        The voter's own system message is not used, but the protocol's. Solutions with the same words tie unasked.
+
+        Raises:
+            JudgeError: If the engine's probabilities are unusable; the other comparisons are cancelled then.
+        """
+        protocol, question = self.coordinator.protocol, self.coordinator.question
+        texts = protocol.voted_on(turns, view, self.lane)
+        items = list(texts)
+
+        async def compare(one: int, other: int) -> Comparison:
+            first, second = texts[items[one]], texts[items[other]]
+            if same_words(first, second):
+                return Comparison(first=one, second=other, outcome=Outcome.TIE, score=0.0, was_asked=False)
+            prompt = protocol.pair_prompt(question, first, second, view, self.lane)
+            return await voter.compare_by_labels(protocol.messages(prompt), one, other, seed=0)
+
+        orders = list(permutations(range(len(items)), 2))
+        found = await gather_or_cancel(compare(one, other) for one, other in orders)
+        answers = (
+            LabelAnswer.of(each, items[one], items[other])
+            for each, (one, other) in zip(found, orders, strict=True)
+        )
+        return label_ballot(answers), "\n\n".join(each.prompt for each in found if each.was_asked)
 
 
 def _call_metrics(call: ToolCall | None) -> Metrics:
@@ -333,7 +360,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             correct=None,
         )
         self._record = said.fields() | self._control() | self.reward.new_record(self.protocol, self.judge)
-        check_finished(coordinator)
+        coordinator.check_finished()
         scored = await self.reward.score(
             Played(
                 conversation=conversation,
@@ -432,10 +459,6 @@ def close_board(builder: EnvGroupBuilder) -> None:
         builder.board.close()
 
 
-class ConversationVoidError(RuntimeError):
-    """A conversation that gives no rewards, by the failure rule."""
-
-
 def coordinator_of(env_group: Sequence[Env]) -> tuple[MultiAgentCoordinator, list[MultiAgentConversationEnv]]:
     """The coordinator that all environments of a group share, and the environments.
 
@@ -451,26 +474,3 @@ def coordinator_of(env_group: Sequence[Env]) -> tuple[MultiAgentCoordinator, lis
             f"{[type(env).__name__ for env in env_group]} of {len(coordinators)} conversations"
         )
     return next(iter(coordinators.values())), seats
-
-
-def check_finished(coordinator: MultiAgentCoordinator) -> None:
-    """Apply the protocol's failure rule to a conversation that has ended.
-
-    Raises:
-        ConversationVoidError: If the rule says that there are no rewards.
-    """
-    reasons = [
-        f"agent {failure.agent_id} failed in round {failure.round_index + 1}: {failure.reason}"
-        for failure in coordinator.conversation.failures
-    ]
-    waiting = sorted(
-        {
-            agent_id
-            for agent_id, lane in coordinator.protocol.seats(coordinator.num_agents)
-            if not coordinator.is_out(agent_id, lane)
-        }
-    )
-    if waiting:
-        reasons.append(f"agents {waiting} stopped before their last turn without giving a reason")
-    if waiting or coordinator.num_agents_left < coordinator.min_agents:
-        raise ConversationVoidError("; ".join(reasons))

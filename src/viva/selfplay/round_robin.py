@@ -17,8 +17,7 @@ from viva.conversation.replies import parse_reply
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
-    from viva.judging.base import Judge
-    from viva.judging.comparison import TournamentPattern
+    from viva.judging.comparison import Judge, TournamentPattern
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
 CONVERSATION_SYSTEM_PROMPT = """\

@@ -12,7 +12,7 @@ from viva.eval.figures import shown_figure, shown_interval
 from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
 from viva.eval.records import Difference, Evaluation, Figure
 from viva.eval.rubric import Criterion, Scores, rubric_figures, score_answers
-from viva.judging.base import Judge
+from viva.judging.comparison import Judge
 from viva.judging.records import ComparisonRecord, ConversationRecord, JudgeRecord, Transcript, TurnRecord
 from viva.recipes.evaluation import EvalOptions
 from viva.recipes.evaluation.judges import OpenJudge, find_rubric, usage_text

@@ -14,7 +14,7 @@ from viva.eval.rubric import (
     PolicyCriterionJudge,
     read_rubric,
 )
-from viva.judging.base import Judge
+from viva.judging.comparison import Judge
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef
