@@ -31,7 +31,7 @@ from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError
 from viva.training.followers import Follower, JudgeStoppedError
-from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, MetricSink, Training, train
+from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, Training, train
 from viva.training.remote import EngineError, explain, watched
 from viva.training.service import EngineConfig
 from viva.training.update import EXACT_GAP, UpdateConfig
@@ -135,7 +135,6 @@ def make_training(
     samples_every: int = 1,
     followers: Sequence[Follower] = (),
     evaluators: Sequence[Evaluator] = (),
-    sinks: Sequence[MetricSink] = (),
 ) -> Training:
     """The loop's parts for an open run.
 
@@ -149,7 +148,6 @@ def make_training(
         samples_every: See `LoopConfig`.
         followers: Give judges and others their weights at each step.
         evaluators: More of them, after direct answers and test conversations.
-        sinks: More of them, after the run's own.
     """
     if dataset is None:
         if make_builder is None:
@@ -167,7 +165,7 @@ def make_training(
             *evaluators,
         ],
         followers=followers,
-        sinks=[*opened.trackers, StepTime(num_steps=len(dataset)), *sinks],
+        sinks=[*opened.trackers, StepTime(num_steps=len(dataset))],
         first_metrics=_prompt_metrics(plan, opened),
         show_steps=any(choice.name == CONSOLE for choice in plan.trackers),
         token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
