@@ -17,9 +17,9 @@ from evidence.tables import (
     contrast,
     contrast_table,
     conversation_table,
-    half_of_best,
     holm,
     judge_table,
+    turns_of,
 )
 from scipy import stats
 
@@ -204,14 +204,18 @@ def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
     }
     found = [cell("long_ema", seed, [0, 100], curve=curve) for seed in range(2)]
     row = judge_table(found, {"long_ema": "average", "long_every": "some"}).splitlines()[-1]
-    assert row == "| average | 2 | 90, 90, 90, ? | 0, 10, 40, 90 | never, never | 50.0 (50.0 to 50.0) |"
+    assert (
+        row
+        == "| average | 2 | 90, 90, 90, ? | 0, 10, 40, 90 | 3 to 87 at 20, 3 to 87 at 20 | never, never | 50.0 (50.0 to 50.0) |"
+    )
     assert judge_table([], {"long_ema": "average"}) == ""
 
 
-def test_a_curve_has_fallen_where_three_steps_are_below_half_of_the_best_three_before():
-    assert half_of_best([0.2, 0.8, 0.8, 0.8, 0.4, 0.4, 0.3, 0.9]) == 7
-    assert half_of_best([0.2, 0.8, 0.8, 0.8, None, 0.5, 0.5, 0.5]) is None  # a step without a figure
-    assert half_of_best([0.5, 0.5]) is None
+def test_the_turns_of_a_curve_are_its_best_three_steps_and_the_first_three_below_half_of_them():
+    assert turns_of([0.2, 0.8, 0.8, 0.8, 0.4, 0.4, 0.3, 0.9]) == pytest.approx((0.6, 0.8, 4, 7))
+    *best, fallen = turns_of([0.2, 0.8, 0.8, 0.8, None, 0.5, 0.5, 0.5])  # a step without a figure
+    assert best == pytest.approx([0.6, 0.8, 4])
+    assert fallen is None
 
 
 def test_test_conversations_have_a_row_an_arm_and_one_an_untrained_kind():

@@ -71,7 +71,7 @@ def _samples(text: str, **options: object) -> Arm:
 
 
 def _swapped(text: str, reward: str) -> Arm:
-    talk = {"strategies": ["conversation"], "conversation": "critique", "num_agents": 4, "batch_size": 32}
+    talk = CRITIQUE | {"strategies": ["conversation"], "conversation": "critique"}
     return _samples(text, **talk, conversation_reward=reward, estimator="shaped")
 
 

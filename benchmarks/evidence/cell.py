@@ -24,12 +24,12 @@ TALKING_SEEDS = (10, 11, 12)
 KINDS = {"critique_self_play": "critique", "conversation_preference_rl": "conversation"}
 """Conversations of ``viva eval`` by recipe."""
 UNTRAINED_TALK = {
-    "critique": {"num_agents": CRITIQUE["num_agents"], "max_tokens": COMMON["max_tokens"]},
-    "conversation": {
-        "num_agents": PREFERENCE["num_agents"],
-        "max_rounds": PREFERENCE["max_rounds"],
-        "max_tokens": COMMON["max_tokens"],
-    },
+    kind: {
+        name: (COMMON | sizes)[name]
+        for name in ("num_agents", "max_rounds", "max_tokens")
+        if name in COMMON | sizes
+    }
+    for kind, sizes in (("critique", CRITIQUE), ("conversation", PREFERENCE))
 }
 """Sizes of the conversations of an untrained policy: those of the arms."""
 _PROBE_STEPS = 2
@@ -103,7 +103,7 @@ def items_of(bed: Bed, *, validation: bool = False) -> list[PromptItem]:
 
 
 def measure_untrained(bed: Bed, folder: Path) -> dict[str, object]:
-    """Of the policy of a bed before training, what the ledger's line of a cell has of a trained one."""
+    """Figures of a bed's policy before training: those of a cell, and both kinds of conversation."""
     problems = items_of(bed)
     measured: dict[str, object] = {"problems": measure(bed.model, problems)}
     if bed.level is None:

@@ -15,6 +15,10 @@ from scipy import stats
 
 FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}
 Cell = Mapping[str, object]
+_TURNS = (
+    "from the first three steps to the best three, by seed",
+    "half of the best is lost at step",
+)
 _FOLLOWED = {
     "judge is right, tenths 1, 2, 5, 10 of the run": "judge/accuracy",
     "samples right (T = 1), the same tenths": "correct",
@@ -153,23 +157,17 @@ def conversation_table(
     """One row an arm: share of first and of final solutions in test conversations that are right; empty without any."""
     titles = ["in conversation", "seeds", "first solutions right", "final ones", "final less first"]
     rows = [titles, ["---"] * len(titles)]
-    found = {f"`{arm}`": [cell for cell in cells if cell["arm"] == arm] for arm in arms}
-    groups = [
-        (f"untrained, {kind}" if name == "untrained" else name, kind, own)
-        for kind in kinds
-        for name, own in {"untrained": [untrained] if untrained else [], **found}.items()
-    ]
-    for name, kind, own in groups:
-        talked = [talk[kind] for cell in own if kind in (talk := cell.get("conversations", {}))]
-        if talked:
-            first, final = (
-                np.array([each[when] for each in talked]).mean(axis=1) for when in ("first", "final")
-            )
-            figures = [
-                _with_interval(values, sign)
-                for values, sign in ((first, ""), (final, ""), (final - first, "+"))
-            ]
-            rows.append([name, str(len(talked)) if name.startswith("`") else "", *figures])
+    for kind in kinds:
+        groups = {f"untrained, {kind}": [] if untrained is None else [untrained]}
+        groups |= {f"`{arm}`": [cell for cell in cells if cell["arm"] == arm] for arm in arms}
+        for name, own in groups.items():
+            talked = [talk[kind] for cell in own if kind in (talk := cell.get("conversations", {}))]
+            if talked:
+                first, final = (
+                    np.array([each[when] for each in talked]).mean(axis=1) for when in ("first", "final")
+                )
+                figures = [_with_interval(first), _with_interval(final), _with_interval(final - first, "+")]
+                rows.append([name, str(len(talked)) if own[0] is not untrained else "", *figures])
     return _markdown(rows) if len(rows) > 2 else ""
 
 
@@ -197,7 +195,7 @@ def judge_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
 
     A step at which no pair of a right and a wrong answer was compared says nothing of the judge.
     """
-    rows = [["judge", "seeds", *_FOLLOWED, "steps to half of the best, by seed", "temperature 0 at the end"]]
+    rows = [["judge", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]]
     rows.append(["---"] * len(rows[0]))
     for arm, text in texts.items():
         found = [cell for cell in cells if cell["arm"] == arm]
@@ -207,17 +205,25 @@ def judge_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
             name: np.array([_tenths(cell["curve"][name]) for cell in found]) for name in _FOLLOWED.values()
         }
         own = [", ".join(_per_cent(values[:, place]) for place in (0, 1, 4, 9)) for values in tenths.values()]
-        steps = [half_of_best(cell["curve"]["correct"]) for cell in found]
-        own.append(", ".join("never" if step is None else str(step) for step in steps))
+        turns = [turns_of(cell["curve"]["correct"]) for cell in found]
+        own.append(
+            ", ".join(f"{100 * first:.0f} to {100 * best:.0f} at {step}" for first, best, step, _ in turns)
+        )
+        own.append(", ".join("never" if fallen is None else str(fallen) for *_, fallen in turns))
         rows.append([text, str(len(found)), *own, _with_interval(matrix(found, "greedy").mean(axis=1))])
     return _markdown(rows) if len(rows) > 2 else ""
 
 
-def half_of_best(curve: Sequence[float | None]) -> int | None:
-    """The first step at which the mean of three steps is below half of the best one before; ``None`` without one."""
+def turns_of(curve: Sequence[float | None]) -> tuple[float, float, int, int | None]:
+    """Turns of a curve, in means of three steps in a row, which are named by the last.
+
+    Returns:
+        The first mean; the best; its step; and the first step below half of the best one before, ``None`` without one.
+    """
     means = np.convolve(np.array(curve, dtype=float), np.ones(3) / 3, mode="valid")
-    fell = np.flatnonzero(means < np.fmax.accumulate(means) / 2)
-    return int(fell[0]) + 3 if fell.size else None
+    fallen = np.flatnonzero(means < np.fmax.accumulate(means) / 2)
+    best = int(np.nanargmax(means))
+    return float(means[0]), float(means[best]), best + 3, int(fallen[0]) + 3 if fallen.size else None
 
 
 def _per_cent(shares: np.ndarray) -> str:

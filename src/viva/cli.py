@@ -305,8 +305,8 @@ def _report(options: argparse.Namespace) -> int:
 
 @_refusing
 def _view(options: argparse.Namespace) -> int:
-    from viva.view.app import serve
     from viva.view.files import runs_text
+    from viva.view.server import serve
 
     if options.runs:
         serve(options.runs, port=options.port, open_browser=options.open, say=_say_as_it_is)

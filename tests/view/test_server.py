@@ -14,7 +14,7 @@ from browser import served
 
 from viva.cli import main
 from viva.loopback import listen
-from viva.view.app import kept_token, serve
+from viva.view.server import kept_token, serve
 
 MakeRun = Callable[..., Path]
 
@@ -26,6 +26,17 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else known(name))
     assert main(["view", str(make_run())]) == 2
     assert "viva view needs uvicorn; install it: pip install 'viva-rl[view]'" in capsys.readouterr().err
+
+
+def test_a_package_that_is_really_not_there_is_named_too(make_run: MakeRun) -> None:
+    code = (
+        "import sys; sys.modules['starlette'] = None; from viva.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "view", str(make_run())], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "viva view needs starlette; install it: pip install 'viva-rl[view]'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -108,7 +119,7 @@ def test_the_token_is_kept_where_only_the_user_reads_it(
 
 
 def test_the_server_loads_no_heavy_package() -> None:
-    code = "import json, sys, viva.view.app, viva.view.app; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, viva.view.app, viva.view.server; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy"}
     assert not heavy & set(json.loads(done.stdout))

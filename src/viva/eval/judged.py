@@ -3,10 +3,10 @@
 Legend: ``_P`` prompts, ``_N`` pairs of answers to one prompt, ``_J`` judges. In every comparison, 0 is the first policy
 and 1 the second.
 
-Win rate at equal length (`controlled_win_rate`): what a judge that likes long answers would have said of answers of one
-length. The verdicts are regressed on the lengths (after Dubois, Galambosi, Liang and Hashimoto 2024, arXiv 2404.04475,
-section 3, with the difference of log lengths in the place of their tanh term, and without their term for a prompt's
-difficulty):
+Win rate at equal length (`length_controlled_win_rate`): what a judge that likes long answers would have said of answers
+of one length. The verdicts are regressed on the lengths (after Dubois, Galambosi, Liang and Hashimoto 2024, arXiv
+2404.04475, section 3, with the difference of log lengths in the place of their tanh term, and without their term for a
+prompt's difficulty):
 
     logit p_i = alpha + beta * x_i,    x_i = log(length of the first answer / length of the second) / s
 
@@ -127,7 +127,7 @@ def judged_figures(
 
     - ``win_rate``: points over readable verdicts, a tie counting half; answers of the same words tie.
     - ``win_rate/shown_first``, ``win_rate/shown_second``: the same, by the place of the first policy's answer.
-    - ``win_rate/length_controlled``: see `viva.eval.judged`.
+    - ``win_rate/length_controlled``: see `length_controlled_win_rate`.
     - ``win_rate/expected``: mean of (1 + score) / 2, by the judge's probabilities; only where all verdicts have them.
     - ``tie_rate``: of readable verdicts. ``identical_rate``: of all comparisons, those that nobody was asked for.
     - ``invalid_rate``, ``failed_rate``: of comparisons asked, those without a readable verdict, and those of them in

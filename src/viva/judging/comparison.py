@@ -142,7 +142,7 @@ class Judge(ABC):
     ) -> Comparison:
         """Compare the solutions of ``first``, shown as A, and ``second``.
 
-        The same words tie without being judged (`viva.judging.comparison.same_words`). A reply that cannot be read is
+        The same words tie without being judged (`same_words`). A reply that cannot be read is
         a comparison whose outcome is ``INVALID``; a judge that fails raises, so that no score is made up.
 
         Args:

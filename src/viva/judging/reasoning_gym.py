@@ -234,7 +234,7 @@ def _problem(name: str, index: int) -> Problem:
 
 
 def _reference(answer: str) -> tuple[int, str, int, str] | None:
-    """Where the name of a source begins in a known answer, the name, the place, and the digest."""
+    """Place in a known answer at which its source's name begins, the name, the problem's number, and its digest."""
     start = answer.rfind(f"[{PREFIX}")
     end = _REFERENCE.search(answer) if start >= 0 else None
     if end is None or end.start() < start:

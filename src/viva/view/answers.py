@@ -233,7 +233,7 @@ def curve_points(run: RunIndex, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """Where metrics are drawn: by section and chart, in order, each metric and the name of its curve.
+    """Metrics by the section and chart that draw them, in order, each with the name of its curve.
 
     Those that are the band of another metric are left out.
     """
