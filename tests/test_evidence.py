@@ -204,10 +204,8 @@ def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
     }
     found = [cell("long_ema", seed, [0, 100], curve=curve) for seed in range(2)]
     row = judge_table(found, {"long_ema": "average", "long_every": "some"}).splitlines()[-1]
-    assert (
-        row
-        == "| average | 2 | 90, 90, 90, ? | 0, 10, 40, 90 | 3 to 87 at 20, 3 to 87 at 20 | never, never | 50.0 (50.0 to 50.0) |"
-    )
+    measured = ["90, 90, 90, ?", "0, 10, 40, 90", "3 to 87 at 20, 3 to 87 at 20", "never, never"]
+    assert row == f"| average | 2 | {' | '.join(measured)} | 50.0 (50.0 to 50.0) |"
     assert judge_table([], {"long_ema": "average"}) == ""
 
 
