@@ -18,7 +18,7 @@ from evidence.tables import (
     contrast_table,
     conversation_table,
     holm,
-    judge_table,
+    long_table,
     turns_of,
 )
 from scipy import stats
@@ -203,10 +203,10 @@ def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
         "judge/accuracy": [None, 0.9] * 9 + [None] * 2,
     }
     found = [cell("long_ema", seed, [0, 100], curve=curve) for seed in range(2)]
-    row = judge_table(found, {"long_ema": "average", "long_every": "some"}).splitlines()[-1]
+    row = long_table(found, {"long_ema": "average", "long_every": "some"}).splitlines()[-1]
     measured = ["90, 90, 90, ?", "0, 10, 40, 90", "3 to 87 at 20, 3 to 87 at 20", "never, never"]
     assert row == f"| average | 2 | {' | '.join(measured)} | 50.0 (50.0 to 50.0) |"
-    assert judge_table([], {"long_ema": "average"}) == ""
+    assert long_table([], {"long_ema": "average"}) == ""
 
 
 def test_the_turns_of_a_curve_are_its_best_three_steps_and_the_first_three_below_half_of_them():

@@ -12,7 +12,8 @@ conversations a step instead of 16), which stayed so. ``preference_alone`` and `
 ``judged`` had ten seeds, ``preference`` five and ``r_sol`` three: the mechanism that had helped, given to a
 conversation, a conversation's votes as labels of the bare question, and judges that do not change. The runs of ten
 budgets (`LONG_ARMS`) and the beds ``critics-D`` came with them. The contrasts of ``r_sol`` with ``critique`` and with
-``judged`` were named when they had two and ten seeds on ``critics-70``.
+``judged`` were named when they had two and ten seeds on ``critics-70``; ``long_majority`` and ``long_r_sol`` when all
+judges of plain samples had been seen to collapse in the others of ten budgets.
 """
 
 from collections.abc import Mapping
@@ -66,8 +67,8 @@ class Arm:
     """Another arm, whose learning rate this one has, and `TIMES_LONGER` as many steps. Its curve is kept."""
 
 
-def _samples(text: str, **options: object) -> Arm:
-    return Arm(recipe="math_efficiency", options=_SAMPLES | options, text=text)
+def _samples(text: str, *, prolongs: str | None = None, **options: object) -> Arm:
+    return Arm(recipe="math_efficiency", options=_SAMPLES | options, text=text, prolongs=prolongs)
 
 
 def _swapped(text: str, reward: str) -> Arm:
@@ -75,8 +76,8 @@ def _swapped(text: str, reward: str) -> Arm:
     return _samples(text, **talk, conversation_reward=reward, estimator="shaped")
 
 
-def _critique(text: str, **options: object) -> Arm:
-    return Arm(recipe="critique_self_play", options=CRITIQUE | options, text=text)
+def _critique(text: str, *, prolongs: str | None = None, **options: object) -> Arm:
+    return Arm(recipe="critique_self_play", options=CRITIQUE | options, text=text, prolongs=prolongs)
 
 
 def _preference(text: str, **options: object) -> Arm:
@@ -84,8 +85,7 @@ def _preference(text: str, **options: object) -> Arm:
 
 
 def _judged(text: str, judge: str, *, prolongs: str | None = None) -> Arm:
-    reward = {"reward": f"{Path(__file__).parent / 'rewards.py'}:{judge}"}
-    return Arm(recipe="math_efficiency", options=_SAMPLES | reward, text=text, prolongs=prolongs)
+    return _samples(text, prolongs=prolongs, reward=f"{Path(__file__).parent / 'rewards.py'}:{judge}")
 
 
 ARMS: Mapping[str, Arm] = {
@@ -145,16 +145,18 @@ ARMS: Mapping[str, Arm] = {
         text="the plain samples of `hint` alone: as many steps, half the samples",
         steps_of="hint",
     ),
-    "long_current": _judged("the policy as it is", "CURRENT", prolongs="judged"),
-    "long_initial": _judged("the policy at the start", "INITIAL", prolongs="judged"),
-    "long_every": _judged("the policy of every 10th step", "EVERY", prolongs="judged"),
-    "long_ema": _judged("the policy's moving average (0.9)", "EMA", prolongs="judged"),
-    "long_better": _judged("a better model", "BETTER", prolongs="judged"),
+    "long_current": _judged("judged: the policy as it is", "CURRENT", prolongs="judged"),
+    "long_initial": _judged("judged: the policy at the start", "INITIAL", prolongs="judged"),
+    "long_every": _judged("judged: the policy of every 10th step", "EVERY", prolongs="judged"),
+    "long_ema": _judged("judged: the policy's moving average (0.9)", "EMA", prolongs="judged"),
+    "long_better": _judged("judged: a better model", "BETTER", prolongs="judged"),
+    "long_majority": _samples("majority vote of plain samples", prolongs="majority", reward="majority"),
+    "long_r_sol": _critique("critique self-play, r_sol alone", prolongs="r_sol", reward="r_sol"),
 }
 RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
 """Arms of the beds of rare successes."""
 LONG_ARMS = tuple(name for name, arm in ARMS.items() if arm.prolongs is not None)
-"""Judges that are followed for ten budgets."""
+"""Rewards that are followed for ten budgets."""
 
 CONTRASTS = (
     ("r_sol", "majority"),

@@ -33,8 +33,15 @@ UNTRAINED_TALK = {
 }
 """Sizes of the conversations of an untrained policy: those of the arms."""
 _PROBE_STEPS = 2
-CURVE = ("correct", "judge/accuracy", "judge/position_bias")
-"""Metrics of every step that are kept of a prolonged run."""
+CURVE = (
+    "correct",
+    "correct/first",
+    "correct/final",
+    "judge/accuracy",
+    "judge/verdict/accuracy",
+    "judge/position_bias",
+)
+"""Metrics of every step that are kept of a prolonged run, where it has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +188,7 @@ def cell(
         line["curve"] = {
             name: [None if value != value else round(float(value), 3) for value in run.metrics[name]]
             for name in CURVE
+            if name in run.metrics
         }
     if seed in TALKING_SEEDS and (kind := KINDS.get(ARMS[arm].recipe)) is not None:
         talked_about = items_of(bed)[:NUM_CONVERSATIONS]

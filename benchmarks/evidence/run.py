@@ -44,7 +44,7 @@ from evidence.tables import (
     contrast_table,
     conversation_table,
     group_table,
-    judge_table,
+    long_table,
     signal_table,
 )
 from viva.tiny.tasks import Problem
@@ -152,7 +152,7 @@ def tables(beds: Sequence[str]) -> str:
             groups = [group_of(each) for each in problems]
             parts.append(group_table(cells, untrained, groups, list(texts)))
         parts.append(conversation_table(cells, untrained, list(texts), ("critique", "conversation")))
-        parts.append(judge_table(cells, {arm: ARMS[arm].text for arm in LONG_ARMS}))
+        parts.append(long_table(cells, {arm: ARMS[arm].text for arm in LONG_ARMS}))
     return "\n\n".join(part for part in parts if part)
 
 

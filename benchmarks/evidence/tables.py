@@ -20,9 +20,10 @@ _TURNS = (
     "half of the best is lost at step",
 )
 _FOLLOWED = {
-    "judge is right, tenths 1, 2, 5, 10 of the run": "judge/accuracy",
-    "samples right (T = 1), the same tenths": "correct",
+    "judge or verdict is right, tenths 1, 2, 5, 10 of the run": ("judge/accuracy", "judge/verdict/accuracy"),
+    "samples or first solutions right (T = 1), the same tenths": ("correct", "correct/first"),
 }
+"""Figures of a run of ten budgets, and the metrics that have them: of plain samples, and of a conversation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,22 +191,20 @@ def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
     return _markdown(rows)
 
 
-def judge_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
-    """One row a judge that was followed: its accuracy, that of the samples, when these fell; empty without one.
+def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
+    """One row a reward that was followed: its judge's accuracy, that of samples, when these fell; empty without one.
 
     A step at which no pair of a right and a wrong answer was compared says nothing of the judge.
     """
-    rows = [["judge", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]]
+    rows = [["ten budgets", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]]
     rows.append(["---"] * len(rows[0]))
     for arm, text in texts.items():
         found = [cell for cell in cells if cell["arm"] == arm]
         if not found:
             continue
-        tenths = {
-            name: np.array([_tenths(cell["curve"][name]) for cell in found]) for name in _FOLLOWED.values()
-        }
-        own = [", ".join(_per_cent(values[:, place]) for place in (0, 1, 4, 9)) for values in tenths.values()]
-        turns = [turns_of(cell["curve"]["correct"]) for cell in found]
+        judges, samples = ([_curve(cell, metrics) for cell in found] for metrics in _FOLLOWED.values())
+        own = [_by_tenths(judges), _by_tenths(samples)]
+        turns = [turns_of(curve) for curve in samples]
         own.append(
             ", ".join(f"{100 * first:.0f} to {100 * best:.0f} at {step}" for first, best, step, _ in turns)
         )
@@ -224,6 +223,17 @@ def turns_of(curve: Sequence[float | None]) -> tuple[float, float, int, int | No
     fallen = np.flatnonzero(means < np.fmax.accumulate(means) / 2)
     best = int(np.nanargmax(means))
     return float(means[0]), float(means[best]), best + 3, int(fallen[0]) + 3 if fallen.size else None
+
+
+def _curve(cell: Cell, metrics: Sequence[str]) -> Sequence[float | None]:
+    """The curve of the metric that a run has, or a single step that was not measured."""
+    return next((cell["curve"][name] for name in metrics if name in cell["curve"]), [None])
+
+
+def _by_tenths(curves: Sequence[Sequence[float | None]]) -> str:
+    """Means over seeds of the tenths 1, 2, 5 and 10."""
+    tenths = np.array([_tenths(curve) for curve in curves])
+    return ", ".join(_per_cent(tenths[:, place]) for place in (0, 1, 4, 9))
 
 
 def _per_cent(shares: np.ndarray) -> str:
