@@ -188,6 +188,33 @@ def collapse_step(accuracy: Sequence[tuple[int, float]]) -> int | None:
     return None
 
 
+def collapse_table(lines: Sequence[Line], honest_lines: Sequence[Line]) -> str:
+    """One row a reward: when it collapsed, and where alarms would have ended the run, by levels of other seeds."""
+    heads = ["reward", "collapse", "T = 0: start, best, end", "first alarm, own steps before", "T = 0 there"]
+    heads += ["first alarm, references", "T = 0 there"]
+    rows = [heads, ["---"] * len(heads)]
+    for line in lines:
+        accuracies = [value for _, value in line["accuracy"]]
+        step = collapse_step(line["accuracy"])
+        told = f"no, in {line['accuracy'][-1][0]} steps" if step is None else f"step {step}"
+        ends = (accuracies[0], max(accuracies), accuracies[-1])
+        row = [f"`{line['reward']}`", told, ", ".join(f"{100 * each:.1f}" for each in ends)]
+        for own_start in (True, False):
+            levels = levels_of(honest_lines, own_start=own_start, without=line["seed"])
+            row += _first_alarm(line, first_alarms(rows_of(line), levels))
+        rows.append(row)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _first_alarm(line: Line, firsts: Mapping[str, int]) -> list[str]:
+    """Step and name of the first alarm, counted from 1, and the accuracy after that step."""
+    if not firsts:
+        return ["none", ""]
+    name = min(firsts, key=lambda each: firsts[each])
+    step = firsts[name] + 1
+    return [f"step {step}, `{name}`", f"{100 * accuracy_at(line, step):.1f}"]
+
+
 def levels_text(levels: Levels) -> str:
     """A file for ``alarm_levels=``."""
     rounded = {

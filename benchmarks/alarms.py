@@ -21,7 +21,7 @@ alarms, power, delay and accuracy lost before the stop, with levels set on hones
 
 `collapse` trains one honest run a reward (``robust`` and ``paper`` are the recipe's own) until the held-out accuracy
 at temperature 0, measured every 10 steps, is below half of the best one so far, or the steps are spent: ten times those
-of `run`. It goes on where it was stopped.
+of `run`. It goes on where it was stopped, and tells when alarms would have ended each run, and at which accuracy.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _alarm_figures import KEPT, collapse_step, levels_of, levels_text, tables
+from _alarm_figures import KEPT, collapse_step, collapse_table, levels_of, levels_text, tables
 from _planted_votes import KINDS, PlantedDataset
 
 from viva.threads import prepare_threads
@@ -202,24 +202,16 @@ def collapse(path: Path, given: dict[str, str]) -> None:
         place = folder / f"{reward}-{seed}"
         options = problem_options(place, seed=seed) | SIZES | named | given
         options |= {"eval_every": str(STAGE), "eval_temperature": "0", "behavior_if_exists": "resume"}
+        rows: list[dict[str, float]] = []
         for stop in range(STAGE, most + 1, STAGE):
-            accuracy = measured(train(options | {"max_steps": str(stop)}), "test/direct_accuracy")
+            rows = train(options | {"max_steps": str(stop)})
+            accuracy = measured(rows, "test/direct_accuracy")
             print(reward, accuracy[-1], flush=True)
             if collapse_step(accuracy) is not None:
                 break
-        add(path, {"reward": reward, "seed": seed, "accuracy": accuracy, "step": collapse_step(accuracy)})
-    for line in lines(path):
-        told = (
-            f"no collapse in {line['accuracy'][-1][0]} steps"
-            if line["step"] is None
-            else f"step {line['step']}"
-        )
-        first, best, last = (
-            line["accuracy"][0][1],
-            max(a for _, a in line["accuracy"]),
-            line["accuracy"][-1][1],
-        )
-        print(f"| {line['reward']} | {told} | {100 * first:.1f} | {100 * best:.1f} | {100 * last:.1f} |")
+        accuracy = measured(rows, "test/direct_accuracy")
+        add(path, {"reward": reward, "seed": seed, "steps": columns(rows), "accuracy": accuracy})
+    print(collapse_table(lines(path), lines(Path(__file__).with_suffix(".jsonl"))))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from _alarm_figures import (
     KEPT,
     accuracy_at,
     collapse_step,
+    collapse_table,
     first_alarms,
     first_gap,
     gap_level,
@@ -283,6 +284,22 @@ def test_accuracy_between_evaluations_is_on_a_straight_line() -> None:
 def test_a_run_has_collapsed_below_half_of_its_best_accuracy() -> None:
     assert collapse_step([(0, 0.9), (10, 0.5), (20, 0.44), (30, 0.1)]) == 20
     assert collapse_step([(0, 0.5), (10, 0.9), (20, 0.46)]) is None
+
+
+def test_a_collapse_is_told_beside_the_step_at_which_alarms_would_have_ended_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    level = Level(reference=0.5, unit=0.2, level=2.0)
+    monkeypatch.setattr(
+        "_alarm_figures.levels_of",
+        lambda lines, *, own_start, without: {} if own_start else {"ties": level},
+    )
+    fallen = line("-", 0, [0.5, 0.5, 0.5, 0.7, 0.7, 0.7], accuracy=[(0, 0.8), (3, 0.9), (6, 0.3)])
+    lasting = line("-", 1, [0.5, 0.5], accuracy=[(0, 0.8), (2, 0.7)])
+    rows = collapse_table([fallen | {"reward": "r_sol"}, lasting | {"reward": "serl"}], []).splitlines()
+    # sums of 1.5 and 3 after the steps with 0.7, at a level of 2
+    assert rows[2] == "| `r_sol` | step 6 | 80.0, 90.0, 30.0 | none |  | step 5, `ties` | 50.0 |"
+    assert rows[3] == "| `serl` | no, in 2 steps | 80.0, 80.0, 70.0 | none |  | none |  |"
 
 
 def test_intervals_are_those_of_the_textbook() -> None:
