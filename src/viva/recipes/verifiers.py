@@ -1,7 +1,8 @@
 """Environments of verifiers by name: ``viva train environment environment=verifiers:TASKSET``.
 
-verifiers 0.4 wants an ``openai`` below 3 and much else, so it may live in an environment of its own: each episode is a
-process of a Python that has it, see `viva.serve.verifiers_episode`. Members of a group play the same task.
+Tasksets of verifiers 0.4, and what packages for 0.1.14 to 0.3 return as ``load_environment``. verifiers wants an
+``openai`` below 3 and much else, so it may live in an environment of its own: each episode is a process of a Python
+that has it, see `viva.serve.verifiers_episode`. Members of a group play the same task.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from importlib import util
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 if TYPE_CHECKING:
@@ -25,9 +27,12 @@ if TYPE_CHECKING:
 PREFIX = "verifiers:"
 _VERSION = "from importlib.metadata import version; print(version('verifiers'))"
 _REMEDY = (
-    "make an environment for it, python -m venv verifiers-env && verifiers-env/bin/pip install 'verifiers>=0.4,<0.5', "
+    "make an environment for it, python -m venv verifiers-env && verifiers-env/bin/pip install 'verifiers>=0.4,<0.5' "
+    "(or 'verifiers<0.4' for a package with load_environment), "
     'and name it: \'environment_options={"python": "verifiers-env/bin/python"}\''
 )
+_OLDEST = Version("0.1.14")
+_MINOR = ((0, 1), (0, 2), (0, 3), (0, 4))
 _TIMEOUT_S = 600.0
 _MOST_PROCESSES = 8
 
@@ -36,12 +41,12 @@ def command_of(environment: str, options: Mapping[str, float | str | bool]) -> t
     """The command that plays an episode.
 
     Args:
-        environment: Behind `PREFIX`, the taskset's id.
+        environment: Behind `PREFIX`, the taskset's id, or the module that has ``load_environment``.
         options: ``python``, the interpreter that has verifiers (default: this one), and fields of the taskset's
-            configuration.
+            configuration, or arguments of ``load_environment``.
 
     Raises:
-        ValueError: If the interpreter has no verifiers 0.4, or packages to serve the policy are missing.
+        ValueError: If the interpreter has no verifiers of 0.1.14 to 0.4, or packages to serve the policy are missing.
     """
     from viva.loopback import check_packages
 
@@ -54,9 +59,11 @@ def command_of(environment: str, options: Mapping[str, float | str | bool]) -> t
         raise ValueError(
             f"python={python} in environment_options cannot be run: {error}; {_REMEDY}"
         ) from error
-    if not found.startswith("0.4."):
+    if not found or Version(found).release[:2] not in _MINOR or Version(found) < _OLDEST:
         has = f"verifiers {found}" if found else "no verifiers"
-        raise ValueError(f"environment={environment} needs verifiers 0.4; {python} has {has}: {_REMEDY}")
+        raise ValueError(
+            f"environment={environment} needs verifiers 0.1.14 to 0.4; {python} has {has}: {_REMEDY}"
+        )
     script = util.find_spec("viva.serve.verifiers_episode")
     assert script is not None
     assert script.origin is not None

@@ -2,9 +2,10 @@
 
 It reads a line of JSON, ``{"question": NUMBER OF THE TASK}``, from its standard input, asks the policy at
 ``OPENAI_BASE_URL`` and writes the episode's reward, see `viva.serve.agents`. Its arguments are the id of the taskset
-and the fields of its configuration, as JSON. The policy is asked once, without tools: what an environment needs beyond
-that, verifiers refuses itself. The file is run as a script that imports nothing of Viva, since verifiers may live in an
-environment of its own.
+and the fields of its configuration, as JSON. verifiers 0.4 knows tasksets by name; before it, an environment was what
+``load_environment`` of a module returns, and its fields are that function's arguments. The policy has no tools: what an
+environment needs beyond a chat, verifiers refuses itself. The file is run as a script that imports nothing of Viva,
+since verifiers may live in an environment of its own.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -25,9 +27,10 @@ def _harness() -> ModuleType:
     openai: Any = import_module("openai")
 
     class OneReply(vf.Harness[vf.HarnessConfig]):
-        """Asks for one reply to the task's prompt."""
+        """Asks for one reply to the conversation so far."""
 
         APPENDS_SYSTEM_PROMPT = True
+        SUPPORTS_RESUME = True  # launched again behind each message of the environment
         NEEDS_CONTAINER = False
         EXECUTES_CODE = False
 
@@ -54,7 +57,7 @@ def _harness() -> ModuleType:
 
 
 async def reward_of(taskset: str, options: dict[str, Any], number: int) -> float:
-    """Play one task.
+    """Play one task of a taskset of verifiers 0.4.
 
     Returns:
         The rewards of its agents, averaged.
@@ -89,12 +92,34 @@ def _task(tasks: Any, number: int) -> Any:
     return known[number % len(known)]
 
 
+async def loaded_reward_of(name: str, options: dict[str, Any], number: int) -> float:
+    """Play one task of an environment as verifiers had them before 0.4.
+
+    Raises:
+        RuntimeError: If the episode failed.
+    """
+    vf: Any = import_module("verifiers")
+    types: Any = import_module("verifiers.types")
+    env = vf.load_environment(name, **options)
+    tasks = env.get_dataset()
+    client = types.ClientConfig(
+        api_base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY", max_retries=0
+    )
+    played = await env.run_rollout(dict(tasks[number % len(tasks)]), client, "policy", {})
+    if played.get("error"):
+        raise RuntimeError(f"the episode failed: {played['error']}")
+    return float(played["reward"])
+
+
 def main(taskset: str, options: str) -> None:
     """Play the task whose number is on the standard input, and write its reward."""
     sys.path.insert(0, os.getcwd())  # tasksets of the user's own
-    sys.modules[_HARNESS] = _harness()
     number = int(json.loads(sys.stdin.readline())["question"])
-    reward = asyncio.run(reward_of(taskset, json.loads(options), number))
+    play = loaded_reward_of
+    if version("verifiers").startswith("0.4."):
+        sys.modules[_HARNESS] = _harness()
+        play = reward_of
+    reward = asyncio.run(play(taskset, json.loads(options), number))
     sys.stdout.write(f"{reward}\n")
 
 
