@@ -1,8 +1,8 @@
 """Environments of verifiers by name: ``viva train environment environment=verifiers:TASKSET``.
 
-Tasksets of verifiers 0.4, and what packages for 0.1.14 to 0.3 return as ``load_environment``. verifiers wants an
-``openai`` below 3 and much else, so it may live in an environment of its own: each episode is a process of a Python
-that has it, see `viva.serve.verifiers_episode`. Members of a group play the same task.
+Tasksets of verifiers 0.4, and what ``load_environment`` of a module returns for 0.1.14 to 0.3. verifiers brings much
+with it, and 0.4 an ``openai`` below 3, so it may live in an environment of its own: each episode is a process of a
+Python that has it, see `viva.serve.verifiers_episode`. Members of a group play the same task.
 """
 
 from __future__ import annotations
