@@ -13,7 +13,9 @@ conversations a step instead of 16), which stayed so. ``preference_alone`` and `
 conversation, a conversation's votes as labels of the bare question, and judges that do not change. The runs of ten
 budgets (`LONG_ARMS`) and the beds ``critics-D`` came with them. The contrasts of ``r_sol`` with ``critique`` and with
 ``judged`` were named when they had two and ten seeds on ``critics-70``; ``long_majority`` and ``long_r_sol`` when all
-judges of plain samples had been seen to collapse in the others of ten budgets.
+judges of plain samples had been seen to collapse in the others of ten budgets. What is ``judged_rare`` now was
+``judged`` until then: samples of a run that had collapsed showed that it paid answers for being rare. All of its kind
+were run anew with ties worth half a win, and the contrast of the two was named.
 """
 
 from collections.abc import Mapping
@@ -107,6 +109,7 @@ ARMS: Mapping[str, Arm] = {
     "judged": _judged(
         "plain samples, compared by the policy as judge: SERL without its control of length", "CURRENT"
     ),
+    "judged_rare": _judged("the same, a tie earns nothing, so that rare answers are paid for it", "RARE"),
     "judged_initial": _judged("the same, the judge is the policy at the start", "INITIAL"),
     "judged_better": _judged("the same, the judge is a better model", "BETTER"),
     "preference_initial": _preference(
@@ -150,6 +153,7 @@ ARMS: Mapping[str, Arm] = {
     "long_every": _judged("judged: the policy of every 10th step", "EVERY", prolongs="judged"),
     "long_ema": _judged("judged: the policy's moving average (0.9)", "EMA", prolongs="judged"),
     "long_better": _judged("judged: a better model", "BETTER", prolongs="judged"),
+    "long_rare": _judged("judged: the policy as it is, a tie earns nothing", "RARE", prolongs="judged_rare"),
     "long_majority": _samples("majority vote of plain samples", prolongs="majority", reward="majority"),
     "long_r_sol": _critique("critique self-play, r_sol alone", prolongs="r_sol", reward="r_sol"),
 }
@@ -167,6 +171,7 @@ CONTRASTS = (
     ("preference", "preference_alone"),
     ("preference", "judged"),
     ("judged", "majority"),
+    ("judged", "judged_rare"),
     ("judged_initial", "judged"),
     ("judged_better", "judged"),
     ("preference_initial", "preference"),

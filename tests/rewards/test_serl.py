@@ -61,13 +61,31 @@ def test_a_cycle_makes_all_equal_and_no_judgement_right():
     assert consistency(cycle, scores) == 0.0
 
 
-def test_ties_win_nothing_and_what_cannot_be_read_costs_the_judge():
+def test_a_tie_is_half_a_win_and_what_cannot_be_read_costs_the_judge_alone():
     judgements = [Judgement(0, 1, None), Judgement(1, 0, None, is_read=False), Judgement(0, 2, 0)]
-    scores = copeland(judgements, {each: TEXTS[each] for each in range(3)})
-    assert scores == {0: 1 / 3, 1: 0.0, 2: 0.0}
+    texts = {each: TEXTS[each] for each in range(3)}
+    scores = copeland(judgements, texts)
+    assert scores == {0: 0.75, 1: 0.5, 2: 0.0}
     assert consistency(judgements, scores) == pytest.approx((0 - 1 + 1) / 3)
+    assert copeland(judgements, texts, tie=0.0) == {0: 0.5, 1: 0.0, 2: 0.0}
     assert copeland([Judgement(0, 1, None, is_read=False)], TEXTS) == {}
     assert consistency([], scores) is None
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=2, max_size=8))
+def test_a_judge_that_knows_nothing_pays_no_answer_for_being_rare(answers):
+    texts = dict(enumerate(answers))
+    judgements = [  # a judge that prefers the first place; the same words tie
+        Judgement(one, other, None if texts[one] == texts[other] else one)
+        for one, other in itertools.permutations(texts, 2)
+    ]
+    assert set(copeland(judgements, texts).values()) == {0.5}
+    if 1 < len(set(answers)) < len(answers):
+        paid = copeland(judgements, texts, tie=0.0)
+        counts = {each: answers.count(text) for each, text in texts.items()}
+        assert paid[max(counts, key=counts.__getitem__)] < paid[min(counts, key=counts.__getitem__)] or (
+            len(set(counts.values())) == 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -122,6 +140,8 @@ def test_comparisons_are_read_as_judgements():
 
 
 def test_options():
+    with pytest.raises(ValueError, match="tie must be from 0 to 1"):
+        viva.rewards.serl(tie=1.5)
     assert viva.rewards.serl(judge=JudgeOptions(policy="initial")).judge.policy == "initial"
     assert viva.rewards.serl_votes().judge is None
     for make in (viva.rewards.serl, viva.rewards.serl_votes):

@@ -9,7 +9,9 @@ its answers in both orders, and is paid twice. With J the judgements, ``w(j)`` a
     judge:  r_j = sign(R_w(j) - R_l(j));  -1 if the judgement cannot be read, 0 if it is a tie
 
 so a judgement is paid for agreeing with what all judgements together say. An equation for either is in the authors'
-code; ties are ours, their judge has none.
+code; ties are ours, their judge has none. A tie is half a win for both, as a judge without ties that tosses a coin
+would have it: two answers in the same words tie, and if that earned nothing, an answer would be paid for being rare.
+What cannot be read counts for nobody.
 
 ``serl`` pays the actor: plain samples as in the paper, or the final solutions of a conversation, compared by the
 judge of the run. That judge speaks outside the conversation and no token of it is trained, so its consistency is a
@@ -76,7 +78,10 @@ def judgements_of(comparisons: Iterable[Comparison]) -> list[Judgement]:
 
 
 def copeland(
-    judgements: Sequence[Judgement], texts: Mapping[int, str], band: float | None = LENGTH_BAND
+    judgements: Sequence[Judgement],
+    texts: Mapping[int, str],
+    band: float | None = LENGTH_BAND,
+    tie: float = 0.5,
 ) -> dict[int, float]:
     """Copeland scores R, in [0, 1 / (1 - band)].
 
@@ -84,20 +89,19 @@ def copeland(
         judgements: All of them.
         texts: The answers by id; judgements about others are left out.
         band: See `LENGTH_BAND`; ``None``: every win counts 1.
+        tie: What a tie is worth, as a share of a win.
 
     Returns:
         By id; an answer that no judgement which could be read is about has none.
     """
     points: dict[int, list[float]] = {each: [] for each in texts}
-    read: set[int] = set()
     for one in judgements:
-        if one.first not in texts or one.second not in texts:
+        if not one.is_read or one.first not in texts or one.second not in texts:
             continue
-        for each in (one.first, one.second):
-            won = one.winner == each and one.loser is not None
-            points[each].append(_worth(texts[each], texts[one.loser or 0], band) if won else 0.0)
-        read |= {one.first, one.second} if one.is_read else set()
-    return {each: math.fsum(own) / len(own) for each, own in points.items() if each in read}
+        for each, other in ((one.first, one.second), (one.second, one.first)):
+            share = tie if one.winner is None else float(one.winner == each)
+            points[each].append(share * _worth(texts[each], texts[other], band))
+    return {each: math.fsum(own) / len(own) for each, own in points.items() if own}
 
 
 def _worth(winner: str, loser: str, band: float | None) -> float:
@@ -131,11 +135,14 @@ class Serl(SolutionReward):
 
     compared_by: JudgeOptions = field(default_factory=JudgeOptions)
     length_band: float | None = LENGTH_BAND
+    tie: float = 0.5
     name: str = "serl"
 
     def __post_init__(self) -> None:
         """Check."""
         _check_band(self.length_band)
+        if not 0 <= self.tie <= 1:
+            raise ValueError(f"tie must be from 0 to 1, as a share of a win; got {self.tie}")
 
     @property
     def judge(self) -> JudgeOptions:
@@ -183,13 +190,16 @@ class Serl(SolutionReward):
         if len(group) < 2:
             return [0.0] * len(group)
         matchup_count(group.comparisons, group.ids)  # raises
-        scores = copeland(judgements_of(group.comparisons), group.by_id(), self.length_band)
+        scores = self._scores(group)
         return [scores[each] for each in group.ids]
+
+    def _scores(self, group: Solutions) -> dict[int, float]:
+        judgements = judgements_of(group.comparisons or ())
+        return copeland(judgements, group.by_id(), self.length_band, self.tie)
 
     def figures(self, group: Solutions) -> Metrics:
         """Health and accuracy of the judge, and the reward that its judgements would have."""
-        judgements = judgements_of(group.comparisons or ())
-        value = consistency(judgements, copeland(judgements, group.by_id(), self.length_band))
+        value = consistency(judgements_of(group.comparisons or ()), self._scores(group))
         own: Metrics = {} if value is None else {"serl/judge_consistency": value}
         right = {} if group.graded_G is None else dict(zip(group.ids, group.graded_G, strict=True))
         correct = {each: reward > 0 for each, reward in right.items()}
@@ -197,17 +207,20 @@ class Serl(SolutionReward):
         return own | judge_health(group.comparisons or ()) | accuracy
 
 
-def serl(*, length_band: float | None = LENGTH_BAND, judge: JudgeOptions | None = None) -> Serl:
+def serl(
+    *, length_band: float | None = LENGTH_BAND, judge: JudgeOptions | None = None, tie: float = 0.5
+) -> Serl:
     """SERL's actor reward: the Copeland score of a solution in comparisons of all pairs, in both orders.
 
     Args:
         length_band: A win counts only if the lengths differ by less than this share; ``None``: always.
         judge: By default the policy being trained.
+        tie: What a tie is worth, as a share of a win. Below one half, rare answers are paid for being rare.
 
     Raises:
-        ValueError: If the band is out of range.
+        ValueError: If the band or the tie is out of range.
     """
-    return Serl(length_band=length_band, compared_by=judge or JudgeOptions())
+    return Serl(length_band=length_band, compared_by=judge or JudgeOptions(), tie=tie)
 
 
 _SEGMENTS = ("proposal", "ranking", "revision", "verdict")
