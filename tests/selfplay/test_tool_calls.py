@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from viva.rewards import find_reward
 from viva.selfplay.check import check_protocol, find_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import CHAT_TOKENS, Reply, Script, ScriptedPolicy, tiny_renderer
+from viva.tiny.tasks import answer_of, problems
 from viva.training.batch import plain_batch
 from viva.training.metrics import rollout_metrics
 from viva.training.rollouts import GroupOutcome, run_group
@@ -228,3 +230,19 @@ def test_the_tiny_policy_trains_a_protocol_with_tools(tmp_path: Path, monkeypatc
         for each in run.conversations
         for turn in each.turns
     )
+
+
+def test_the_examples_that_teach_to_call_show_each_agent_its_value_before_it_solves(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    folder = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(str(folder))
+    made = runpy.run_path(str(folder / "calculator_calls.py"))
+    for problem in problems("train", 5, seed=0):
+        rows = asyncio.run(made["examples"](problem))
+        said = [each["messages"][-1]["content"] for each in rows]
+        shown = [each["messages"][1]["content"] for each in rows]
+        assert [text.startswith("<tool_call>") for text in said] == [True, False, True, False, False, False]
+        for place in (1, 3):
+            assert f"The tool answered:\n> {problem.answer}\n" in shown[place]
+        assert all(answer_of(text) == str(problem.answer) for text in said if "tool_call" not in text)
