@@ -342,3 +342,13 @@ def test_the_levels_of_the_package_are_those_of_the_ledger() -> None:
         assert (level.unit, level.level) == pytest.approx(
             (MEASURED[name].unit, MEASURED[name].level), rel=0.01
         )
+
+
+def test_the_page_has_the_collapses_of_the_ledger() -> None:
+    runs, watched = (
+        [json.loads(text) for text in path.read_text().splitlines()]
+        for path in (LEDGER.with_name("collapse.jsonl"), LEDGER)
+    )
+    rows = collapse_table(runs, watched).splitlines()[2:]
+    page = (LEDGER.parents[1] / "docs" / "alarms.md").read_text()
+    assert [row for row in rows if row not in page] == []
