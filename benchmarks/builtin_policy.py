@@ -28,14 +28,14 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.tiny.tasks import problems, worked_solution, wrong_solution
     from viva.training.data import PromptItem
     from viva.training.metrics import rollout_metrics
-    from viva.training.rollouts import Policy, run_groups
+    from viva.training.rollouts import Policy, Sampling, run_groups
 
     held_out = problems("test", num_problems, seed=0)
     sampler = LocalServiceClient().create_sampling_client(base_model=str(model_path()))
     renderer = load_renderer(sampler.get_tokenizer(), model_name=str(model_path()))
     items = [PromptItem(question=problem.question, answer=str(problem.answer)) for problem in held_out]
     direct = await DirectEvaluator(
-        items=items, direct=DirectSampler(renderer=renderer, seed=0, max_tokens=72)
+        items=items, direct=DirectSampler(renderer=renderer, sampling=Sampling(seed=0, max_tokens=72))
     )(sampler, 0)
 
     judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=sampler), renderer)
@@ -60,7 +60,7 @@ async def measure(num_problems: int) -> dict[str, float]:
         )
         for problem in held_out[: num_problems // 10]
     ]
-    outcomes = await run_groups(builders, Policy(sampler=sampler, seed=0, max_tokens=72))
+    outcomes = await run_groups(builders, Policy(sampler=sampler, sampling=Sampling(seed=0, max_tokens=72)))
     reviews = [
         critique_group(
             question=problem.question,
@@ -71,7 +71,9 @@ async def measure(num_problems: int) -> dict[str, float]:
         )
         for problem in held_out[: num_problems // 5]
     ]
-    reviewed = rollout_metrics(await run_groups(reviews, Policy(sampler=sampler, seed=0, max_tokens=80)))
+    reviewed = rollout_metrics(
+        await run_groups(reviews, Policy(sampler=sampler, sampling=Sampling(seed=0, max_tokens=80)))
+    )
     return {
         "direct accuracy": direct["test/direct_accuracy"],
         "judge right, one order": sum(score < 0 for score in single) / len(single),

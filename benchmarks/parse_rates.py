@@ -27,7 +27,7 @@ from viva.recipes.demonstrations import Unpaid
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.round_robin import round_robin_protocol
-from viva.training.rollouts import Policy, run_groups
+from viva.training.rollouts import Policy, Sampling, run_groups
 
 NUM_AGENTS = 3
 _WORDS: Mapping[str, str] = yaml.safe_load(
@@ -99,7 +99,7 @@ async def rates(name: str, *, count: int, seed: int, max_tokens: int) -> list[tu
         )
         for index, (question, answer) in enumerate(problems[:count])
     ]
-    policy = Policy(sampler=sampler, seed=seed, max_tokens=max_tokens, temperature=0.8)
+    policy = Policy(sampler=sampler, sampling=Sampling(seed=seed, max_tokens=max_tokens, temperature=0.8))
     outcomes = await run_groups(builders, policy)
     statuses: dict[str, Counter[str]] = {}
     ended: Counter[str] = Counter()

@@ -27,6 +27,7 @@ from viva.recipes.demo import model_path
 from viva.recipes.evaluation.target import find_target, open_policy
 from viva.threads import prepare_threads
 from viva.training.data import PromptItem
+from viva.training.rollouts import Sampling
 from viva.training.service import EngineConfig
 
 PROBLEMS, TRIES, TEMPERATURE, MAX_TOKENS, LONGEST = 20, 8, 0.8, 48, 1500
@@ -77,10 +78,9 @@ async def screened(family: str, opened: Any) -> dict[str, Any]:
     screener = Screener(
         direct=DirectSampler(
             renderer=opened.renderer,
-            seed=0,
-            max_tokens=MAX_TOKENS,
-            temperature=TEMPERATURE,
-            context_window=opened.context_window,
+            sampling=Sampling(
+                seed=0, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, context_window=opened.context_window
+            ),
         ),
         check=CHECKS["math"],
         num_samples=TRIES,

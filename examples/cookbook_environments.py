@@ -28,6 +28,7 @@ from viva.rewards.credit import token_texts
 from viva.sdk import settled
 from viva.tiny.tasks import Problem, problems
 from viva.training.loop import LoopConfig, Training, train
+from viva.training.rollouts import Sampling
 from viva.training.service import EngineConfig
 from viva.training.update import UpdateConfig
 
@@ -126,7 +127,8 @@ async def main(config: Config) -> None:
         other = await settled(opened.service.create_sampling_client(base_model=options.model))
         training = Training(
             config=LoopConfig(
-                update=UpdateConfig(learning_rate=config.learning_rate), max_tokens=config.max_tokens
+                update=UpdateConfig(learning_rate=config.learning_rate),
+                sampling=Sampling(max_tokens=config.max_tokens),
             ),
             client=opened.client,
             dataset=make_dataset(config, opened.renderer, other),

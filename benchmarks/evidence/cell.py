@@ -15,6 +15,7 @@ from evidence.beds import Bed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
 from viva.training.data import PromptItem
+from viva.training.rollouts import Sampling
 
 NUM_SAMPLES = 8
 NUM_CONVERSATIONS = 130
@@ -71,7 +72,8 @@ async def _measure(policy: str, problems: list[PromptItem], max_tokens: int) -> 
     asked = {}
     for temperature, count in ((0.0, 1), (1.0, NUM_SAMPLES)):
         direct = DirectSampler(
-            renderer=opened.renderer, seed=0, max_tokens=max_tokens, temperature=temperature
+            renderer=opened.renderer,
+            sampling=Sampling(seed=0, max_tokens=max_tokens, temperature=temperature),
         )
         asked[temperature] = await ask_all(opened.client, direct, problems, count)
     votes = [[(answer.vote, answer.right) for answer in each.answers] for each in asked[1.0]]

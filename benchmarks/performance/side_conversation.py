@@ -44,7 +44,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.sdk import settled
     from viva.selfplay.round_robin import round_robin_group
     from viva.training.batch import plain_batch
-    from viva.training.rollouts import Policy, run_groups
+    from viva.training.rollouts import Policy, Sampling, run_groups
     from viva.training.update import UpdateConfig, update_policy
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
@@ -76,7 +76,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
             client if settings["plain"] else await settled(client.save_weights_and_get_sampling_client())
         )
         reference.sampling_client = sampler
-        policy = Policy(sampler=sampler, seed=number, max_tokens=settings["max_tokens"])
+        policy = Policy(sampler=sampler, sampling=Sampling(seed=number, max_tokens=settings["max_tokens"]))
         outcomes = await run_groups(builders, policy, max_retries=0)
         rolled = time.perf_counter()
         assert all(outcome.group for outcome in outcomes), [outcome.void_reason for outcome in outcomes]

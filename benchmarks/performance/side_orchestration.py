@@ -69,7 +69,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.selfplay.round_robin import round_robin_group
     from viva.training.collection import frozen_gc
-    from viva.training.rollouts import Policy, run_groups
+    from viva.training.rollouts import Policy, Sampling, run_groups
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     renderer = load_renderer(tokenizer, model_name=settings["model"])
@@ -94,7 +94,9 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
             for index in range(count)
         ]
         started = time.process_time()
-        outcomes = await run_groups(builders, Policy(sampler=sampler, seed=number, max_tokens=512))
+        outcomes = await run_groups(
+            builders, Policy(sampler=sampler, sampling=Sampling(seed=number, max_tokens=512))
+        )
         seconds = time.process_time() - started
         assert all(outcome.group for outcome in outcomes), outcomes[0].void_reason
         return seconds

@@ -13,6 +13,7 @@ from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.sdk import make_sequence
 from viva.training.data import PromptItem
+from viva.training.rollouts import Sampling
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
@@ -51,7 +52,8 @@ def evaluator(renderer, **options):
     items = [PromptItem(question=f"What is {n} and 1?", answer=str(n + 1)) for n in range(4)]
     items = options.pop("items", items)
     asked = {name: options.pop(name) for name in ("asks_greedy", "num_samples") if name in options}
-    direct = DirectSampler(**({"renderer": renderer, "seed": 3, "max_tokens": 20} | options))
+    sampling = Sampling(seed=3, max_tokens=20, **options)
+    direct = DirectSampler(renderer=renderer, sampling=sampling)
     return DirectEvaluator(items=items, direct=direct, **asked)
 
 
@@ -154,12 +156,14 @@ async def test_test_conversations_are_played_again_as_often_as_said(max_retries)
             return []
 
     evaluate = ConversationEvaluator(
-        make_builders=lambda: [Broken()], seed=0, max_tokens=4, max_retries=max_retries
+        make_builders=lambda: [Broken()], sampling=Sampling(seed=0, max_tokens=4, max_retries=max_retries)
     )
     metrics = await evaluate(None, 0)
     assert (Broken.made, metrics["test/conversation/rollout/void"]) == (max_retries + 1, 1)
 
 
 async def test_conversation_metrics_get_their_prefix():
-    metrics = await ConversationEvaluator(make_builders=lambda: [], seed=0, max_tokens=4)(None, 0)
+    metrics = await ConversationEvaluator(make_builders=lambda: [], sampling=Sampling(seed=0, max_tokens=4))(
+        None, 0
+    )
     assert metrics["test/conversation/rollout/groups"] == 0

@@ -22,6 +22,7 @@ from viva.testing import (
     turn_of,
 )
 from viva.training.data import PromptItem
+from viva.training.rollouts import Sampling
 
 RENDERER = tiny_renderer()
 ITEMS = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(3)]
@@ -73,12 +74,12 @@ def conversations(**options):
         )
 
     return Conversations(
-        **({"num_agents": 2, "make_builder": make_builder, "seed": 0, "max_tokens": 400} | options)
+        **({"num_agents": 2, "make_builder": make_builder, "sampling": Sampling(max_tokens=400)} | options)
     )
 
 
 def direct(**options):
-    return DirectSampler(**({"renderer": RENDERER, "seed": 0, "max_tokens": 40} | options))
+    return DirectSampler(renderer=RENDERER, sampling=Sampling(max_tokens=40, **options))
 
 
 STORY = {(0, 0): RIGHT, (0, 1): WRONG_TEXT, (1, 0): WRONG_TEXT, (1, 1): RIGHT}
@@ -163,7 +164,12 @@ async def test_what_a_users_grader_raises_ends_the_evaluation_at_once(num_proble
     check = AnswerCheck(name="broken", is_right=broken, vote=lambda text: None)
     sampler = client(STORY)
     with pytest.raises(ZeroDivisionError, match="no such thing"):
-        await play_all(sampler, conversations(max_retries=5), ITEMS[:num_problems], check)
+        await play_all(
+            sampler,
+            conversations(sampling=Sampling(max_tokens=400, max_retries=5)),
+            ITEMS[:num_problems],
+            check,
+        )
     assert len(calls) <= num_problems
     assert len(sampler.prompts) <= 6 * num_problems  # four turns and two verdicts: nothing was played again
 
@@ -178,9 +184,7 @@ async def test_an_evaluation_that_is_interrupted_is_no_mistake_of_the_grader():
 
 async def test_direct_answers_keep_the_seeds_of_the_training_loop():
     sampler = client()
-    metrics = await DirectEvaluator(
-        items=ITEMS, direct=DirectSampler(renderer=RENDERER, seed=0, max_tokens=40)
-    )(sampler, 7)
+    metrics = await DirectEvaluator(items=ITEMS, direct=direct())(sampler, 7)
     asked = await ask_all(sampler, direct(), ITEMS, 3)
     seeds = sampler.seeds
     assert metrics["test/direct_accuracy"] == 1.0

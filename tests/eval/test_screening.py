@@ -19,6 +19,7 @@ from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.rewards import find_reward
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.data import PromptItem
+from viva.training.rollouts import Sampling
 
 MATH = CHECKS["math"]
 RENDERER = tiny_renderer()
@@ -221,7 +222,7 @@ def test_a_model_is_asked_greedily_and_as_in_training_and_judges_in_both_orders(
         script=script,
         next_token=lambda prompt: {"A": 0.75, "B": 0.25} if prompt.endswith(VERDICT_PREFIX) else {},
     )
-    direct = DirectSampler(renderer=RENDERER, seed=0, max_tokens=60, temperature=0.7)
+    direct = DirectSampler(renderer=RENDERER, sampling=Sampling(seed=0, max_tokens=60, temperature=0.7))
     screener = Screener(
         direct=direct,
         check=MATH,

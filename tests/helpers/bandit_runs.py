@@ -7,6 +7,7 @@ from bandit_engine import GOOD, BanditTrainer, CountDataset, CountGroup, load_ba
 
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training
+from viva.training.rollouts import Sampling
 from viva.training.update import UpdateConfig
 
 
@@ -20,10 +21,11 @@ def make_run(folder: Path, *, num_steps=6, group_class=CountGroup, behavior="res
         if resume_from
         else BanditTrainer(state_dir)
     )
-    config = {"seed": 3, "max_tokens": 12, "save_every": 2, "eval_every": 2} | options
+    config = {"save_every": 2, "eval_every": 2} | options
+    sampling = Sampling(seed=config.pop("seed", 3), max_tokens=12)
     update = UpdateConfig(learning_rate=0.1, num_substeps=config.pop("num_substeps", 1))
     return Training(
-        config=LoopConfig(update=update, **config),
+        config=LoopConfig(update=update, sampling=sampling, **config),
         client=client,
         dataset=CountDataset(num_steps, group_class=group_class),
         folder=run_folder,

@@ -24,6 +24,7 @@ from viva.engine.checkpoint import read_checkpoint, read_tensors, write_checkpoi
 from viva.recipes.loop import _disk_problem
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
+from viva.training.rollouts import Sampling
 from viva.training.update import UpdateConfig
 
 NUM_STEPS = 5
@@ -77,8 +78,7 @@ async def go(folder, told, saved):
 
     run.checkpoints.save = saving
     config = LoopConfig(
-        seed=1,
-        max_tokens=8,
+        sampling=Sampling(seed=1, max_tokens=8),
         save_every=2,
         eval_every=0,
         tokens_every=1,

@@ -14,6 +14,7 @@ from viva.conversation.rendering import build_prompt, load_renderer, read_reply
 from viva.engine import LocalServiceClient
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
+from viva.training.rollouts import Sampling
 from viva.training.update import UpdateConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma")
@@ -119,7 +120,9 @@ async def test_every_family_samples_and_trains(tmp_path, family):
         device="cpu", state_dir=folder.state_dir, one_run=True
     ).create_lora_training_client(str(model), rank=4, seed=0)
     renderer = load_renderer(client.get_tokenizer(), model_name=str(model))
-    config = LoopConfig(update=UpdateConfig(learning_rate=0.01), max_tokens=12, eval_every=0)
+    config = LoopConfig(
+        update=UpdateConfig(learning_rate=0.01), sampling=Sampling(max_tokens=12), eval_every=0
+    )
     data = Letters(renderer, 1, ProblemGroupBuilder)
     assert await train(Training(config=config, client=client, dataset=data, folder=folder))
     (metrics,) = folder.log.metrics()

@@ -12,6 +12,7 @@ from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from viva.engine import LocalServiceClient
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
+from viva.training.rollouts import Sampling
 from viva.training.update import UpdateConfig
 
 
@@ -36,7 +37,12 @@ async def rewards_of(model, folder, builder_class):
     )
     renderer = get_renderer("qwen3_instruct", client.get_tokenizer())
     run = Training(
-        config=LoopConfig(max_tokens=12, save_every=0, eval_every=0, update=UpdateConfig(learning_rate=0.01)),
+        config=LoopConfig(
+            sampling=Sampling(max_tokens=12),
+            save_every=0,
+            eval_every=0,
+            update=UpdateConfig(learning_rate=0.01),
+        ),
         client=client,
         dataset=Letters(renderer, 15, builder_class),
         folder=run_folder,

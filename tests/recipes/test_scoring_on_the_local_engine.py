@@ -10,7 +10,7 @@ from viva.engine import LocalServiceClient
 from viva.experts.assisted import FeedbackGroupBuilder, PromptAugmentedEnv, PromptAugmentedGroupBuilder
 from viva.experts.strategy import iid
 from viva.training.batch import ExpertConfig, make_batch
-from viva.training.rollouts import Policy, run_groups
+from viva.training.rollouts import Policy, Sampling, run_groups
 from viva.training.samples import batch_samples
 from viva.training.update import EXACT_GAP, UpdateConfig, update_policy
 
@@ -56,7 +56,7 @@ async def played(client, renderer, temperature=1.0, names=("iid", "hint", "feedb
         "hint": PromptAugmentedGroupBuilder(env_thunk=lambda: problem([HINT]), num_envs=2),
         "feedback": FeedbackGroupBuilder(env_thunk=problem, num_envs=2, train_behind="problem"),
     }
-    policy = Policy(sampler=sampler, seed=seed, max_tokens=5, temperature=temperature)
+    policy = Policy(sampler=sampler, sampling=Sampling(seed=seed, max_tokens=5, temperature=temperature))
     outcomes = await run_groups([builders[name] for name in names], policy)
     for outcome in outcomes:  # an advantage for everybody, whatever was drawn
         outcome.group.final_rewards_G[:] = [-1.0, 1.0]

@@ -24,6 +24,7 @@ from viva.recipes.demo import demo_options
 from viva.recipes.loop import run_recipe
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import AllGroupsFailedError, LoopConfig, Training, train
+from viva.training.rollouts import Sampling
 from viva.training.update import EXACT_GAP, SamplerGapError, UpdateConfig
 
 NUM_STEPS = 6
@@ -104,8 +105,7 @@ async def stopped_by(folder, fault, error, match):
     run_folder = prepare_run_folder(folder, behavior="raise", config={}).open()
     training = Training(
         config=LoopConfig(
-            seed=1,
-            max_tokens=8,
+            sampling=Sampling(seed=1, max_tokens=8),
             save_every=1,
             eval_every=0,
             update=UpdateConfig(learning_rate=0.1, max_logprob_gap=EXACT_GAP),

@@ -19,6 +19,7 @@ from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training.followers import Current
 from viva.training.loop import LoopConfig, Training, train
+from viva.training.rollouts import Sampling
 from viva.training.update import UpdateConfig
 
 LATENCY_S = 0.05
@@ -128,7 +129,10 @@ async def one_step(folder, order):
     judge = PolicySelfComparisonJudge(policy, RENDERER, max_off_set_mass=1.0)
     run = Training(
         config=LoopConfig(
-            max_tokens=256, eval_every=0, save_every=0, update=UpdateConfig(learning_rate=1e-3)
+            sampling=Sampling(max_tokens=256),
+            eval_every=0,
+            save_every=0,
+            update=UpdateConfig(learning_rate=1e-3),
         ),
         client=Trainer(),
         dataset=Conversations(judge, order),

@@ -26,6 +26,7 @@ from viva.rewards.review import STREAMS, ReviewRules
 from viva.run.folder import prepare_run_folder
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.loop import LoopConfig, Training, train
+from viva.training.rollouts import Sampling
 from viva.training.update import UpdateConfig
 
 CHOICES = {"proposal": "0123", "ranking": "hr", "critique": "uv", "revision": "0123", "verdict": "hr"}
@@ -162,7 +163,10 @@ async def trained(folder, **options):
     toy = Toy()
     run = Training(
         config=LoopConfig(
-            seed=1, max_tokens=120, save_every=0, eval_every=0, update=UpdateConfig(learning_rate=0.06)
+            sampling=Sampling(seed=1, max_tokens=120),
+            save_every=0,
+            eval_every=0,
+            update=UpdateConfig(learning_rate=0.06),
         ),
         client=toy,
         dataset=Conversations(**options),

@@ -17,7 +17,7 @@ from viva.rewards import find_reward
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.batch import plain_batch
 from viva.training.members import Members, member_metrics, update_members
-from viva.training.rollouts import Policy, run_groups
+from viva.training.rollouts import Policy, Sampling, run_groups
 from viva.training.team import FixedMember, Team
 from viva.training.update import UpdateConfig, update_policy
 
@@ -79,7 +79,9 @@ async def play(clients, policies, temperature=1.0):
         )
         for number in range(3)
     ]
-    policy = Policy(sampler=Team("red", samplers), seed=5, max_tokens=6, temperature=temperature)
+    policy = Policy(
+        sampler=Team("red", samplers), sampling=Sampling(seed=5, max_tokens=6, temperature=temperature)
+    )
     return await run_groups(builders, policy)
 
 

@@ -8,7 +8,7 @@ from bandit_engine import BanditSampler, Done
 from tinker_cookbook import hyperparam_utils
 
 from viva.training.data import derive_seed
-from viva.training.rollouts import Policy, PromptTooLongError, SeededCompleter
+from viva.training.rollouts import Policy, PromptTooLongError, Sampling, SeededCompleter
 from viva.training.service import LARGEST_RATE, EngineConfig, context_window, default_learning_rate
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
@@ -27,7 +27,7 @@ class Recorder(BanditSampler):
 async def test_every_call_draws_with_its_own_seed_and_the_same_ones_again():
     first, second = Recorder(), Recorder()
     for sampler in (first, second):
-        completer = SeededCompleter(sampler=sampler, seed=7, max_tokens=9)
+        completer = SeededCompleter(sampler=sampler, sampling=Sampling(seed=7, max_tokens=9))
         for _ in range(3):
             await completer(PROMPT, [0])
     assert [params.seed for params in first.params] == [derive_seed(7, call) for call in range(3)]
@@ -35,7 +35,7 @@ async def test_every_call_draws_with_its_own_seed_and_the_same_ones_again():
 
 
 def test_seats_groups_and_attempts_have_streams_of_their_own():
-    policy = Policy(sampler=Recorder(), seed=3, max_tokens=9, temperature=0.5)
+    policy = Policy(sampler=Recorder(), sampling=Sampling(seed=3, max_tokens=9, temperature=0.5))
     places = [(group, attempt, seat) for group in range(3) for attempt in range(2) for seat in range(3)]
     completers = [policy.seat(group=group, attempt=attempt, seat=seat) for group, attempt, seat in places]
     assert len({completer.seed for completer in completers}) == len(places)
@@ -47,13 +47,15 @@ def test_seats_groups_and_attempts_have_streams_of_their_own():
 )
 async def test_a_reply_is_no_longer_than_any_limit(window, given, expected):
     sampler = Recorder()
-    completer = SeededCompleter(sampler=sampler, seed=0, max_tokens=9, context_window=window)
+    completer = SeededCompleter(
+        sampler=sampler, sampling=Sampling(seed=0, max_tokens=9, context_window=window)
+    )
     await completer(PROMPT, [0], max_tokens=given)
     assert sampler.params[0].max_tokens == expected
 
 
 async def test_a_prompt_that_fills_the_window_is_an_error_that_says_what_to_do():
-    completer = SeededCompleter(sampler=Recorder(), seed=0, max_tokens=9, context_window=3)
+    completer = SeededCompleter(sampler=Recorder(), sampling=Sampling(seed=0, max_tokens=9, context_window=3))
     with pytest.raises(PromptTooLongError, match=r"3 tokens leaves no room .* holds 3\. Use fewer rounds"):
         await completer(PROMPT, [0])
 
@@ -64,7 +66,9 @@ async def test_a_call_that_takes_too_long_times_out():
             return asyncio.get_running_loop().create_future()
 
     with pytest.raises(TimeoutError):
-        await SeededCompleter(sampler=Slow(), seed=0, max_tokens=9, timeout_s=0.01)(PROMPT, [0])
+        await SeededCompleter(sampler=Slow(), sampling=Sampling(seed=0, max_tokens=9, timeout_s=0.01))(
+            PROMPT, [0]
+        )
 
 
 async def test_a_sampler_without_logprobs_is_refused():
@@ -74,7 +78,7 @@ async def test_a_sampler_without_logprobs_is_refused():
             return Done(type("Response", (), {"sequences": [sequence]}))
 
     with pytest.raises(ValueError, match="returned no logprobs"):
-        await SeededCompleter(sampler=Silent(), seed=0, max_tokens=9)(PROMPT, [0])
+        await SeededCompleter(sampler=Silent(), sampling=Sampling(seed=0, max_tokens=9))(PROMPT, [0])
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B"])

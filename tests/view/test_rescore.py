@@ -21,7 +21,7 @@ from viva.rewards import find_reward
 from viva.rewards.review import review_rules
 from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
-from viva.training.rollouts import Policy, run_group
+from viva.training.rollouts import Policy, Sampling, run_group
 from viva.view.files import iter_transcripts
 from viva.view.rescore import RescoreOptions, Rescoring, rescore, rescore_text, within_correlation
 
@@ -70,7 +70,7 @@ def play(question: str, seed: int, preset: str, *, agents_compare: bool) -> dict
         grader=lambda solution, answer: solution.strip() == answer,
         seed=seed,
     )
-    asyncio.run(run_group(builder, Policy(sampler=client, seed=0, max_tokens=400)))
+    asyncio.run(run_group(builder, Policy(sampler=client, sampling=Sampling(seed=0, max_tokens=400))))
     record = builder.record()
     assert record is not None
     return record

@@ -22,7 +22,7 @@ from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen
 from viva.training.data import PromptItem, derive_seed
 from viva.training.metrics import rollout_metrics
-from viva.training.rollouts import GroupOutcome, Policy, run_groups
+from viva.training.rollouts import GroupOutcome, Policy, Sampling, run_groups
 
 BuilderMaker = Callable[[PromptItem, int, PolicyRef, Grader], EnvGroupBuilder]
 """One conversation on a problem, from its seed, who judges, and how solutions are graded for the metrics."""
@@ -34,13 +34,7 @@ class ConversationEvaluator:
 
     make_builders: Callable[[], Sequence[EnvGroupBuilder]]
     """Fresh builders for one evaluation; their seeds come from `group_seed`."""
-    seed: int
-    max_tokens: int
-    temperature: float = 1.0
-    context_window: int | None = None
-    policy_timeout_s: float | None = None
-    max_retries: int = 1
-    """Retries of a conversation that failed."""
+    sampling: Sampling
     prefix: str = "test/conversation/"
     begin: Begin = unseen
     """Called when conversations begin."""
@@ -60,17 +54,13 @@ class ConversationEvaluator:
         progress = self.begin("test conversations", len(builders), "conversations")
         policy = Policy(
             sampler=sampler,
-            seed=derive_seed(self.seed, "test conversations"),
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            context_window=self.context_window,
-            timeout_s=self.policy_timeout_s,
+            sampling=self.sampling.seeded("test conversations"),
             on_reply=progress.on_reply,
         )
         return await run_groups(
             builders,
             policy,
-            max_retries=self.max_retries,
+            max_retries=self.sampling.max_retries,
             on_group=lambda _, outcome: progress.on_group(outcome),
         )
 
@@ -126,12 +116,12 @@ async def play_all(
     """
     grader = _KeptGrader(check, on_error=lambda: playing.cancel())
     judge = PolicyRef(
-        sampling_client=conversations.judge or sampler, timeout_s=conversations.policy_timeout_s
+        sampling_client=conversations.judge or sampler, timeout_s=conversations.sampling.timeout_s
     )
     evaluator = replace(
         conversations,
         make_builders=lambda: [
-            conversations.make_builder(item, group_seed(conversations.seed, index), judge, grader)
+            conversations.make_builder(item, group_seed(conversations.sampling.seed, index), judge, grader)
             for index, item in enumerate(items)
         ],
     )

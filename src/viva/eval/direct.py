@@ -23,8 +23,8 @@ from viva.judging.answers import answer_key, is_correct
 from viva.judging.judge import SamplingClient
 from viva.judging.usage import count_tokens
 from viva.training.console import Begin, StepProgress, unseen
-from viva.training.data import PromptItem, derive_seed
-from viva.training.rollouts import PromptTooLongError, SeededCompleter
+from viva.training.data import PromptItem
+from viva.training.rollouts import PromptTooLongError, Sampling, SeededCompleter
 
 _MOST_DIRECT_ANSWERS = 1024
 """Per problem, at equal tokens: a bound for replies of a token or two."""
@@ -35,13 +35,14 @@ class DirectSampler:
     """Asks bare questions; their seeds do not depend on the policy, so changes come from the weights."""
 
     renderer: Renderer
-    seed: int
-    max_tokens: int
-    temperature: float = 1.0
+    sampling: Sampling
     system_prompt: str | None = None
-    context_window: int | None = None
     grader: Callable[[str, str], bool] = is_correct
     vote: Callable[[str], str | None] = answer_key
+
+    def at(self, temperature: float) -> "DirectSampler":
+        """The same at another temperature."""
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     async def answer(
         self,
@@ -66,13 +67,7 @@ class DirectSampler:
     ) -> tuple[Answer, Sequence[float]]:
         """One answer, as `answer`, and the sampling logprobs of its tokens in nats."""
         place = (index, number) if number else (index,)
-        completer = SeededCompleter(
-            sampler=sampler,
-            seed=derive_seed(self.seed, "direct", *place),
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            context_window=self.context_window,
-        )
+        completer = SeededCompleter(sampler=sampler, sampling=self.sampling.seeded("direct", *place))
         prompt = build_prompt(self.renderer, direct_messages(item.question, self.system_prompt))
         try:
             reply = await completer(prompt, self.renderer.get_stop_sequences())
@@ -123,11 +118,12 @@ class DirectEvaluator:
         with costs.part("direct"):
             asked = await ask_all(sampler, self.direct, self.items, self.num_samples, self.begin)
             greedy: tuple[Asked, ...] = ()
-            if self.direct.temperature == 0:
+            if self.direct.sampling.temperature == 0:
                 greedy = tuple(replace(each, answers=each.answers[:1]) for each in asked)
             elif self.asks_greedy:
-                greedy_direct = replace(self.direct, temperature=0.0)
-                greedy = await ask_all(sampler, greedy_direct, self.items, 1, self.begin, "at temperature 0")
+                greedy = await ask_all(
+                    sampler, self.direct.at(0.0), self.items, 1, self.begin, "at temperature 0"
+                )
         return DirectAnswers(asked=asked, greedy=greedy, cost=costs.tokens["direct"])
 
     def reporting(self, begin: Begin) -> "DirectEvaluator":
@@ -244,7 +240,7 @@ async def _answers_within(
             return _prefix(answers, budget)
         if answers and not used:
             return answers[:1]  # the question does not fit; asking again would not change that
-        mean = max(used / len(answers), 1.0) if answers else float(direct.max_tokens)
+        mean = max(used / len(answers), 1.0) if answers else float(direct.sampling.max_tokens)
         wanted = len(answers) + max(1, math.ceil((budget - used) / mean))
         answers = answers + await _ask(
             sampler, direct, index, item, range(len(answers), min(wanted, _MOST_DIRECT_ANSWERS))

@@ -114,7 +114,7 @@ class Screener:
         self, sampler: SamplingClient, items: Sequence[PromptItem], begin: Begin = unseen
     ) -> tuple[Screened, ...]:
         """All answers, without judgements."""
-        greedy = replace(self.direct, temperature=0.0)
+        greedy = self.direct.at(0.0)
         progress = begin("answers", len(items) * (self.num_samples + 1), "answers")
 
         async def ask(index: int, item: PromptItem) -> Screened:

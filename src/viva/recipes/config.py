@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
+    from viva.training.rollouts import Sampling
 
 DEFAULT_DATAPOINTS = 131072
 """Trajectories of a run whose length is not given."""
@@ -158,6 +159,19 @@ class RecipeConfig(DataOptions):
             ValueError: For anything the user has to fix.
         """
         raise NotImplementedError
+
+    def sampling(self, context_window: int | None) -> Sampling:
+        """Settings of the agents' replies, with a model that can hold so many tokens."""
+        from viva.training.rollouts import Sampling
+
+        return Sampling(
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            context_window=context_window,
+            timeout_s=self.policy_timeout_s,
+            max_retries=self.max_retries,
+        )
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""

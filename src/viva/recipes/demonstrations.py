@@ -207,14 +207,7 @@ async def played_examples(
             game.group(item, seed, renderer=opened.renderer, judge=None, grader=plan.grader, voter=voter)
         )
     say(f"playing {counted(len(builders), 'conversation')} to make examples of")
-    policy = Policy(
-        sampler=sampler,
-        seed=derive_seed(config.seed, "warmup"),
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        context_window=opened.context_window,
-        timeout_s=config.policy_timeout_s,
-    )
+    policy = Policy(sampler=sampler, sampling=config.sampling(opened.context_window).seeded("warmup"))
     await run_groups(builders, policy, max_retries=config.max_retries)
     return [example for each in kept for example in each.examples]
 

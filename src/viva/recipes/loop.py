@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import Any, cast
@@ -184,12 +185,7 @@ def _prompt_metrics(plan: Plan, opened: OpenRun) -> dict[str, float]:
 def _loop_config(plan: Plan, opened: OpenRun, experts: ExpertConfig, samples_every: int) -> LoopConfig:
     config = plan.config
     return LoopConfig(
-        seed=config.seed,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        context_window=opened.context_window,
-        policy_timeout_s=config.policy_timeout_s,
-        max_retries=config.max_retries,
+        sampling=config.sampling(opened.context_window),
         experts=experts,
         samples_every=samples_every,
         tokens_every=config.tokens_every,
@@ -239,11 +235,9 @@ def direct_sampler(plan: Plan, opened: OpenRun, temperature: float) -> DirectSam
     config = plan.config
     return DirectSampler(
         renderer=opened.renderer,
-        seed=config.seed,
-        max_tokens=config.max_tokens,
-        temperature=temperature,
+        # a question that took too long would end the run
+        sampling=replace(config.sampling(opened.context_window), temperature=temperature, timeout_s=None),
         system_prompt=config.system_prompt,
-        context_window=opened.context_window,
         grader=plan.check.is_right,
         vote=plan.check.vote,
     )
@@ -261,12 +255,7 @@ def _conversation_evaluators(
             make_builders=lambda: [
                 make_builder(item, group_seed(config.seed, index)) for index, item in enumerate(spoken)
             ],
-            seed=config.seed,
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            context_window=opened.context_window,
-            policy_timeout_s=config.policy_timeout_s,
-            max_retries=config.max_retries,
+            sampling=config.sampling(opened.context_window),
         )
     ]
 

@@ -31,12 +31,12 @@ from viva.training.ahead import GroupStream, RolloutsAhead
 from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch, plain_batch
 from viva.training.collection import frozen_gc
 from viva.training.console import Begin, RunConsole
-from viva.training.data import ExampleDataset, PromptsChangedError, derive_seed
+from viva.training.data import ExampleDataset, PromptsChangedError
 from viva.training.followers import Follower, JudgeStoppedError, check_judge
 from viva.training.members import Members, member_metrics, update_members
 from viva.training.metrics import Clock, rollout_metrics
 from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
-from viva.training.rollouts import GroupOutcome, Policy, run_groups
+from viva.training.rollouts import GroupOutcome, Policy, Sampling, run_groups
 from viva.training.update import UpdateConfig, imitate, update_policy
 
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -69,13 +69,7 @@ class LoopConfig:
     """The loop's settings."""
 
     update: UpdateConfig
-    seed: int = 0
-    max_tokens: int = 512
-    temperature: float = 1.0
-    context_window: int | None = None
-    policy_timeout_s: float | None = None
-    max_retries: int = 1
-    """Further attempts at a group that failed."""
+    sampling: Sampling = field(default_factory=Sampling)
     experts: ExpertConfig = field(default_factory=ExpertConfig)
     """Estimation of batches whose builders name search strategies (`viva.experts.strategy`)."""
     samples_every: int = 1
@@ -293,10 +287,12 @@ async def _update(
     """Train on a batch; metrics, and what is kept of it."""
     config, outcomes_P = run.config, played.outcomes_P
     keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
-    chosen = chosen_groups(outcomes_P, seed=config.seed, step=step) if keeps_tokens else []
+    chosen = chosen_groups(outcomes_P, seed=config.sampling.seed, step=step) if keeps_tokens else []
     batch = plain_batch(outcomes_P)
     if run.members is None:
-        batch = await make_batch(run.client, outcomes_P, config.experts, temperature=config.temperature)
+        batch = await make_batch(
+            run.client, outcomes_P, config.experts, temperature=config.sampling.temperature
+        )
     for text in batch.warnings:
         console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
     if run.members is None:
@@ -310,7 +306,11 @@ async def _update(
         )
     else:
         result = await update_members(
-            run.members, batch, config.update, config.experts.num_checked, temperature=config.temperature
+            run.members,
+            batch,
+            config.update,
+            config.experts.num_checked,
+            temperature=config.sampling.temperature,
         )
     keeps_samples = bool(config.samples_every) and step % config.samples_every == 0
     tokens = token_rows(outcomes_P, chosen, batch, result.logprobs_D, run.token_texts)
@@ -387,11 +387,7 @@ async def _rollouts(
     progress = console.sampling(len(builders_P))
     policy = Policy(
         sampler=sampler,
-        seed=derive_seed(config.seed, "rollouts", step),
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        context_window=config.context_window,
-        timeout_s=config.policy_timeout_s,
+        sampling=config.sampling.seeded("rollouts", step),
         on_reply=progress.on_reply,
     )
     stream = GroupStream(run.client, config.update) if config.stream_updates else None
@@ -403,7 +399,9 @@ async def _rollouts(
             stream.add(index, outcome)
 
     async with _journaled(run, sampler, console, step):
-        outcomes_P = await run_groups(builders_P, policy, max_retries=config.max_retries, on_group=on_group)
+        outcomes_P = await run_groups(
+            builders_P, policy, max_retries=config.sampling.max_retries, on_group=on_group
+        )
         _report_void(run, step, outcomes_P, console)
     return _PlayedStep(outcomes_P=outcomes_P, stream=stream)
 

@@ -22,7 +22,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import tinker
@@ -42,26 +42,33 @@ class PromptTooLongError(ValueError):
     """A prompt leaves no room for a reply."""
 
 
-@dataclass(kw_only=True)
-class _Sampling:
-    """A sampler with its settings."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Settings of replies, the same in training and in evaluation."""
 
-    sampler: SamplingClient
-    seed: int
-    max_tokens: int
+    seed: int = 0
+    max_tokens: int = 512
     temperature: float = 1.0
     context_window: int | None = None
     """Tokens the model can hold; replies are cut so that prompt and reply fit."""
     timeout_s: float | None = None
     """Time limit of one call. Results then depend on the clock, so it is off by default."""
-    on_reply: Callable[[int], None] | None = None
-    """Called with the number of tokens of each reply."""
+    max_retries: int = 1
+    """Further attempts at a group that failed."""
+
+    def seeded(self, *place: str | int) -> "Sampling":
+        """The same with the seed of a place."""
+        return replace(self, seed=derive_seed(self.seed, *place))
 
 
 @dataclass(kw_only=True)
-class SeededCompleter(_Sampling, TokenCompleter):
-    """One seat's policy. Call ``i`` draws with a seed that depends on ``seed`` and ``i`` alone."""
+class SeededCompleter(TokenCompleter):
+    """One seat's policy. Call ``i`` draws with a seed that depends on the sampling's and ``i`` alone."""
 
+    sampler: SamplingClient
+    sampling: Sampling
+    on_reply: Callable[[int], None] | None = None
+    """Called with the number of tokens of each reply."""
     group_seed: int = 0
     """Draw of the group and attempt: all seats of a conversation meet the same past self."""
     speaker: str | None = None
@@ -80,11 +87,11 @@ class SeededCompleter(_Sampling, TokenCompleter):
         params = tinker.SamplingParams(
             stop=stop,
             max_tokens=self._room(model_input.length, max_tokens),
-            temperature=self.temperature,
-            seed=derive_seed(self.seed, self.num_calls),
+            temperature=self.sampling.temperature,
+            seed=derive_seed(self.sampling.seed, self.num_calls),
         )
         self.num_calls += 1
-        async with asyncio.timeout(self.timeout_s):
+        async with asyncio.timeout(self.sampling.timeout_s):
             response = await sample(self._speaking(), model_input, params)
         sequence = response.sequences[0]
         if sequence.logprobs is None:
@@ -107,28 +114,37 @@ class SeededCompleter(_Sampling, TokenCompleter):
         return self.sampler.member(self.speaker, self.group_seed)
 
     def _room(self, prompt_length: int, max_tokens: int | None) -> int:
-        room = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
-        if self.context_window is None:
+        room, window = self.sampling.max_tokens, self.sampling.context_window
+        room = room if max_tokens is None else min(room, max_tokens)
+        if window is None:
             return room
-        room = min(room, self.context_window - prompt_length)
+        room = min(room, window - prompt_length)
         if room < 1:
             raise PromptTooLongError(
                 f"a prompt of {prompt_length} tokens leaves no room for a reply: the model holds "
-                f"{self.context_window}. Use fewer rounds or agents, shorter prompts, a smaller max_tokens, "
+                f"{window}. Use fewer rounds or agents, shorter prompts, a smaller max_tokens, "
                 "or a model with a longer context."
             )
         return room
 
 
 @dataclass(kw_only=True)
-class Policy(_Sampling):
+class Policy:
     """A sampler from which every seat of every group takes its own completer; its seed is that of run and step."""
+
+    sampler: SamplingClient
+    sampling: Sampling
+    on_reply: Callable[[int], None] | None = None
+    """Called with the number of tokens of each reply."""
 
     def seat(self, *, group: int, attempt: int, seat: int) -> SeededCompleter:
         """The completer of one seat in one attempt at one group."""
-        seeds = {"seed": (group, attempt, seat), "group_seed": ("member", group, attempt)}
-        settings: dict[str, Any] = {name: derive_seed(self.seed, *key) for name, key in seeds.items()}
-        return SeededCompleter(**(vars(self) | settings))
+        return SeededCompleter(
+            sampler=self.sampler,
+            sampling=self.sampling.seeded(group, attempt, seat),
+            on_reply=self.on_reply,
+            group_seed=derive_seed(self.sampling.seed, "member", group, attempt),
+        )
 
 
 FAILED = "failed"

@@ -64,6 +64,7 @@ from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem
 from viva.training.records import transcript_row
 from viva.training.remote import watched
+from viva.training.rollouts import Sampling
 from viva.training.service import EngineConfig
 
 _FOLDER = Path("runs/eval")
@@ -188,11 +189,13 @@ async def _sample(
     """An evaluation without figures, and its transcripts."""
     direct = DirectSampler(
         renderer=opened.renderer,
-        seed=plan.shared.seed,
-        max_tokens=plan.shared.max_tokens,
-        temperature=plan.record["eval_temperature"],
+        sampling=Sampling(
+            seed=plan.shared.seed,
+            max_tokens=plan.shared.max_tokens,
+            temperature=plan.record["eval_temperature"],
+            context_window=opened.context_window,
+        ),
         system_prompt=plan.shared.system_prompt,
-        context_window=opened.context_window,
         grader=plan.check.is_right,
         vote=plan.check.vote,
     )
@@ -283,12 +286,7 @@ async def conversations_of(
             make_builder=make_builder,
             judge=None if fixed_judge is None else fixed_judge.client,
             begin=console.begin,
-            seed=config.seed,
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            context_window=opened.context_window,
-            policy_timeout_s=config.policy_timeout_s,
-            max_retries=config.max_retries,
+            sampling=config.sampling(opened.context_window),
         )
 
 

@@ -41,6 +41,7 @@ from viva.selfplay.user_code import find_check
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.remote import watched
+from viva.training.rollouts import Sampling
 
 _FOLDER = Path("runs/screen")
 
@@ -177,11 +178,13 @@ async def _sample(
     screener = Screener(
         direct=DirectSampler(
             renderer=opened.renderer,
-            seed=derive_seed(options.seed, "screen"),
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
+            sampling=Sampling(
+                seed=derive_seed(options.seed, "screen"),
+                max_tokens=options.max_tokens,
+                temperature=options.temperature,
+                context_window=opened.context_window,
+            ),
             system_prompt=options.system_prompt,
-            context_window=opened.context_window,
             grader=plan.check.is_right,
             vote=plan.check.vote,
         ),
