@@ -38,8 +38,8 @@ def test_seats_groups_and_attempts_have_streams_of_their_own():
     policy = Policy(sampler=Recorder(), sampling=Sampling(seed=3, max_tokens=9, temperature=0.5))
     places = [(group, attempt, seat) for group in range(3) for attempt in range(2) for seat in range(3)]
     completers = [policy.seat(group=group, attempt=attempt, seat=seat) for group, attempt, seat in places]
-    assert len({completer.seed for completer in completers}) == len(places)
-    assert {completer.temperature for completer in completers} == {0.5}
+    assert len({completer.sampling.seed for completer in completers}) == len(places)
+    assert {completer.sampling.temperature for completer in completers} == {0.5}
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,16 @@ is loaded.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import chz
 
 from viva.conversation.protocol import counted
-from viva.recipes.protocol import ConversationConfig, Game
-from viva.recipes.reward import refuse_unused, reward_named, user_code
+from viva.recipes.protocol import ConversationConfig
+from viva.recipes.reward import is_own, refuse_unused, reward_named
 
 if TYPE_CHECKING:
-    from viva.recipes.plan import Plan
+    from viva.conversation.protocol import Protocol
     from viva.rewards.base import Reward
 
 
@@ -43,25 +42,20 @@ class Config(ConversationConfig):
 
     log_path: str = "runs/conversation_preference_rl"
 
-    def game(self) -> Game:
-        """The conversation in turns, and the reward.
+    def declared(self, reward: Reward) -> Protocol:
+        """The conversation in turns.
 
         Raises:
-            ValueError: If it could not be held or paid, or an option of the judge is out of range.
+            ValueError: If it could not be held.
         """
         from viva.recipes.plan import at_least
         from viva.selfplay.round_robin import round_robin_protocol
-        from viva.selfplay.user_code import is_target
 
-        at_least(self, {"max_rounds": 1})
-        is_whole = self.reward is not None and is_target(self.reward)
-        reward = self.asking(self.paid_by(), is_whole=is_whole)
-        protocol = round_robin_protocol(
+        del reward
+        at_least(self, {"num_agents": 2, "max_rounds": 1})
+        return round_robin_protocol(
             self.max_rounds, order=self.order, personas=self.personas, on_failure=self.on_failure
         )
-        protocol = self.changed(protocol)
-        reward.check(protocol, self.num_agents)
-        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
     def paid_by(self) -> Reward:
         """The reward, with this recipe's tournament where it is one.
@@ -69,18 +63,14 @@ class Config(ConversationConfig):
         Raises:
             ValueError: If there is no such reward, or an option is given that would not change it.
         """
-        from viva.rewards import Shuffled, Tournament, tournament
-        from viva.selfplay.user_code import is_target
+        from viva.rewards import Tournament, tournament
 
         own = tournament(pattern=self.tournament_pattern)
         if self.reward is None:
             return own
         named = reward_named(self.reward)
-        of = named.of if isinstance(named, Shuffled) else named
-        is_whole = is_target(self.reward)
-        """A value of the user's own, which says all about itself."""
-        if isinstance(of, Tournament) and not is_whole:
-            return replace(named, of=own) if isinstance(named, Shuffled) else own
+        if isinstance(named.inner, Tournament) and not is_own(self.reward):
+            return named.around(own)
         refuse_unused(self, ["tournament_pattern"], f"reward={self.reward} is no tournament")
         return named
 
@@ -89,14 +79,4 @@ class Config(ConversationConfig):
         told = ("" if self.reward is None else f", reward {self.reward}") + self.controlled_by()
         return (
             f"{counted(self.num_agents, 'agent')} x {counted(self.max_rounds, 'round')} ({self.order}){told}"
-        )
-
-    def make_plan(self) -> Plan:
-        """Check all options and load the prompts."""
-        if self.num_agents >= 2:  # else a later check tells it better
-            self.game()
-        return self.planned(
-            recipe="conversation_preference_rl",
-            summary=self.summary(),
-            record={"user_code": user_code(self.reward)} if user_code(self.reward) else None,
         )

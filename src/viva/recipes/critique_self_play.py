@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.conversation.protocol import counted
-from viva.recipes.protocol import ConversationConfig, Game
-from viva.recipes.reward import refuse_unused, reward_named, user_code
+from viva.recipes.protocol import ConversationConfig
+from viva.recipes.reward import is_own, refuse_unused, reward_named
 
 if TYPE_CHECKING:
-    from viva.recipes.plan import Plan
+    from viva.conversation.protocol import Protocol
     from viva.rewards.base import Reward
     from viva.rewards.review import ReviewRules
 
@@ -70,18 +70,15 @@ class Config(ConversationConfig):
         weights = {**rules.weights, **(self.reward_weights or {})}
         return replace(rules, weights=weights, prior_precision=self.prior_precision)
 
-    def game(self) -> Game:
-        """The conversation in which solutions are reviewed, and the reward.
+    def declared(self, reward: Reward) -> Protocol:
+        """The conversation in which solutions are reviewed.
 
         Raises:
-            ValueError: If it could not be held or paid, or the rules say nothing.
+            ValueError: If it could not be held.
         """
         from viva.selfplay.critique import critique_protocol
-        from viva.selfplay.user_code import is_target
 
-        is_whole = self.reward is not None and is_target(self.reward)
-        reward = self.asking(self.paid_by(), is_whole=is_whole)
-        protocol = critique_protocol(
+        return critique_protocol(
             self.num_agents,
             personas=self.personas,
             on_failure=self.on_failure,
@@ -89,9 +86,6 @@ class Config(ConversationConfig):
             comparisons=reward.agents_compare,
             ballots=self.ballots,
         )
-        protocol = self.changed(protocol)
-        reward.check(protocol, self.num_agents)
-        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
     def paid_by(self) -> Reward:
         """The reward by the recipe's rules and judge, as far as they are its own.
@@ -100,21 +94,17 @@ class Config(ConversationConfig):
             ValueError: If there is no such reward, or an option is given that would not change it.
         """
         from viva.judging.judge import JudgeOptions
-        from viva.rewards import Shuffled
         from viva.rewards.comas import Comas
         from viva.rewards.critique import PeerReview
         from viva.rewards.review import STREAMS
         from viva.rewards.streams import only
-        from viva.selfplay.user_code import is_target
 
         by_judge = self.revision_votes == "judge"
         own = PeerReview(rules=self.rules(), compared_by=JudgeOptions() if by_judge else None)
         if self.reward is None:
             return own
         named = reward_named(self.reward)
-        of = named.of if isinstance(named, Shuffled) else named
-        is_whole = is_target(self.reward)
-        """A value of the user's own, which says all about itself."""
+        of, is_whole = named.inner, is_own(self.reward)
         if isinstance(of, PeerReview) and not is_whole:
             if of.name in STREAMS:
                 refuse_unused(self, ["reward_weights"], f"reward={self.reward} pays one stream alone")
@@ -128,11 +118,10 @@ class Config(ConversationConfig):
                     f"reward={self.reward} needs voters who meet on a pair, of whom {self.num_agents} agents have too "
                     "few, so nothing would be trained; use num_agents=4 or more, or votes_on_own=true among three"
                 )
-            return replace(named, of=own) if isinstance(named, Shuffled) else own
+            return named.around(own)
         if isinstance(of, Comas) and not is_whole:
             refuse_unused(self, ["reward_weights"], f"reward={self.reward} has no streams with weights")
-            solved = replace(of, review=own)
-            return replace(named, of=solved) if isinstance(named, Shuffled) else solved
+            return named.around(replace(of, review=own))
         unused = ["preset", "reward_weights", "prior_precision", "revision_votes"]
         refuse_unused(self, unused, f"reward={self.reward} has no such rules")
         return named
@@ -141,12 +130,3 @@ class Config(ConversationConfig):
         """One conversation in words."""
         told = f"{self.preset} rewards" if self.reward is None else f"reward {self.reward}"
         return f"{counted(self.num_agents, 'agent')}, {told}{self.controlled_by()}"
-
-    def make_plan(self) -> Plan:
-        """Check all options and load the prompts."""
-        self.game()
-        return self.planned(
-            recipe="critique_self_play",
-            summary=self.summary(),
-            record={"user_code": user_code(self.reward)} if user_code(self.reward) else None,
-        )

@@ -200,12 +200,9 @@ async def played_examples(
         game = make_game()
         kept.append(_Kept(views=views, examples=[], scripted=scripted))
         game = replace(game, protocol=_watched(game.protocol, views), reward=kept[-1])
+        factory = game.factory(opened.renderer, plan.grader, voter_policy=PolicyRef(sampling_client=sampler))
         item = plan.order.items[index % len(plan.order.items)]
-        seed = derive_seed(config.seed, "warmup", index)
-        voter = game.voter(PolicyRef(sampling_client=sampler), opened.renderer)
-        builders.append(
-            game.group(item, seed, renderer=opened.renderer, judge=None, grader=plan.grader, voter=voter)
-        )
+        builders.append(factory(item, derive_seed(config.seed, "warmup", index)))
     say(f"playing {counted(len(builders), 'conversation')} to make examples of")
     policy = Policy(sampler=sampler, sampling=config.sampling(opened.context_window).seeded("warmup"))
     await run_groups(builders, policy, max_retries=config.max_retries)

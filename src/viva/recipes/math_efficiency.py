@@ -17,7 +17,7 @@ import chz
 
 from viva.recipes.config import DEFAULT_DATAPOINTS
 from viva.recipes.protocol import Game
-from viva.recipes.reward import AskedConfig, reward_named
+from viva.recipes.reward import AskedConfig, is_own, reward_named
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -151,11 +151,10 @@ class Config(AskedConfig):
         """
         from viva.experts.strategy import IID
         from viva.rewards.solutions import SolutionReward
-        from viva.selfplay.user_code import is_target
 
         reward = reward_named(self.reward)
         if not (self.talks and reward.name == "answers"):  # there the judge is that of the conversation
-            reward = self.asking(reward, is_whole=is_target(self.reward))
+            reward = self.asking(reward, is_whole=is_own(self.reward))
         if reward.name == "answers":
             return None
         if not isinstance(reward, SolutionReward) or not reward.pays_samples:
@@ -183,12 +182,10 @@ class Config(AskedConfig):
         Raises:
             ValueError: If there is no such reward or judge, or it does not go with the conversation.
         """
-        from viva.recipes.reward import reward_named
         from viva.rewards import peer_review, tournament
         from viva.rewards.solutions import SolutionReward
         from viva.selfplay.critique import critique_protocol
         from viva.selfplay.round_robin import round_robin_protocol
-        from viva.selfplay.user_code import is_target
 
         if self.conversation == "critique":
             reward = peer_review()
@@ -208,7 +205,7 @@ class Config(AskedConfig):
                     "pays by what was said, such as majority, maca or tournament"
                 )
             reward.check(protocol, self.num_agents)
-        reward = self.asking(reward, is_whole=is_target(self.conversation_reward))
+        reward = self.asking(reward, is_whole=is_own(self.conversation_reward))
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
     def unit(self, strategies: Sequence[str]) -> BatchUnit:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import chz
 
 from viva.conversation.protocol import Control, counted
-from viva.recipes.reward import AskedConfig, reward_named, user_code
+from viva.recipes.reward import AskedConfig, is_own, reward_named, user_code
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from viva.conversation.protocol import Protocol
     from viva.conversation.roles import Roles
     from viva.judging.comparison import Judge
-    from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+    from viva.judging.judge import PolicyRef
     from viva.judging.scorer import Scorer
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.rewards.base import Grader, Reward
     from viva.run.alarms import Level, StopRule
-    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-    from viva.training.data import BuilderFactory, PromptItem
+    from viva.training.data import BuilderFactory
     from viva.training.loop import Training
 
 
@@ -45,8 +44,9 @@ class Game:
     def factory(
         self,
         renderer: Renderer,
-        judge: Judge | None,
         grader: Grader,
+        *,
+        judge: Judge | None = None,
         scorer: Scorer | None = None,
         voter_policy: PolicyRef | None = None,
         roles: Roles | None = None,
@@ -55,47 +55,19 @@ class Game:
 
         Args:
             renderer: Of the policy that talks.
-            judge: Where the reward asks for one.
             grader: Tells for the metrics whether a solution is right.
+            judge: Where the reward asks for one.
             scorer: Where the reward asks for one.
             voter_policy: The policy that talks, where the protocol has votes by label probabilities.
             roles: The policies that talk, if there are several.
         """
-        return lambda item, seed: self.group(
-            item,
-            seed,
-            renderer=renderer,
-            judge=judge,
-            grader=grader,
-            scorer=scorer,
-            voter=self.voter(voter_policy, renderer),
-            roles=roles,
-        )
-
-    def voter(self, policy: PolicyRef | None, renderer: Renderer) -> PolicySelfComparisonJudge | None:
-        """The label probabilities of a policy, where the protocol has votes by them."""
         from viva.judging.judge import PolicySelfComparisonJudge
-
-        if policy is None or not self.protocol.votes_by_labels:
-            return None
-        return PolicySelfComparisonJudge(policy, renderer)
-
-    def group(
-        self,
-        item: PromptItem,
-        seed: int,
-        *,
-        renderer: Renderer,
-        judge: Judge | None,
-        grader: Grader,
-        scorer: Scorer | None = None,
-        voter: PolicySelfComparisonJudge | None = None,
-        roles: Roles | None = None,
-    ) -> MultiAgentConversationEnvGroupBuilder:
-        """One conversation, about a prompt."""
         from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 
-        return MultiAgentConversationEnvGroupBuilder(
+        voter = None
+        if voter_policy is not None and self.protocol.votes_by_labels:
+            voter = PolicySelfComparisonJudge(voter_policy, renderer)
+        return lambda item, seed: MultiAgentConversationEnvGroupBuilder(
             question=item.question,
             renderer=renderer,
             protocol=self.protocol,
@@ -115,6 +87,7 @@ class Game:
 class ConversationConfig(AskedConfig):
     """Options of a recipe that trains conversations."""
 
+    reward: str | None = None
     prompts: dict[str, str] | None = chz.field(
         default=None,
         doc='other words: the system message and what segments ask, like {"system": "...", "proposal": "..."}',
@@ -173,13 +146,42 @@ class ConversationConfig(AskedConfig):
             )
         return found
 
+    def named_reward(self) -> object:
+        """Name or value of the reward; ``None``: the recipe's own."""
+        return self.reward
+
+    def paid_by(self) -> Reward:
+        """The reward, before the judge and scorer of the options.
+
+        Raises:
+            ValueError: If there is no such reward, or an option is given that would not change it.
+        """
+        return reward_named(self.named_reward())
+
+    def declared(self, reward: Reward) -> Protocol:
+        """The protocol for a reward, before its words and controls.
+
+        Raises:
+            ValueError: If there could be no such conversation.
+        """
+        raise NotImplementedError
+
     def game(self) -> Game:
-        """The conversation that the options declare.
+        """The conversation that the options declare, and its reward.
 
         Raises:
             ValueError: If it could not be held or paid.
         """
-        raise NotImplementedError
+        reward = self.asking(self.paid_by(), is_whole=is_own(self.named_reward()))
+        protocol = self.changed(self.declared(reward))
+        protocol.check()
+        reward.check(protocol, self.num_agents)
+        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
+
+    def record(self) -> dict[str, Any]:
+        """Entries of ``config.json`` beside the options."""
+        code = user_code(self.reward)
+        return {"user_code": code} if code else {}
 
     def summary(self) -> str:
         """One conversation in words, like ``3 agents x 5 rounds``."""
@@ -196,7 +198,9 @@ class ConversationConfig(AskedConfig):
         roles = self.roles(game)
         if roles is None:
             judge, scorer, followers = await asked_by(game.reward, plan, opened)
-            make_builder = game.factory(opened.renderer, judge, plan.grader, scorer, talking)
+            make_builder = game.factory(
+                opened.renderer, plan.grader, judge=judge, scorer=scorer, voter_policy=talking
+            )
             training = make_training(plan, opened, make_builder, followers=[*followers, Current(talking)])
         else:
             training = await self._several(game, roles, plan, opened)
@@ -216,7 +220,7 @@ class ConversationConfig(AskedConfig):
         training = make_training(
             plan,
             opened,
-            game.factory(opened.renderer, judge, plan.grader, scorer, roles=roles),
+            game.factory(opened.renderer, plan.grader, judge=judge, scorer=scorer, roles=roles),
             followers=[
                 Current(each.policy, judging) if isinstance(each, Current) else each for each in followers
             ],
@@ -249,24 +253,19 @@ class ConversationConfig(AskedConfig):
         worded = protocol if self.prompts is None else protocol.with_prompts(self.prompts)
         return controlled(worded, self.control, self.num_agents)
 
-    def planned(self, *, record: Mapping[str, Any] | None = None, **options: Any) -> Plan:
-        """The plan of `viva.recipes.plan.plan_run`, with the levels of alarms that a file has in ``config.json``.
-
-        Conversations that need a partner have one, and the engine can have the judge.
-
-        Raises:
-            ValueError: For anything the user has to mend.
-        """
+    def make_plan(self) -> Plan:
+        """Check all options and load the prompts; conversations that need a partner have one."""
         from viva.recipes.judges import with_checked_judge
         from viva.recipes.plan import plan_run
         from viva.recipes.policies import with_checked_policies
 
-        self.stop_rule()
-        levels = self.levels()
-        if self.alarm_levels is not None:
-            record = {**(record or {}), "levels": {name: asdict(level) for name, level in levels.items()}}
-        plan = plan_run(self, record=record, **options)
         game = self.game()
+        self.stop_rule()
+        levels, record = self.levels(), self.record()
+        if self.alarm_levels is not None:
+            record["levels"] = {name: asdict(level) for name, level in levels.items()}
+        recipe = type(self).__module__.rpartition(".")[2]
+        plan = plan_run(self, recipe=recipe, summary=self.summary(), record=record)
         plan = with_checked_judge(plan, game.reward, self.judge_text())
         plan = with_checked_policies(plan, self.roles(game), game.reward, self.judge_member)
         if self.control == "foreign_critiques":
@@ -313,27 +312,34 @@ class Config(ConversationConfig):
 
     log_path: str = "runs/protocol"
 
-    def game(self) -> Game:
-        """The protocol with what the options change in it, and the reward that the options or the protocol name.
+    def named_reward(self) -> object:
+        """Name or value of the reward, of the options or else of the protocol."""
+        from viva.selfplay.check import find_protocol
+
+        if self.reward is not None:
+            return self.reward
+        return find_protocol(self.protocol, self.num_agents).reward
+
+    def declared(self, reward: Reward) -> Protocol:
+        """The protocol with what the options change in it.
 
         Raises:
-            ValueError: If there is none, it cannot be played, or the reward cannot pay its conversations.
+            ValueError: If there is none.
         """
         from viva.selfplay.check import find_protocol
-        from viva.selfplay.user_code import is_target
 
+        del reward
         protocol = find_protocol(self.protocol, self.num_agents)
         if self.personas is not None:
             protocol = replace(protocol, personas=self.personas)
         if self.on_failure is not None:
             protocol = replace(protocol, on_failure=self.on_failure)
-        protocol = self.changed(protocol)
-        protocol.check()
-        named = protocol.reward if self.reward is None else self.reward
-        is_whole = not isinstance(named, str) or is_target(named)
-        reward = self.asking(reward_named(named), is_whole=is_whole)
-        reward.check(protocol, self.num_agents)
-        return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
+        return protocol
+
+    def record(self) -> dict[str, Any]:
+        """Entries of ``config.json`` beside the options."""
+        name = self.paid_by().name
+        return {"reward_name": name, "user_code": user_code(self.protocol, self.reward)}
 
     def summary(self) -> str:
         """One conversation in words."""
@@ -354,11 +360,4 @@ class Config(ConversationConfig):
                 f"protocol {protocol.name!r} does not work with {self.num_agents} agents:\n{listed}"
             )
         reward.check_played(runs[0].conversation)
-        return self.planned(
-            recipe="protocol",
-            summary=self.summary(),
-            record={
-                "reward_name": reward.name,
-                "user_code": user_code(self.protocol, self.reward),
-            },
-        )
+        return super().make_plan()

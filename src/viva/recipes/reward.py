@@ -37,6 +37,13 @@ def reward_named(value: object) -> Reward:
     return find_reward(load_target(value) if isinstance(value, str) and is_target(value) else value)
 
 
+def is_own(named: object) -> bool:
+    """Whether what names a reward means a value of the user's own, which says all about itself."""
+    from viva.selfplay.user_code import is_target
+
+    return named is not None and (not isinstance(named, str) or is_target(named))
+
+
 def user_code(*names: str | None) -> dict[str, str | None]:
     """Digests of the files of the user's own code among names, for ``config.json``."""
     from viva.selfplay.user_code import is_target, source_digest

@@ -388,9 +388,8 @@ def _conversation(task: Task) -> EnvGroupBuilder:
 
 def conversation(task: Task) -> EnvGroupBuilder:
     """The conversation about a problem by itself, without what is trained of it."""
-    return task.options.game().group(
-        task.item, task.seed, renderer=task.renderer, judge=task.judge(), grader=task.reward.grader
-    )
+    factory = task.options.game().factory(task.renderer, task.reward.grader, judge=task.judge())
+    return factory(task.item, task.seed)
 
 
 STRATEGIES: Mapping[str, StrategyFactory] = {

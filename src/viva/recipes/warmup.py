@@ -132,7 +132,7 @@ class Config(RecipeConfig):
         talking = PolicyRef(timeout_s=self.policy_timeout_s)
         make_builder = None
         if self.is_protocol:
-            make_builder = self.game().factory(opened.renderer, None, plan.grader, voter_policy=talking)
+            make_builder = self.game().factory(opened.renderer, plan.grader, voter_policy=talking)
         return make_training(
             plan,
             opened,

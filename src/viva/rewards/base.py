@@ -79,6 +79,15 @@ class Reward(ABC):
     name: str
 
     @property
+    def inner(self) -> "Reward":
+        """The reward that it wraps, if it wraps one; else itself."""
+        return self
+
+    def around(self, reward: "Reward") -> "Reward":
+        """Another reward in the place of the one that it wraps, or in its own."""
+        return reward
+
+    @property
     def judge(self) -> JudgeOptions | None:
         """The judge it needs, if it needs one."""
         return None

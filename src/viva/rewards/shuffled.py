@@ -40,13 +40,22 @@ class Shuffled(SolutionReward):
     name: str = "shuffled"
 
     @property
+    def inner(self) -> Reward:
+        """The other."""
+        return self.of
+
+    def around(self, reward: Reward) -> "Shuffled":
+        """Another reward, shuffled."""
+        return replace(self, of=reward)
+
+    @property
     def judge(self) -> JudgeOptions | None:
         """The other's."""
         return self.of.judge
 
     def judged_by(self, judge: JudgeOptions) -> "Shuffled":
         """The other with another judge, shuffled."""
-        return replace(self, of=self.of.judged_by(judge))
+        return self.around(self.of.judged_by(judge))
 
     @property
     def scorer(self) -> ScorerOptions | None:
@@ -55,7 +64,7 @@ class Shuffled(SolutionReward):
 
     def scored_by(self, scorer: ScorerOptions) -> "Shuffled":
         """The other with another scorer, shuffled."""
-        return replace(self, of=self.of.scored_by(scorer))
+        return self.around(self.of.scored_by(scorer))
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """The other's."""

@@ -8,8 +8,7 @@
 3. A void group is retried whole, with fresh environments and new seeds, up to ``max_retries`` times (retrying one
    seat would put it into a different conversation). Then it is recorded as void, with its reason.
 4. What ``cleanup`` raises is recorded; the rewards are known by then, and the group counts.
-5. Metrics of a void attempt are kept all the same: those of its turns, and those that the error
-   brings along in an attribute ``metrics``.
+5. Metrics of a void attempt are kept: those of its turns, and those in the error's attribute ``metrics``.
 6. Interrupts (the cancellation of the task that runs the rollouts) are not failures and propagate.
 
 Results come in seat and group order, whatever finished first.
@@ -135,7 +134,6 @@ class Policy:
     sampler: SamplingClient
     sampling: Sampling
     on_reply: Callable[[int], None] | None = None
-    """Called with the number of tokens of each reply."""
 
     def seat(self, *, group: int, attempt: int, seat: int) -> SeededCompleter:
         """The completer of one seat in one attempt at one group."""
@@ -151,7 +149,6 @@ FAILED = "failed"
 """Stop reason of the empty trajectory that stands for a failed seat."""
 
 _T = TypeVar("_T")
-
 
 Place: TypeAlias = tuple[int, int]
 """Agent and round of a conversation, both from 0."""
@@ -175,7 +172,6 @@ class Abortable(Protocol):
 
     def abort(self, reason: str) -> Any:
         """End this seat; may be a coroutine function."""
-        ...
 
 
 @runtime_checkable
@@ -312,9 +308,7 @@ class _AbortFailedError(Exception):
 
     def __init__(self, seat: int, failure: _Caught, abort_failure: _Caught) -> None:
         super().__init__(seat, failure, abort_failure)
-        self.seat = seat
-        self.failure = failure
-        self.abort_failure = abort_failure
+        self.seat, self.failure, self.abort_failure = seat, failure, abort_failure
 
 
 async def _run_seat(seat: int, env: Env, completer: TokenCompleter) -> Trajectory | _Caught:

@@ -274,7 +274,8 @@ async def conversations_of(
         judge = outside
         if judge is None and asked is not None:
             judge = asked.make(judged_by, (fixed_judge or opened).renderer)
-        return game.factory(opened.renderer, judge, grader, scorer, talking)(item, seed)
+        factory = game.factory(opened.renderer, grader, judge=judge, scorer=scorer, voter_policy=talking)
+        return factory(item, seed)
 
     async with AsyncExitStack() as stack:
         outside: EndpointJudge | None = None
