@@ -31,7 +31,9 @@ from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 
 RENDERER = tiny_renderer()
 QUESTIONS = ("How many is this?", "How many is that?")
-LENGTHS = Lengths(prompt=len(QUESTIONS[0]), solution=30.0, remark=11.0, ranking=23.0)
+LENGTHS = Lengths(
+    prompt_tokens=len(QUESTIONS[0]), solution_tokens=30.0, remark_tokens=11.0, ranking_tokens=23.0
+)
 
 
 def template() -> Template:

@@ -80,12 +80,8 @@ _COUNTED = frozenset(
 """Options of recipes that are read for the count; others are told to have no part in it."""
 
 
-_LENGTHS = ("prompt", "solution", "remark", "ranking", "verdict")
-_ASSUMED = ("peak_tflops", "memory_gb", "bandwidth_tb", "mfu_prefill", "mfu_train", "bandwidth_share")
-
-
 @chz.chz
-class CostOptions:
+class CostOptions(Lengths, Assumptions):
     """Options of ``viva cost``; all others are the recipe's own."""
 
     recipe: str = chz.field(doc="a name that 'viva recipes' lists")
@@ -93,30 +89,12 @@ class CostOptions:
     accelerators: list[int] = chz.field(default_factory=lambda: [8, 64, 512], doc="numbers of them")
     steps: int = chz.field(default=100, doc="training steps that the hours are for")
 
-    prompt_tokens: float = chz.field(default=150.0, doc="of a problem")
-    solution_tokens: float = chz.field(default=400.0, doc="of a solution")
-    remark_tokens: float = chz.field(default=60.0, doc="of a reflection, an evaluation or one critique")
-    ranking_tokens: float = chz.field(default=150.0, doc="of a ranking with its reasons")
-    verdict_tokens: float = chz.field(default=64.0, doc="of a verdict that the judge writes")
     chars_per_token: float = chz.field(default=4.0, doc="in the package's own prompts")
-
-    peak_tflops: float = chz.field(default=989.0, doc="of one accelerator, in bfloat16")
-    memory_gb: float = chz.field(default=80.0, doc="of one accelerator")
-    bandwidth_tb: float = chz.field(default=3.35, doc="TB/s of one accelerator's memory")
-    mfu_prefill: float = chz.field(default=0.5, doc="share of the peak that prompts reach")
-    mfu_train: float = chz.field(default=0.35, doc="share of the peak that training reaches")
-    bandwidth_share: float = chz.field(default=0.6, doc="share of the bandwidth that decoding reaches")
 
     @property
     def text(self) -> Text:
         """Lengths of prompts and replies."""
-        lengths = {name: getattr(self, f"{name}_tokens") for name in _LENGTHS}
-        return Text(lengths=Lengths(**lengths), count=lambda text: len(text) / self.chars_per_token)
-
-    @property
-    def assumptions(self) -> Assumptions:
-        """About the accelerators."""
-        return Assumptions(**{name: getattr(self, name) for name in _ASSUMED})
+        return Text(lengths=self, count=lambda text: len(text) / self.chars_per_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +126,7 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
         raise ValueError(
             f"the cost of the recipe {options.recipe!r} is not known; known are {', '.join(_RECIPES)}"
         )
-    for name in (*(f"{name}_tokens" for name in _LENGTHS), "chars_per_token", "steps"):
+    for name in (*chz.chz_fields(Lengths), "chars_per_token", "steps"):
         if not 0 < getattr(options, name) < inf:
             raise ValueError(f"{name} must be above 0 and finite; got {getattr(options, name)}")
     if not options.model:
@@ -419,7 +397,7 @@ def _hour_rows(cost: RecipeCost, shape: ModelShape, options: CostOptions) -> lis
                 cost.counts,
                 shape,
                 number,
-                assumptions=options.assumptions,
+                assumptions=options,
                 reuse=reuse,
                 is_lora=cost.is_lora,
             )

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Literal
 
+import chz
+
 from viva.conversation.coordinator import view_of
 from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import Solution, Turn
@@ -16,22 +18,19 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.scaling.counts import Block, Call, Counter, Markers, Template, TrainedReply, message_blocks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@chz.chz
 class Lengths:
     """Tokens of what is not the package's own text."""
 
-    prompt: float = 150.0
-    """The problem."""
-    solution: float = 400.0
-    """A solution, wherever one is written."""
-    remark: float = 60.0
-    """Reflection, evaluation, and the critique of one solution."""
-    ranking: float = 150.0
-    """The text that ranks solutions, with the line that counts."""
-    verdict: float = 64.0
-    """A verdict that the judge writes."""
-    stop: float = 1.0
-    """The end of a turn."""
+    prompt_tokens: float = chz.field(default=150.0, doc="of a problem")
+    solution_tokens: float = chz.field(default=400.0, doc="of a solution")
+    remark_tokens: float = chz.field(default=60.0, doc="of a reflection, an evaluation or one critique")
+    ranking_tokens: float = chz.field(default=150.0, doc="of a ranking with its reasons")
+    verdict_tokens: float = chz.field(default=64.0, doc="of a verdict that the judge writes")
+
+
+_STOP_TOKENS = 1.0
+"""The end of a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ def conversation_calls(
     those that take part alone are not trained.
     """
     markers = Markers()
-    question = markers.new("problem", text.lengths.prompt)
+    question = markers.new("problem", text.lengths.prompt_tokens)
     turns: list[Turn] = []
     calls: list[Call] = []
     wave = -1
@@ -83,7 +82,7 @@ def conversation_calls(
                 reply = _reply_text(segment.name, view, text.lengths, markers)
                 asked = protocol.prompt(question, before, view, lane)
                 prompt = text.blocks([("system", protocol.system_prompt), ("user", asked)], markers)
-                tokens = markers.tokens(reply, text.count) + text.lengths.stop
+                tokens = markers.tokens(reply, text.count) + _STOP_TOKENS
                 earns = segment.stream is not None
                 if roles is not None:
                     speaker = roles.speaker(agent_id, segment.name)
@@ -130,23 +129,24 @@ def _reply_text(segment: str, view: View, lengths: Lengths, markers: Markers) ->
         return markers.new((what, view.round_index, view.agent_id, *more), tokens)
 
     if segment == "turn":
-        remarks = [new(what, lengths.remark) for what in ("reflection", "evaluation")]
+        remarks = [new(what, lengths.remark_tokens) for what in ("reflection", "evaluation")]
         return (
             f'{{"reflection": "{remarks[0]}", "evaluation": "{remarks[1]}", '
-            f'"solution": "{new("solution", lengths.solution)}"}}'
+            f'"solution": "{new("solution", lengths.solution_tokens)}"}}'
         )
     if segment == "proposal":
-        return new("solution", lengths.solution)
+        return new("solution", lengths.solution_tokens)
     if segment == "revision":
-        return f"Revise: {new('solution', lengths.solution)}"
+        return f"Revise: {new('solution', lengths.solution_tokens)}"
     if segment == "critique":
         others = [(letter, target) for letter, target in view.letters.items() if target != view.agent_id]
         return "\n".join(
-            f"Critique of {letter}: {new('critique', lengths.remark, target)}" for letter, target in others
+            f"Critique of {letter}: {new('critique', lengths.remark_tokens, target)}"
+            for letter, target in others
         )
     if segment in ("ranking", "verdict", "comparison"):
-        return new(segment, lengths.ranking)
-    return new("solution", lengths.solution)  # a segment of the user's own
+        return new(segment, lengths.ranking_tokens)
+    return new("solution", lengths.solution_tokens)  # a segment of the user's own
 
 
 def judge_calls(
@@ -163,16 +163,16 @@ def judge_calls(
     begin with if one label is read from its next token, ``None`` if a verdict is written.
     """
     markers = Markers()
-    question = markers.new("problem", text.lengths.prompt)
+    question = markers.new("problem", text.lengths.prompt_tokens)
     shown = {
-        key: markers.new(key, text.lengths.solution)
+        key: markers.new(key, text.lengths.solution_tokens)
         for key in dict.fromkeys(key for match in matches for key in match)
     }
     calls: list[Call] = []
     for first, second in matches:
         asked = messages(question, shown[first], shown[second])
         prompt = text.blocks(asked, markers, prefill=prefill or "")
-        reply = 1.0 if prefill is not None else text.lengths.verdict
+        reply = 1.0 if prefill is not None else text.lengths.verdict_tokens
         calls.append(Call(prompt=prompt, reply=reply, role="judge", wave=wave))
     return calls
 
@@ -189,8 +189,8 @@ def scorer_calls(
     `messages` makes role and text of a prompt from the problem and the solution that is shown, if one is.
     """
     markers = Markers()
-    question = markers.new("problem", text.lengths.prompt)
-    solutions = [markers.new(("solution", place), text.lengths.solution) for place in range(number)]
+    question = markers.new("problem", text.lengths.prompt_tokens)
+    solutions = [markers.new(("solution", place), text.lengths.solution_tokens) for place in range(number)]
     pairs: list[tuple[str | None, str]] = [(None, target) for target in solutions] if number > 1 else []
     pairs += permutations(solutions, 2)
     return [
@@ -242,7 +242,7 @@ def problem_calls(
 ) -> list[Call]:
     """The calls of all strategies on one problem, which goes by a key; `ValueError` if one is none of `STRATEGIES`."""
     markers = Markers()
-    question = markers.new(problem, text.lengths.prompt)
+    question = markers.new(problem, text.lengths.prompt_tokens)
     bare = text.blocks([("user", question)], markers)
     calls: list[Call] = []
     for strategy in strategies:
@@ -266,7 +266,7 @@ def problem_calls(
 
 
 def _sample(prompt: tuple[Block, ...], bare: tuple[Block, ...], lengths: Lengths) -> Call:
-    tokens = lengths.solution + lengths.stop
+    tokens = lengths.solution_tokens + _STOP_TOKENS
     return Call(prompt=prompt, reply=tokens, trained=TrainedReply(context=bare, tokens=tokens))
 
 
@@ -274,11 +274,11 @@ def _of_feedback(
     strategy: Strategy, bare: tuple[Block, ...], question: str, markers: Markers, text: Text
 ) -> list[Call]:
     lengths = text.lengths
-    tokens = lengths.solution + lengths.stop
+    tokens = lengths.solution_tokens + _STOP_TOKENS
     calls: list[Call] = []
     for place in range(strategy.group_size):
-        attempt = markers.new(("attempt", place), lengths.solution)
-        said = strategy.said or markers.new(("feedback", place), lengths.remark)
+        attempt = markers.new(("attempt", place), lengths.solution_tokens)
+        said = strategy.said or markers.new(("feedback", place), lengths.remark_tokens)
         attempted = text.blocks([("user", question), ("assistant", attempt)], markers)
         prompt = text.blocks([("user", question), ("assistant", attempt), ("user", said)], markers)
         context = attempted if strategy.train_behind == "attempt" else bare
@@ -292,7 +292,7 @@ def _of_feedback(
 def _of_conversation(strategy: Strategy, bare: tuple[Block, ...], lengths: Lengths) -> list[Call]:
     """Every agent's last solution is trained behind the bare problem, with the end of the turn."""
     last = {call.solver: place for place, call in enumerate(strategy.conversation) if call.solver is not None}
-    trained = TrainedReply(context=bare, tokens=lengths.solution + lengths.stop)
+    trained = TrainedReply(context=bare, tokens=lengths.solution_tokens + _STOP_TOKENS)
     return [
         replace(call, trained=trained if place in last.values() else None)
         for place, call in enumerate(strategy.conversation)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import chz
+
 from viva.scaling.counts import Blocks, Call, Cost, Counts, rows_cost, tree_cost
 
 
@@ -151,29 +153,28 @@ def read_shape(name: str) -> ModelShape:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_MEMORY_SHARE = 0.9
+"""The share that weights and caches may fill."""
+
+
+@chz.chz
 class Assumptions:
     """An accelerator, and how well it is used. The defaults are those of an H100 with 80 GB, in bfloat16."""
 
-    peak_tflops: float = 989.0
-    memory_gb: float = 80.0
-    bandwidth_tb: float = 3.35
-    """Per second."""
-    mfu_prefill: float = 0.5
-    """Share of the peak that prompts and scoring passes reach."""
-    mfu_train: float = 0.35
-    """The share that forward and backward passes reach."""
-    bandwidth_share: float = 0.6
-    """The share that decoding reaches."""
-    memory_share: float = 0.9
-    """The share that weights and caches may fill."""
+    peak_tflops: float = chz.field(default=989.0, doc="of one accelerator, in bfloat16")
+    memory_gb: float = chz.field(default=80.0, doc="of one accelerator")
+    bandwidth_tb: float = chz.field(default=3.35, doc="TB/s of one accelerator's memory")
+    mfu_prefill: float = chz.field(default=0.5, doc="share of the peak that prompts reach")
+    mfu_train: float = chz.field(default=0.35, doc="share of the peak that training reaches")
+    bandwidth_share: float = chz.field(default=0.6, doc="share of the bandwidth that decoding reaches")
 
-    def __post_init__(self) -> None:
+    @chz.validate
+    def check(self) -> None:
         """Check; `ValueError` if a number is not positive and finite, or a share above 1."""
         for name in ("peak_tflops", "memory_gb", "bandwidth_tb"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
-        for name in ("mfu_prefill", "mfu_train", "bandwidth_share", "memory_share"):
+        for name in ("mfu_prefill", "mfu_train", "bandwidth_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1; got {getattr(self, name)}")
 
@@ -283,7 +284,7 @@ def _decode_seconds(
     A token of all of them takes as long as reading weights and caches, or as multiplying, whichever is longer.
     """
     split = assumptions.split(shape)
-    memory = split * assumptions.memory_gb * 1e9 * assumptions.memory_share
+    memory = split * assumptions.memory_gb * 1e9 * _MEMORY_SHARE
     bandwidth = split * assumptions.bandwidth_tb * 1e12 * assumptions.bandwidth_share
     flops = split * assumptions.peak_tflops * 1e12 * assumptions.mfu_prefill
     weights = 2.0 * shape.parameters

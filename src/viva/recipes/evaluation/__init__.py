@@ -21,13 +21,25 @@ _DEFAULT_CONVERSATIONS = 24
 
 
 @chz.chz
-class ComparedOptions:
-    """Weights that are evaluated, and who compares them with which others."""
+class OpenedOptions:
+    """Weights that are asked, and the engine that they are opened with."""
 
     checkpoint: str | None = chz.field(
         default=None,
         doc="of a run: last, best, base (untrained), a name like 000020; default: what it ended with",
     )
+    renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
+    model_name: str | None = chz.field(default=None, doc="base model of an adapter or of remote weights")
+    engine: Literal["local", "remote"] | None = None
+    base_url: str | None = None
+    device: str | None = None
+    precision: Literal["float32", "fast", "bfloat16"] | None = None
+
+
+@chz.chz
+class EvalOptions(JudgeConfig, OpenedOptions):
+    """Options of viva eval."""
+
     against: str | None = chz.field(
         default=None, doc="compare with this run, model or result file; base: the run's model before training"
     )
@@ -38,12 +50,6 @@ class ComparedOptions:
         default=None,
         doc="who compares the answers: base, current, a model, a run, https://host/v1, or [A,B]; default: base",
     )
-
-
-@chz.chz
-class EvalOptions(JudgeConfig, ComparedOptions):
-    """Options of viva eval."""
-
     rubric: str | None = chz.field(
         default=None, doc="YAML or JSON list of criteria, which the judge asks of every answer, too"
     )
@@ -89,16 +95,9 @@ class EvalOptions(JudgeConfig, ComparedOptions):
     )
     seed: int | None = None
 
-    renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
-    model_name: str | None = chz.field(default=None, doc="base model of an adapter or of remote weights")
-    engine: Literal["local", "remote"] | None = None
-    base_url: str | None = None
-    device: str | None = None
-    precision: Literal["float32", "fast", "bfloat16"] | None = None
-
 
 @chz.chz
-class ScreenOptions:
+class ScreenOptions(OpenedOptions):
     """Options of viva screen."""
 
     num_problems: int = chz.field(default=100, doc="problems that are asked, the first of the task")
@@ -127,20 +126,10 @@ class ScreenOptions:
     resamples: int = chz.field(default=2000, doc="draws of the bootstrap")
     output: str | None = chz.field(default=None, doc="JSON file; default: a file in runs/screen")
 
-    checkpoint: str | None = chz.field(default=None, doc="of a run: last, best, base or a name like 000020")
-    renderer_name: str | None = chz.field(default=None, doc="chat format; recognised by default")
-    model_name: str | None = chz.field(default=None, doc="base model of an adapter or of remote weights")
-    engine: Literal["local", "remote"] | None = None
-    base_url: str | None = None
-    device: str | None = None
-    precision: Literal["float32", "fast", "bfloat16"] | None = None
-
 
 JUDGE_OPTIONS = ("judge", "rubric", *chz.chz_fields(JudgeConfig))
 
-_NOT_THE_RECIPES = frozenset(
-    {"grader", "renderer_name", "model_name", "engine", "base_url", "device", "precision", *JUDGE_OPTIONS}
-)
+_NOT_THE_RECIPES = frozenset({"grader", *chz.chz_fields(OpenedOptions), *JUDGE_OPTIONS})
 """Options whose recipes' namesakes say how the run was trained, not how it is evaluated."""
 
 _READING = (

@@ -14,7 +14,7 @@ from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as ConversationConfig
 from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.data import load_test_prompts
-from viva.recipes.evaluation import KINDS, EvalOptions, ScreenOptions, recipe_options, stored_options
+from viva.recipes.evaluation import KINDS, EvalOptions, OpenedOptions, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
 from viva.recipes.generated import held_out_source
 from viva.recipes.judge_options import ENDPOINT_BOUNDS
@@ -283,7 +283,7 @@ def _no_test_set(target: Target) -> str:
     return f"{problem}: {remedy}"
 
 
-def engine_of(target: Target, options: EvalOptions | ScreenOptions) -> EngineConfig:
+def engine_of(target: Target, options: OpenedOptions) -> EngineConfig:
     """The engine as given, else as of the policy's run, else by `choose_engine`."""
     stored = target.config
     engine = options.engine or (
