@@ -21,9 +21,9 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.cost import CostOptions, parse_cost, recipe_cost, uncounted_options
 from viva.recipes.critique_self_play import Config as CritiqueConfig
-from viva.recipes.judge_options import ENDPOINT_BOUNDS
 from viva.recipes.loop import run_recipe
 from viva.recipes.math_efficiency import Config as MathConfig
+from viva.recipes.reward import ENDPOINT_BOUNDS
 from viva.recipes.strategies import STRATEGIES
 from viva.scaling.counts import Block, Template, tree_cost
 from viva.scaling.groups import Lengths, Text

@@ -35,6 +35,28 @@ DEFAULT_DATAPOINTS = 131072
 QUESTION_TEMPLATE = 'what is asked, with the prompt in it, like "{question} Give only the final number."'
 """Meaning of the option ``question_template``, wherever there is one."""
 
+_FREE_OPTIONS = frozenset(
+    {
+        *(
+            "base_url",
+            "behavior_if_exists",
+            "hf_streaming",
+            "log_path",
+            "max_steps",
+            "max_training_datapoints",
+        ),
+        *(
+            "num_epochs",
+            "save_every",
+            "tokens_every",
+            "trackers",
+            "ttl_seconds",
+            "wandb_name",
+            "wandb_project",
+        ),
+    }
+)
+
 
 @chz.chz
 class DataOptions:
@@ -159,6 +181,11 @@ class RecipeConfig(DataOptions):
             ValueError: For anything the user has to fix.
         """
         raise NotImplementedError
+
+    def free_options(self) -> frozenset[str]:
+        """Options that do not change what any step computes; a resumed run may set them anew."""
+        # with rollouts that run ahead, it says which steps wait for the update before them
+        return _FREE_OPTIONS - ({"save_every"} if self.max_staleness else set())
 
     def sampling(self, context_window: int | None) -> Sampling:
         """Settings of the agents' replies, with a model that can hold so many tokens."""

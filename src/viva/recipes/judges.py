@@ -1,15 +1,16 @@
-"""The judge of a run: checked with its options, opened with its engine, and given its weights at each step."""
+"""Judge and scorer of a run: checked with its options, opened with its engine, and given their weights at each step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
     from viva.judging.comparison import Judge
-    from viva.judging.judge import JudgeOptions, PolicyRef
+    from viva.judging.judge import JudgeOptions, PolicyRef, SamplingClient
+    from viva.judging.scorer import Scorer, ScorerOptions
     from viva.recipes.common import OpenRun
     from viva.recipes.evaluation.target import OpenPolicy, Target
     from viva.recipes.plan import Plan
@@ -67,6 +68,47 @@ def judge_target(options: JudgeOptions, engine: EngineConfig) -> Target:
         raise ValueError(f"judge={name} is no model that could judge: {error}") from error
     target.check_readable(engine, f"judge={name}")
     return target
+
+
+async def asked_by(
+    reward: Reward | None, plan: Plan, opened: OpenRun
+) -> tuple[Judge | None, Scorer | None, list[Follower]]:
+    """Judge and scorer that a reward asks for, and what gives them their weights at each step.
+
+    Raises:
+        ValueError: If a model cannot be had.
+    """
+    judge, followers = None, []
+    if reward is not None and reward.judge is not None:
+        judge, followers = await judge_of(reward.judge, plan, opened)
+    if reward is None or reward.scorer is None:
+        return judge, None, followers
+    scorer, more = await _scorer_of(reward.scorer, plan, opened)
+    return judge, scorer, [*followers, *more]
+
+
+async def _scorer_of(options: ScorerOptions, plan: Plan, opened: OpenRun) -> tuple[Scorer, list[Follower]]:
+    from viva.judging.judge import JudgeOptions, PolicyRef
+    from viva.judging.scorer import Scorer
+    from viva.recipes.common import resolve_model
+
+    if options.model is None:
+        policy, followers = await policy_of(JudgeOptions(policy=options.policy), plan, opened)
+        return Scorer(policy, opened.renderer), followers
+    client, renderer = await open_model(opened.service, resolve_model(options.model))
+    kept = opened.folder.journal.client(client, f"scorer {options.model}")
+    policy = PolicyRef(sampling_client=kept, timeout_s=plan.config.policy_timeout_s)
+    return Scorer(policy, renderer), []
+
+
+async def open_model(service: ServiceClient, model: str) -> tuple[SamplingClient, Renderer]:
+    """A model as it is, beside the one that is trained, and the renderer of its own chat format."""
+    from viva.conversation.rendering import load_renderer
+    from viva.hub import split_revision
+    from viva.sdk import settled
+
+    client: Any = await settled(service.create_sampling_client(base_model=model))
+    return client, load_renderer(client.get_tokenizer(), model_name=split_revision(model)[0])
 
 
 async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[Judge, list[Follower]]:

@@ -270,8 +270,8 @@ class Config(AskedConfig):
         """The loop's parts for an open run."""
         from viva.experts.strategy import ExpertGroupBuilder
         from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+        from viva.recipes.judges import asked_by
         from viva.recipes.loop import make_training
-        from viva.recipes.reward import asked_by
         from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
         from viva.training.data import MixtureDataset
         from viva.training.followers import Current

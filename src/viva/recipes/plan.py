@@ -15,33 +15,11 @@ from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, r
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.recipes.generated import generated_record
-from viva.recipes.judge_options import ENDPOINT_BOUNDS
 from viva.rewards.base import Grader
 from viva.run.trackers import TrackerChoice, choose_trackers
 from viva.selfplay.user_code import find_check
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
-
-_FREE_OPTIONS = frozenset(
-    {
-        "base_url",
-        "behavior_if_exists",
-        "hf_streaming",
-        "log_path",
-        "max_steps",
-        "max_training_datapoints",
-        "num_epochs",
-        "save_every",
-        "tokens_every",
-        "trackers",
-        "ttl_seconds",
-        "wandb_name",
-        "wandb_project",
-        *ENDPOINT_BOUNDS,
-    }
-)
-"""Options that do not change what any step computes; a resumed run may set them anew. With rollouts that run ahead,
-``save_every`` is none of them: it says which steps wait for the update before them."""
 
 _SHORTEST_TTL = 24 * 3600
 """A run that stopped overnight has to find its checkpoint."""
@@ -151,7 +129,7 @@ def plan_run(
             "batch_size": batch_size,
             "prompts_digest": prompts_digest(train_items, test_items),
         },
-        free_options=_FREE_OPTIONS - ({"save_every"} if config.max_staleness else set()),
+        free_options=config.free_options(),
         num_steps=len(order),
         trackers=_trackers(config),
         load_checkpoint_path=config.load_checkpoint_path,

@@ -190,8 +190,8 @@ class ConversationConfig(AskedConfig):
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
         from viva.judging.judge import PolicyRef
+        from viva.recipes.judges import asked_by
         from viva.recipes.loop import make_training
-        from viva.recipes.reward import asked_by
         from viva.training.followers import Current
 
         game, talking = self.game(), PolicyRef(timeout_s=plan.config.policy_timeout_s)
@@ -208,9 +208,9 @@ class ConversationConfig(AskedConfig):
 
     async def _several(self, game: Game, roles: Roles, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for a run with several policies."""
+        from viva.recipes.judges import asked_by
         from viva.recipes.loop import direct_evaluators, make_training
         from viva.recipes.policies import MemberEvaluator, judging_member, open_members
-        from viva.recipes.reward import asked_by
         from viva.training.followers import Current
 
         members = await open_members(roles, plan, opened)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import chz
 
 from viva.recipes.config import RecipeConfig
-from viva.recipes.judge_options import ENDPOINT_OPTIONS, JudgeConfig, is_address
 
 if TYPE_CHECKING:
-    from tinker_cookbook.renderers.base import Renderer
-
-    from viva.judging.comparison import Judge
-    from viva.judging.judge import JudgeOptions, SamplingClient
-    from viva.judging.scorer import Scorer, ScorerOptions
-    from viva.recipes.common import OpenRun
-    from viva.recipes.plan import Plan
+    from viva.judging.endpoint import EndpointOptions
+    from viva.judging.judge import JudgeOptions
     from viva.rewards.base import Reward
-    from viva.sdk import ServiceClient
-    from viva.training.followers import Follower
 
 
 def reward_named(value: object) -> Reward:
@@ -70,6 +63,90 @@ def refuse_unused(
         raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
 
 
+@chz.chz
+class JudgeConfig:
+    """How a judge is asked, and within what bounds one behind an endpoint."""
+
+    judge_mode: Literal["logprob", "verdict"] | None = chz.field(
+        default=None,
+        doc="read the labels' probabilities (default), or a verdict that the judge writes (default of endpoints)",
+    )
+    judge_prompt: str | None = chz.field(
+        default=None, doc="what the judge is told; a text of its own by default"
+    )
+    judge_max_tokens: int = chz.field(default=256, doc="longest verdict")
+    judge_model: str | None = chz.field(
+        default=None, doc="of a judge at https://host/v1: the model's name there; viva eval: [A,B] for two"
+    )
+    judge_key_variable: str | None = chz.field(
+        default=None,
+        doc="environment variable with its key; default: OPENAI_API_KEY for https, none for http",
+    )
+    judge_concurrency: int = chz.field(default=8, doc="requests to it at a time")
+    judge_timeout_s: float = chz.field(default=60.0, doc="longest time of one request")
+    judge_retries: int = chz.field(default=5, doc="further attempts where it is busy")
+    judge_max_requests: int | None = chz.field(default=None, doc="budget of requests")
+    judge_max_total_tokens: int | None = chz.field(default=None, doc="budget of tokens, prompts included")
+    judge_max_price: float | None = chz.field(default=None, doc="budget in the currency of judge_prices")
+    judge_prices: list[float] | None = chz.field(
+        default=None, doc="of a million tokens read and of a million sampled, like [0.15, 0.6]"
+    )
+    judge_body: str | None = chz.field(
+        default=None, doc='fields laid over each request, as JSON; null takes one away: {"temperature": null}'
+    )
+
+    def endpoint(self, url: str, model: str | None) -> EndpointOptions:
+        """The judge at an address.
+
+        Raises:
+            ValueError: If an option is out of range, or the key is not in the environment.
+        """
+        from viva.judging.endpoint import EndpointOptions
+
+        prices = self.judge_prices
+        if prices is not None and len(prices) != 2:
+            raise ValueError(f"judge_prices must be two, of tokens read and of tokens sampled; got {prices}")
+        return EndpointOptions(
+            url=url,
+            model=model or "",
+            key_variable=self.judge_key_variable,
+            concurrency=self.judge_concurrency,
+            timeout_s=self.judge_timeout_s,
+            retries=self.judge_retries,
+            max_requests=self.judge_max_requests,
+            max_total_tokens=self.judge_max_total_tokens,
+            max_price=self.judge_max_price,
+            prices=None if prices is None else (prices[0], prices[1]),
+            body=_body(self.judge_body),
+        )
+
+
+ENDPOINT_BOUNDS = (
+    *("judge_key_variable", "judge_concurrency", "judge_timeout_s", "judge_retries"),
+    *("judge_max_requests", "judge_max_total_tokens", "judge_max_price", "judge_prices"),
+)
+"""Options of judges behind an endpoint that change nothing in their answers."""
+ENDPOINT_OPTIONS = ("judge_model", *ENDPOINT_BOUNDS, "judge_body")
+"""Options of judges behind an endpoint."""
+
+
+def is_address(name: str) -> bool:
+    """Whether a judge's name is the address of an endpoint."""
+    return name.startswith(("https://", "http://"))
+
+
+def _body(text: str | None) -> Mapping[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f'judge_body must be a JSON object, like {{"temperature": null}}; got {text!r}')
+    return cast("dict[str, Any]", found)
+
+
 _JUDGE = (
     *("judge", "judge_every", "judge_decay", "judge_checkpoint", *ENDPOINT_OPTIONS),
     *("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_tokens", "judge_max_off_set_mass"),
@@ -107,6 +184,10 @@ class AskedConfig(JudgeConfig, RecipeConfig):
     scorer_policy: Literal["initial", "current"] = chz.field(
         default="initial", doc="peer_prediction without scorer_model: the policy at the start, or as it is"
     )
+
+    def free_options(self) -> frozenset[str]:
+        """Options that a resumed run may set anew, with the bounds of a judge behind an endpoint."""
+        return RecipeConfig.free_options(self) | frozenset(ENDPOINT_BOUNDS)
 
     def asking(self, reward: Reward, *, is_whole: bool) -> Reward:
         """The reward with the judge and the scorer that these options name.
@@ -217,47 +298,3 @@ class AskedConfig(JudgeConfig, RecipeConfig):
             why = f"scorer_model={self.scorer_model} is never trained"
             refuse_unused(self, ["scorer_policy"], why, AskedConfig)
         return reward.scored_by(ScorerOptions(policy=self.scorer_policy, model=model))
-
-
-async def asked_by(
-    reward: Reward | None, plan: Plan, opened: OpenRun
-) -> tuple[Judge | None, Scorer | None, list[Follower]]:
-    """Judge and scorer that a reward asks for, and what gives them their weights at each step.
-
-    Raises:
-        ValueError: If a model cannot be had.
-    """
-    from viva.recipes.judges import judge_of
-
-    judge, followers = None, []
-    if reward is not None and reward.judge is not None:
-        judge, followers = await judge_of(reward.judge, plan, opened)
-    if reward is None or reward.scorer is None:
-        return judge, None, followers
-    scorer, more = await _scorer_of(reward.scorer, plan, opened)
-    return judge, scorer, [*followers, *more]
-
-
-async def _scorer_of(options: ScorerOptions, plan: Plan, opened: OpenRun) -> tuple[Scorer, list[Follower]]:
-    from viva.judging.judge import JudgeOptions, PolicyRef
-    from viva.judging.scorer import Scorer
-    from viva.recipes.common import resolve_model
-    from viva.recipes.judges import policy_of
-
-    if options.model is None:
-        policy, followers = await policy_of(JudgeOptions(policy=options.policy), plan, opened)
-        return Scorer(policy, opened.renderer), followers
-    client, renderer = await open_model(opened.service, resolve_model(options.model))
-    kept = opened.folder.journal.client(client, f"scorer {options.model}")
-    policy = PolicyRef(sampling_client=kept, timeout_s=plan.config.policy_timeout_s)
-    return Scorer(policy, renderer), []
-
-
-async def open_model(service: ServiceClient, model: str) -> tuple[SamplingClient, Renderer]:
-    """A model as it is, beside the one that is trained, and the renderer of its own chat format."""
-    from viva.conversation.rendering import load_renderer
-    from viva.hub import split_revision
-    from viva.sdk import settled
-
-    client: Any = await settled(service.create_sampling_client(base_model=model))
-    return client, load_renderer(client.get_tokenizer(), model_name=split_revision(model)[0])

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import chz
 
 from viva.recipes.config import QUESTION_TEMPLATE, RecipeConfig, fitting
-from viva.recipes.judge_options import JudgeConfig
+from viva.recipes.reward import JudgeConfig
 
 KINDS = ("direct", "conversation", "critique", "protocol")
 

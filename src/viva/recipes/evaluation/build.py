@@ -55,8 +55,7 @@ from viva.recipes.evaluation.plan import (
     make_plan,
 )
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy, untrained
-from viva.recipes.judges import open_judge
-from viva.recipes.reward import open_model
+from viva.recipes.judges import open_judge, open_model
 from viva.rewards.base import Grader, Reward
 from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
 from viva.sdk import ServiceClient, settled

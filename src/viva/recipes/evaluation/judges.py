@@ -21,7 +21,7 @@ from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
 from viva.recipes.evaluation.plan import engine_of
 from viva.recipes.evaluation.target import Target, find_target, open_policy
-from viva.recipes.judge_options import ENDPOINT_OPTIONS, is_address
+from viva.recipes.reward import ENDPOINT_OPTIONS, is_address
 from viva.run.kept_answers import AnswerFile
 from viva.sdk import ServiceClient
 from viva.training.service import EngineConfig

@@ -17,11 +17,11 @@ from viva.recipes.data import load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, OpenedOptions, recipe_options, stored_options
 from viva.recipes.evaluation.target import Target
 from viva.recipes.generated import held_out_source
-from viva.recipes.judge_options import ENDPOINT_BOUNDS
 from viva.recipes.judges import judge_target
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
 from viva.recipes.protocol import Config as ProtocolConfig
+from viva.recipes.reward import ENDPOINT_BOUNDS
 from viva.run.files import place_problem
 from viva.selfplay.user_code import find_check
 from viva.tiny import model_path
