@@ -68,7 +68,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.conversation.rendering import load_renderer
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.selfplay.round_robin import round_robin_group
-    from viva.training.collection import frozen_gc
+    from viva.threads import frozen_gc
     from viva.training.rollouts import Policy, Sampling, run_groups
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])

@@ -64,6 +64,16 @@ class ExtendedTrainingClient(Protocol):
 
 
 @runtime_checkable
+class PreciseTrainingClient(Protocol):
+    """A training client that names the precision it computes in, as the embedded engine's does."""
+
+    @property
+    def precision(self) -> str:
+        """The name, such as ``float32``."""
+        ...
+
+
+@runtime_checkable
 class AveragingTrainingClient(Protocol):
     """A training client that keeps an exponential moving average of what it trains, as the embedded engine's does."""
 

@@ -15,16 +15,20 @@ of torch's binding) keep a thousand each: a run whose prompts have all lengths w
 
 glibc gives large blocks, and the top of the heap, back to the system as soon as they are free. An update asks for the
 same gigabyte at every step, and clearing its pages again took up to an eighth of its processor time.
+
+Python's garbage collector would go through a step's conversations again and again, see `frozen_gc`.
 """
 
 import ctypes
+import gc
 import math
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 _KERNELS = "256"
@@ -175,3 +179,25 @@ def _used_by_others() -> float | None:
         return None
     own = os.times()
     return ticks / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
+_YOUNG, _OLD = 10_000, 100
+"""New objects after which the collector looks at them, and how many of its longer looks there are for one at all
+objects. A thousand conversations have half a million."""
+
+
+@contextmanager
+def frozen_gc() -> Generator[None]:
+    """Freeze the objects that exist now, and raise the garbage collector's thresholds for new ones.
+
+    It would go through the libraries' half a million objects, and through all conversations of a step, again and
+    again while these grow. Who uses this calls ``gc.collect()`` where work ends, after every step.
+    """
+    young, middle, old = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(max(young, _YOUNG) if young else 0, middle, max(old, _OLD))  # 0: it is turned off
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, old)
+        gc.unfreeze()

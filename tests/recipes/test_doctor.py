@@ -14,8 +14,7 @@ from random_models import make_model
 
 import viva.cli
 from viva.doctor.bench import Finding
-from viva.doctor.examination import FEATURES, PROBES
-from viva.doctor.report import Report
+from viva.doctor.examination import FEATURES, PROBES, Report
 from viva.doctor.training import FORMULAS
 from viva.recipes import doctor
 from viva.recipes.config import RecipeConfig

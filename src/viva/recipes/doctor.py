@@ -9,8 +9,7 @@ from typing import Literal
 import chz
 
 from viva.doctor.bench import Bench, Finding
-from viva.doctor.examination import FEATURES, PROBES, barred, examine
-from viva.doctor.report import Report, versions
+from viva.doctor.examination import FEATURES, PROBES, Report, barred, examine, versions
 from viva.recipes.common import resolve_model
 from viva.recipes.plan import at_least
 from viva.run.files import write_atomic

@@ -30,7 +30,7 @@ from viva.conversation.messages import did_you_mean
 from viva.model_files import MismatchError, is_inside, sealed
 from viva.run.files import naming, read_json, write_atomic
 from viva.run.log import BEGUN, INDEX, Checkpoint, read_index
-from viva.sdk import TrainingClient
+from viva.sdk import PreciseTrainingClient, TrainingClient
 
 _BLOCK = 1 << 20
 _OWN_BESIDE = re.compile(r"(judge|past-[A-Za-z0-9_-]+)-[0-9]{6,}(-again)?|\.(judge|past)-.+")
@@ -66,8 +66,9 @@ def _processor() -> str:
 
 
 def _environment_of(client: TrainingClient) -> dict[str, str]:
-    precision: str | None = getattr(client, "precision", None)
-    return environment() | ({} if precision is None else {"precision": precision})
+    return environment() | (
+        {"precision": client.precision} if isinstance(client, PreciseTrainingClient) else {}
+    )
 
 
 @cache

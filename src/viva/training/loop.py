@@ -27,9 +27,9 @@ from viva.run.folder import RunFolder
 from viva.run.interrupts import Interrupts
 from viva.run.journal import JournalMode
 from viva.sdk import TrainingClient, answers_together, settled
+from viva.threads import frozen_gc
 from viva.training.ahead import GroupStream, RolloutsAhead
 from viva.training.batch import EstimatorStoppedError, ExpertConfig, make_batch, plain_batch
-from viva.training.collection import frozen_gc
 from viva.training.console import Begin, RunConsole
 from viva.training.data import ExampleDataset, PromptsChangedError
 from viva.training.followers import Follower, JudgeStoppedError, check_judge

@@ -3,7 +3,7 @@ import weakref
 
 import pytest
 
-from viva.training.collection import frozen_gc
+from viva.threads import frozen_gc
 
 
 class Ring:
