@@ -388,7 +388,6 @@ def test_every_option_is_documented_with_its_default() -> None:
             "the cost of the strategy 'mine.py:f' is not known",
         ),
         (["recipe=critique_self_play", "model=9b"], "neither 8b nor 70b nor a folder"),
-        (["recipe=critique_self_play", "mfu_train=2"], "mfu_train must be above 0 and at most 1"),
         (["recipe=critique_self_play", "steps=0"], "steps must be above 0"),
         (["recipe=critique_self_play", "prompt_tokens=inf"], "prompt_tokens must be above 0 and finite"),
         (["recipe=critique_self_play", "accelerators=8,-8"], "accelerators must be numbers of 1 or more"),
@@ -402,6 +401,12 @@ def test_every_option_is_documented_with_its_default() -> None:
 def test_what_cannot_be_counted_is_refused(capsys, arguments, message) -> None:
     assert main(["cost", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_assumption_that_makes_no_sense_is_refused(capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["cost", "recipe=critique_self_play", "mfu_train=2"])
+    assert "mfu_train must be above 0 and at most 1" in capsys.readouterr().err
 
 
 def test_options_of_recipe_and_command_find_their_place() -> None:
