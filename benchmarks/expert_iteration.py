@@ -107,7 +107,8 @@ class StyleEvaluator:
         from viva.conversation.rendering import build_prompt, direct_messages
 
         self.counter.count = 0
-        direct = replace(self.evaluator.direct, grader=self.counter)
+        direct = self.evaluator.direct
+        direct = replace(direct, check=replace(direct.check, is_right=self.counter))
         metrics = dict(await replace(self.evaluator, direct=direct)(sampler, step))
         renderer = direct.renderer
         style = renderer.tokenizer.encode(STYLE, add_special_tokens=False)

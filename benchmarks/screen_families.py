@@ -20,7 +20,6 @@ from typing import Any
 from viva.eval.direct import DirectSampler
 from viva.eval.screening import Screener
 from viva.eval.screening_figures import screening_figures
-from viva.judging.answers import CHECKS
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.judging.reasoning_gym import PREFIX, families, find_family
 from viva.recipes.demo import model_path
@@ -82,7 +81,6 @@ async def screened(family: str, opened: Any) -> dict[str, Any]:
                 seed=0, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, context_window=opened.context_window
             ),
         ),
-        check=CHECKS["math"],
         num_samples=TRIES,
         judge=PolicySelfComparisonJudge(PolicyRef(sampling_client=opened.client), opened.renderer),
         num_pairs=0,

@@ -225,7 +225,6 @@ def test_a_model_is_asked_greedily_and_as_in_training_and_judges_in_both_orders(
     direct = DirectSampler(renderer=RENDERER, sampling=Sampling(seed=0, max_tokens=60, temperature=0.7))
     screener = Screener(
         direct=direct,
-        check=MATH,
         num_samples=6,
         judge=PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER),
         num_pairs=2,

@@ -10,7 +10,7 @@ that it took on the same problem, the judge's included. Their number depends on 
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tinker_cookbook.renderers.base import Renderer
@@ -19,7 +19,7 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.rendering import build_prompt, direct_messages, read_reply
 from viva.eval.figures import ladder_figures
 from viva.eval.records import WRONG, Answer, Asked, Cost, Costs, Played, is_lenient
-from viva.judging.answers import answer_key, is_correct
+from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.judge import SamplingClient
 from viva.judging.usage import count_tokens
 from viva.training.console import Begin, StepProgress, unseen
@@ -37,8 +37,7 @@ class DirectSampler:
     renderer: Renderer
     sampling: Sampling
     system_prompt: str | None = None
-    grader: Callable[[str, str], bool] = is_correct
-    vote: Callable[[str], str | None] = answer_key
+    check: AnswerCheck = CHECKS["math"]
 
     def at(self, temperature: float) -> "DirectSampler":
         """The same at another temperature."""
@@ -77,8 +76,8 @@ class DirectSampler:
         text, is_clean = read_reply(self.renderer, reply.tokens)
         is_finished = is_clean and reply.stop_reason == "stop"
         answer = Answer(
-            right=is_finished and item.answer is not None and self.grader(text, item.answer),
-            vote=self.vote(text) if is_finished else None,
+            right=is_finished and item.answer is not None and self.check.is_right(text, item.answer),
+            vote=self.check.vote(text) if is_finished else None,
             finished=is_finished,
             num_tokens=len(reply.tokens),
             text=text,

@@ -104,7 +104,6 @@ class Screener:
 
     direct: DirectSampler
     """At the temperature of training."""
-    check: AnswerCheck
     num_samples: int
     judge: Judge
     num_pairs: int
@@ -143,7 +142,7 @@ class Screener:
         return Try(
             answer=answer,
             logprob=math.fsum(logprobs),
-            has_answer=answer.vote is not None and is_readable(answer.text, self.check),
+            has_answer=answer.vote is not None and is_readable(answer.text, direct.check),
             is_lenient=is_lenient(answer, item.answer),
         )
 

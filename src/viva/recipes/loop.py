@@ -238,8 +238,7 @@ def direct_sampler(plan: Plan, opened: OpenRun, temperature: float) -> DirectSam
         # a question that took too long would end the run
         sampling=replace(config.sampling(opened.context_window), temperature=temperature, timeout_s=None),
         system_prompt=config.system_prompt,
-        grader=plan.check.is_right,
-        vote=plan.check.vote,
+        check=plan.check,
     )
 
 

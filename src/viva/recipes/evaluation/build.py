@@ -195,8 +195,7 @@ async def _sample(
             context_window=opened.context_window,
         ),
         system_prompt=plan.shared.system_prompt,
-        grader=plan.check.is_right,
-        vote=plan.check.vote,
+        check=plan.check,
     )
     asked: tuple[Asked, ...] = ()
     greedy: tuple[Asked, ...] = ()
