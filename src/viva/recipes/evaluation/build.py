@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,11 @@ from viva.recipes.evaluation.plan import (
     TalkConfig,
     check_output,
     check_place,
+    content_digest,
     draws_seed,
     engine_of,
     make_plan,
+    result_path,
 )
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy, untrained
 from viva.recipes.judges import open_judge, open_model
@@ -317,14 +318,8 @@ def _path(plan: EvalPlan, target: Target) -> Path:
     options = plan.options
     how = [plan.record, plan.digest, options.precision, options.renderer_name]
     if target.folder is not None:
-        return target.folder / "eval" / f"{target.checkpoint}-{_digest(*how)}.json"
-    stem = "".join(letter if letter.isalnum() else "-" for letter in target.name).strip("-")
-    # a stem is shortened and simplified, so the digest names the target
-    return _FOLDER / f"{stem[-60:]}-{_digest(*how, target.name, target.model)}.json"
-
-
-def _digest(*content: object) -> str:
-    return blake2b(json.dumps(content).encode(), digest_size=4).hexdigest()
+        return target.folder / "eval" / f"{target.checkpoint}-{content_digest(*how)}.json"
+    return result_path(_FOLDER, target.name, *how, target.name, target.model)
 
 
 def _finish(result: _Result) -> str:
@@ -344,7 +339,7 @@ def _compare(
     other: Path,
 ) -> str:
     how = [{**each, "usage": None} for each in (() if judged is None else judged.judges)]
-    place = _digest(str(other.resolve()), *how)  # runs have files of equal names
+    place = content_digest(str(other.resolve()), *how)  # runs have files of equal names
     target = path.with_name(f"{path.stem}-against-{other.stem}-{place}.json")
     return f"{_write_compared(evaluation, against, judged, options, target)}{target}\n"
 

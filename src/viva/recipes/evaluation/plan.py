@@ -1,7 +1,9 @@
 """Options become a plan; mistakes are found here, before a model is loaded."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -224,6 +226,17 @@ def check_output(name: str | None) -> None:
     if not name.endswith(".json") or path.is_dir():
         raise ValueError(f"output must be a file that ends in .json, as in output=result.json; got {name!r}")
     check_place(path)
+
+
+def content_digest(*content: object) -> str:
+    """Eight letters that differ where the content does."""
+    return blake2b(json.dumps(content).encode(), digest_size=4).hexdigest()
+
+
+def result_path(folder: Path, name: str, *content: object) -> Path:
+    """A result file; its name is shortened and simplified, so the digest of the content tells what it is of."""
+    stem = "".join(letter if letter.isalnum() else "-" for letter in name).strip("-")
+    return folder / f"{stem[-60:]}-{content_digest(*content)}.json"
 
 
 def check_place(path: Path) -> None:

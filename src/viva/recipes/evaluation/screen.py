@@ -1,9 +1,7 @@
 """``viva screen``: samples, file and tables of a screening."""
 
 import io
-import json
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from viva.recipes.evaluation.plan import (
     check_output,
     check_place,
     engine_of,
+    result_path,
 )
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
 from viva.recipes.plan import at_least, not_negative
@@ -131,13 +130,8 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
         items = with_answer
     record = {each: getattr(options, each) for each in _DECIDES} | {"grader": check.name}
     digest = prompts_digest(items)
-    stem = "".join(letter if letter.isalnum() else "-" for letter in f"{target.name}-{task}").strip("-")
-    mark = blake2b(
-        json.dumps([record, digest, target.name, target.model]).encode(), digest_size=4
-    ).hexdigest()
-    path = (
-        _FOLDER / f"{stem[-60:]}-{mark}.json" if options.output is None else Path(options.output).expanduser()
-    )
+    path = result_path(_FOLDER, f"{target.name}-{task}", record, digest, target.name, target.model)
+    path = path if options.output is None else Path(options.output).expanduser()
     check_place(path)
     return _Plan(
         target=target,
