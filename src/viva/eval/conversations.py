@@ -35,7 +35,6 @@ class ConversationEvaluator:
     make_builders: Callable[[], Sequence[EnvGroupBuilder]]
     """Fresh builders for one evaluation; their seeds come from `group_seed`."""
     sampling: Sampling
-    prefix: str = "test/conversation/"
     begin: Begin = unseen
     """Called when conversations begin."""
 
@@ -44,7 +43,7 @@ class ConversationEvaluator:
         return replace(self, begin=begin)
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
-        """Metrics with the prefix."""
+        """Metrics ``test/conversation/*``."""
         del step  # seeds are the same at every step
         return self.metrics(await self.play(sampler))
 
@@ -65,8 +64,8 @@ class ConversationEvaluator:
         )
 
     def metrics(self, outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
-        """Rollout metrics of groups, with the prefix."""
-        return {self.prefix + key: value for key, value in rollout_metrics(outcomes_P).items()}
+        """Rollout metrics of groups, as ``test/conversation/*``."""
+        return {f"test/conversation/{key}": value for key, value in rollout_metrics(outcomes_P).items()}
 
 
 def group_seed(seed: int, index: int) -> int:
