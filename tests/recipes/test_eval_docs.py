@@ -19,7 +19,7 @@ PAGE = page("eval.md")
 
 def test_every_option_is_documented_once_with_its_default() -> None:
     rows = [row for table in tables(PAGE, "option") for row in table]
-    assert [codes(row[0])[0] for row in rows] == list(chz.asdict(EvalOptions()))
+    assert sorted(codes(row[0])[0] for row in rows) == sorted(chz.asdict(EvalOptions()))
     for row in rows:
         assert codes(row[1])[0] == str(getattr(EvalOptions(), codes(row[0])[0])), row[0]
 
