@@ -429,7 +429,7 @@ def test_fast_samples_in_bfloat16_what_is_trained_in_float32(
     samplers = sampler, exact.save_weights_and_get_sampling_client()
     rough, sharp = (np.array(scores(client)[1:]) for client in samplers)
     assert 1e-4 < np.abs(rough - sharp).mean() < 0.35
-    (copy,), base = sampler._core._merged.values(), sampler._base.module
+    (copy,), base = sampler._core._copies.values(), sampler._base.module
     assert {weight.dtype for weight in copy.parameters()} == {torch.bfloat16}
     assert copy.model.rotary_emb.inv_freq.dtype == torch.float32
     assert {weight.dtype for weight in base.parameters()} == {torch.float32}
@@ -479,4 +479,4 @@ def test_two_samplers_share_one_slot_for_merged_weights(
         together[0].sequences[0].tokens
         == first.sample(ints(TEXTS[0]), 2, params()).result().sequences[0].tokens
     )
-    assert len(cramped_service._core._merged) == 1
+    assert len(cramped_service._core._copies) == 1

@@ -67,7 +67,7 @@ class Served:
 
 
 async def _open(model: str, state_dir: Path | None) -> tuple[LocalServiceClient, ServedPolicy]:
-    service = LocalServiceClient(state_dir=state_dir)
+    service = LocalServiceClient(state_dir=state_dir, shared_batch=True)  # as `viva serve` makes it
     client = await service.create_sampling_client(base_model=model)
     return service, ServedPolicy.of(client, model=model, renderer_name=None)
 

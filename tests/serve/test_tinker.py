@@ -360,3 +360,45 @@ def test_a_run_over_the_server_is_the_run_in_this_process(
     assert there["optim/grad_norm"].max() > 0
     for name in names:
         np.testing.assert_allclose(there[name], here[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_several_policies_over_the_server_go_on_exactly_and_are_those_of_this_process(
+    served: Served, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each trained member is a training client of the server, with an optimiser and a state of its own."""
+    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
+    talk = viva.Protocol(
+        rounds=[viva.Round("say", "Say something.", [])],
+        reward=lambda talk: {0: len(talk.turns[1].text), 1: len(talk.turns[0].text)},
+    )
+
+    def rows(name: str, steps: int, **options: Any) -> Any:
+        run = viva.train(
+            talk,
+            model=model,
+            prompts=["a", "b"],
+            num_agents=2,
+            policies="per_agent",
+            batch_size=4,
+            steps=steps,
+            max_tokens=8,
+            lora_rank=4,
+            learning_rate=1e-2,
+            save_every=1,
+            log_path=str(tmp_path / name),
+            **options,
+        )
+        return run.metrics.rename(columns=lambda column: column.removesuffix(":mean"))
+
+    there = {"base_url": served.address}
+    rows("stopped", 1, **there)
+    resumed = rows("stopped", 2, behavior_if_exists="resume", **there)
+    whole, here = rows("whole", 2, **there), rows("here", 2, engine="local")
+    kinds = ("reward/", "rollout/", "optim/", "agent_0/optim/", "agent_1/optim/")
+    for other in (resumed, here):
+        names = [name for name in other if name.startswith(kinds) and name in whole]
+        assert {"agent_0/optim/grad_norm", "agent_1/optim/grad_norm"} <= set(names)
+        for name in names:
+            np.testing.assert_allclose(whole[name], other[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    assert all(whole[f"agent_{number}/optim/grad_norm"].max() > 0 for number in (0, 1))

@@ -4,19 +4,22 @@ import hashlib
 import os
 import re
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
 
+from viva.engine.adapters import Adapter, AdapterRows, adaptable
 from viva.engine.checkpoint import State, check_base_of, read_state
 from viva.engine.decoder import Decoder
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.layers import fuse_layers
 from viva.engine.linear import pack_linears
 from viva.engine.model import BaseModel, cast_weights, load_base_model
-from viva.engine.policy import ModuleBuilder
+from viva.engine.policy import Snapshot
 from viva.engine.replay import GraphRecorder, Recorder, check_replays
 from viva.engine.scheduler import EngineLimits, OperationQueue, Pump
 from viva.model_files import is_inside
@@ -25,6 +28,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _CLIENT_FOLDER = re.compile(r"client-([0-9]{6,12})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a snapshot's samples come from."""
+
+    decoder: Decoder
+    adapter: Adapter | None
+    """What the decoder adds to the base for it, where adapters share a batch."""
 
 
 class Core:
@@ -40,6 +52,7 @@ class Core:
         one_run: bool,
         seed: int,
         limits: EngineLimits,
+        shared_batch: bool = False,
     ) -> None:
         self.device = device
         self.dtype = dtype
@@ -48,6 +61,8 @@ class Core:
         self.pump = Pump()
         self.operations = OperationQueue(self.pump, self._forget_prefixes)
         self._decoders: WeakSet[Decoder] = WeakSet()
+        self._shared: dict[int, Decoder] | None = {} if shared_batch else None
+        """By the id of their base, decoders of all its adapters."""
         self._state_dir = state_dir
         self._one_run = one_run
         self._seed = seed
@@ -55,7 +70,7 @@ class Core:
         self._owners: dict[Path, str] = {}
         """Training clients by the checkpoints that they saved."""
         self._models: dict[str, BaseModel] = {}
-        self._merged: OrderedDict[int, PreTrainedModel] = OrderedDict()
+        self._copies: OrderedDict[int, PreTrainedModel] = OrderedDict()
         self._recorder: Recorder | None = GraphRecorder(device) if device.type == "cuda" else None
 
     @property
@@ -143,12 +158,28 @@ class Core:
         text = "/".join(map(str, (self._seed, *key)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
-    def new_decoder(self, build: ModuleBuilder) -> Decoder:
-        """A decoder for the weights that ``build`` builds, when they are first needed."""
+    def new_source(self, snapshot: Snapshot) -> Source:
+        """A decoder for a snapshot: of its own, which merges it when it is first asked, or that of its base."""
+        if self._shared is None or not snapshot.is_adapter:
+            decoder = self._new_decoder(
+                lambda: pack_linears(fuse_layers(cast_weights(snapshot.merged(), self._decode_dtype)))
+            )
+            return Source(decoder=decoder, adapter=None)
+        base = snapshot.base
+        if id(base) not in self._shared:
+            rows = AdapterRows()
+            self._shared[id(base)] = self._new_decoder(
+                lambda: adaptable(cast_weights(base.decode_copy(), self._decode_dtype), rows), rows
+            )
+        adapter = Adapter(snapshot.weights, snapshot.scale, self._decode_dtype)
+        return Source(decoder=self._shared[id(base)], adapter=adapter)
+
+    def _new_decoder(
+        self, build: "Callable[[], PreTrainedModel]", rows: AdapterRows | None = None
+    ) -> Decoder:
         version = self.count("weights")
-        decoder = Decoder(
-            lambda: self._merged_model(version, build), self.device, self.limits, self._recorder
-        )
+        recorder = self._recorder if rows is None else None  # what is recorded would fix the adapters
+        decoder = Decoder(lambda: self._decode_copy(version, build), self.device, self.limits, recorder, rows)
         self._decoders.add(decoder)
         return decoder
 
@@ -161,10 +192,10 @@ class Core:
         for decoder in self._decoders:
             decoder.forget()
 
-    def _merged_model(self, version: int, build: ModuleBuilder) -> "PreTrainedModel":
-        if version not in self._merged:
-            while len(self._merged) >= self.limits.merged_models:
-                self._merged.popitem(last=False)
-            self._merged[version] = pack_linears(fuse_layers(cast_weights(build(), self._decode_dtype)))
-        self._merged.move_to_end(version)
-        return self._merged[version]
+    def _decode_copy(self, version: int, build: "Callable[[], PreTrainedModel]") -> "PreTrainedModel":
+        if version not in self._copies:
+            while len(self._copies) >= self.limits.merged_models:
+                self._copies.popitem(last=False)
+            self._copies[version] = build()
+        self._copies.move_to_end(version)
+        return self._copies[version]

@@ -1,4 +1,4 @@
-"""Continuous batching: all pending samples of one snapshot are decoded together.
+"""Continuous batching: all pending samples of one snapshot, or of adapters over one base, are decoded together.
 
 Samples join at any step: waiting prompts are prefilled in batches of similar length, equal prompts and known
 prefixes only once. They leave when they end.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from viva.engine.adapters import AdapterRows
 from viva.engine.model import head_logits, output_layer
 from viva.engine.replay import DecodeSteps, Recorder
 from viva.engine.requests import BLOCK, SampleRequest, not_finite, score_prompt
@@ -27,7 +28,15 @@ _MOST_PADDING = 128
 
 
 class Decoder:
-    """Serves the sampling requests of one snapshot."""
+    """Serves the sampling requests of one snapshot, or of all adapters of a base model.
+
+    Args:
+        get_module: Gives a decode copy when there is work.
+        device: To compute on.
+        limits: Of batches and memory.
+        recorder: Records steps, where there is one.
+        rows: Of a copy that computes each row by its request's adapter.
+    """
 
     priority = 1
 
@@ -37,10 +46,12 @@ class Decoder:
         device: torch.device,
         limits: EngineLimits,
         recorder: Recorder | None = None,
+        rows: AdapterRows | None = None,
     ) -> None:
         self._get_module = get_module
         self._device = device
         self._limits = limits
+        self._rows = rows
         self._module: Any = None
         self._pending: deque[SampleRequest] = deque()
         self._running = SequenceTable(limits.prefix_cache_bytes)
@@ -85,6 +96,11 @@ class Decoder:
         self._drop(self._at_work)
         self._rest()
 
+    def _speak_for(self, requests: Sequence[SampleRequest]) -> None:
+        """Let the next rows be computed by the adapters of these requests."""
+        if self._rows is not None:
+            self._rows.set([request.adapter for request in requests if request.adapter is not None])
+
     def _rest(self) -> None:
         """Release weights and recordings while there is no work."""
         if not self.has_work():
@@ -128,13 +144,13 @@ class Decoder:
     def _candidates(self) -> list[Prompt]:
         """Pending requests that find a row, in order of submission, those with equal prompts together."""
         free = self._limits.decode_rows - len(self._running.sequences)
-        prompts: dict[tuple[bytes, int], Prompt] = {}
+        prompts: dict[tuple[str, bytes, int], Prompt] = {}
         for request in self._pending:
             samples = min(request.waiting, free)
             if request.waiting and not samples:
                 break
             free -= samples
-            key = (request.fed.tobytes(), request.reusable)
+            key = (request.client, request.fed.tobytes(), request.reusable)
             if key not in prompts:
                 past, source = self._running.lookup(request)
                 prompts[key] = Prompt(requests=[], samples=[], past=past, source=source)
@@ -150,6 +166,7 @@ class Decoder:
         self._running.load(prompts)
         is_scored = any(request.unscored for prompt in prompts for request in prompt.requests)
         ends = [prompt.num_new - 1 for prompt in prompts]
+        self._speak_for([prompt.requests[0] for prompt in prompts])
         hidden = self._running.cache.forward(
             self._module,
             torch.from_numpy(tokens).to(self._device),
@@ -186,6 +203,7 @@ class Decoder:
             for request in prompt.requests:
                 scoring = request.unscored
                 if scoring is not None:
+                    self._speak_for([request])
                     span = line[scoring.first - 1 - prompt.past : len(request.prompt) - 1 - prompt.past]
                     try:
                         request.prompt_fields = score_prompt(
@@ -200,6 +218,7 @@ class Decoder:
 
     def _decode(self) -> bool:
         sequences = self._running.sequences
+        self._speak_for([sequence.request for sequence in sequences])
         hidden = self._steps.forward(
             self._running.cache,
             self._module,
@@ -241,6 +260,7 @@ class Decoder:
 
     def _draw(self, sequences: Sequence[RunningSequence], hidden: torch.Tensor) -> list[bool]:
         """Append the next token of these sequences; return whether their logits were finite."""
+        self._speak_for([sequence.request for sequence in sequences])
         draws = draw_tokens(
             head_logits(self._module, hidden),
             [sequence.request.rule for sequence in sequences],

@@ -35,7 +35,7 @@ from viva.engine.kernels import (
     normalise_back,
     place,
 )
-from viva.engine.linear import is_packable, join_linears
+from viva.engine.linear import Join, is_packable, join_linears
 from viva.engine.model import decoder_layers
 from viva.engine.step import RaggedStep
 from viva.engine.trees import TreeStep
@@ -65,12 +65,15 @@ class Gated(Protocol):
     act_fn: object
 
 
-def fuse_layers(module: "PreTrainedModel") -> "PreTrainedModel":
-    """Replace the layers of a decode copy by fused ones where they are of a known kind; returns the module."""
+def fuse_layers(module: "PreTrainedModel", join: Join = join_linears) -> "PreTrainedModel":
+    """Replace the layers of a decode copy by fused ones where they are of a known kind; returns the module.
+
+    `join` makes the product of layers of one input.
+    """
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
             if _is_known(layer):
-                setattr(parent, name, FusedLayer(layer))
+                setattr(parent, name, FusedLayer(layer, join))
     for parent in list(module.modules()):
         for name, decoder in list(parent.named_children()):
             if is_stock(decoder, _DECODERS) and all(
@@ -144,7 +147,7 @@ class FusedDecoder(nn.Module):
 class FusedLayer(nn.Module):
     """A layer that takes the place of one of ``transformers``, with the arguments that its model hands it."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, join: Join) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self._index = attention.layer_idx
@@ -155,10 +158,10 @@ class FusedLayer(nn.Module):
         self._first_norm = _norm(layer.input_layernorm)
         self._second_norm = _norm(layer.post_attention_layernorm)
         self._head_norms = _head_norms(attention, *self._heads)
-        self._in = join_linears([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._out = join_linears([attention.o_proj])
-        self._gate_up = join_linears([mlp.gate_proj, mlp.up_proj])
-        self._down = join_linears([mlp.down_proj])
+        self._in = join([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._out = join([attention.o_proj])
+        self._gate_up = join([mlp.gate_proj, mlp.up_proj])
+        self._down = join([mlp.down_proj])
 
     def forward(
         self,

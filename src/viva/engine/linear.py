@@ -13,7 +13,7 @@ Shapes: ``n`` rows of ``I`` inputs, ``O`` outputs.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import nn
@@ -81,12 +81,27 @@ def join_linears(layers: Sequence[nn.Linear]) -> PackedLinear:
     return PackedLinear(torch.cat([each["weight"] for each in frozen]), torch.cat(biases) if biases else None)
 
 
+class JointProduct(Protocol):
+    """The product of layers that read the same input."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[..., I]`` inputs to ``[..., O]`` outputs."""
+        ...
+
+    def added_to(self, others: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """Outputs plus as many others."""
+        ...
+
+
+Join = Callable[[Sequence[nn.Linear]], JointProduct]
+
+
 class _Joint:
     """Layers of one input as one product; each part is handed out once."""
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], join: "Join") -> None:
         self._sizes = [layer.out_features for layer in layers]
-        self._product = join_linears(layers)
+        self._product = join(layers)
         self._inputs: torch.Tensor | None = None
         self._waiting: dict[int, torch.Tensor] = {}
 
@@ -124,18 +139,21 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def pack_linears(module: "PreTrainedModel") -> "PreTrainedModel":
-    """Replace the linear layers of a decode copy by packed ones where that is possible; returns the module."""
+def pack_linears(module: "PreTrainedModel", join: Join = join_linears) -> "PreTrainedModel":
+    """Replace the linear layers of a decode copy by packed ones where that is possible; returns the module.
+
+    `join` makes the product of layers of one input.
+    """
     for parent in list(module.modules()):
         for names in _JOINT:
             layers = [getattr(parent, name, None) for name in names]
             if _can_join(layers):
-                joint = _Joint(layers)
+                joint = _Joint(layers, join)
                 for index, name in enumerate(names):
                     setattr(parent, name, JointPart(joint, index))
         for name, layer in list(parent.named_children()):
             if is_packable(layer):
-                setattr(parent, name, join_linears([layer]))
+                setattr(parent, name, join([layer]))
     return module
 
 

@@ -10,7 +10,7 @@ Shapes: ``B`` rows padded to ``T`` tokens.
 
 import logging
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -55,8 +55,38 @@ _FREE_SHARE = 0.6
 
 _log = logging.getLogger(__name__)
 
-ModuleBuilder = Callable[[], "PreTrainedModel"]
-"""Builds a decode copy of the model with the weights of one moment."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """The weights of one moment, which later steps do not change."""
+
+    base: BaseModel
+    settings: AdapterSettings | None
+    """``None`` for the base model as it is."""
+    weights: Mapping[str, torch.Tensor]
+    """Of the adapter, or with rank 0 all."""
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the base's weights are part of it as they are."""
+        return self.settings is None or self.settings.rank > 0
+
+    @property
+    def scale(self) -> float:
+        """``alpha / rank`` of the adapter, if there is one."""
+        return ALPHA / self.settings.rank if self.settings is not None and self.settings.rank else 0.0
+
+    def merged(self) -> "PreTrainedModel":
+        """A decode copy of the model with these weights."""
+        if self.is_adapter:
+            return merge_adapter(self.base, self.weights, self.scale)
+        dtype = self.base.module.dtype
+        originals = dict(self.base.module.named_parameters())
+        copies = {
+            id(originals[name]): nn.Parameter(weight.to(dtype), requires_grad=False)
+            for name, weight in self.weights.items()
+        }
+        return self.base.decode_copy(copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,9 +188,9 @@ class Policy:
         finally:
             self._clear_gradients()
 
-    def snapshot(self) -> ModuleBuilder:
-        """Freeze the present weights; later steps do not change what the builder builds."""
-        return _builder(self.base, self.settings, self._weights())
+    def snapshot(self) -> Snapshot:
+        """The present weights."""
+        return Snapshot(base=self.base, settings=self.settings, weights=self._weights())
 
     def begin_average(self) -> None:
         """Begin an exponential moving average of the weights, at the present ones."""
@@ -176,14 +206,14 @@ class Policy:
         for name, parameter in self._parameters.items():
             average[name].lerp_(parameter.detach(), 1 - decay)
 
-    def average_snapshot(self) -> ModuleBuilder:
-        """Freeze the average as it is; the builder builds the model that has it for its weights.
+    def average_snapshot(self) -> Snapshot:
+        """The average as it is.
 
         Raises:
             ValueError: None was begun.
         """
         average = {name: tensor.clone() for name, tensor in self._begun_average().items()}
-        return _builder(self.base, self.settings, average)
+        return Snapshot(base=self.base, settings=self.settings, weights=average)
 
     def _begun_average(self) -> dict[str, torch.Tensor]:
         if self._average is None:
@@ -334,26 +364,13 @@ def _read_weights(folder: Path, settings: AdapterSettings) -> dict[str, torch.Te
     }
 
 
-def stored_builder(base: BaseModel, settings: AdapterSettings, folder: Path) -> ModuleBuilder:
-    """A builder for the weights of a checkpoint, which are read now."""
+def stored_snapshot(base: BaseModel, settings: AdapterSettings, folder: Path) -> Snapshot:
+    """The weights of a checkpoint, which are read now."""
     device = base.module.device
     weights = {name: tensor.to(device) for name, tensor in _read_weights(folder, settings).items()}
     if settings.rank:
         check_adapter(base, weights, settings.rank, folder)
-    return _builder(base, settings, weights)
-
-
-def _builder(
-    base: BaseModel, settings: AdapterSettings, weights: Mapping[str, torch.Tensor]
-) -> ModuleBuilder:
-    if settings.rank:
-        return lambda: merge_adapter(base, weights, ALPHA / settings.rank)
-    dtype = base.module.dtype
-    originals = dict(base.module.named_parameters())
-    copies = {
-        id(originals[name]): nn.Parameter(w.to(dtype), requires_grad=False) for name, w in weights.items()
-    }
-    return lambda: base.decode_copy(copies)
+    return Snapshot(base=base, settings=settings, weights=weights)
 
 
 _MEMINFO = Path("/proc/meminfo")

@@ -20,6 +20,8 @@ from viva.sdk import make_topk
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from viva.engine.adapters import Adapter
+
 BLOCK = 16
 """Tokens per block; prefixes are shared in multiples of it."""
 _MARGIN = 4
@@ -232,6 +234,8 @@ class SampleRequest:
 
     prompt: np.ndarray
     """``[P]`` int64."""
+    client: str
+    """The sampling client that was called, distinct within the service."""
     digests: list[bytes]
     """Digests of the prompt's full blocks."""
     num_samples: int
@@ -246,6 +250,8 @@ class SampleRequest:
     """Distinct within the service."""
     future: LocalFuture[tinker.SampleResponse]
     listener: Listener | None = None
+    adapter: "Adapter | None" = None
+    """Where adapters share a batch, the one that its rows are computed by."""
     started: int = 0
     """Samples that have a row or are finished."""
     finished: dict[int, tinker.SampledSequence] = field(default_factory=dict[int, tinker.SampledSequence])
@@ -308,7 +314,8 @@ def make_request(
     """Check a call of ``sample``; the tokens are the result of `token_array`.
 
     Without `params` nothing is sampled and only the prompt is scored; ``max_tokens=None`` in them means up to the end
-    of the context. `seed` is used where they have none; `stop_ids` end a sample beside their ``stop``.
+    of the context. `seed` is used where they have none; `stop_ids` end a sample beside their ``stop``. `name` is
+    the sampling client's, a hyphen and the request's number.
 
     Raises:
         ValueError: A setting that makes no sense, with what is allowed.
@@ -319,9 +326,11 @@ def make_request(
         raise ValueError(f"topk_sample_logprobs must be at least 0, not {topk_samples}.")
     scored_only = params is None
     params = params or tinker.SamplingParams()
+    client = name.rpartition("-")[0]
     return SampleRequest(
         prompt=tokens,
-        digests=block_digests(tokens),
+        client=client,
+        digests=block_digests(tokens, client),
         num_samples=num_samples,
         max_tokens=0 if scored_only else _max_tokens(base, len(tokens), params.max_tokens),
         rule=_make_rule(params),
@@ -358,11 +367,14 @@ def _make_rule(params: tinker.SamplingParams) -> SamplingRule:
     return SamplingRule(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p)
 
 
-def block_digests(tokens: np.ndarray) -> list[bytes]:
-    """A digest for every full block of tokens, each covering all tokens up to the block's end."""
+def block_digests(tokens: np.ndarray, client: str = "") -> list[bytes]:
+    """A digest for every full block of tokens, each covering all tokens up to the block's end.
+
+    Those of two sampling clients, which have weights of their own, are never the same.
+    """
     data = np.ascontiguousarray(tokens, dtype=np.int32)
     digests: list[bytes] = []
-    previous = b""
+    previous = client.encode()
     for end in range(BLOCK, len(data) + 1, BLOCK):
         previous = hashlib.blake2b(previous + data[end - BLOCK : end].tobytes(), digest_size=16).digest()
         digests.append(previous)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import tinker
 
-from viva.engine.core import Core
-from viva.engine.decoder import Decoder
+from viva.engine.core import Core, Source
 from viva.engine.model import BaseModel
-from viva.engine.policy import stored_builder
+from viva.engine.policy import Snapshot, stored_snapshot
 from viva.engine.requests import (
     Listener,
     PromptScoring,
@@ -36,10 +35,11 @@ class LocalSamplingClient:
     answers_together = True
     """Whether the last bits of an answer depend on what is decoded with it, or was before."""
 
-    def __init__(self, core: Core, base: BaseModel, decoder: LocalFuture[Decoder], stream: str) -> None:
+    def __init__(self, core: Core, base: BaseModel, source: LocalFuture[Source], stream: str) -> None:
         self._core = core
         self._base = base
-        self._decoder = decoder
+        self._source = source
+        self._decoder = source.map(lambda found: found.decoder)
         self._stream = stream
         self._requests = 0
 
@@ -52,7 +52,7 @@ class LocalSamplingClient:
         Raises:
             TimeoutError: ``timeout`` seconds have passed.
         """
-        await self._decoder.result_async(timeout)
+        await self._source.result_async(timeout)
         return self
 
     def result(self, timeout: float | None = None) -> Self:
@@ -61,7 +61,7 @@ class LocalSamplingClient:
         Raises:
             TimeoutError: ``timeout`` seconds have passed.
         """
-        self._decoder.result(timeout)
+        self._source.result(timeout)
         return self
 
     def sample(
@@ -237,11 +237,12 @@ class LocalSamplingClient:
         request.listener = listener
         self._requests += 1
 
-        def enter(decoder: Decoder) -> None:
-            decoder.add(request)
-            self._core.pump.submit(decoder)
+        def enter(source: Source) -> None:
+            request.adapter = source.adapter
+            source.decoder.add(request)
+            self._core.pump.submit(source.decoder)
 
-        self._decoder.then(enter, future.reject)
+        self._source.then(enter, future.reject)
         return future
 
 
@@ -257,9 +258,9 @@ def open_sampling_client(core: Core, path: str | None, base_model: str | None) -
         raise ValueError("create_sampling_client needs model_path or base_model.")
     if path is None:
         base = core.base_model(base_model or "")
-        build = base.decode_copy
+        snapshot = Snapshot(base=base, settings=None, weights={})
     else:
         state, base = core.open_state(path, base_model)
-        build = stored_builder(base, state.settings, state.folder)
-    decoder = LocalFuture.resolved(core.pump, core.new_decoder(build))
-    return LocalSamplingClient(core, base, decoder, f"sampler-{core.count('sampler')}")
+        snapshot = stored_snapshot(base, state.settings, state.folder)
+    source = LocalFuture.resolved(core.pump, core.new_source(snapshot))
+    return LocalSamplingClient(core, base, source, f"sampler-{core.count('sampler')}")

@@ -25,7 +25,7 @@ class EngineLimits:
     """Upper bounds that trade memory for speed. They do not change results beyond rounding."""
 
     decode_rows: int = 256
-    """Sequences decoded together by one sampling snapshot."""
+    """Sequences decoded together by one sampling snapshot, or by all adapters that share a batch."""
     prefill_tokens: int = 4096
     """Padded prompt tokens in one prefill batch (a longer prompt is a batch of its own)."""
     training_tokens: int = 4096
@@ -33,9 +33,10 @@ class EngineLimits:
     logits: int = 2**25
     """Logits held at once while training, prompt scoring or sampling."""
     prefix_cache_bytes: int = 2**28
-    """Keys and values of finished sequences kept for prompts that continue them, per snapshot."""
+    """Keys and values of finished sequences kept for prompts that continue them, per snapshot (or base model, where
+    adapters share a batch)."""
     merged_models: int = 2
-    """Snapshots whose merged weights are kept in memory."""
+    """Decode copies of the weights that are kept in memory: one of each merged snapshot, or of a shared base."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

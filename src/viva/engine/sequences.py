@@ -215,6 +215,8 @@ class SequenceTable:
     def forget(self) -> None:
         """Forget all stored prefixes."""
         self._stored = PrefixCache(self._max_saved_bytes)
+        if not self.sequences:
+            self.cache = RaggedCache(rows=1)
         for sequence in self.sequences:
             sequence.current = False
 
@@ -290,7 +292,8 @@ class SequenceTable:
                 tokens = np.concatenate(
                     [sequence.request.prompt, np.asarray(sequence.tokens, dtype=np.int64)]
                 )
-                self._save(slot, block_digests(tokens[: sequence.length]), sequence.prefix)
+                digests = block_digests(tokens[: sequence.length], sequence.request.client)
+                self._save(slot, digests, sequence.prefix)
             if not keep:
                 self.cache.clear_row(slot)
             last = self.sequences.pop()

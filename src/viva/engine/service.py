@@ -79,6 +79,8 @@ class LocalServiceClient:
             refused to the others. For a run that goes on in later processes, one at a time.
         seed: From which seeds that are not given are derived.
         limits: Batch sizes.
+        shared_batch: Sample from all adapters of a base model in one batch over one copy of its weights. Else each
+            snapshot is merged into a copy of its own, which is faster where one is asked at a time.
 
     Raises:
         ValueError: An unknown precision, one this processor is slow at, or a device that is not there.
@@ -93,6 +95,7 @@ class LocalServiceClient:
         one_run: bool = False,
         seed: int = 0,
         limits: EngineLimits | None = None,
+        shared_batch: bool = False,
     ) -> None:
         self._core = Core(
             device=resolve_device(device),
@@ -102,6 +105,7 @@ class LocalServiceClient:
             one_run=one_run,
             seed=seed,
             limits=limits or EngineLimits(),
+            shared_batch=shared_batch,
         )
 
     def create_lora_training_client(

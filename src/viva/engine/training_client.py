@@ -17,7 +17,7 @@ from viva.engine.checkpoint import check_base_of, read_state, write_checkpoint
 from viva.engine.core import Core
 from viva.engine.losses import LOSSES, Loss, find_loss
 from viva.engine.packing import Example, make_examples
-from viva.engine.policy import LossResult, ModuleBuilder, Policy
+from viva.engine.policy import LossResult, Policy, Snapshot
 from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
 from viva.engine.scheduler import LocalFuture, Operation
 from viva.model_files import check_name
@@ -288,10 +288,10 @@ class LocalTrainingClient:
 
     get_info_async = async_twin(get_info)
 
-    def _sampling_client(self, snapshot: Callable[[], ModuleBuilder]) -> LocalSamplingClient:
-        decoder = self._core.operations.call(lambda: self._core.new_decoder(snapshot()))
+    def _sampling_client(self, snapshot: Callable[[], Snapshot]) -> LocalSamplingClient:
+        source = self._core.operations.call(lambda: self._core.new_source(snapshot()))
         return LocalSamplingClient(
-            self._core, self._policy.base, decoder, f"{self.model_id}-{self._core.count(self.model_id)}"
+            self._core, self._policy.base, source, f"{self.model_id}-{self._core.count(self.model_id)}"
         )
 
     def _examples(self, data: Sequence[tinker.Datum], loss: Loss, name: str) -> list[Example]:

@@ -93,5 +93,6 @@ def serve_model(target: str, options: ServeOptions, say: Callable[[str], None]) 
 async def _open(
     target: Target, config: EngineConfig, states: Path, renderer_name: str | None
 ) -> tuple[OpenPolicy, ServiceClient]:
-    service = make_service(config, state_dir=states)
+    # clients may open adapters beside what is served
+    service = make_service(config, state_dir=states, num_policies=2)
     return await open_policy(target, config, renderer_name=renderer_name, service=service), service

@@ -106,12 +106,12 @@ def merge_adapter_into_model(state_path: str, *, model: str, precision: str, fol
         ValueError: If the state is damaged, or of another model.
     """
     from viva.engine.model import load_base_model, resolve_device, resolve_precision
-    from viva.engine.policy import stored_builder
+    from viva.engine.policy import stored_snapshot
 
     state = read_state(state_path)
     base = load_base_model(model, resolve_device("cpu"), resolve_precision(precision))
     check_base_of(state, base.name, base.digests)
-    merged: Any = stored_builder(base, state.settings, state.folder)()
+    merged: Any = stored_snapshot(base, state.settings, state.folder).merged()
     merged.config.tie_word_embeddings = (
         merged.get_output_embeddings().weight is merged.get_input_embeddings().weight
     )

@@ -202,7 +202,7 @@ def make_service(
         config: Which engine.
         state_dir: Of the local engine.
         one_run: Training clients save there by names of their own, which go on after a restart.
-        num_policies: Policies that talk by turns; the local engine keeps the merged weights of so many and one more.
+        num_policies: Policies that talk by turns; adapters of several share the local engine's batches.
 
     Raises:
         ValueError: If no server answers at the address, this SDK is too new for it, or `check_installed` refuses.
@@ -238,6 +238,7 @@ def make_service(
         state_dir=state_dir,
         one_run=one_run,
         limits=EngineLimits(merged_models=num_policies + 1),
+        shared_batch=num_policies > 1,
     )
 
 
