@@ -37,23 +37,19 @@ QUESTION_TEMPLATE = 'what is asked, with the prompt in it, like "{question} Give
 
 _FREE_OPTIONS = frozenset(
     {
-        *(
-            "base_url",
-            "behavior_if_exists",
-            "hf_streaming",
-            "log_path",
-            "max_steps",
-            "max_training_datapoints",
-        ),
-        *(
-            "num_epochs",
-            "save_every",
-            "tokens_every",
-            "trackers",
-            "ttl_seconds",
-            "wandb_name",
-            "wandb_project",
-        ),
+        "base_url",
+        "behavior_if_exists",
+        "hf_streaming",
+        "log_path",
+        "max_steps",
+        "max_training_datapoints",
+        "num_epochs",
+        "save_every",
+        "tokens_every",
+        "trackers",
+        "ttl_seconds",
+        "wandb_name",
+        "wandb_project",
     }
 )
 
