@@ -193,14 +193,17 @@ def collapse_table(lines: Sequence[Line], honest_lines: Sequence[Line]) -> str:
     heads = ["reward", "collapse", "T = 0: start, best, end", "first alarm, own steps before", "T = 0 there"]
     heads += ["first alarm, references", "T = 0 there"]
     rows = [heads, ["---"] * len(heads)]
+    watched_by = {
+        seed: [levels_of(honest_lines, own_start=own_start, without=seed) for own_start in (True, False)]
+        for seed in {line["seed"] for line in lines}
+    }
     for line in lines:
         accuracies = [value for _, value in line["accuracy"]]
         step = collapse_step(line["accuracy"])
         told = f"no, in {line['accuracy'][-1][0]} steps" if step is None else f"step {step}"
         ends = (accuracies[0], max(accuracies), accuracies[-1])
         row = [f"`{line['reward']}`", told, ", ".join(f"{100 * each:.1f}" for each in ends)]
-        for own_start in (True, False):
-            levels = levels_of(honest_lines, own_start=own_start, without=line["seed"])
+        for levels in watched_by[line["seed"]]:
             row += _first_alarm(line, first_alarms(rows_of(line), levels))
         rows.append(row)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

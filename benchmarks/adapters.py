@@ -31,7 +31,9 @@ def step_seconds(clients: list[Any], rows: int, prompt: int, steps: int) -> floa
     for row in range(rows):
         tokens = tinker.ModelInput.from_ints([numbers.randrange(100) for _ in range(prompt)])
         futures.append(clients[row % len(clients)].sample(tokens, 1, settings))
-    decoders = list({id(client._decoder.result()): client._decoder.result() for client in clients}.values())
+    decoders = list(
+        {id(client._source.result().decoder): client._source.result().decoder for client in clients}.values()
+    )
     for decoder in decoders:
         while decoder._pending:
             decoder.run_unit()

@@ -203,13 +203,13 @@ def collapse(path: Path, given: dict[str, str]) -> None:
         options = problem_options(place, seed=seed) | SIZES | named | given
         options |= {"eval_every": str(STAGE), "eval_temperature": "0", "behavior_if_exists": "resume"}
         rows: list[dict[str, float]] = []
+        accuracy: list[tuple[int, float]] = []
         for stop in range(STAGE, most + 1, STAGE):
             rows = train(options | {"max_steps": str(stop)})
             accuracy = measured(rows, "test/direct_accuracy")
             print(reward, accuracy[-1], flush=True)
             if collapse_step(accuracy) is not None:
                 break
-        accuracy = measured(rows, "test/direct_accuracy")
         add(path, {"reward": reward, "seed": seed, "steps": columns(rows), "accuracy": accuracy})
     print(collapse_table(lines(path), lines(Path(__file__).with_suffix(".jsonl"))))
 

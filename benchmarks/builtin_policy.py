@@ -28,7 +28,8 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.tiny.tasks import problems, worked_solution, wrong_solution
     from viva.training.data import PromptItem
     from viva.training.metrics import rollout_metrics
-    from viva.training.rollouts import Policy, Sampling, run_groups
+    from viva.training.rollouts import run_groups
+    from viva.training.sampling import Policy, Sampling
 
     held_out = problems("test", num_problems, seed=0)
     sampler = LocalServiceClient().create_sampling_client(base_model=str(model_path()))

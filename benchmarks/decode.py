@@ -57,7 +57,7 @@ def measure(
     for _ in range(1 if shared else rows):
         tokens = [numbers.randrange(VOCAB) for _ in range(prompt)]
         futures.append(client.sample(tinker.ModelInput.from_ints(tokens), rows if shared else 1, settings))
-    decoder = client._decoder.result()
+    decoder = client._source.result().decoder
     seconds: list[float] = []
     while decoder.has_work():
         start = clock()

@@ -99,7 +99,8 @@ async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
     from viva.experts.strategy import strategy_of
     from viva.sdk import settled
     from viva.training.batch import make_batch
-    from viva.training.rollouts import Policy, Sampling, run_groups
+    from viva.training.rollouts import run_groups
+    from viva.training.sampling import Policy, Sampling
     from viva.training.update import update_policy
 
     config, found = training.config, Measured()

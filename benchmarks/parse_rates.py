@@ -27,7 +27,8 @@ from viva.recipes.demonstrations import Unpaid
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.round_robin import round_robin_protocol
-from viva.training.rollouts import Policy, Sampling, run_groups
+from viva.training.rollouts import run_groups
+from viva.training.sampling import Policy, Sampling
 
 NUM_AGENTS = 3
 _WORDS: Mapping[str, str] = yaml.safe_load(

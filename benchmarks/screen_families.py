@@ -26,7 +26,7 @@ from viva.recipes.demo import model_path
 from viva.recipes.evaluation.target import find_target, open_policy
 from viva.threads import prepare_threads
 from viva.training.data import PromptItem
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.service import EngineConfig
 
 PROBLEMS, TRIES, TEMPERATURE, MAX_TOKENS, LONGEST = 20, 8, 0.8, 48, 1500

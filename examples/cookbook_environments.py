@@ -28,7 +28,7 @@ from viva.rewards.credit import token_texts
 from viva.sdk import settled
 from viva.tiny.tasks import Problem, problems
 from viva.training.loop import LoopConfig, Training, train
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.service import EngineConfig
 from viva.training.update import UpdateConfig
 

@@ -1,8 +1,10 @@
 """The bench of rewards: beds without a shared step, the trap as it is described, and tables that are right."""
 
 import importlib
+import itertools
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from evidence import cell as cells
 from evidence.arms import ARMS, COMMON, CONTRASTS, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
 from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
+from evidence.rewards import CURRENT, RARE
 from evidence.tables import (
     arm_table,
     contrast,
@@ -22,7 +25,9 @@ from evidence.tables import (
     turns_of,
 )
 from scipy import stats
+from solved import solutions
 
+from viva.judging.comparison import Comparison, Outcome
 from viva.tiny.tasks import answer_of, worked_solution
 
 
@@ -207,6 +212,30 @@ def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
     measured = ["90, 90, 90, ?", "0, 10, 40, 90", "3 to 87 at 20, 3 to 87 at 20", "never, never"]
     assert row == f"| average | 2 | {' | '.join(measured)} | 50.0 (50.0 to 50.0) |"
     assert long_table([], {"long_ema": "average"}) == ""
+
+
+def test_a_conversation_is_followed_by_its_first_solutions_and_verdicts_and_voting_has_no_judge():
+    falls = {"correct/first": [0.5] * 10 + [0.2] * 10, "judge/verdict/accuracy": [0.75] * 20}
+    found = [
+        cell("long_r_sol", 0, [100], curve=falls),
+        cell("long_majority", 0, [0], curve={"correct": [0.5] * 20}),
+    ]
+    rows = long_table(found, {"long_r_sol": "talk", "long_majority": "votes"}).splitlines()[2:]
+    assert rows[0] == "| talk | 1 | 75, 75, 75, 75 | 50, 50, 50, 20 | 50 to 50 at 3 | 13 | 100.0 |"
+    assert rows[1] == "| votes | 1 | ?, ?, ?, ? | 50, 50, 50, 50 | 50 to 50 at 3 | never | 0.0 |"
+
+
+def test_without_points_for_ties_a_judge_that_knows_nothing_pays_the_rarer_answer_more():
+    tied = {0, 1, 2}  # in the same words; else the first place wins
+    comparisons = [
+        Comparison(
+            first=one, second=other, outcome=Outcome.TIE if {one, other} <= tied else Outcome.A, score=0
+        )
+        for one, other in itertools.permutations(range(4), 2)
+    ]
+    group = replace(solutions(["a", "a", "a", "b"]), comparisons=comparisons)
+    assert RARE.pay(group) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    assert CURRENT.pay(group) == [0.5] * 4
 
 
 def test_the_turns_of_a_curve_are_its_best_three_steps_and_the_first_three_below_half_of_them():

@@ -15,7 +15,7 @@ from evidence.beds import Bed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
 from viva.training.data import PromptItem
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 
 NUM_SAMPLES = 8
 NUM_CONVERSATIONS = 130

@@ -44,7 +44,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.sdk import settled
     from viva.selfplay.round_robin import round_robin_group
     from viva.training.batch import plain_batch
-    from viva.training.rollouts import Policy, Sampling, run_groups
+    from viva.training.rollouts import run_groups
+    from viva.training.sampling import Policy, Sampling
     from viva.training.update import UpdateConfig, update_policy
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])

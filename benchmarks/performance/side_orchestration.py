@@ -69,7 +69,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.selfplay.round_robin import round_robin_group
     from viva.threads import frozen_gc
-    from viva.training.rollouts import Policy, Sampling, run_groups
+    from viva.training.rollouts import run_groups
+    from viva.training.sampling import Policy, Sampling
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     renderer = load_renderer(tokenizer, model_name=settings["model"])

@@ -81,7 +81,7 @@ def test_a_batch_of_several_adapters_gives_what_merged_copies_give(
     )
     found = ask(together, calls)
     assert_same(found, ask(apart, calls))
-    together[0]._decoder.result().forget()
+    together[0]._source.result().decoder.forget()
     alone = [
         together[who].sample(ints(prompt), number, params(seed=seed), True).result()
         for seed, (who, prompt, number) in enumerate(calls)
@@ -122,7 +122,7 @@ def test_the_comparison_fails_if_rows_have_one_anothers_adapters(
     expected = ask(shared[1], calls)
     assert_same(ask(shared[0], calls), expected)
     for sampler in shared[0]:
-        sampler._decoder.result().forget()
+        sampler._source.result().decoder.forget()
 
     def turned(rows: AdapterRows, adapters: Sequence[Adapter]) -> None:
         rightly(rows, [*adapters[1:], *adapters[:1]])
@@ -136,7 +136,7 @@ def test_adapters_and_the_base_share_one_decoder_and_one_copy_of_the_weights(
     shared: tuple[list[Any], list[Any]],
 ) -> None:
     for samplers, decoders in zip(shared, (1, 4), strict=True):
-        assert len({id(sampler._decoder.result()) for sampler in samplers}) == decoders
+        assert len({id(sampler._source.result().decoder) for sampler in samplers}) == decoders
     ask(shared[0], [(who, [1, 2], 1) for who in range(4)])
     assert len(shared[0][0]._core._copies) == 1
 
@@ -144,7 +144,7 @@ def test_adapters_and_the_base_share_one_decoder_and_one_copy_of_the_weights(
 def test_all_rows_of_all_adapters_take_one_pass_through_the_base(
     shared: tuple[list[Any], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = shared[0][0]._decoder.result()
+    decoder = shared[0][0]._source.result().decoder
     decoder.forget()
     rows: list[int] = []
     forward = decoder._steps.forward
@@ -182,7 +182,7 @@ def test_a_full_set_of_weights_has_a_batch_of_its_own(
     trainer = service.create_lora_training_client(model_dir("llama"), rank=0)
     base = service.create_sampling_client(base_model=model_dir("llama"))
     whole = trainer.save_weights_and_get_sampling_client()
-    assert whole._decoder.result() is not base._decoder.result()
+    assert whole._source.result().decoder is not base._source.result().decoder
     expected = plain_logprobs(plain_model("llama"), TEXTS[0]).numpy()
     for sampler in (whole, base):
         np.testing.assert_allclose(sampler.compute_logprobs(ints(TEXTS[0])).result()[1:], expected, atol=1e-4)

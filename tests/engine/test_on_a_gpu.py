@@ -97,7 +97,7 @@ class Again:
 @pytest.mark.parametrize("recorder", [None, Again()])
 def test_samples(family: str, recorder: replay.Recorder | None) -> None:
     sampler: Any = service_with(family).create_sampling_client(base_model=family)
-    sampler._decoder.result()._steps = replay.DecodeSteps(recorder)
+    sampler._source.result().decoder._steps = replay.DecodeSteps(recorder)
     params = tinker.SamplingParams(max_tokens=9, seed=1, stop=[259])
     few = tinker.SamplingParams(max_tokens=2, top_k=3, top_p=0.5, temperature=0.3)
     futures = [

@@ -17,7 +17,7 @@ def decoder_with(service: LocalServiceClient, model: str, num_samples: int, max_
     for index, length in enumerate(LENGTHS):
         prompt = tinker.ModelInput.from_ints([index + 1] * length)
         sampler.sample(prompt, num_samples, tinker.SamplingParams(max_tokens=max_tokens, seed=index))
-    decoder = sampler._decoder.result()
+    decoder = sampler._source.result().decoder
     decoder._limits = EngineLimits()
     return decoder
 
@@ -73,12 +73,12 @@ def test_many_short_prompts_after_a_long_one_take_no_more_room_than_by_themselve
     def sizes(*lengths: int) -> tuple[list[list[int]], int]:
         futures = [sampler.sample(tinker.ModelInput.from_ints([7] * length), 1, params) for length in lengths]
         tokens = [list(future.result().sequences[0].tokens) for future in futures]
-        return tokens, sampler._decoder.result()._running.cache.num_bytes
+        return tokens, sampler._source.result().decoder._running.cache.num_bytes
 
     many = range(3, 23)
     alone = sizes(*many)
     _, long = sizes(200)
-    sampler._decoder.result().forget()
+    sampler._source.result().decoder.forget()
     again = sizes(*many)
     assert again == alone
     assert long < alone[1]

@@ -91,7 +91,7 @@ def test_any_program_gets_what_each_of_its_requests_gets_alone(
             )
     while client._core.pump.run_unit():
         pass  # what was cancelled leaves
-    decoder = client._decoder.result()
+    decoder = client._source.result().decoder
     assert not decoder.has_work()
     assert not decoder._running.sequences
     assert decoder._running._stored.num_bytes <= limits.prefix_cache_bytes
@@ -119,7 +119,7 @@ def test_a_seed_gives_the_same_tokens_in_any_of_a_hundred_batches(
     ]
     for _ in range(100):
         if dice.random() < 0.5:
-            client._decoder.result().forget()
+            client._source.result().decoder.forget()
         batch = dice.choices(range(len(calls)), k=dice.randrange(1, 8))
         futures = [client.sample(ints(calls[i][0]), calls[i][1], params(**calls[i][2])) for i in batch]
         for index, future in zip(batch, futures, strict=True):
@@ -132,7 +132,7 @@ def test_rows_that_begin_alike_hold_one_copy_of_their_beginning(
 ) -> None:
     monkeypatch.setattr("viva.engine.sequences.LEAST_GAIN", 1)
     client = service.create_sampling_client(base_model=model_dir("qwen3"))
-    decoder, shared = client._decoder.result(), list(range(40))
+    decoder, shared = client._source.result().decoder, list(range(40))
     client.sample(ints([*shared, 1]), 1, params(max_tokens=30))
     decoder.run_unit()
     decoder.run_unit()
@@ -157,7 +157,7 @@ def test_a_groups_prompt_is_computed_once(
     service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = service.create_sampling_client(base_model=model_dir("qwen3"))
-    cache = client._decoder.result()._running.cache
+    cache = client._source.result().decoder._running.cache
     forward, fed = cache.forward, list[tuple[int, ...]]()
 
     def counting(module: Any, tokens: Any, **where: Any) -> Any:

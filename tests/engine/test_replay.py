@@ -93,7 +93,7 @@ ASKED: dict[str, Asked] = {
 def sample(service: LocalServiceClient, folder: str, asked: Asked, recorder: Any) -> tuple[list[Any], Any]:
     """All sequences, and the decoder."""
     sampler: Any = service.create_sampling_client(base_model=folder)
-    decoder = sampler._decoder.result()
+    decoder = sampler._source.result().decoder
     decoder._steps = replay.DecodeSteps(recorder)
     futures = [
         sampler.sample(
@@ -192,7 +192,7 @@ def test_few_recordings_are_kept(model_dir: Callable[[str], str], monkeypatch: p
     service = LocalServiceClient(device="cpu")
     sampler: Any = service.create_sampling_client(base_model=model_dir("llama"))
     steps = replay.DecodeSteps(recorder)
-    sampler._decoder.result()._steps = steps
+    sampler._source.result().decoder._steps = steps
 
     def counting(run: replay.Run) -> tuple[torch.Tensor, replay.Run]:
         kept.append(len(steps._recordings))

@@ -279,7 +279,7 @@ def test_a_known_beginning_is_not_computed_again_and_changes_nothing(
 ) -> None:
     sampler = service.create_sampling_client(base_model=model_dir("qwen3"))
     fed: list[int] = []
-    table = sampler._decoder.result()._running
+    table = sampler._source.result().decoder._running
     forward = table.cache.forward
 
     def counting(module: Any, tokens: torch.Tensor, **where: Any) -> torch.Tensor:
@@ -313,9 +313,9 @@ def test_what_was_computed_before_a_training_operation_is_not_reused_after_it(
     trainer = service.create_lora_training_client(model_dir("qwen3"), rank=2, seed=0)
     cold = [s.logprobs for s in sample(sampler, PROMPT * 4, 2)]
     sample(sampler, PROMPT * 6, 2)
-    assert sampler._decoder.result()._running._stored._nodes
+    assert sampler._source.result().decoder._running._stored._nodes
     train(trainer, [PROMPT], steps=1)
-    assert not sampler._decoder.result()._running._stored._nodes
+    assert not sampler._source.result().decoder._running._stored._nodes
     assert [s.logprobs for s in sample(sampler, PROMPT * 4, 2)] == cold
 
 
@@ -323,7 +323,7 @@ def test_prompts_that_share_a_new_beginning_compute_it_once(
     service: LocalServiceClient, model_dir: Callable[[str], str], plain: Any
 ) -> None:
     sampler = service.create_sampling_client(base_model=model_dir("qwen3"))
-    table = sampler._decoder.result()._running
+    table = sampler._source.result().decoder._running
     forward, fed = table.cache.forward, list[int]()
 
     def counting(module: Any, tokens: torch.Tensor, **where: Any) -> torch.Tensor:
@@ -373,7 +373,7 @@ def test_logits_that_are_not_numbers_fail_their_request_and_are_not_remembered(
 ) -> None:
     sampler = service.create_sampling_client(base_model=model_dir("llama"))
     expected = sample(sampler, PROMPT, max_tokens=4)[0].tokens
-    decoder = sampler._decoder.result()
+    decoder = sampler._source.result().decoder
     get_module = decoder._get_module
     broken = get_module().__class__  # the same model with one weight that is not a number
     with torch.no_grad():
@@ -391,7 +391,7 @@ def test_an_error_of_one_batch_fails_its_requests_and_no_others(
     service: LocalServiceClient, model_dir: Callable[[str], str]
 ) -> None:
     sampler = service.create_sampling_client(base_model=model_dir("llama"))
-    decoder = sampler._decoder.result()
+    decoder = sampler._source.result().decoder
     prefill = decoder._prefill
 
     def failing(prompts: Any) -> bool:
@@ -413,7 +413,7 @@ def test_an_error_between_two_tokens_reaches_its_requests_and_no_others_wait_for
 ) -> None:
     sampler = service.create_sampling_client(base_model=model_dir("llama"))
     expected = sample(sampler, PROMPT, max_tokens=4)[0].tokens
-    decoder = sampler._decoder.result()
+    decoder = sampler._source.result().decoder
     decode, calls = decoder._decode, iter(range(100))
 
     def failing() -> bool:

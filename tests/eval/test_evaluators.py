@@ -13,7 +13,7 @@ from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.sdk import make_sequence
 from viva.training.data import PromptItem
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 

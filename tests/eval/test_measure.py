@@ -22,7 +22,7 @@ from viva.testing import (
     turn_of,
 )
 from viva.training.data import PromptItem
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 
 RENDERER = tiny_renderer()
 ITEMS = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(3)]

@@ -19,7 +19,7 @@ from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.rewards import find_reward
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.data import PromptItem
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 
 MATH = CHECKS["math"]
 RENDERER = tiny_renderer()

@@ -7,7 +7,7 @@ from bandit_engine import GOOD, BanditTrainer, CountDataset, CountGroup, load_ba
 
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.update import UpdateConfig
 
 

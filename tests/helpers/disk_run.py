@@ -24,7 +24,7 @@ from viva.engine.checkpoint import read_checkpoint, read_tensors, write_checkpoi
 from viva.recipes.loop import _disk_problem
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.update import UpdateConfig
 
 NUM_STEPS = 5

@@ -14,7 +14,7 @@ from viva.conversation.rendering import build_prompt, load_renderer, read_reply
 from viva.engine import LocalServiceClient
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.update import UpdateConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma")

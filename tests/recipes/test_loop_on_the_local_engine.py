@@ -12,7 +12,7 @@ from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from viva.engine import LocalServiceClient
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.update import UpdateConfig
 
 

@@ -10,7 +10,8 @@ from viva.engine import LocalServiceClient
 from viva.experts.assisted import FeedbackGroupBuilder, PromptAugmentedEnv, PromptAugmentedGroupBuilder
 from viva.experts.strategy import iid
 from viva.training.batch import ExpertConfig, make_batch
-from viva.training.rollouts import Policy, Sampling, run_groups
+from viva.training.rollouts import run_groups
+from viva.training.sampling import Policy, Sampling
 
 QUESTION = "A question that is somewhat longer than the answers to it. " * 4
 

@@ -10,8 +10,9 @@ from viva.engine import LocalServiceClient
 from viva.experts.assisted import FeedbackGroupBuilder, PromptAugmentedEnv, PromptAugmentedGroupBuilder
 from viva.experts.strategy import iid
 from viva.training.batch import ExpertConfig, make_batch
-from viva.training.rollouts import Policy, Sampling, run_groups
+from viva.training.rollouts import run_groups
 from viva.training.samples import batch_samples
+from viva.training.sampling import Policy, Sampling
 from viva.training.update import EXACT_GAP, UpdateConfig, update_policy
 
 HINT = {"role": "system", "content": "Write letters only."}

@@ -28,7 +28,8 @@ from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training import rollouts
 from viva.training.batch import plain_batch
 from viva.training.metrics import rollout_metrics
-from viva.training.rollouts import Policy, Sampling, run_groups
+from viva.training.rollouts import run_groups
+from viva.training.sampling import Policy, Sampling
 
 RENDERER = tiny_renderer()
 TIMEOUT_S = 60.0
@@ -320,7 +321,7 @@ async def test_calls_that_are_given_up_leave_nothing_in_the_engine(tmp_path, tri
     sampler = FailingSampler(inner, share=0.15, seed=7, hang_share=0.02)
     sampler.abandons = True
     judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=sampler, timeout_s=20), renderer)
-    decoder = inner._decoder.result()
+    decoder = inner._source.result().decoder
     given_up = 0
     for first in range(0, number, size):
         builders_P = [

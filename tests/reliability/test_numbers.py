@@ -24,7 +24,7 @@ from viva.recipes.demo import demo_options
 from viva.recipes.loop import run_recipe
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import AllGroupsFailedError, LoopConfig, Training, train
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.update import EXACT_GAP, SamplerGapError, UpdateConfig
 
 NUM_STEPS = 6

@@ -19,7 +19,7 @@ from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training.followers import Current
 from viva.training.loop import LoopConfig, Training, train
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.update import UpdateConfig
 
 LATENCY_S = 0.05

@@ -26,7 +26,7 @@ from viva.rewards.review import STREAMS, ReviewRules
 from viva.run.folder import prepare_run_folder
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.loop import LoopConfig, Training, train
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.update import UpdateConfig
 
 CHOICES = {"proposal": "0123", "ranking": "hr", "critique": "uv", "revision": "0123", "verdict": "hr"}

@@ -8,7 +8,7 @@ from bandit_engine import BanditSampler, Done
 from tinker_cookbook import hyperparam_utils
 
 from viva.training.data import derive_seed
-from viva.training.rollouts import Policy, PromptTooLongError, Sampling, SeededCompleter
+from viva.training.sampling import Policy, PromptTooLongError, Sampling, SeededCompleter
 from viva.training.service import LARGEST_RATE, EngineConfig, context_window, default_learning_rate
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])

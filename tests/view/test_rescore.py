@@ -21,7 +21,8 @@ from viva.rewards import find_reward
 from viva.rewards.review import review_rules
 from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
-from viva.training.rollouts import Policy, Sampling, run_group
+from viva.training.rollouts import run_group
+from viva.training.sampling import Policy, Sampling
 from viva.view.files import iter_transcripts
 from viva.view.rescore import RescoreOptions, Rescoring, rescore, rescore_text, within_correlation
 

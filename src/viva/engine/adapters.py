@@ -150,7 +150,7 @@ def adaptable(module: "PreTrainedModel", rows: AdapterRows) -> "PreTrainedModel"
 
 
 class _Adding:
-    """What is added behind a layer that stays as it is."""
+    """A forward hook that adds the low-rank part behind a layer that stays as it is."""
 
     def __init__(self, rows: AdapterRows, name: str) -> None:
         self._rows = rows

@@ -32,11 +32,11 @@ _CLIENT_FOLDER = re.compile(r"client-([0-9]{6,12})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a snapshot's samples come from."""
+    """The decoder that serves a snapshot, and the adapter that it adds there."""
 
     decoder: Decoder
     adapter: Adapter | None
-    """What the decoder adds to the base for it, where adapters share a batch."""
+    """``None`` where the decoder's weights are the snapshot's own."""
 
 
 class Core:

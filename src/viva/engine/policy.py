@@ -64,7 +64,7 @@ class Snapshot:
     settings: AdapterSettings | None
     """``None`` for the base model as it is."""
     weights: Mapping[str, torch.Tensor]
-    """Of the adapter, or with rank 0 all."""
+    """Weights of the adapter by name; with rank 0, all of the model's."""
 
     @property
     def is_adapter(self) -> bool:

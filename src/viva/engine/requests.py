@@ -251,7 +251,7 @@ class SampleRequest:
     future: LocalFuture[tinker.SampleResponse]
     listener: Listener | None = None
     adapter: "Adapter | None" = None
-    """Where adapters share a batch, the one that its rows are computed by."""
+    """The adapter of its rows, where adapters share a batch."""
     started: int = 0
     """Samples that have a row or are finished."""
     finished: dict[int, tinker.SampledSequence] = field(default_factory=dict[int, tinker.SampledSequence])

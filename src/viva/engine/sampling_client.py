@@ -39,7 +39,6 @@ class LocalSamplingClient:
         self._core = core
         self._base = base
         self._source = source
-        self._decoder = source.map(lambda found: found.decoder)
         self._stream = stream
         self._requests = 0
 

@@ -22,7 +22,8 @@ from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen
 from viva.training.data import PromptItem, derive_seed
 from viva.training.metrics import rollout_metrics
-from viva.training.rollouts import GroupOutcome, Policy, Sampling, run_groups
+from viva.training.rollouts import GroupOutcome, run_groups
+from viva.training.sampling import Policy, Sampling
 
 BuilderMaker = Callable[[PromptItem, int, PolicyRef, Grader], EnvGroupBuilder]
 """One conversation on a problem, from its seed, who judges, and how solutions are graded for the metrics."""

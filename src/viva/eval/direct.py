@@ -24,7 +24,7 @@ from viva.judging.judge import SamplingClient
 from viva.judging.usage import count_tokens
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem
-from viva.training.rollouts import PromptTooLongError, Sampling, SeededCompleter
+from viva.training.sampling import PromptTooLongError, Sampling, SeededCompleter
 
 _MOST_DIRECT_ANSWERS = 1024
 """Per problem, at equal tokens: a bound for replies of a token or two."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
-    from viva.training.rollouts import Sampling
+    from viva.training.sampling import Sampling
 
 DEFAULT_DATAPOINTS = 131072
 """Trajectories of a run whose length is not given."""
@@ -185,7 +185,7 @@ class RecipeConfig(DataOptions):
 
     def sampling(self, context_window: int | None) -> Sampling:
         """Settings of the agents' replies, with a model that can hold so many tokens."""
-        from viva.training.rollouts import Sampling
+        from viva.training.sampling import Sampling
 
         return Sampling(
             seed=self.seed,

@@ -190,7 +190,8 @@ async def played_examples(
     from viva.judging.judge import PolicyRef
     from viva.recipes.common import say
     from viva.training.data import derive_seed
-    from viva.training.rollouts import Policy, run_groups
+    from viva.training.rollouts import run_groups
+    from viva.training.sampling import Policy
 
     config = plan.config
     kept: list[_Kept] = []

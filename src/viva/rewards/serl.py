@@ -78,10 +78,7 @@ def judgements_of(comparisons: Iterable[Comparison]) -> list[Judgement]:
 
 
 def copeland(
-    judgements: Sequence[Judgement],
-    texts: Mapping[int, str],
-    band: float | None = LENGTH_BAND,
-    tie: float = 0.5,
+    judgements: Sequence[Judgement], texts: Mapping[int, str], band: float | None = LENGTH_BAND
 ) -> dict[int, float]:
     """Copeland scores R, in [0, 1 / (1 - band)].
 
@@ -89,7 +86,6 @@ def copeland(
         judgements: All of them.
         texts: The answers by id; judgements about others are left out.
         band: See `LENGTH_BAND`; ``None``: every win counts 1.
-        tie: What a tie is worth, as a share of a win.
 
     Returns:
         By id; an answer that no judgement which could be read is about has none.
@@ -99,7 +95,7 @@ def copeland(
         if not one.is_read or one.first not in texts or one.second not in texts:
             continue
         for each, other in ((one.first, one.second), (one.second, one.first)):
-            share = tie if one.winner is None else float(one.winner == each)
+            share = 0.5 if one.winner is None else float(one.winner == each)
             points[each].append(share * _worth(texts[each], texts[other], band))
     return {each: math.fsum(own) / len(own) for each, own in points.items() if own}
 
@@ -135,14 +131,11 @@ class Serl(SolutionReward):
 
     compared_by: JudgeOptions = field(default_factory=JudgeOptions)
     length_band: float | None = LENGTH_BAND
-    tie: float = 0.5
     name: str = "serl"
 
     def __post_init__(self) -> None:
         """Check."""
         _check_band(self.length_band)
-        if not 0 <= self.tie <= 1:
-            raise ValueError(f"tie must be from 0 to 1, as a share of a win; got {self.tie}")
 
     @property
     def judge(self) -> JudgeOptions:
@@ -190,16 +183,13 @@ class Serl(SolutionReward):
         if len(group) < 2:
             return [0.0] * len(group)
         matchup_count(group.comparisons, group.ids)  # raises
-        scores = self._scores(group)
+        scores = copeland(judgements_of(group.comparisons), group.by_id(), self.length_band)
         return [scores[each] for each in group.ids]
-
-    def _scores(self, group: Solutions) -> dict[int, float]:
-        judgements = judgements_of(group.comparisons or ())
-        return copeland(judgements, group.by_id(), self.length_band, self.tie)
 
     def figures(self, group: Solutions) -> Metrics:
         """Health and accuracy of the judge, and the reward that its judgements would have."""
-        value = consistency(judgements_of(group.comparisons or ()), self._scores(group))
+        judgements = judgements_of(group.comparisons or ())
+        value = consistency(judgements, copeland(judgements, group.by_id(), self.length_band))
         own: Metrics = {} if value is None else {"serl/judge_consistency": value}
         right = {} if group.graded_G is None else dict(zip(group.ids, group.graded_G, strict=True))
         correct = {each: reward > 0 for each, reward in right.items()}
@@ -207,20 +197,17 @@ class Serl(SolutionReward):
         return own | judge_health(group.comparisons or ()) | accuracy
 
 
-def serl(
-    *, length_band: float | None = LENGTH_BAND, judge: JudgeOptions | None = None, tie: float = 0.5
-) -> Serl:
+def serl(*, length_band: float | None = LENGTH_BAND, judge: JudgeOptions | None = None) -> Serl:
     """SERL's actor reward: the Copeland score of a solution in comparisons of all pairs, in both orders.
 
     Args:
         length_band: A win counts only if the lengths differ by less than this share; ``None``: always.
         judge: By default the policy being trained.
-        tie: What a tie is worth, as a share of a win. Below one half, rare answers are paid for being rare.
 
     Raises:
-        ValueError: If the band or the tie is out of range.
+        ValueError: If the band is out of range.
     """
-    return Serl(length_band=length_band, compared_by=judge or JudgeOptions(), tie=tie)
+    return Serl(length_band=length_band, compared_by=judge or JudgeOptions())
 
 
 _SEGMENTS = ("proposal", "ranking", "revision", "verdict")

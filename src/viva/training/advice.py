@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from viva.judging.comparison import NoValidComparisonsError
-from viva.training.rollouts import PromptTooLongError
+from viva.training.sampling import PromptTooLongError
 
 Metrics: TypeAlias = Mapping[str, float]
 

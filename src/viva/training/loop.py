@@ -36,7 +36,8 @@ from viva.training.followers import Follower, JudgeStoppedError, check_judge
 from viva.training.members import Members, member_metrics, update_members
 from viva.training.metrics import Clock, rollout_metrics
 from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
-from viva.training.rollouts import GroupOutcome, Policy, Sampling, run_groups
+from viva.training.rollouts import GroupOutcome, run_groups
+from viva.training.sampling import Policy, Sampling
 from viva.training.update import UpdateConfig, imitate, update_policy
 
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]

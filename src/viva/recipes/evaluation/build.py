@@ -64,7 +64,7 @@ from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem
 from viva.training.records import transcript_row
 from viva.training.remote import watched
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 from viva.training.service import EngineConfig
 
 _FOLDER = Path("runs/eval")

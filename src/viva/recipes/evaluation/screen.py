@@ -40,7 +40,7 @@ from viva.selfplay.user_code import find_check
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.remote import watched
-from viva.training.rollouts import Sampling
+from viva.training.sampling import Sampling
 
 _FOLDER = Path("runs/screen")
 
