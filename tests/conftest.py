@@ -1,10 +1,16 @@
 """What holds for every test: calm threads, set before anything loads torch, and repeatable property tests.
 
+A session of the SDK lives in a thread, which asks its server, waits for a random time and asks again. One that a test
+leaves behind draws these numbers beside the property tests that come after it, so it ends with its test.
+
 ``pytest --hypothesis-profile=explore`` draws new examples on every run.
 """
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -12,7 +18,27 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+os.environ.setdefault("TINKER_TELEMETRY", "0")
+
 # a deadline would fail tests for the load of the machine they run on
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def sessions_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what the SDK opened for a test; sessions of wider fixtures stay."""
+    from tinker.lib.internal_client_holder import InternalClientHolder  # loads torch
+
+    opened: list[InternalClientHolder] = []
+    begin = InternalClientHolder.__init__
+
+    def recorded(holder: InternalClientHolder, *given: Any, **options: Any) -> None:
+        opened.append(holder)
+        begin(holder, *given, **options)
+
+    monkeypatch.setattr(InternalClientHolder, "__init__", recorded)
+    yield
+    for holder in opened:
+        holder.close()
