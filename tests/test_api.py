@@ -62,6 +62,31 @@ def test_a_protocol_is_trained_from_python(finished: viva.Run) -> None:
     assert viva.load_run(finished.path).config == finished.config
 
 
+def test_options_come_from_a_file_or_by_name_and_those_given_win(finished: viva.Run, tmp_path: Path) -> None:
+    again = viva.train(
+        talk(reward=viva.rewards.tournament(max_off_set_mass=1.0)),
+        prompts=ROWS,
+        steps=1,
+        config=finished.path / "config.json",
+        log_path=str(tmp_path / "again"),
+        behavior_if_exists="raise",
+    )
+    figures = ["reward/std", "rollout/sampled_tokens"]
+    assert again.metrics.loc[0, figures].equals(finished.metrics.loc[0, figures])
+    assert again.config["max_steps"] == 1
+
+    asked = viva.train(
+        "critique_self_play",
+        prompts=ROWS,
+        steps=1,
+        config={**QUICK, "prompts": {"proposal": "How many? {persona}"}, "max_tokens": 200},
+        log_path=str(tmp_path / "asked"),
+        max_tokens=24,
+    )
+    assert asked.config["max_tokens"] == 24
+    assert "How many?" in (asked.path / "transcripts.jsonl").read_text()
+
+
 def test_conversations_are_read_by_the_class_that_wrote_them(finished: viva.Run, capsys: Any) -> None:
     last = finished.conversations[-1]
     assert [turn.segment for turn in last.turns] == ["argue", "argue", "final", "final"]
@@ -141,7 +166,8 @@ def test_the_shell_trains_the_same_protocol(tmp_path: Path, monkeypatch: pytest.
         ({"reward": "peer_review"}, "does not ask for proposal"),
         ({"grader": "own"}, "grader must be one of math, exact, choice"),
         ({"prompts": None}, "Must provide either train_prompts"),
-        ({"model_name": "tiny"}, "model_name is given twice"),
+        ({"model": "tiny", "model_name": "tiny"}, "model_name is given twice"),
+        ({"config": {"learnin_rate": 1.0}}, "unknown option 'learnin_rate'. Did you mean 'learning_rate'"),
     ],
 )
 def test_mistakes_raise_before_anything_is_computed(

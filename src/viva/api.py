@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from viva.conversation.protocol import Protocol
 from viva.judging.records import ConversationRecord, Transcript
-from viva.recipes.config import make_options
+from viva.recipes.config import make_options, read_options
 from viva.recipes.programs import RECIPES, unknown_recipe
 from viva.selfplay.user_code import is_target, remember
 from viva.threads import prepare_threads
@@ -134,19 +134,20 @@ def load_run(path: str | Path) -> Run:
 def train(
     recipe: str | Protocol,
     *,
-    model: str | Path = "tiny",
+    model: str | Path | None = None,
     prompts: Prompts | None = None,
     test: Prompts | None = None,
     reward: str | Reward | RewardFunction | None = None,
     grader: str | Grader | None = None,
     steps: int | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
     """Train a model by a recipe or by a protocol of your own. In a notebook: ``await viva.train_async(...)``.
 
     Args:
         recipe: A name that ``viva recipes`` lists, a `Protocol`, or ``path.py:PROTOCOL``.
-        model: ``tiny`` (the built-in policy), a model's folder, a GGUF file, or its name on the hub.
+        model: ``tiny`` (the built-in policy, the default), a model's folder, a GGUF file, or its name on the hub.
         prompts: To train on. Rows given here are kept beside the run, in ``<log_path>.train.jsonl``.
         test: To measure on while it trains.
         reward: Of a protocol: a name, one of `viva.rewards`, or a function of the `Conversation`; by default the
@@ -154,6 +155,8 @@ def train(
         grader: Tells whether a reply (first) gives the known answer (second): ``math``, ``exact``, ``choice``,
             ``path.py:FUNCTION`` or a function.
         steps: Number of training steps.
+        config: Options in a YAML or JSON file, such as a run's ``config.json``, or by name; those that are given
+            themselves win. The texts of a conversation are among them: ``config={"prompts": {"proposal": "..."}}``.
         **options: All others of the recipe, by name; ``viva train RECIPE --help`` lists them. Where the folder
             ``log_path`` holds a run, ``behavior_if_exists`` must say what becomes of it: ``resume``, ``delete`` or
             ``raise`` (the default here).
@@ -179,6 +182,7 @@ def train(
                 reward=reward,
                 grader=grader,
                 steps=steps,
+                config=config,
                 **options,
             )
         )
@@ -190,12 +194,13 @@ def train(
 async def train_async(
     recipe: str | Protocol,
     *,
-    model: str | Path = "tiny",
+    model: str | Path | None = None,
     prompts: Prompts | None = None,
     test: Prompts | None = None,
     reward: str | Reward | RewardFunction | None = None,
     grader: str | Grader | None = None,
     steps: int | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
     """`train` where an event loop runs already, as in a notebook."""
@@ -206,28 +211,27 @@ async def train_async(
     recipe = recipe.replace("-", "_")
     if recipe not in RECIPES:
         raise ValueError(unknown_recipe(recipe))
-    named = {"model_name": str(model), "max_steps": steps}
+    named = {"model_name": None if model is None else str(model), "max_steps": steps}
     named |= {
         name: remember(value) for name, value in (("reward", reward), ("grader", grader)) if value is not None
     }
     if twice := sorted(set(named) & set(given) - {name for name, value in named.items() if value is None}):
         raise ValueError(f"{twice[0]} is given twice; leave one of them out")
-    given = {name: value for name, value in named.items() if value is not None} | given
+    config_class = import_module(f"viva.recipes.{recipe}").Config
+    if isinstance(config, (str, Path)):
+        config = read_options(Path(config).expanduser(), config_class, recipe)
+    given |= {name: value for name, value in named.items() if value is not None}
+    given = {"behavior_if_exists": "raise", **(config or {}), **given}
     if "strategies" in given:
         given["strategies"] = [remember(each) for each in given["strategies"]]
-    config_class = import_module(f"viva.recipes.{recipe}").Config
-    given = {"behavior_if_exists": "raise"} | given
-    config = make_options(config_class, given)
-    given |= _prompt_options("train", prompts, config.log_path) | _prompt_options(
-        "test", test, config.log_path
-    )
-    config = make_options(config_class, given)
+    log_path = make_options(config_class, given).log_path
+    given |= _prompt_options("train", prompts, log_path) | _prompt_options("test", test, log_path)
     from viva.recipes.loop import run_recipe
 
-    received = await run_recipe(config)
+    received = await run_recipe(make_options(config_class, given))
     if received is not None:
         raise KeyboardInterrupt(f"stopped by {received.name}; behavior_if_exists='resume' goes on")
-    return Run(config.log_path)
+    return Run(log_path)
 
 
 def evaluate(
