@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 from _intervals import mean_interval
 from evidence import beds, run
 from evidence import cell as cells
-from evidence.arms import ARMS, COMMON, CONTRASTS, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
-from evidence.beds import BEDS, bed_named, is_blind, is_trap, trap_solution
+from evidence.arms import ARMS, CONTRASTS, HINT, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
+from evidence.beds import BEDS, REAL, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.rewards import CURRENT, RARE
 from evidence.tables import (
@@ -28,6 +29,7 @@ from scipy import stats
 from solved import solutions
 
 from viva.judging.comparison import Comparison, Outcome
+from viva.recipes.config import make_options
 from viva.tiny.tasks import answer_of, worked_solution
 
 
@@ -41,7 +43,35 @@ def steps_of(problems):
     return found
 
 
-@pytest.mark.parametrize("name", BEDS)
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_model_is_tested_on_sums_and_products_of_which_none_is_trained_on(name):
+    bed = bed_named(name)
+
+    def steps(part, seed):
+        found = set()
+        for each in bed.problems(part, seed=seed):
+            numbers = sorted(map(int, re.findall(r"\d+", each.question)))
+            sign = re.search(r" [-+*] |buys|away|boxes", each.question).group()
+            assert each.answer in (
+                sum(numbers),
+                numbers[0] * numbers[1],
+                *np.diff(numbers),
+                -np.diff(numbers)[0],
+            )
+            found.add((sign, *numbers, each.answer))
+        return found
+
+    test = bed.problems("test")
+    assert len({each.question for each in test}) == len(test) == 100
+    assert test == bed.problems("test", seed=0)
+    for seed in range(3):
+        trained = steps("train", seed)
+        assert len(trained) > 100
+        assert not steps("test", 0) & trained
+    assert bed.problems("train", seed=1) != bed.problems("train", seed=2)
+
+
+@pytest.mark.parametrize("name", sorted(set(BEDS) - set(REAL)))
 def test_no_step_of_a_test_problem_is_trained_on(name):
     bed = bed_named(name)
     test = bed.problems("test")
@@ -96,7 +126,7 @@ def test_the_pupil_of_rare_successes_is_right_as_its_levels_say_and_more_often_w
     for level, values in right.items():
         assert np.mean(values) == pytest.approx(level / 100, abs=0.04)
     hinted = [hinted_example(random.Random(seed), pupil) for seed in range(400)]
-    assert all(each.messages[0]["content"] == beds.HINT for each in hinted)
+    assert all(each.messages[0]["content"] == HINT for each in hinted)
     assert 0.2 < np.mean([each.reply.count("=") == 2 for each in hinted]) < 0.3
 
 
@@ -139,9 +169,13 @@ def test_an_interval_of_one_seed_has_no_width():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_has_options_that_its_recipe_takes(arm):
-    module = importlib.import_module(f"viva.recipes.{ARMS[arm].recipe}")
-    module.Config(**{**COMMON, **ARMS[arm].options, "train_prompts": ["2+3?"]})
+@pytest.mark.parametrize("bed", ["steps", *REAL])
+def test_every_arm_has_options_that_its_recipe_takes(bed, arm):
+    given = bed_named(bed).arm(arm)
+    recipe = given.recipe if isinstance(given.recipe, str) else "protocol"
+    named = {"protocol": "of another test"} if recipe == "protocol" else {}
+    module = importlib.import_module(f"viva.recipes.{recipe}")
+    make_options(module.Config, {**given.options, **named, "train_prompts": ["2+3?"]})
 
 
 def test_tables_name_arms_and_leave_out_what_was_not_run():
@@ -156,11 +190,11 @@ def test_tables_name_arms_and_leave_out_what_was_not_run():
 def test_a_learning_rate_is_chosen_when_all_were_tried_and_only_by_the_seed_that_is_thrown_away():
     slow, fast = sorted(LEARNING_RATES)
     tried = [cell("r_sol", THROWN_AWAY, [0, 100], learning_rate=slow)]
-    assert run.rate_of(tried, "steps", "r_sol") is None
+    assert run.rate_of(tried, bed_named("steps"), "r_sol") is None
     tried.append(cell("r_sol", THROWN_AWAY, [100, 100], learning_rate=fast))
     tried.append(cell("r_sol", 0, [100, 100], learning_rate=slow))
-    assert run.rate_of(tried, "steps", "r_sol") == fast
-    assert run.rate_of(tried, "trap-70", "r_sol") is None
+    assert run.rate_of(tried, bed_named("steps"), "r_sol") == fast
+    assert run.rate_of(tried, bed_named("trap-70"), "r_sol") is None
 
 
 def test_finished_cells_are_not_run_again(tmp_path, monkeypatch):

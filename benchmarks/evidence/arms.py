@@ -22,14 +22,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evidence.beds import HINT
+from viva.conversation.protocol import Protocol
 from viva.rewards.review import STREAMS
 
+HINT = "Do every step, one after the other."
+"""The instruction under which the policy of rare successes is right more often."""
 TOTAL_TOKENS = 600_000
 """For every arm."""
 RARE_TOKENS = 40_000
 """For every arm on the beds of rare successes."""
+REAL_TOKENS = 80_000
+"""For every arm on the beds of a model that others trained."""
 LEARNING_RATES = (7e-4, 2e-3)
+REAL_RATES = (2e-4,)
+"""That of ``make demo``, for every arm: none was tuned."""
 THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
 TIMES_LONGER = 10
@@ -60,7 +66,7 @@ CRITIQUE = {"num_agents": 4, "batch_size": 32}
 class Arm:
     """A recipe with its options."""
 
-    recipe: str
+    recipe: str | Protocol
     options: Mapping[str, object]
     text: str
     steps_of: str | None = None
@@ -147,6 +153,11 @@ ARMS: Mapping[str, Arm] = {
         options=_SAMPLES | {"batch_size": 48},
         text="the plain samples of `hint` alone: as many steps, half the samples",
         steps_of="hint",
+    ),
+    "feedback": _samples(
+        "true answers, second attempts after being told right or wrong, trained into the bare question",
+        strategies=["feedback"],
+        estimator="shaped",
     ),
     "long_current": _judged("judged: the policy as it is", "CURRENT", prolongs="judged"),
     "long_initial": _judged("judged: the policy at the start", "INITIAL", prolongs="judged"),

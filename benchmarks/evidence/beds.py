@@ -13,6 +13,10 @@ votes see, its critiques hardly do.
 ``rare-P`` with P = 1, 5, 20 or 57: kinds of problem that a policy of ``raise_policy.py`` solves about P times of 100,
 and half of the time behind the instruction `HINT`. The bed of the context swap.
 
+``words`` and ``sums``: a model that others trained, SmolLM2-135M-Instruct (``make models``). ``words`` are the word
+problems of ``make demo``, which it hardly solves, and its most frequent answer is mostly wrong. ``sums`` are the
+families ``products`` and ``chain_sum`` of reasoning-gym with numbers of one digit, half of which it solves.
+
 A step is one line of working (7+5 and 5+7 are one step). Steps are divided by a fixed hash: a problem to train on has
 steps of one part only, one to test on of the other part only. The policies were *raised* on problems of both parts,
 wrong solutions among them; the division is about what a run trains on.
@@ -21,12 +25,27 @@ wrong solutions among them; the division is about what a run trains on.
 import itertools
 import json
 import random
+import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import yaml
+
+import viva
+from evidence.arms import (
+    ARMS,
+    COMMON,
+    LEARNING_RATES,
+    RARE_TOKENS,
+    REAL_RATES,
+    REAL_TOKENS,
+    TOTAL_TOKENS,
+    Arm,
+)
+from viva.recipes.demo import model_path, word_problems
 from viva.tiny import tasks
 from viva.tiny.tasks import Problem, Step
 
@@ -41,15 +60,16 @@ LARGEST_UNSEEN = 5
 """Up to this number in the second step it does not see, as critic or judge, that the step is forgotten."""
 DIALS = (50, 60, 70, 80)
 RARE_POLICY = Path(__file__).parent / "rare_policy"
-HINT = "Do every step, one after the other."
-"""The instruction under which the policy of rare successes is right more often."""
 LEVELS = {1: ("mul_add",), 5: ("mul_sub",), 20: ("add_sub",), 57: ("add", "sub")}
 """By per cent of success, the kinds of problem."""
 _TRAPS = {"trap": TRAP_POLICY, "critics": CRITICS_POLICY}
+REAL = ("words", "sums")
+"""Beds of a model that others trained."""
 BEDS = (
     "steps",
     *(f"{trap}-{dial}" for trap in _TRAPS for dial in DIALS),
     *(f"rare-{level}" for level in LEVELS),
+    *REAL,
 )
 
 _RANGES = {
@@ -67,6 +87,36 @@ _SALT, _TEST_STEPS = 339, 55
 _NUM_TRAIN = 2000
 _NUM_VALIDATION = 200
 
+DEBATE = viva.Protocol(
+    rounds=[
+        viva.Round("answer", "Give only the final number."),
+        viva.Round("final", "Give only the final number that you now hold right.", ["answer"]),
+    ],
+    reward=viva.rewards.tournament(),
+)
+"""Its conversation in turns: all answer, see all answers, and answer again."""
+_REAL_OPTIONS = {"lora_rank": 32, "max_tokens": 40, "temperature": 0.8}
+_EIGHT_TO_A_PROBLEM = {"group_size": 8, "batch_size": 64, "estimator": "shaped"}
+_FOUR_TO_A_PROBLEM = {"group_size": 4, "batch_size": 24, "estimator": "shaped"}
+"""Peer prediction reads every reply behind every other one."""
+_DEBATE_SIZES = {"num_agents": 3, "batch_size": 24}
+_CRITIQUE_SIZES = {"batch_size": 12}
+_CRITIQUE_TEXTS = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"
+_FAMILIES = {"products": {"max_digits": 1}, "chain_sum": {"max_digits": 1, "max_terms": 2}}
+"""Of reasoning-gym, as `viva screen` found them in reach."""
+_BEHIND = "Give only the final answer."
+_NUM_DRAWN = 3000
+"""Enough for all 300 problems to turn up."""
+_NUM_SUMS_TO_TEST_ON = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A problem of a model that others trained."""
+
+    question: str
+    answer: int
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bed:
@@ -79,9 +129,42 @@ class Bed:
     """Per cent of the trap's problems on which checking can be right; ``None``: there is no trap."""
     level: int | None = None
     """Per cent of success before training, where problems of one level are asked."""
+    max_tokens: int = COMMON["max_tokens"]
+    """Of a reply, in training and at the test."""
+    total_tokens: int = TOTAL_TOKENS
+    """Of every arm."""
+    learning_rates: tuple[float, ...] = LEARNING_RATES
+    """Of which every arm takes the best; one alone is not tried."""
+
+    def problems(self, part: Part, *, seed: int = 0) -> Sequence[Problem | Question]:
+        """Problems to train on (for a seed), or all that there are to test on, the same for every seed."""
+        raise NotImplementedError
+
+    def validation(self) -> Sequence[Problem | Question]:
+        """Problems of the training part, on which learning rates are chosen."""
+        return self.problems("train", seed=10_000)[:_NUM_VALIDATION]
+
+    def arm(self, name: str) -> Arm:
+        """An arm with all its options on this bed."""
+        return replace(ARMS[name], options={**COMMON, **ARMS[name].options})
+
+    def write(self, folder: Path, seed: int) -> dict[str, str]:
+        """Write problems to train on and to test on; options that name them and the policy."""
+        rows = {"train": self.problems("train", seed=seed), "test": self.problems("test")}
+        for part, problems in rows.items():
+            write_problems(folder / f"{part}.jsonl", problems)
+        return {
+            "model_name": self.model,
+            "train_prompts_path": str(folder / "train.jsonl"),
+            "test_prompts_path": str(folder / "test.jsonl"),
+        }
+
+
+class TinyBed(Bed):
+    """A bed of 3 million parameters."""
 
     def problems(self, part: Part, *, seed: int = 0) -> list[Problem]:
-        """Problems to train on (for a seed), or all that there are to test on, the same for every seed."""
+        """Those of the base class."""
         rng = random.Random(f"{self.name} {part} {seed}")
         pools = self._pools(part, rng)
         shares = [share for share, _ in pools]
@@ -108,20 +191,55 @@ class Bed:
             (0.5 - seen, [each for each in found if is_blind(each)]),
         ]
 
-    def validation(self) -> list[Problem]:
-        """Problems of the training part, on which learning rates are chosen."""
-        return self.problems("train", seed=10_000)[:_NUM_VALIDATION]
 
-    def write(self, folder: Path, seed: int) -> dict[str, str]:
-        """Write problems to train on and to test on; options that name them and the policy."""
-        rows = {"train": self.problems("train", seed=seed), "test": self.problems("test")}
-        for part, problems in rows.items():
-            write_problems(folder / f"{part}.jsonl", problems)
-        return {
-            "model_name": self.model,
-            "train_prompts_path": str(folder / "train.jsonl"),
-            "test_prompts_path": str(folder / "test.jsonl"),
-        }
+class RealBed(Bed):
+    """A bed of SmolLM2-135M-Instruct. As critic and judge it votes by the probabilities of labels."""
+
+    def problems(self, part: Part, *, seed: int = 0) -> list[Question]:
+        """Those of the base class."""
+        if self.name == "words":
+            train, test = word_problems(seed=seed)
+        else:
+            train, test = _sums()
+            random.Random(seed).shuffle(train)
+        return [
+            Question(question=text, answer=answer) for text, answer in (train if part == "train" else test)
+        ]
+
+    def arm(self, name: str) -> Arm:
+        """An arm with all its options on this bed, those of ``make demo`` among them."""
+        given = super().arm(name)
+        if given.recipe == "conversation_preference_rl":
+            return replace(given, recipe=DEBATE, options={**COMMON, **_REAL_OPTIONS, **_DEBATE_SIZES})
+        options = {**given.options, **_REAL_OPTIONS}
+        if given.recipe == "critique_self_play":
+            options |= yaml.safe_load(_CRITIQUE_TEXTS.read_text(encoding="utf-8")) | _CRITIQUE_SIZES
+        elif name == "peer_prediction":
+            options |= _FOUR_TO_A_PROBLEM
+        else:
+            options |= _EIGHT_TO_A_PROBLEM
+        return replace(given, options=options)
+
+
+def _sums() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """All problems of two families with numbers of one digit, with their answers, to train and to test on.
+
+    2 * 5 and 5 * 2 are one step, as are 2 + 5 and 5 + 2.
+    """
+    from reasoning_gym import create_dataset
+
+    steps: dict[tuple[str, int, int], dict[str, int]] = {}
+    for family, options in _FAMILIES.items():
+        for row in create_dataset(family, seed=0, size=_NUM_DRAWN, **options):
+            left, sign, right = re.search(r"(\d) ([-+*]) (\d)", row["question"]).groups()
+            pair = (left, right) if sign == "-" else sorted((left, right))
+            steps.setdefault((sign, *pair), {})[f"{row['question']} {_BEHIND}"] = int(row["answer"])
+    names = sorted(steps)
+    random.Random(0).shuffle(names)
+    test: list[tuple[str, int]] = []
+    while len(test) < _NUM_SUMS_TO_TEST_ON:
+        test += sorted(steps[names.pop()].items())
+    return [problem for name in names for problem in sorted(steps[name].items())], test
 
 
 def bed_named(name: str) -> Bed:
@@ -131,14 +249,22 @@ def bed_named(name: str) -> Bed:
         ValueError: If there is none of that name.
     """
     if name == "steps":
-        return Bed(name=name, model="tiny")
+        return TinyBed(name=name, model="tiny")
     for trap, policy in _TRAPS.items():
         for dial in DIALS:
             if name == f"{trap}-{dial}":
-                return Bed(name=name, model=str(policy), dial=dial)
+                return TinyBed(name=name, model=str(policy), dial=dial)
     for level in LEVELS:
         if name == f"rare-{level}":
-            return Bed(name=name, model=str(RARE_POLICY), level=level)
+            return TinyBed(name=name, model=str(RARE_POLICY), level=level, total_tokens=RARE_TOKENS)
+    if name in REAL:
+        return RealBed(
+            name=name,
+            model=str(model_path()),
+            max_tokens=_REAL_OPTIONS["max_tokens"],
+            total_tokens=REAL_TOKENS,
+            learning_rates=REAL_RATES,
+        )
     raise ValueError(f"unknown bed {name!r}; there are {', '.join(BEDS)}")
 
 

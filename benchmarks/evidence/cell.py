@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 import viva
-from evidence.arms import ARMS, COMMON, CRITIQUE, PREFERENCE, RARE_TOKENS, TIMES_LONGER, TOTAL_TOKENS
-from evidence.beds import Bed
+from evidence.arms import ARMS, COMMON, CRITIQUE, PREFERENCE, TIMES_LONGER
+from evidence.beds import REAL, Bed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
 from viva.training.data import PromptItem
@@ -53,7 +53,7 @@ class Settings:
     steps: int
 
 
-def measure(policy: str, problems: list[PromptItem], *, max_tokens: int = 80) -> dict[str, list[int]]:
+def measure(policy: str, problems: list[PromptItem], *, max_tokens: int) -> dict[str, list[int]]:
     """Per cent right by problem: greedily, of eight answers at temperature 1, and of their majority.
 
     Args:
@@ -112,10 +112,10 @@ def items_of(bed: Bed, *, validation: bool = False) -> list[PromptItem]:
 
 
 def measure_untrained(bed: Bed, folder: Path) -> dict[str, object]:
-    """Figures of a bed's policy before training: those of a cell, and both kinds of conversation."""
+    """Figures of a bed's policy before training: those of a cell, and both kinds of conversation on most beds."""
     problems = items_of(bed)
-    measured: dict[str, object] = {"problems": measure(bed.model, problems)}
-    if bed.level is None:
+    measured: dict[str, object] = {"problems": measure(bed.model, problems, max_tokens=bed.max_tokens)}
+    if bed.level is None and bed.name not in REAL:
         measured["conversations"] = {
             kind: converse(
                 bed.model, kind, problems[:NUM_CONVERSATIONS], folder / f"{bed.name}-{kind}.json", **sizes
@@ -142,16 +142,16 @@ def train(bed: Bed, arm: str, seed: int, settings: Settings, folder: Path) -> vi
     """One run of an arm."""
     shutil.rmtree(folder, ignore_errors=True)
     files = bed.write(folder, seed)
+    given = bed.arm(arm)
     return viva.train(
-        ARMS[arm].recipe,
+        given.recipe,
         model=files["model_name"],
         prompts=files["train_prompts_path"],
         steps=settings.steps,
         seed=seed,
         learning_rate=settings.learning_rate,
         log_path=str(folder / "run"),
-        **COMMON,
-        **ARMS[arm].options,
+        config=given.options,
     )
 
 
@@ -159,10 +159,9 @@ def steps_within(bed: Bed, arm: str, folder: Path, *, seed: int) -> int:
     """Steps of an arm that take about as many tokens as the bed allows, from two steps of it."""
     if ARMS[arm].prolongs is not None:
         return TIMES_LONGER * steps_within(bed, ARMS[arm].prolongs, folder, seed=seed)
-    budget = TOTAL_TOKENS if bed.level is None else RARE_TOKENS
     arm = ARMS[arm].steps_of or arm
     run = train(bed, arm, seed, Settings(learning_rate=1e-5, steps=_PROBE_STEPS), folder)
-    return max(1, round(budget * _PROBE_STEPS / tokens_of(run)["total"]))
+    return max(1, round(bed.total_tokens * _PROBE_STEPS / tokens_of(run)["total"]))
 
 
 def cell(
@@ -184,7 +183,7 @@ def cell(
         "tokens": tokens_of(run),
         "tokens_to_signal": tokens_to_signal(run),
         "last": {name: round(float(last[name]), 4) for name in watched if name in last.index},
-        "problems": measure(str(run.path), items_of(bed, validation=validation)),
+        "problems": measure(str(run.path), items_of(bed, validation=validation), max_tokens=bed.max_tokens),
     }
     if ARMS[arm].prolongs is not None:
         line["curve"] = {

@@ -6,7 +6,7 @@ but not where the number in it is small (`beds.LARGEST_UNSEEN`): there it holds 
 the share of problems on which checking is right is a matter of the problems. Voting can only make such a policy worse.
 
 ``rare``: the built-in policy, trained on by a pupil who solves problems as often as their kind says (`beds.LEVELS`),
-and half of the time where it is told to do every step (`beds.HINT`).
+and half of the time where it is told to do every step (`arms.HINT`).
 """
 
 import json
@@ -45,7 +45,8 @@ from build_tiny.texts import (
     direct_example,
     judgement_example,
 )
-from evidence.beds import HINT, LEVELS, is_blind, is_trap, trap_problem, trap_solution
+from evidence.arms import HINT
+from evidence.beds import LEVELS, is_blind, is_trap, trap_problem, trap_solution
 
 _CRITIC_KEEPS = 0.9
 _RIGHT_WHEN_HINTED = 0.5

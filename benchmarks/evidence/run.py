@@ -31,13 +31,12 @@ import numpy as np
 from evidence.arms import (
     ARMS,
     CONTRASTS,
-    LEARNING_RATES,
     LONG_ARMS,
     RARE_ARMS,
     RARE_CONTRASTS,
     THROWN_AWAY,
 )
-from evidence.beds import BEDS, Bed, bed_named, is_blind, is_trap, write_problems
+from evidence.beds import BEDS, REAL, Bed, bed_named, is_blind, is_trap, write_problems
 from evidence.tables import (
     Cell,
     arm_table,
@@ -63,14 +62,18 @@ def read_ledger(path: Path = LEDGER) -> list[Cell]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def rate_of(cells: Sequence[Cell], bed: str, arm: str) -> float | None:
+def rate_of(cells: Sequence[Cell], bed: Bed, arm: str) -> float | None:
     """The learning rate of an arm on a bed; ``None`` while one is still to be tried."""
-    tried = [each for each in cells if (each["bed"], each["arm"], each["seed"]) == (bed, arm, THROWN_AWAY)]
+    if len(bed.learning_rates) == 1:
+        return bed.learning_rates[0]
+    tried = [
+        each for each in cells if (each["bed"], each["arm"], each["seed"]) == (bed.name, arm, THROWN_AWAY)
+    ]
     scores = {
         each["learning_rate"]: np.mean(each["problems"]["greedy"]) + np.mean(each["problems"]["sampled"])
         for each in tried
     }
-    if scores.keys() != set(LEARNING_RATES):
+    if scores.keys() != set(bed.learning_rates):
         return None
     return max(scores, key=lambda rate: (scores[rate], -rate))
 
@@ -87,13 +90,15 @@ def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
     """Run one cell, or what its learning rate still lacks; whether anything was run."""
     cells = read_ledger()
     tuned = ARMS[arm].prolongs or arm
-    rate = rate_of(cells, bed.name, tuned)
+    rate = rate_of(cells, bed, tuned)
     if rate is not None:
         is_done = any((each["bed"], each["arm"], each["seed"]) == (bed.name, arm, seed) for each in cells)
         return not is_done and _run(bed, arm, seed, rate, folder)
     key = (bed.name, tuned, THROWN_AWAY)
     tried = {each["learning_rate"] for each in cells if (each["bed"], each["arm"], each["seed"]) == key}
-    return any(_run(bed, tuned, THROWN_AWAY, each, folder) for each in LEARNING_RATES if each not in tried)
+    return any(
+        _run(bed, tuned, THROWN_AWAY, each, folder) for each in bed.learning_rates if each not in tried
+    )
 
 
 def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
@@ -195,7 +200,10 @@ def main(argv: Sequence[str]) -> None:
         )
     if unknown := sorted(set(arms) - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
-    if missing := [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).is_dir()]:
+    missing = [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).exists()]
+    if any(bed.name in REAL for bed in missing):
+        sys.exit(f"{missing[0].model} is not there; `make models` fetches it")
+    if missing:
         policy = Path(missing[0].model).name.removesuffix("_policy")
         sys.exit(
             f"the bed {missing[0].name} has no policy yet: {missing[0].model} is not there; make it with "
