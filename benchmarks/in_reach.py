@@ -41,7 +41,7 @@ def in_reach(model: str, folder: Path) -> Path:
             num_pairs=0,
             output=str(folder / "screen.json"),
         )
-        shares = [sum(answer.right for answer in each.tries_N) / TRIES for each in found.problems]
+        shares = [sum(one.answer.right for one in each.tries_N) / TRIES for each in found.problems]
         pairs = zip(problems, shares, strict=True)
         write_problems(path, [problem for problem, share in pairs if LEAST <= share <= MOST])
     return path
