@@ -98,6 +98,11 @@ def _judged(text: str, judge: str, *, prolongs: str | None = None) -> Arm:
 
 ARMS: Mapping[str, Arm] = {
     "answers": _samples("true answers, plain samples: the ceiling", reward="answers"),
+    "answers_hot": _samples(
+        "true answers, sampled at temperature 1, as the trainer weighs them",
+        reward="answers",
+        temperature=1.0,
+    ),
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", reward="r_sol"),

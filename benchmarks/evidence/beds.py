@@ -99,6 +99,9 @@ _REAL_OPTIONS = {"lora_rank": 32, "max_tokens": 40, "temperature": 0.8}
 _EIGHT_TO_A_PROBLEM = {"group_size": 8, "batch_size": 64, "estimator": "shaped"}
 _FOUR_TO_A_PROBLEM = {"group_size": 4, "batch_size": 24, "estimator": "shaped"}
 """Peer prediction reads every reply behind every other one."""
+_HINT_ABOUT_WORDS = (
+    "Who buys more: add. Who gives away: subtract. So many boxes, so many things in each: multiply."
+)
 _DEBATE_SIZES = {"num_agents": 3, "batch_size": 24}
 _CRITIQUE_SIZES = {"batch_size": 12}
 _CRITIQUE_TEXTS = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"
@@ -211,13 +214,13 @@ class RealBed(Bed):
         given = super().arm(name)
         if given.recipe == "conversation_preference_rl":
             return replace(given, recipe=DEBATE, options={**COMMON, **_REAL_OPTIONS, **_DEBATE_SIZES})
-        options = {**given.options, **_REAL_OPTIONS}
+        options = {**COMMON, **_REAL_OPTIONS, **ARMS[name].options}
         if given.recipe == "critique_self_play":
             options |= yaml.safe_load(_CRITIQUE_TEXTS.read_text(encoding="utf-8")) | _CRITIQUE_SIZES
         elif name == "peer_prediction":
             options |= _FOUR_TO_A_PROBLEM
         else:
-            options |= _EIGHT_TO_A_PROBLEM
+            options |= _EIGHT_TO_A_PROBLEM | ({"hint": _HINT_ABOUT_WORDS} if name == "hint" else {})
         return replace(given, options=options)
 
 
