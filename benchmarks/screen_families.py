@@ -28,6 +28,7 @@ from viva.threads import prepare_threads
 from viva.training.data import PromptItem
 from viva.training.sampling import Sampling
 from viva.training.service import EngineConfig
+from viva.training.sessions import Engines
 
 PROBLEMS, TRIES, TEMPERATURE, MAX_TOKENS, LONGEST = 20, 8, 0.8, 48, 1500
 BEHIND = "Give only the final answer."
@@ -102,7 +103,8 @@ async def screen_all(model: str, path: Path, wanted: list[str]) -> None:
     """Screen what the file has not."""
     done = {line["family"] for line in lines(path)}
     target = find_target(model)
-    opened = await open_policy(target, EngineConfig(engine="local"), renderer_name=None)
+    engine = EngineConfig(engine="local")
+    opened = await open_policy(target, engine, renderer_name=None, service=Engines().service(engine))
     path.parent.mkdir(parents=True, exist_ok=True)
     for family in wanted or families():
         if family not in done:

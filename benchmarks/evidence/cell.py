@@ -67,8 +67,11 @@ def measure(policy: str, problems: list[PromptItem], *, max_tokens: int) -> dict
 async def _measure(policy: str, problems: list[PromptItem], max_tokens: int) -> dict[str, list[int]]:
     from viva.recipes.evaluation.target import find_target, open_policy
     from viva.training.service import EngineConfig
+    from viva.training.sessions import Engines
 
-    opened = await open_policy(find_target(policy), EngineConfig(), renderer_name=None)
+    engine = EngineConfig()
+    service = Engines().service(engine)
+    opened = await open_policy(find_target(policy), engine, renderer_name=None, service=service)
     asked = {}
     for temperature, count in ((0.0, 1), (1.0, NUM_SAMPLES)):
         direct = DirectSampler(

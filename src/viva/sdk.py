@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import fields
 from functools import wraps
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import tinker
@@ -112,6 +112,10 @@ def answers_together(client: object) -> bool:
     return isinstance(client, JoinedSamplingClient) and client.answers_together
 
 
+Ending: TypeAlias = Literal["success", "errored", "interrupted"]
+"""How what used a session ended, in the SDK's words."""
+
+
 class ServiceClient(Protocol):
     """Makes training and sampling clients; use `settled` on what it returns."""
 
@@ -131,6 +135,10 @@ class ServiceClient(Protocol):
 
     def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> Any:
         """A sampling client for saved weights or the base model."""
+        ...
+
+    def close(self, status: Ending) -> Awaitable[None]:
+        """End the session with the server; see `viva.training.sessions.end_session`."""
         ...
 
 

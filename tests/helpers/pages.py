@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tinker
 
+from viva.engine import LocalServiceClient
 from viva.recipes.common import OpenRun, RunOptions
 from viva.run.folder import prepare_run_folder
 from viva.testing import ScriptedSamplingClient
@@ -104,7 +105,7 @@ def script_the_engine(monkeypatch: pytest.MonkeyPatch, sampler: ScriptedSampling
         return OpenRun(
             folder=folder,
             resume_from=None,
-            service=None,
+            service=LocalServiceClient(),
             client=client,
             renderer=sampler.renderer,
             context_window=None,

@@ -30,6 +30,7 @@ class Served:
     engine: EngineThread
     service: LocalServiceClient
     policy: ServedPolicy
+    tinker: TinkerEngine | None
 
     clients: list[openai.OpenAI] = field(default_factory=list)
 
@@ -115,7 +116,7 @@ def serving_policy(
             tinker=tinker,
         )
         with served_app(app) as address:
-            served = Served(address=address, engine=engine, service=service, policy=policy)
+            served = Served(address=address, engine=engine, service=service, policy=policy, tinker=tinker)
             yield served
             for client in served.clients:
                 client.close()

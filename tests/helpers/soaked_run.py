@@ -172,6 +172,9 @@ class SoakedService:
         made = self._inner.create_training_client_from_state_with_optimizer(path, **options)
         return SoakedClient(made, self._meter)
 
+    async def close(self, status: str) -> None:
+        await self._inner.close(status)
+
 
 def main(folder: Path, seconds: float, period: float) -> int:
     disk = FullDisk()

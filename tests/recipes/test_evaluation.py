@@ -181,7 +181,7 @@ def test_another_kind_of_conversation_than_the_trained_one(run, capsys):
 )
 def test_a_mistake_is_told_before_a_model_is_loaded(run, options, message, capsys, monkeypatch):
     monkeypatch.setattr(
-        "viva.recipes.evaluation.target.make_service", lambda *_, **__: pytest.fail("the engine was opened")
+        "viva.training.sessions.make_service", lambda *_, **__: pytest.fail("the engine was opened")
     )
     assert viva.cli.main(["eval", str(run), *(f"{name}={value}" for name, value in options.items())]) == 2
     assert message in capsys.readouterr().err
@@ -305,7 +305,10 @@ def test_the_built_in_policy_has_problems_of_its_own(monkeypatch, tmp_path, caps
         def create_sampling_client(self, model_path=None, base_model=None):
             return client
 
-    monkeypatch.setattr("viva.recipes.evaluation.target.make_service", lambda *_, **__: Service())
+        async def close(self, status):
+            assert status == "success"
+
+    monkeypatch.setattr("viva.training.sessions.make_service", lambda *_, **__: Service())
     monkeypatch.chdir(tmp_path)
     out, (path,) = evaluate(capsys, "tiny", max_test_samples=5, num_samples=4)
     assert path.parent == Path("runs/eval")
@@ -337,6 +340,9 @@ def test_a_remote_engine_is_asked_for_the_named_model(monkeypatch, problems, tmp
             asked.append((model_path, base_model))
             return client
 
+        async def close(self, status):
+            asked.append(status)
+
     monkeypatch.setattr("tinker.ServiceClient", Service)
     monkeypatch.setattr("viva.training.service.check_address", lambda address: None)
     monkeypatch.setattr("viva.training.service.awaitable_service", lambda service: service)
@@ -348,8 +354,8 @@ def test_a_remote_engine_is_asked_for_the_named_model(monkeypatch, problems, tmp
     evaluate(capsys, "some/model", **options)
     evaluate(capsys, "tinker://run/sampler_weights/final", **options)
     assert asked == [
-        *("http://localhost:8000", (None, "some/model")),
-        *("http://localhost:8000", ("tinker://run/sampler_weights/final", None)),
+        *("http://localhost:8000", (None, "some/model"), "success"),
+        *("http://localhost:8000", ("tinker://run/sampler_weights/final", None), "success"),
     ]
 
 

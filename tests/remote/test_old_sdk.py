@@ -9,6 +9,7 @@ import viva.engine
 from viva.sdk import settled
 from viva.tiny import model_path
 from viva.training.service import EngineConfig, awaitable_service, make_service
+from viva.training.sessions import end_session
 
 
 class Trainer(tinker.TrainingClient):
@@ -51,6 +52,30 @@ async def test_older_clients_are_awaited_by_their_twins():
     assert old.asked == ("m", 4, 1)
     assert trainer.model_id == "m"
     assert await settled(trainer.save_weights_and_get_sampling_client()) == "sampler"
+
+
+class Holder:
+    is_closed = False
+
+    def close(self):
+        self.is_closed = True
+
+
+async def test_a_session_that_cannot_be_closed_is_no_longer_kept_alive():
+    old = OldService()
+    old.holder = Holder()
+    await end_session(awaitable_service(old), "success")
+    assert old.holder.is_closed
+
+
+async def test_a_session_is_closed_where_the_sdk_can():
+    class ClosingService(OldService):
+        async def close(self, status):
+            self.status = status
+
+    old = ClosingService()
+    await end_session(awaitable_service(old), "errored")
+    assert old.status == "errored"
 
 
 async def test_newer_clients_stay_as_they_are():

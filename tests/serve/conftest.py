@@ -1,3 +1,5 @@
+import gc
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,3 +19,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def server(model: str) -> Iterator[Served]:
     with serving_policy(model) as served:
         yield served
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connections_left_open() -> Iterator[None]:
+    """The SDK keeps connections open as long as it pleases; other tests are not to hear of them."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        for _ in range(5):
+            gc.collect()

@@ -1,8 +1,6 @@
 """The server as the ``tinker`` SDK sees it, against the engine asked directly."""
 
-import gc
 import json
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,16 +29,6 @@ ADAM = tinker.AdamParams(learning_rate=0.02)
 def served(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving_policy(model, state_dir=tmp_path_factory.mktemp("states")) as server:
         yield server
-
-
-@pytest.fixture(scope="module", autouse=True)
-def connections_left_open() -> Iterator[None]:
-    """The SDK keeps connections open as long as it pleases; other tests are not to hear of them."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        for _ in range(5):
-            gc.collect()
 
 
 @pytest.fixture

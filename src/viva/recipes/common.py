@@ -194,6 +194,7 @@ class OpenRun:
     """To be closed when the run is over, like the trackers."""
     resume_from: Checkpoint | None
     service: ServiceClient
+    """To be closed as well, by `viva.training.sessions.end_session`."""
     client: TrainingClient
     renderer: Renderer
     context_window: int | None
@@ -243,10 +244,8 @@ async def _open_run(
     prepared: PreparedFolder,
     check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None,
 ) -> OpenRun:
-    from viva.conversation.rendering import load_renderer
-    from viva.run.trackers import open_trackers
-    from viva.training.remote import state_deleter
-    from viva.training.service import context_window, make_service
+    from viva.training.service import make_service
+    from viva.training.sessions import end_session, ending_of
 
     service = make_service(
         options.engine,
@@ -254,6 +253,24 @@ async def _open_run(
         one_run=True,
         num_policies=options.num_policies,
     )
+    try:
+        return await _open_run_on(service, options, prepared, check)
+    except BaseException as error:
+        await end_session(service, ending_of(error))
+        raise
+
+
+async def _open_run_on(
+    service: ServiceClient,
+    options: RunOptions,
+    prepared: PreparedFolder,
+    check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None,
+) -> OpenRun:
+    from viva.conversation.rendering import load_renderer
+    from viva.run.trackers import open_trackers
+    from viva.training.remote import state_deleter
+    from viva.training.service import context_window
+
     client, resume_from = await _open_client(options, prepared, service)
     if options.engine.engine == "local":
         prepared = prepared.with_base(model_digests(options.model), name=options.model)

@@ -15,7 +15,8 @@ from viva.recipes.plan import at_least
 from viva.run.files import write_atomic
 from viva.sdk import settled
 from viva.training.remote import server_name, watched
-from viva.training.service import EngineConfig, choose_engine, make_service
+from viva.training.service import EngineConfig, choose_engine
+from viva.training.sessions import Engines
 
 _WIDTH = max(len(each.name) for each in (*PROBES, *FEATURES))
 
@@ -94,10 +95,11 @@ async def _findings(
 ) -> list[Finding]:
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as states:
-        service = make_service(engine, state_dir=Path(states))
-        client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
-        bench = Bench(service=service, client=client, tolerance=options.tolerance)
-        async for finding in examine(bench, timeout_s=options.timeout_s):
-            say(f"{finding.name:{_WIDTH}}  {finding.answer:5}  {finding.detail}")
-            findings.append(finding)
+        async with Engines(Path(states)) as engines:
+            service = engines.service(engine)
+            client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
+            bench = Bench(service=service, client=client, tolerance=options.tolerance)
+            async for finding in examine(bench, timeout_s=options.timeout_s):
+                say(f"{finding.name:{_WIDTH}}  {finding.answer:5}  {finding.detail}")
+                findings.append(finding)
     return findings

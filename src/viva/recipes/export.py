@@ -137,13 +137,15 @@ def _fetched(
 
     from viva.run.export import fetch_adapter, staged_adapter
     from viva.training.remote import explain
-    from viva.training.service import EngineConfig, make_service
+    from viva.training.service import EngineConfig
+    from viva.training.sessions import Engines
 
     engine = EngineConfig(engine="remote", base_url=base_url or config.get("base_url"))
 
     async def fetch() -> Path:
-        service = make_service(engine, state_dir=folder)
-        return await fetch_adapter(service, state_path, folder / "fetched", base_url=engine.base_url)
+        async with Engines(folder) as engines:
+            service = engines.service(engine)
+            return await fetch_adapter(service, state_path, folder / "fetched", base_url=engine.base_url)
 
     try:
         return str(staged_adapter(asyncio.run(fetch()), folder / "state", model))

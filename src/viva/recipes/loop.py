@@ -1,7 +1,7 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from signal import Signals
@@ -27,7 +27,7 @@ from viva.recipes.plan import Plan
 from viva.rewards.credit import Decoder, token_texts
 from viva.run.folder import RunFolder
 from viva.run.trackers import CONSOLE, OpenTracker
-from viva.sdk import ServiceClient, TrainingClient
+from viva.sdk import Ending, ServiceClient, TrainingClient
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError
@@ -35,10 +35,14 @@ from viva.training.followers import Follower, JudgeStoppedError
 from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, Training, train
 from viva.training.remote import EngineError, explain, watched
 from viva.training.service import EngineConfig
+from viva.training.sessions import end_session
 from viva.training.update import EXACT_GAP, UpdateConfig
 
 _LOOKED_AT = 64
 """Prompts whose words are looked up."""
+
+_SIGNALLED = 128
+"""Exit codes from here on are those of a signal."""
 
 _MANY_PASSES = 20
 """A run of more of them than this is told to be long, where nobody asked for it."""
@@ -55,7 +59,7 @@ async def run_recipe(config: RecipeConfig) -> Signals | None:
         FailedRunError: If it failed later.
     """
     code = 1  # what trackers are told of a run that raises
-    with ExitStack() as cleanup:
+    async with AsyncExitStack() as cleanup:
 
         def close(tracker: OpenTracker) -> None:
             tracker.close(code)
@@ -63,7 +67,12 @@ async def run_recipe(config: RecipeConfig) -> Signals | None:
         def close_folder(folder: RunFolder) -> None:
             folder.close(refused=code == REFUSED)
 
+        async def end(service: ServiceClient) -> None:
+            ending: Ending = "success" if code == 0 else "errored" if code < _SIGNALLED else "interrupted"
+            await end_session(service, ending)
+
         def keep(opened: OpenRun) -> None:
+            cleanup.push_async_callback(end, opened.service)  # last, when nothing else is open any more
             cleanup.callback(close_folder, opened.folder)
             for tracker in opened.trackers:
                 cleanup.callback(close, tracker)
@@ -73,12 +82,12 @@ async def run_recipe(config: RecipeConfig) -> Signals | None:
         except RefusedRunError:
             code = REFUSED
             raise
-        code = 0 if received is None else 128 + received
+        code = 0 if received is None else _SIGNALLED + received
     return received
 
 
 async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> Signals | None:
-    """`run_recipe` but for closing folder and trackers: the run is handed to ``keep`` as soon as it is open."""
+    """`run_recipe` but for closing what is open: the run is handed to ``keep`` as soon as it is."""
     engine = EngineConfig()
     try:
         plan = config.make_plan()

@@ -65,8 +65,9 @@ class Sessions:
         self.see(belonging.partition(":")[0])
 
     def end(self, name: str) -> None:
-        """End a session with all that belongs to it."""
-        self._last_seen.pop(name, None)
+        """End a session with all that belongs to it; where there is none, it is over already."""
+        if self._last_seen.pop(name, None) is None:
+            return
         for forget in self._forgetters:
             forget(f"{name}:")
 

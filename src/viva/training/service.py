@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from viva.hub import hub_access, hub_problem, split_revision
 from viva.model_files import read_object
 from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
-from viva.sdk import ServiceClient
+from viva.sdk import Ending, ServiceClient
 from viva.training.remote import check_address, check_version, keep_keys_at_home
 
 LARGEST_RATE = 1e-3
@@ -285,6 +285,17 @@ class _Awaitable:
         return method
 
 
+class _BlockingService(_Awaitable):
+    """A service client of an SDK whose methods block."""
+
+    async def close(self, status: Ending) -> None:
+        """End the session. SDKs up to tinker 0.26 cannot tell the server, but they can stop the signs of life."""
+        if hasattr(type(self._client), "close"):
+            await self._client.close(status)
+        else:
+            self._client.holder.close()
+
+
 def _hosted_address(key: str) -> str:
     """The address of hosted Tinker."""
     return str(import_module("tinker._client").AsyncTinker(api_key=key).base_url)
@@ -302,4 +313,4 @@ def awaitable_service(service: tinker.ServiceClient) -> ServiceClient:
     """The service, or one that stands for it if its SDK blocks."""
     twin = getattr_static(type(service), "create_lora_training_client_async")
     is_new = hasattr(twin, "__deprecated__")
-    return cast(ServiceClient, service if is_new else _Awaitable(service))
+    return cast(ServiceClient, service if is_new else _BlockingService(service))

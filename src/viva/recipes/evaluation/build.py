@@ -59,13 +59,13 @@ from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open
 from viva.recipes.judges import open_judge, open_model
 from viva.rewards.base import Grader, Reward
 from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
-from viva.sdk import ServiceClient, settled
+from viva.sdk import settled
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem
 from viva.training.records import transcript_row
 from viva.training.remote import watched
 from viva.training.sampling import Sampling
-from viva.training.service import EngineConfig
+from viva.training.sessions import Engines
 
 _FOLDER = Path("runs/eval")
 """Results of targets that are no runs."""
@@ -129,11 +129,12 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
     for each in targets[options.output is not None :]:
         check_place(_path(plan, each))
     _print_plan(plan)
-    services: dict[EngineConfig, ServiceClient] = {}
-    # all of them, before the first reply is sampled
-    policies = [await _open(plan, each, services) for each in targets]
     kept = _path(plan, target).with_name(ANSWERS_FILE)
-    async with opened_judges(judges, options, services, kept) as opened:
+    async with AsyncExitStack() as stack:
+        # all of them, before the first reply is sampled
+        engines = await stack.enter_async_context(Engines())
+        policies = [await _open(plan, each, engines) for each in targets]
+        opened = await stack.enter_async_context(opened_judges(judges, options, engines, kept))
         first = await _evaluate(plan, target, policies[0])
         if options.output is not None:
             first = replace(first, path=Path(options.output).expanduser())
@@ -158,16 +159,14 @@ def _print_plan(plan: EvalPlan) -> None:
     say("; ".join(parts))
 
 
-async def _open(plan: EvalPlan, target: Target, services: dict[EngineConfig, ServiceClient]) -> OpenPolicy:
+async def _open(plan: EvalPlan, target: Target, engines: Engines) -> OpenPolicy:
     engine = engine_of(target, plan.options)
-    opened = await open_policy(
+    return await open_policy(
         target,
         engine,
         renderer_name=plan.options.renderer_name or target.config.get("renderer_name"),
-        service=services.get(engine),
+        service=engines.service(engine),
     )
-    services[engine] = opened.service
-    return opened
 
 
 async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
@@ -408,7 +407,7 @@ async def _compare_files(name: str, other: str | None, options: EvalOptions) -> 
         current = _stored_target(evaluation)
         judges = plan_judges(options, base=untrained(current), current=current)
         kept = Path(name).expanduser().with_name(ANSWERS_FILE)
-        async with opened_judges(judges, options, {}, kept) as opened:
+        async with Engines() as engines, opened_judges(judges, options, engines, kept) as opened:
             judged = await have_judged(opened, options, (evaluation, against))
     else:
         refuse_judge(options)

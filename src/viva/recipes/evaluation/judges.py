@@ -23,8 +23,7 @@ from viva.recipes.evaluation.plan import engine_of
 from viva.recipes.evaluation.target import Target, find_target, open_policy
 from viva.recipes.reward import ENDPOINT_OPTIONS, is_address
 from viva.run.kept_answers import AnswerFile
-from viva.sdk import ServiceClient
-from viva.training.service import EngineConfig
+from viva.training.sessions import Engines
 
 BASE, CURRENT = "base", "current"
 
@@ -166,7 +165,7 @@ def _given(options: EvalOptions, names: tuple[str, ...]) -> list[str]:
 async def opened_judges(
     plans: Sequence[JudgePlan],
     options: EvalOptions,
-    services: dict[EngineConfig, ServiceClient],
+    engines: Engines,
     kept: Path,
 ) -> AsyncGenerator[list[OpenJudge]]:
     """All judges, loaded before anything is sampled.
@@ -174,7 +173,7 @@ async def opened_judges(
     Args:
         plans: Of the judges.
         options: Of the evaluation.
-        services: Engines that hold a model already; those that are opened here are added.
+        engines: Of the command.
         kept: File of the answers of endpoints.
 
     Raises:
@@ -195,12 +194,12 @@ async def opened_judges(
                     )
                 )
             else:
-                opened.append(await _opened_policy(plan, plan.source, options, services))
+                opened.append(await _opened_policy(plan, plan.source, options, engines))
         yield opened
 
 
 async def _opened_policy(
-    plan: JudgePlan, target: Target, options: EvalOptions, services: dict[EngineConfig, ServiceClient]
+    plan: JudgePlan, target: Target, options: EvalOptions, engines: Engines
 ) -> OpenJudge:
     engine = engine_of(target, options)
     own = options.renderer_name if plan.name in (BASE, CURRENT) else None
@@ -208,9 +207,8 @@ async def _opened_policy(
         target,
         engine,
         renderer_name=own or target.config.get("renderer_name"),
-        service=services.get(engine),
+        service=engines.service(engine),
     )
-    services[engine] = opened.service
     policy = PolicyRef(sampling_client=opened.client)
     return OpenJudge(
         plan=plan,

@@ -41,6 +41,7 @@ from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.remote import watched
 from viva.training.sampling import Sampling
+from viva.training.sessions import Engines
 
 _FOLDER = Path("runs/screen")
 
@@ -84,10 +85,12 @@ async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
     )
     engine = engine_of(plan.target, options)
     renderer_name = options.renderer_name or plan.target.config.get("renderer_name")
-    opened = await open_policy(plan.target, engine, renderer_name=renderer_name)
-    async with watched(engine.base_url):
-        with EvaluationConsole() as console:
-            screening = await _sample(plan, opened, options, console)
+    async with Engines() as engines:
+        service = engines.service(engine)
+        opened = await open_policy(plan.target, engine, renderer_name=renderer_name, service=service)
+        async with watched(engine.base_url):
+            with EvaluationConsole() as console:
+                screening = await _sample(plan, opened, options, console)
     write_screening(plan.path, screening)
     say(screening_text(screening).rstrip())
     say(str(plan.path))

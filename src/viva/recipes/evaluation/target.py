@@ -18,7 +18,7 @@ from viva.run.alarms import StopRule
 from viva.run.export import choose_checkpoint, is_adapter, staged_adapter
 from viva.run.folder import RunFolder
 from viva.sdk import ServiceClient, settled
-from viva.training.service import EngineConfig, context_window, make_service
+from viva.training.service import EngineConfig, context_window
 from viva.view.files import read_config
 
 _BASE = "base"
@@ -161,16 +161,13 @@ def untrained(target: Target) -> Target:
 
 
 async def open_policy(
-    target: Target, engine: EngineConfig, *, renderer_name: str | None, service: ServiceClient | None = None
+    target: Target, engine: EngineConfig, *, renderer_name: str | None, service: ServiceClient
 ) -> OpenPolicy:
-    """Load a policy for sampling, from `service` where a base model of the same engine is loaded already.
+    """Load a policy for sampling from the service client of an engine.
 
     Raises:
         ValueError: If the weights cannot be read or do not fit the model.
     """
-    if service is None:
-        # nothing is saved there: sampling clients are read-only
-        service = make_service(engine, state_dir=Path(tempfile.gettempdir()))
     client: Any = await _client(target, engine, service)
     model = target.model or str(await client.get_base_model_async())
     return OpenPolicy(
