@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from viva.engine import LocalServiceClient
 from viva.eval.records import Answer, Asked
-from viva.judging.comparison import VERDICT_PREFIX
+from viva.judging.comparison import VERDICT_PREFIX, Outcome
+from viva.judging.judge import parse_verdict
 from viva.recipes.demo import write_problems
 from viva.recipes.demonstrations import Pair, _pair, _shuffled, file_example, read_messages, verdicts
 from viva.recipes.programs import train_recipe
@@ -102,13 +103,33 @@ def test_a_pair_differs_in_truth_and_not_in_form(answers, pair):
 
 def test_a_verdict_is_the_label_of_the_right_one_in_both_orders():
     renderer = tiny_renderer()
-    first, second = verdicts(renderer, Pair("3 + 4?", "It is 7.", "It is 9."))
+    first, second = verdicts(renderer, Pair("3 + 4?", "It is 7.", "It is 9."), "logprob")
     for example, label, shown in ((first, "A", ("7", "9")), (second, "B", ("9", "7"))):
         assert renderer.tokenizer.decode(list(example.completion)).startswith(f'{label}"}}')
         prompt = renderer.tokenizer.decode(list(example.prompt))
         assert prompt.endswith(VERDICT_PREFIX)
         assert prompt.index(f"It is {shown[0]}.") < prompt.index(f"It is {shown[1]}.")
         assert example.completion[-1] == renderer.get_stop_sequences()[0]
+
+
+def test_a_written_verdict_has_the_right_reply_as_its_reasoning():
+    renderer = tiny_renderer()
+    written = verdicts(renderer, Pair("3 + 4?", "It is 7.", "It is 9."), "verdict")
+    for example, label in zip(written, "AB", strict=True):
+        assert not renderer.tokenizer.decode(list(example.prompt)).endswith(VERDICT_PREFIX)
+        text = renderer.tokenizer.decode(list(example.completion[:-1]))
+        assert json.loads(text) == {"reasoning": "It is 7.", "preference": label}
+        assert parse_verdict(text) is Outcome(label)
+
+
+def test_a_judge_that_writes_its_verdicts_is_tested_as_it_writes_them(tmp_path):
+    given = arguments(tmp_path, "written", max_steps=2, eval_every=1, judge_mode="verdict", max_tokens=60)
+    assert train_recipe("warmup", given) == 0
+    written = metrics(tmp_path / "written")[-1]
+    assert {"test/judge/invalid", "test/judge/position_bias"} <= written.keys()
+    assert "test/judge/off_set_mass" not in written  # which only label probabilities have
+    assert train_recipe("warmup", arguments(tmp_path, "labels", max_steps=1, eval_every=1)) == 0
+    assert "test/judge/off_set_mass" in metrics(tmp_path / "labels")[-1]
 
 
 def test_no_text_of_a_file_becomes_a_control_token():
@@ -155,6 +176,7 @@ def test_a_file_that_holds_something_else_is_refused_with_its_line(tmp_path, lin
         ({"loss_fn": "ppo"}, "loss_fn would change nothing: the loss of a warm-up"),
         ({"max_steps": None}, "max_steps says how long"),
         ({"scripted": True}, "scripted and prompts are for protocols"),
+        ({"examples": "critique", "judge_mode": "verdict"}, "judge_mode=verdict is for examples=judge"),
         ({"samples": 0}, "samples must be 1 or more"),
         ({"examples": "criti"}, "criti"),
         ({}, "needs problems with known answers"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message, Renderer
 
     from viva.eval.records import Asked
-    from viva.judging.judge import SamplingClient
+    from viva.judging.judge import JudgeMode, JudgeOptions, SamplingClient
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.recipes.protocol import Game
@@ -74,36 +75,49 @@ def _pair(asked: Asked) -> Pair | None:
     return Pair(asked.question, right, wrong.text if found else wrong.text.strip())
 
 
-def verdicts(renderer: Renderer, pair: Pair) -> list[Example]:
-    """Both orders of a pair, with the verdict as completion."""
+def verdicts(renderer: Renderer, pair: Pair, mode: JudgeMode) -> list[Example]:
+    """Both orders of a pair, with the verdict as completion.
+
+    Args:
+        renderer: Of the model.
+        pair: The pair.
+        mode: ``logprob``: the label behind the beginning of a verdict. ``verdict``: the whole object, whose reasoning
+            is the right reply, so that the model answers itself before it compares.
+    """
     from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, judge_messages
 
+    prefix = VERDICT_PREFIX if mode == "logprob" else ""
     examples: list[Example] = []
     for first, second, label in ((pair.right, pair.wrong, "A"), (pair.wrong, pair.right, "B")):
+        rest = f'{label}"}}'
+        if mode == "verdict":
+            rest = json.dumps({"reasoning": pair.right, "preference": label}, ensure_ascii=False)
         messages = judge_messages(pair.question, first, second, JUDGE_SYSTEM_PROMPT)
-        prompt = build_prompt(renderer, messages, prefill=VERDICT_PREFIX).to_ints()
-        whole = build_prompt(renderer, messages, prefill=f'{VERDICT_PREFIX}{label}"}}').to_ints()
-        rest = (
-            whole[len(prompt) :] if whole[: len(prompt)] == prompt else reply_tokens(renderer, f'{label}"}}')
+        prompt = build_prompt(renderer, messages, prefill=prefix).to_ints()
+        whole = build_prompt(renderer, messages, prefill=f"{prefix}{rest}").to_ints()
+        is_joined = whole[: len(prompt)] == prompt
+        completion = whole[len(prompt) :] if is_joined else reply_tokens(renderer, rest)
+        examples.append(
+            Example(prompt=tuple(prompt), completion=(*completion, *_end(renderer)), kind="judge")
         )
-        examples.append(Example(prompt=tuple(prompt), completion=(*rest, *_end(renderer)), kind="judge"))
     return examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeEvaluator:
-    """The policy as judge of held-out pairs, each in both orders, by the probabilities of its labels."""
+    """The policy as judge of held-out pairs, each in both orders."""
 
     pairs: Sequence[Pair]
     renderer: Renderer
+    options: JudgeOptions
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """``test/judge/...``: see `judge_accuracy` and `judge_health`."""
         from viva.conversation.coordinator import gather_or_cancel
         from viva.judging.comparison import TournamentPattern, judge_accuracy, judge_health
-        from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+        from viva.judging.judge import PolicyRef
 
-        judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=sampler), self.renderer)
+        judge = self.options.make(PolicyRef(sampling_client=sampler), self.renderer)
         judged = await gather_or_cancel(
             judge.tournament(
                 pair.question,

@@ -22,7 +22,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import chz
 
@@ -32,9 +32,11 @@ from viva.recipes.protocol import Game
 from viva.recipes.reward import refuse_unused
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from viva.recipes.common import OpenRun
+    from viva.recipes.demonstrations import JudgeEvaluator, Pair
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
 
@@ -54,6 +56,10 @@ class Config(RecipeConfig):
     )
     samples: int = chz.field(
         default=4, doc="replies to each problem, or conversations about each prompt, to make examples of"
+    )
+    judge_mode: Literal["logprob", "verdict"] = chz.field(
+        default="logprob",
+        doc="judge: learn the label alone, or a whole verdict whose reasoning is the right reply",
     )
     scripted: bool = chz.field(
         default=False, doc="a protocol: scripted replies in the place of those that cannot be read"
@@ -99,6 +105,10 @@ class Config(RecipeConfig):
             raise ValueError(
                 f"scripted and prompts are for protocols; leave them out with examples={self.examples}"
             )
+        if self.examples != JUDGE and self.judge_mode != "logprob":
+            raise ValueError(
+                f"judge_mode={self.judge_mode} is for examples=judge; leave it out with examples={self.examples}"
+            )
         if self.is_protocol:
             self.game()
         elif self.examples != JUDGE:
@@ -118,7 +128,7 @@ class Config(RecipeConfig):
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run; makes the examples, unless the run has them."""
         from viva.judging.judge import PolicyRef
-        from viva.recipes.demonstrations import JudgeEvaluator, Pair
+        from viva.recipes.demonstrations import Pair
         from viva.recipes.loop import make_training
         from viva.training.data import Example, ExampleDataset, PromptOrder
         from viva.training.followers import Current
@@ -146,8 +156,15 @@ class Config(RecipeConfig):
                     num_groups=plan.order.num_groups,
                 )
             ),
-            evaluators=[JudgeEvaluator(pairs=pairs, renderer=opened.renderer)] if pairs else (),
+            evaluators=[self._evaluator(pairs, opened)] if pairs else (),
         )
+
+    def _evaluator(self, pairs: Sequence[Pair], opened: OpenRun) -> JudgeEvaluator:
+        from viva.judging.judge import JudgeOptions
+        from viva.recipes.demonstrations import JudgeEvaluator
+
+        options = JudgeOptions(mode=self.judge_mode, max_tokens=self.max_tokens)
+        return JudgeEvaluator(pairs=pairs, renderer=opened.renderer, options=options)
 
 
 async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None:
@@ -158,7 +175,6 @@ async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None
     """
     from viva.recipes.common import say
     from viva.recipes.demonstrations import (
-        Pair,
         file_example,
         judged_pairs,
         played_examples,
@@ -180,7 +196,7 @@ async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None
         else:
             ask = partial(judged_pairs, plan, opened, sampler, samples=config.samples)
             train = await ask(plan.order.items, what="training problems")
-            examples = [each for pair in train for each in verdicts(opened.renderer, pair)]
+            examples = [each for pair in train for each in verdicts(opened.renderer, pair, config.judge_mode)]
             if config.eval_every and plan.test:
                 pairs = await ask(plan.test, what="test problems")
     if not examples:
