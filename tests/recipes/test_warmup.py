@@ -126,7 +126,7 @@ def test_a_judge_that_writes_its_verdicts_is_tested_as_it_writes_them(tmp_path):
     given = arguments(tmp_path, "written", max_steps=2, eval_every=1, judge_mode="verdict", max_tokens=60)
     assert train_recipe("warmup", given) == 0
     written = metrics(tmp_path / "written")[-1]
-    assert {"test/judge/invalid", "test/judge/position_bias"} <= written.keys()
+    assert {"test/judge/accuracy", "test/judge/invalid_rate"} <= written.keys()
     assert "test/judge/off_set_mass" not in written  # which only label probabilities have
     assert train_recipe("warmup", arguments(tmp_path, "labels", max_steps=1, eval_every=1)) == 0
     assert "test/judge/off_set_mass" in metrics(tmp_path / "labels")[-1]
