@@ -98,7 +98,7 @@ DEBATE = viva.Protocol(
 _REAL_OPTIONS = {"lora_rank": 32, "max_tokens": 40, "temperature": 0.8}
 _EIGHT_TO_A_PROBLEM = {"group_size": 8, "batch_size": 64, "estimator": "shaped"}
 _FOUR_TO_A_PROBLEM = {"group_size": 4, "batch_size": 24, "estimator": "shaped"}
-"""Peer prediction reads every reply behind every other one."""
+"""Peer prediction reads every reply behind every other one, and a judge compares every pair in both orders."""
 _HINT_ABOUT_WORDS = (
     "Who buys more: add. Who gives away: subtract. So many boxes, so many things in each: multiply."
 )
@@ -217,7 +217,7 @@ class RealBed(Bed):
         options = {**COMMON, **_REAL_OPTIONS, **ARMS[name].options}
         if given.recipe == "critique_self_play":
             options |= yaml.safe_load(_CRITIQUE_TEXTS.read_text(encoding="utf-8")) | _CRITIQUE_SIZES
-        elif name == "peer_prediction":
+        elif name in ("peer_prediction", "judged"):
             options |= _FOUR_TO_A_PROBLEM
         else:
             options |= _EIGHT_TO_A_PROBLEM | ({"hint": _HINT_ABOUT_WORDS} if name == "hint" else {})
