@@ -236,6 +236,8 @@ class SampleRequest:
     """``[P]`` int64."""
     client: str
     """The sampling client that was called, distinct within the service."""
+    number: int
+    """Distinct among the client's requests."""
     digests: list[bytes]
     """Digests of the prompt's full blocks."""
     num_samples: int
@@ -246,8 +248,6 @@ class SampleRequest:
     seed: int
     topk_samples: int
     scoring: PromptScoring | None
-    name: str
-    """Distinct within the service."""
     future: LocalFuture[tinker.SampleResponse]
     listener: Listener | None = None
     adapter: "Adapter | None" = None
@@ -258,6 +258,11 @@ class SampleRequest:
     """By sample index."""
     prompt_fields: dict[str, object] = field(default_factory=dict[str, object])
     """Fields of the response that concern the prompt."""
+
+    @property
+    def name(self) -> str:
+        """Distinct within the service."""
+        return f"{self.client}-{self.number}"
 
     @property
     def unscored(self) -> PromptScoring | None:
@@ -303,19 +308,19 @@ def make_request(
     tokens: np.ndarray,
     params: tinker.SamplingParams | None,
     *,
+    client: str,
+    number: int,
     num_samples: int,
     topk_samples: int,
     scoring: PromptScoring | None,
     seed: int,
-    name: str,
     future: LocalFuture[tinker.SampleResponse],
     stop_ids: Sequence[int] = (),
 ) -> SampleRequest:
     """Check a call of ``sample``; the tokens are the result of `token_array`.
 
     Without `params` nothing is sampled and only the prompt is scored; ``max_tokens=None`` in them means up to the end
-    of the context. `seed` is used where they have none; `stop_ids` end a sample beside their ``stop``. `name` is
-    the sampling client's, a hyphen and the request's number.
+    of the context. `seed` is used where they have none; `stop_ids` end a sample beside their ``stop``.
 
     Raises:
         ValueError: A setting that makes no sense, with what is allowed.
@@ -326,10 +331,10 @@ def make_request(
         raise ValueError(f"topk_sample_logprobs must be at least 0, not {topk_samples}.")
     scored_only = params is None
     params = params or tinker.SamplingParams()
-    client = name.rpartition("-")[0]
     return SampleRequest(
         prompt=tokens,
         client=client,
+        number=number,
         digests=block_digests(tokens, client),
         num_samples=num_samples,
         max_tokens=0 if scored_only else _max_tokens(base, len(tokens), params.max_tokens),
@@ -338,7 +343,6 @@ def make_request(
         seed=seed if params.seed is None else params.seed,
         topk_samples=topk_samples,
         scoring=scoring,
-        name=name,
         future=future,
     )
 

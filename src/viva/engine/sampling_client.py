@@ -225,11 +225,12 @@ class LocalSamplingClient:
             self._base,
             tokens,
             params,
+            client=self._stream,
+            number=self._requests,
             num_samples=num_samples,
             topk_samples=topk_samples,
             scoring=scoring,
             seed=self._core.derived_seed(self._stream, self._requests),
-            name=f"{self._stream}-{self._requests}",
             future=future,
             stop_ids=stop_ids,
         )
