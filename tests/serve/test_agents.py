@@ -19,6 +19,7 @@ from tiny_engine import IM_END, make_tokenizer
 import viva.cli
 from viva.conversation.rendering import build_prompt, load_renderer
 from viva.recipes.agent import Config
+from viva.recipes.common import FailedRunError
 from viva.recipes.loop import run_recipe
 from viva.serve.agents import AgentCommand, AgentEnv, AgentFailedError, AgentGroupBuilder
 from viva.serve.episodes import EpisodeServer
@@ -228,6 +229,31 @@ def test_a_run_trains_what_its_agents_were_told(tmp_path: Path, model: str) -> N
     for row in steps:
         assert row["rollout/groups"] == 2
         assert 1 <= row["reward/mean"] <= 12
+
+
+def test_episodes_that_all_fail_are_a_void_group_and_no_reward(tmp_path: Path, model: str) -> None:
+    agent = tmp_path / "agent.py"
+    broken = 'if "2" in problem["question"]: sys.exit("out of order")\n'
+    agent.write_text(AGENT + broken + 'ask(problem["question"]); print(0.0)')
+    config = run_config(tmp_path, model, [sys.executable, str(agent)])
+    config = chz.replace(config, train_prompts=["1 + 1?", "2 + 2?"], max_steps=1)
+    assert asyncio.run(run_recipe(config)) is None
+    (row, *_) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert (row["rollout/groups"], row["rollout/void"], row["rollout/failed_seats"]) == (2, 1, 0)
+    lines = (tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()
+    void, paid = sorted(map(json.loads, lines), key=lambda group: not group["void"])
+    assert (void["rewards"], paid["rewards"]) == (None, [0.0, 0.0])
+    assert "out of order" in void["void_reason"]
+
+
+def test_a_step_of_which_all_episodes_fail_ends_the_run_with_the_reason(tmp_path: Path, model: str) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT + 'sys.exit("out of order")')
+    with pytest.raises(
+        FailedRunError, match=r"(?s)all 2 groups of step 1 failed: seat 0 failed.*out of order"
+    ):
+        asyncio.run(run_recipe(run_config(tmp_path, model, [sys.executable, str(agent)])))
+    assert not (tmp_path / "run" / "adapter").exists()
 
 
 @pytest.mark.slow

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, StepResult
 
+from viva.judging.records import Transcript
 from viva.judging.usage import Usage
 from viva.training.metrics import rollout_metrics
+from viva.training.records import transcript_row
 from viva.training.rollouts import FAILED, run_group, run_groups
+from viva.view.entries import entry_of
 
 
 class Script(TokenCompleter):
@@ -138,6 +141,32 @@ async def test_every_kind_of_failure_of_one_seat_leaves_its_peers_alone(action, 
     assert outcome.group.trajectories_G[0].stop_reason == FAILED
     assert builder.made[0][0].reason.startswith(error_type)
     assert [env.reason for env in builder.made[0][1:]] == [None, None]
+
+
+async def test_a_group_of_which_nobody_is_left_is_void_and_played_again():
+    lost = {(0, 0, seat, 0): ValueError(f"no room {seat}") for seat in range(3)}
+    again = {(0, 1, seat, 1): OSError("still none") for seat in range(3)}
+    outcome = await run_group(Builder(ToldEnv), ScriptedPolicy(lost | again), max_retries=1)
+    assert outcome.group is None
+    assert outcome.void_reason == "seat 0 failed: OSError: still none"
+    assert (outcome.retries, len(outcome.failures), outcome.failed_seats) == (1, 6, frozenset())
+    row = transcript_row(3, 4, outcome)
+    assert (row["void"], row["void_reason"], row["rewards"]) == (True, outcome.void_reason, None)
+    mended = await run_group(Builder(ToldEnv), ScriptedPolicy(lost), max_retries=1)
+    assert mended.group is not None
+    assert (mended.void_reason, mended.failed_seats, mended.retries) == (None, frozenset(), 1)
+
+
+async def test_a_transcript_has_no_reward_where_nobody_earned_one():
+    class PartlyPaid(Builder):
+        def unpaid_seats(self):
+            return frozenset({2})
+
+    outcome = await run_group(PartlyPaid(ToldEnv, size=4), ScriptedPolicy({(0, 0, 0, 0): OSError("x")}))
+    row = transcript_row(0, 0, outcome)
+    assert (row["void"], row["rewards"]) == (False, [None, 2.0, None, 6.0])
+    read = Transcript.parse("line 1", row)
+    assert entry_of(0, read).reward_mean == 4.0
 
 
 async def test_an_environment_may_name_its_agents_as_it_likes():

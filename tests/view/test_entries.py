@@ -54,6 +54,17 @@ def test_bounds_hold_and_what_has_no_reward_matches_no_bound(
     assert all(entry.reward_mean is not None and entry.reward_mean >= reward for entry in found)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "mean"),
+    [([0.0, 0.0], 0.0), ([None, 0.5], 0.5), ([None, None], None), (None, None)],
+)
+def test_seats_without_a_reward_are_null_and_zero_in_older_files(
+    rewards: list[float | None] | None, mean: float | None
+) -> None:
+    row = {"step": 0, "group": 0, "void": False, "void_reason": None, "failures": [], "rewards": rewards}
+    assert entry_of(0, Transcript.parse("line 1", row)).reward_mean == mean
+
+
 @given(st.lists(ENTRIES), st.integers(1, 7))
 def test_pages_are_the_list_in_pieces(entries: list[Entry], size: int) -> None:
     pages = [page_of(entries, page, size) for page in range(len(entries) // size + 1)]

@@ -240,6 +240,7 @@ class Transcript(_Record):
     strategy: str | None = None
     tags: tuple[str, ...] = ()
     rewards: tuple[_Number | None, ...] | None = None
+    """By seat; ``None`` for one that earned none, where earlier versions wrote 0.0. A void group has none at all."""
     record: ConversationRecord | None = None
     """``None`` if the environment keeps no record of its conversations."""
 

@@ -5,6 +5,7 @@
    If ``abort`` itself raises, they might wait for the failed seat for ever: they are stopped and the group is void.
 2. If an environment without ``abort`` failed, its group is void: a grader that expects whole episodes must not see
    half of one. Environments with ``abort`` know about failures; their builder decides when it computes the rewards.
+   Where every seat failed, the group is void whatever was decided: nobody is left who earned a reward.
 3. A void group is retried whole, with fresh environments and new seeds, up to ``max_retries`` times (retrying one
    seat would put it into a different conversation). Then it is recorded as void, with its reason.
 4. What ``cleanup`` raises is recorded; the rewards are known by then, and the group counts.
@@ -228,13 +229,15 @@ class _Attempts:
         self.number = 0
         self.failures: list[RolloutFailure] = []
         self.failed_seats: frozenset[int] = frozenset()
+        self.first_failure: str | None = None
         self.void_reason: str | None = None
         self.asked: Counter[Place] = Counter()
         self.void_metrics: list[Metrics] = []
 
     async def run(self, number: int) -> TrajectoryGroup | None:
         """The group, or ``None`` with ``void_reason`` set."""
-        self.number, self.failed_seats, self.void_reason = number, frozenset(), None
+        self.number, self.failed_seats = number, frozenset()
+        self.first_failure = self.void_reason = None
         try:
             envs = await _caught(self.builder.make_envs())
             if isinstance(envs, _Caught):
@@ -247,6 +250,9 @@ class _Attempts:
                 self._keep_turn_metrics(trajectories_G)
                 self.void_metrics.append(dict(rewards.metrics))
                 return self._void(rewards)
+            if envs and len(self.failed_seats) == len(envs):
+                self.void_reason = self.first_failure
+                return None
             return rewards
         finally:
             cleaned = await _caught(self.builder.cleanup())
@@ -276,6 +282,7 @@ class _Attempts:
                 turn = max(completers[seat].num_calls - 1, 0)
                 self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
                 self.failed_seats |= {seat}
+                self.first_failure = self.first_failure or f"seat {seat} failed: {result}"
                 if not isinstance(envs[seat], Abortable):
                     self.void_reason = self.void_reason or f"seat {seat} failed: {result}"
                 result = Trajectory(transitions=[], final_ob=tinker.ModelInput.empty(), stop_reason=FAILED)
