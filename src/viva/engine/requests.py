@@ -6,7 +6,7 @@ Shapes: ``P`` prompt tokens, ``V`` vocabulary, ``k`` alternatives, ``K`` chosen 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tinker
@@ -228,16 +228,25 @@ def not_finite(where: str) -> FloatingPointError:
     )
 
 
+class RequestName(NamedTuple):
+    """A request's name, distinct within the service."""
+
+    client: str
+    """The sampling client that was called, distinct within the service."""
+    number: int
+    """Distinct among the client's requests."""
+
+    def __str__(self) -> str:
+        return f"{self.client}-{self.number}"
+
+
 @dataclass(kw_only=True, eq=False)
 class SampleRequest:
     """One call of ``sample``. Its samples become rows of the decoder's batch."""
 
     prompt: np.ndarray
     """``[P]`` int64."""
-    client: str
-    """The sampling client that was called, distinct within the service."""
-    number: int
-    """Distinct among the client's requests."""
+    name: RequestName
     digests: list[bytes]
     """Digests of the prompt's full blocks."""
     num_samples: int
@@ -258,11 +267,6 @@ class SampleRequest:
     """By sample index."""
     prompt_fields: dict[str, object] = field(default_factory=dict[str, object])
     """Fields of the response that concern the prompt."""
-
-    @property
-    def name(self) -> str:
-        """Distinct within the service."""
-        return f"{self.client}-{self.number}"
 
     @property
     def unscored(self) -> PromptScoring | None:
@@ -308,8 +312,7 @@ def make_request(
     tokens: np.ndarray,
     params: tinker.SamplingParams | None,
     *,
-    client: str,
-    number: int,
+    name: RequestName,
     num_samples: int,
     topk_samples: int,
     scoring: PromptScoring | None,
@@ -333,9 +336,8 @@ def make_request(
     params = params or tinker.SamplingParams()
     return SampleRequest(
         prompt=tokens,
-        client=client,
-        number=number,
-        digests=block_digests(tokens, client),
+        name=name,
+        digests=block_digests(tokens, name.client),
         num_samples=num_samples,
         max_tokens=0 if scored_only else _max_tokens(base, len(tokens), params.max_tokens),
         rule=_make_rule(params),

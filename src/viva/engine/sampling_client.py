@@ -12,6 +12,7 @@ from viva.engine.policy import Snapshot, stored_snapshot
 from viva.engine.requests import (
     Listener,
     PromptScoring,
+    RequestName,
     SampleRequest,
     make_request,
     make_scoring,
@@ -225,8 +226,7 @@ class LocalSamplingClient:
             self._base,
             tokens,
             params,
-            client=self._stream,
-            number=self._requests,
+            name=RequestName(self._stream, self._requests),
             num_samples=num_samples,
             topk_samples=topk_samples,
             scoring=scoring,
