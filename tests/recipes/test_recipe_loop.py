@@ -50,8 +50,18 @@ class Folder:
         self.closed.append(options)
 
 
+class Service:
+    """Keeps how its session ends."""
+
+    def __init__(self):
+        self.endings = []
+
+    async def close(self, status):
+        self.endings.append(status)
+
+
 def open_parts(**parts):
-    return SimpleNamespace(**({"trackers": (), "folder": Folder()} | parts))
+    return SimpleNamespace(**({"trackers": (), "folder": Folder(), "service": Service()} | parts))
 
 
 @pytest.fixture
@@ -138,7 +148,7 @@ async def test_a_run_whose_engine_is_lost_ends_with_1_and_says_how_to_go_on(
     ends, capsys, monkeypatch, error, saved, told
 ):
     checkpoints = SimpleNamespace(latest=lambda: saved[-1] if saved else None)
-    opened = open_parts(folder=Folder(checkpoints), service=None, client=None)
+    opened = open_parts(folder=Folder(checkpoints), client=None)
     monkeypatch.setattr("viva.doctor.examination.check_engine", passes)
     remote = EngineConfig(engine="remote")
     assert await ends(open_run=lambda _: opened, train=raises(error), engine=remote) == 1
@@ -181,7 +191,7 @@ async def test_a_run_whose_engine_is_lost_before_its_first_step_is_refused(ends,
 
     monkeypatch.setattr("viva.doctor.examination.check_engine", gone)
     monkeypatch.setattr(loop, "watched", partial(watched, limit_s=0.0, every_s=0.01))
-    opened = open_parts(service=None, client=None)
+    opened = open_parts(client=None)
     remote = EngineConfig(engine="remote", base_url="http://127.0.0.1:9")
     assert await asyncio.wait_for(ends(open_run=lambda _: opened, engine=remote), 20) == 2
     assert "error: the server at http://127.0.0.1:9 has been out of reach" in capsys.readouterr().err
@@ -209,19 +219,20 @@ class Tracker:
 
 
 @pytest.mark.parametrize(
-    ("parts", "code"),
+    ("parts", "code", "ending"),
     [
-        ({}, 0),
-        ({"train": raises(AllGroupsFailedError("all groups failed"))}, 1),
-        ({"train": lambda _: False, "received": signal.SIGTERM}, 143),
+        ({}, 0, "success"),
+        ({"train": raises(AllGroupsFailedError("all groups failed"))}, 1, "errored"),
+        ({"train": lambda _: False, "received": signal.SIGTERM}, 143, "interrupted"),
     ],
 )
-async def test_every_tracker_is_closed_with_the_exit_code_of_the_run(ends, parts, code):
+async def test_trackers_folder_and_session_are_closed_by_how_the_run_ended(ends, parts, code, ending):
     codes = []
     opened = open_parts(trackers=(Tracker(codes), Tracker(codes)))
     assert await ends(open_run=lambda _: opened, **parts) == code
     assert codes == [code, code]
     assert len(opened.folder.closed) == 1
+    assert opened.service.endings == [ending]
 
 
 async def test_trackers_of_a_run_that_raises_are_closed_as_failed_though_one_of_them_fails_too(ends):
@@ -231,6 +242,7 @@ async def test_trackers_of_a_run_that_raises_are_closed_as_failed_though_one_of_
         await ends(open_run=lambda _: opened, train=raises(KeyError("train")))
     assert codes == [1, 1]
     assert len(opened.folder.closed) == 1
+    assert opened.service.endings == ["errored"]
     assert isinstance(raised.value.__context__, KeyError)
 
 
