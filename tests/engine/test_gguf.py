@@ -17,7 +17,8 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from viva.engine import LocalServiceClient
-from viva.engine.gguf import PRE_TOKENIZERS, gguf_folder, is_gguf
+from viva.engine.gguf import gguf_folder, is_gguf
+from viva.engine.gguf_file import PRE_TOKENIZERS
 from viva.recipes.common import resolve_model
 
 TEMPLATE = (
@@ -199,7 +200,7 @@ def test_the_tokenizer_and_the_template_are_those_of_the_file(tmp_path: Path) ->
 def oracle(pre: str, text: str) -> list[str]:
     """Pieces that merges cannot cross, by another library for regular expressions."""
     pieces = [text]
-    for rule in (*PRE_TOKENIZERS[pre], *(() if pre in ("llama-bpe", "qwen2") else (GPT_2,))):
+    for rule in (*PRE_TOKENIZERS[pre].cuts, *(() if pre in ("llama-bpe", "qwen2") else (GPT_2,))):
         found: list[str] = []
         for piece in pieces:
             end = 0
@@ -222,7 +223,7 @@ def oracle(pre: str, text: str) -> list[str]:
 )
 def test_text_is_cut_as_the_pre_tokenizer_says(pre: str, text: str) -> None:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre not in ("llama-bpe", "qwen2"))
-    cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in PRE_TOKENIZERS[pre]]
+    cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in PRE_TOKENIZERS[pre].cuts]
     cut = pre_tokenizers.Sequence([*cuts, byte_level]).pre_tokenize_str(text)
     assert [text[start:end] for _, (start, end) in cut] == oracle(pre, text)
 
