@@ -92,6 +92,13 @@ def replace_folder(new: Path, place: Path) -> None:
     shutil.rmtree(_replaced(place), ignore_errors=True)
 
 
+def replace_file(new: Path, place: Path) -> None:
+    """Put a complete file where another one may be; half a file is never there."""
+    force_to_disk(new)
+    os.replace(new, place)
+    force_to_disk(place.parent)
+
+
 def undo_replacing(place: Path) -> None:
     """Put back a folder whose replacement was cut short."""
     if not place.exists() and _replaced(place).exists():

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import tinker
 import torch
+from gguf_files import TEXTS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from viva.cli import main as viva_main
 from viva.engine import LocalServiceClient
+from viva.engine.gguf import gguf_folder
+from viva.engine.gguf_file import GgufFile
 from viva.recipes.programs import train_recipe
 
 pytestmark = pytest.mark.slow
@@ -167,3 +170,27 @@ async def test_exported_weights_compute_what_the_engine_computes(
     )
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export" / "model")
     assert torch.allclose(logprobs(merged), found, atol=1e-3)
+
+
+def test_a_trained_model_goes_back_into_a_file_with_all_that_the_first_one_says(
+    whole: Path, smollm2: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIVA_CACHE", str(tmp_path / "cache"))
+    file, merged = tmp_path / "trained.gguf", tmp_path / "export" / "model"
+    assert viva_main(["export", str(whole), f"to={file}"]) == 0
+    assert viva_main(["export", str(whole), f"to={merged.parent}"]) == 0
+    new, old = GgufFile(file), GgufFile(smollm2)
+    kept = {key for key in old.fields if not key.startswith(("general.name", "general.file_type"))}
+    kept.remove("general.quantization_version")
+    assert {key: new.typed_fields[key] for key in kept} == {key: old.typed_fields[key] for key in kept}
+    tokenizers = [AutoTokenizer.from_pretrained(place) for place in (gguf_folder(file), folder)]
+    ids, first = ([tokenizer.encode(text) for text in TEXTS] for tokenizer in tokenizers)
+    assert ids == first
+    models = [AutoModelForCausalLM.from_pretrained(place) for place in (gguf_folder(file), merged, folder)]
+    with torch.inference_mode():
+        ours, theirs, before = (model(torch.tensor([first[0]])).logits for model in models)
+    assert torch.equal(ours, theirs)
+    assert (ours - before).abs().max() > 1e-3
+    by_transformers = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name)
+    with torch.inference_mode():
+        assert torch.allclose(by_transformers(torch.tensor([first[0]])).logits, theirs, atol=1e-3)

@@ -71,7 +71,7 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
     return Metadata(
         architecture=stored.field("general.architecture"),
         fields=fields | {key: _typed(value) for key, value in named.items()},
-        rope_factors=None if factors is None else stored.floats(factors),
+        rope_factors=None if factors is None else stored.floats(factors).copy(),
     )
 
 

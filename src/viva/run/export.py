@@ -79,14 +79,8 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
         return folder / "adapter"
     if not (state / _MODEL_FILE).is_file():
         raise ValueError(f"{state} holds neither an adapter nor a model; it was changed since it was saved")
-    from transformers import AutoConfig, AutoTokenizer
-
-    repository, revision = split_revision(model)
-    config: Any = AutoConfig.from_pretrained(repository, revision=revision or "main", trust_remote_code=False)
+    config, tokenizer = description_of(model)
     config.dtype = "float32"  # all weights are trained in float32, whatever the type of the base
-    tokenizer: Any = AutoTokenizer.from_pretrained(
-        repository, revision=revision or "main", trust_remote_code=False
-    )
     with written_beside(folder / "model") as target:
         config.save_pretrained(target)
         spell_rotary_twice(target)
@@ -95,12 +89,38 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
     return folder / "model"
 
 
+def description_of(model: str) -> tuple[Any, Any]:
+    """Configuration and tokenizer of a base model."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    repository, revision = split_revision(model)
+    config = AutoConfig.from_pretrained(repository, revision=revision or "main", trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(
+        repository, revision=revision or "main", trust_remote_code=False
+    )
+    return config, tokenizer
+
+
 def merge_adapter_into_model(state_path: str, *, model: str, precision: str, folder: Path) -> Path:
     """Write the base model with a saved adapter merged into it, as the local engine decodes with it, to ``model/``.
 
     They are ``float32`` or ``bfloat16``, by `precision`. Where the base model's output layer shares its weights with
     the input embeddings and the adapter changes it, the two part: the model that is written has an output layer of its
     own.
+
+    Raises:
+        ValueError: If the state is damaged, or of another model.
+    """
+    merged, tokenizer = merged_model(state_path, model, precision)
+    with written_beside(folder / "model") as target:
+        merged.save_pretrained(target)
+        spell_rotary_twice(target)
+        tokenizer.save_pretrained(target)
+    return folder / "model"
+
+
+def merged_model(state_path: str, model: str, precision: str) -> tuple[Any, Any]:
+    """A base model with the weights of a state, as the local engine decodes with it on the CPU, and its tokenizer.
 
     Raises:
         ValueError: If the state is damaged, or of another model.
@@ -115,11 +135,7 @@ def merge_adapter_into_model(state_path: str, *, model: str, precision: str, fol
     merged.config.tie_word_embeddings = (
         merged.get_output_embeddings().weight is merged.get_input_embeddings().weight
     )
-    with written_beside(folder / "model") as target:
-        merged.save_pretrained(target)
-        spell_rotary_twice(target)
-        base.tokenizer.save_pretrained(target)
-    return folder / "model"
+    return merged, base.tokenizer
 
 
 def ended_with(run: RunFolder, stop_rule: StopRule | None) -> Checkpoint | None:

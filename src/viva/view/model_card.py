@@ -5,6 +5,7 @@ The header's values are written as JSON, which is YAML, so no text of a user's c
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,12 @@ class ModelCard:
     run: RunIndex
     num_steps: int
     """Training steps of the exported weights."""
-    kind: Literal["adapter", "model"]
+    kind: Literal["adapter", "model", "gguf"]
     base_model: str
     """As the option ``model_name`` gives it."""
     precision: str
+    file: str | None = None
+    """Name of the GGUF file."""
 
 
 def measurements(run: RunIndex, num_steps: int) -> dict[str, Gain]:
@@ -82,7 +85,7 @@ def _header(card: ModelCard, found: Mapping[str, Gain]) -> str:
     fields: dict[str, Any] = {}
     if _is_hub_name(card.base_model):
         fields["base_model"] = card.base_model
-    fields["library_name"] = "peft" if card.kind == "adapter" else "transformers"
+    fields["library_name"] = {"adapter": "peft", "model": "transformers", "gguf": "gguf"}[card.kind]
     fields["pipeline_tag"] = "text-generation"
     fields["tags"] = ["viva", "reinforcement-learning", recipe, *(["lora"] if card.kind == "adapter" else [])]
     data_set = config.get("hf_dataset_name")
@@ -120,9 +123,10 @@ def _one_line(text: str) -> str:
 def _summary(card: ModelCard) -> str:
     what = "A LoRA adapter for" if card.kind == "adapter" else "A language model trained from"
     recipe = card.run.config.get("recipe", "unknown")
+    weights = "weights" if card.kind == "gguf" else "base weights"
     return (
         f"{what} `{_base(card)}`, trained by the recipe `{recipe}` of Viva: "
-        f"{counted(card.num_steps, 'training step')}, {card.precision} base weights.{_digests(card)}"
+        f"{counted(card.num_steps, 'training step')}, {card.precision} {weights}.{_digests(card)}"
     )
 
 
@@ -140,6 +144,9 @@ def _base(card: ModelCard) -> str:
 
 
 def _usage(card: ModelCard) -> str:
+    if card.kind == "gguf":
+        file = shlex.quote(f"./{card.file}")
+        return f"```bash\nllama-cli -m {file}\n```\n\nIn Ollama: `FROM {file}` in a Modelfile, then `ollama create`."
     if card.kind == "model":
         code = (
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
