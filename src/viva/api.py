@@ -100,13 +100,14 @@ class Run:
         return evaluate(self, test, against=against, **options)
 
     def export(self, **options: Any) -> list[Path]:
-        """Write the trained adapter and the merged model, as ``viva export`` does.
+        """Write the trained adapter and the merged model, or that as a GGUF file, as ``viva export`` does.
 
         Args:
-            **options: Those of ``viva export``: ``to``, ``checkpoint``, ``merge``, ``precision``, ...
+            **options: Those of ``viva export``: ``to`` (a folder, or ``trained.gguf``), ``checkpoint``, ``merge``,
+                ``precision``, ...
 
         Returns:
-            The folders written.
+            The folders written, or the file.
 
         Raises:
             ValueError: If an option is unknown, or there is nothing to export.

@@ -127,9 +127,9 @@ _ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
         _options("rules to change"),
     ),
     "export": (
-        "weights for peft and transformers: viva export RUN to=FOLDER",
-        "Write the trained adapter, the merged model and a model card for each. 'viva export RUN --help' "
-        "lists the options.",
+        "weights for peft, transformers and llama.cpp: viva export RUN to=FOLDER or to=FILE.gguf",
+        "Write the trained adapter and the merged model, or the merged model as a GGUF file, and a model card for "
+        "each. 'viva export RUN --help' lists the options.",
         _RUN,
         _options("what to write, and where"),
     ),
