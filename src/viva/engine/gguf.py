@@ -18,12 +18,12 @@ from viva.engine.gguf_file import (
     MODULES,
     PARAMETERS,
     ROPE_FACTORS,
-    TENSOR,
     GgufFile,
     as_halves,
     is_turned,
     pre_name,
     read_gguf,
+    tensor_parts,
 )
 from viva.engine.gguf_tokenizer import read_tokenizer, special_ids
 from viva.engine.loading import load_errors
@@ -89,15 +89,14 @@ def _save_model(stored: GgufFile, folder: Path) -> None:
     for name, tensor in stored.tensors.items():
         if name == ROPE_FACTORS:
             continue
-        found = TENSOR.fullmatch(name)
-        module = MODULES.get(found["module"]) if found else None
-        if found is None or module is None:
+        layer, short, kind = tensor_parts(name) or (None, "", "")
+        if short not in MODULES:
             raise ValueError(f"it has a tensor {name!r}, which its architecture here does not know")
         array = stored.floats(tensor)
-        if is_turned(config.model_type, found["module"]):
+        if is_turned(config.model_type, short):
             array = as_halves(array, config.head_dim)
-        layer = f"model.layers.{found['layer']}." if found["layer"] is not None else ""
-        weights[f"{layer}{module}.{found['kind']}"] = np.ascontiguousarray(array)
+        place = "" if layer is None else f"model.layers.{layer}."
+        weights[f"{place}{MODULES[short]}.{kind}"] = np.ascontiguousarray(array)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
 

@@ -78,7 +78,7 @@ MODULES = {
     "ffn_down": "mlp.down_proj",
 }
 """Names of modules in ``transformers``, those of a layer without their beginning."""
-TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
+_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
 ROPE_FACTORS = "rope_freqs.weight"
 SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """In the middle of ``tokenizer.ggml.*_token_id``: what the token is called in ``transformers``."""
@@ -224,6 +224,12 @@ def read_gguf(path: Path) -> GgufFile:
 def pre_name(stored: GgufFile) -> str:
     """The name of the pre-tokenizer."""
     return str(stored.field("tokenizer.ggml.pre", "gpt-2"))
+
+
+def tensor_parts(name: str) -> tuple[str | None, str, str] | None:
+    """Layer (if it is of one), module, and ``weight`` or ``bias`` of a tensor's name."""
+    found = _TENSOR.fullmatch(name)
+    return None if found is None else (found["layer"], found["module"], found["kind"])
 
 
 def is_turned(architecture: str, module: str) -> bool:
