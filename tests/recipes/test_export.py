@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import viva.run.export
 from viva.cli import main
+from viva.engine import LocalServiceClient
 from viva.recipes.export import ExportOptions, export_run
 from viva.run.files import write_json
 from viva.tiny import model_path

@@ -1,6 +1,7 @@
 """A trained run as a GGUF file: its own engine and plain ``transformers`` compute of it what they do of the folder."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,17 @@ def test_a_model_that_llama_cpp_does_not_know_is_refused_before_any_work(
     with pytest.raises(ValueError, match=r"cuts text by .* none of gpt-2.*to=FOLDER.*convert_hf_to_gguf\.py"):
         export_run(run, ExportOptions(to=str(tmp_path / "new" / "mine.gguf")))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_base_model_that_is_damaged_is_told_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = gguf_folder(write_gguf(tmp_path / "base.gguf", small_model()))
+    run = trained_run(tmp_path / "run", shutil.copytree(base, tmp_path / "base"))
+    (tmp_path / "base" / "tokenizer.json").write_text("{")
+    monkeypatch.setattr("viva.run.export_gguf.merged_model", no_work)
+    with pytest.raises(ValueError, match=r"the model '.*base' cannot be loaded"):
+        export_run(run, ExportOptions(to=str(tmp_path / "mine.gguf")))
 
 
 def test_an_export_that_fails_leaves_what_was_there(

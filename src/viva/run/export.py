@@ -28,8 +28,9 @@ from viva.engine.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
+from viva.engine.loading import load_errors
 from viva.engine.lora import ALPHA, AdapterSettings
-from viva.hub import pinned, split_revision
+from viva.hub import hub_errors, pinned, split_revision
 from viva.model_files import (
     BASE_FILE,
     check_base,
@@ -90,14 +91,15 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
 
 
 def description_of(model: str) -> tuple[Any, Any]:
-    """Configuration and tokenizer of a base model."""
+    """Configuration and tokenizer of a base model; `ValueError` if it cannot be had or read."""
     from transformers import AutoConfig, AutoTokenizer
 
     repository, revision = split_revision(model)
-    config = AutoConfig.from_pretrained(repository, revision=revision or "main", trust_remote_code=False)
-    tokenizer = AutoTokenizer.from_pretrained(
-        repository, revision=revision or "main", trust_remote_code=False
-    )
+    with hub_errors(model, option="model_name"), load_errors(model):
+        config = AutoConfig.from_pretrained(repository, revision=revision or "main", trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            repository, revision=revision or "main", trust_remote_code=False
+        )
     return config, tokenizer
 
 
