@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 
 from viva.engine import LocalServiceClient
 from viva.eval.records import Answer, Asked
-from viva.judging.comparison import VERDICT_PREFIX, Outcome
-from viva.judging.judge import parse_verdict
+from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
+from viva.judging.judge import VERDICT_SCORES, JudgeOptions, PolicySelfComparisonJudge, parse_verdict
 from viva.recipes.demo import write_problems
-from viva.recipes.demonstrations import Pair, _pair, _shuffled, file_example, read_messages, verdicts
+from viva.recipes.demonstrations import (
+    JudgeEvaluator,
+    Pair,
+    _pair,
+    _shuffled,
+    file_example,
+    read_messages,
+    verdicts,
+)
 from viva.recipes.programs import train_recipe
 from viva.recipes.warmup import Config
 from viva.testing import tiny_renderer
@@ -130,6 +138,19 @@ def test_a_judge_that_writes_its_verdicts_is_tested_as_it_writes_them(tmp_path):
     assert "test/judge/off_set_mass" not in written  # which only label probabilities have
     assert train_recipe("warmup", arguments(tmp_path, "labels", max_steps=1, eval_every=1)) == 0
     assert "test/judge/off_set_mass" in metrics(tmp_path / "labels")[-1]
+
+
+async def test_the_order_counts_in_every_pair_that_a_judge_is_tested_on(monkeypatch):
+    async def compare(self, question, solutions, first, second, seed):
+        prefers = Outcome.A if question == "biased" else (Outcome.A, Outcome.B)[first]  # the right one is 0
+        return Comparison(first=first, second=second, outcome=prefers, score=VERDICT_SCORES[prefers])
+
+    monkeypatch.setattr(PolicySelfComparisonJudge, "compare", compare)
+    pairs = [Pair(name, "It is 7.", "It is 9.") for name in ("biased", "fair", "fair", "fair")]
+    test = JudgeEvaluator(pairs=pairs, renderer=tiny_renderer(), options=JudgeOptions())
+    figures = await test(None, 0)
+    assert figures["test/judge/position_bias"] == figures["test/judge/order_gap"] == 0.25
+    assert figures["test/judge/accuracy"] == (1 + 2 * 3) / 8
 
 
 def test_no_text_of_a_file_becomes_a_control_token():

@@ -112,10 +112,11 @@ class JudgeEvaluator:
     options: JudgeOptions
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
-        """``test/judge/...``: see `judge_accuracy` and `judge_health`."""
+        """``test/judge/...``: means over pairs of what `judge_health` says; and `judge_accuracy`."""
         from viva.conversation.coordinator import gather_or_cancel
         from viva.judging.comparison import TournamentPattern, judge_accuracy, judge_health
         from viva.judging.judge import PolicyRef
+        from viva.training.metrics import mean_by_key
 
         judge = self.options.make(PolicyRef(sampling_client=sampler), self.renderer)
         judged = await gather_or_cancel(
@@ -127,9 +128,10 @@ class JudgeEvaluator:
             )
             for index, pair in enumerate(self.pairs)
         )
-        comparisons = [each for own in judged for each in own]
-        figures = judge_health(comparisons) | judge_accuracy(comparisons, {0: True, 1: False})
-        return {f"test/{name}": value for name, value in figures.items() if name != "judge/cyclic_triads"}
+        # of all comparisons together, `judge_health` would know one pair alone in both orders
+        figures = mean_by_key(judge_health(own) for own in judged)
+        figures |= judge_accuracy([each for own in judged for each in own], {0: True, 1: False})
+        return {f"test/{name}": value for name, value in figures.items()}
 
 
 # a protocol
