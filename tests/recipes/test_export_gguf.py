@@ -14,7 +14,7 @@ from trained_runs import TOKENS, expected, logprobs_of, plain, trained_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import viva
-import viva.run.export_gguf
+import viva.run.export
 from viva.cli import main
 from viva.engine.gguf import gguf_folder
 from viva.engine.gguf_file import GgufFile
@@ -134,7 +134,7 @@ def test_what_cannot_be_written_is_refused_before_any_work(
     (place / "noted.md").write_text("mine")
     monkeypatch.chdir(place)
     monkeypatch.setattr("viva.run.export.merged_model", no_work)
-    monkeypatch.setattr("viva.run.export_gguf.merged_model", no_work)
+    monkeypatch.setattr("viva.run.export.merged_model", no_work)
     before = base.read_bytes()
     with pytest.raises(ValueError, match=message):
         export_run(run, ExportOptions(**options))
@@ -146,7 +146,7 @@ def test_a_model_that_llama_cpp_does_not_know_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trained_run(tmp_path / "run", model_path())
-    monkeypatch.setattr("viva.run.export_gguf.merged_model", no_work)
+    monkeypatch.setattr("viva.run.export.merged_model", no_work)
     with pytest.raises(ValueError, match=r"cuts text by .* none of gpt-2.*to=FOLDER.*convert_hf_to_gguf\.py"):
         export_run(run, ExportOptions(to=str(tmp_path / "new" / "mine.gguf")))
     assert not (tmp_path / "new").exists()
@@ -158,7 +158,7 @@ def test_a_base_model_that_is_damaged_is_told_before_any_work(
     base = gguf_folder(write_gguf(tmp_path / "base.gguf", small_model()))
     run = trained_run(tmp_path / "run", shutil.copytree(base, tmp_path / "base"))
     (tmp_path / "base" / "tokenizer.json").write_text("{")
-    monkeypatch.setattr("viva.run.export_gguf.merged_model", no_work)
+    monkeypatch.setattr("viva.run.export.merged_model", no_work)
     with pytest.raises(ValueError, match=r"the model '.*base' cannot be loaded"):
         export_run(run, ExportOptions(to=str(tmp_path / "mine.gguf")))
 
@@ -169,14 +169,14 @@ def test_an_export_that_fails_leaves_what_was_there(
     options = ExportOptions(to=str(tmp_path / "mine.gguf"), overwrite=True)
     export_run(trained, options)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    real = viva.run.export_gguf.write_gguf
+    real = viva.run.export.write_gguf
 
     def torn(file: Path, *rest: Any) -> None:
         real(file, *rest)
         file.write_bytes(file.read_bytes()[:1000])
         raise OSError(28, "No space left on device", str(file))
 
-    monkeypatch.setattr("viva.run.export_gguf.write_gguf", torn)
+    monkeypatch.setattr("viva.run.export.write_gguf", torn)
     with pytest.raises(OSError, match="No space left"):
         export_run(trained, options)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

@@ -190,7 +190,7 @@ def _export_folders(source: _Source, options: ExportOptions) -> list[Path]:
 
 def _export_file(source: _Source, options: ExportOptions) -> Path:
     """Write a GGUF file and its card beside it."""
-    from viva.run.export_gguf import export_gguf, gguf_metadata
+    from viva.run.export import export_gguf, gguf_metadata
 
     target = Path(str(options.to)).expanduser()
     card = target.with_suffix(".md")

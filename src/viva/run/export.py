@@ -1,4 +1,4 @@
-"""Weights outside of the engine: adapters in PEFT's format and models in that of transformers, written and read.
+"""Weights outside of the engine: adapters in PEFT's format, models in that of transformers or as a GGUF file.
 
 Servers give away what was saved for sampling, as an archive. So a state is opened, saved for sampling under a name of
 its own, and its archive is read. No name in an archive is used: two files are looked for, and all else is passed over.
@@ -28,6 +28,8 @@ from viva.engine.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
+from viva.engine.gguf import is_gguf
+from viva.engine.gguf_writing import Metadata, metadata_of_file, metadata_of_model, write_gguf
 from viva.engine.loading import load_errors
 from viva.engine.lora import ALPHA, AdapterSettings
 from viva.hub import hub_errors, pinned, split_revision
@@ -345,3 +347,32 @@ def _named(config: dict[str, Any]) -> str | None:
         if name
         else None
     )
+
+
+def gguf_metadata(place: str, model: str, name: str) -> Metadata:
+    """All but the weights of a GGUF file that is shown under a name.
+
+    Args:
+        place: Where the base model is. Of a GGUF file, everything is taken over.
+        model: The base model as the engine loads it.
+        name: In the file; its path says nothing to programs that load it.
+
+    Raises:
+        ValueError: If llama.cpp would not compute the same, or would cut text into other tokens.
+    """
+    if is_gguf(place):
+        return metadata_of_file(place, name)
+    config, tokenizer = description_of(model)
+    return metadata_of_model(config, tokenizer, name)
+
+
+def export_gguf(state_path: str, *, model: str, precision: str, metadata: Metadata, file: Path) -> None:
+    """Write the base model with a saved adapter merged into it, or a model of which all was trained.
+
+    Adapters are merged in bfloat16 for that precision, as the engine does, and else in float32, which then is rounded.
+
+    Raises:
+        ValueError: If the state is damaged, or of another model, or has weights that are too large for float16.
+    """
+    merged, _ = merged_model(state_path, model, precision if precision == "bfloat16" else "float32")
+    write_gguf(file, merged, metadata, precision)
