@@ -27,6 +27,7 @@ import json
 import random
 import re
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,7 +123,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bed:
+class Bed(ABC):
     """A policy and its problems."""
 
     name: str
@@ -139,9 +140,9 @@ class Bed:
     learning_rates: tuple[float, ...] = LEARNING_RATES
     """Of which every arm takes the best; one alone is not tried."""
 
+    @abstractmethod
     def problems(self, part: Part, *, seed: int = 0) -> Sequence[Problem | Question]:
         """Problems to train on (for a seed), or all that there are to test on, the same for every seed."""
-        raise NotImplementedError
 
     def validation(self) -> Sequence[Problem | Question]:
         """Problems of the training part, on which learning rates are chosen."""

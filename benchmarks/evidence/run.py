@@ -1,4 +1,4 @@
-"""What does conversation add? Every reward on two beds, at equal total tokens, against voting, truth and chance.
+"""What does conversation add? Every reward on every bed, at equal total tokens, against voting, truth and chance.
 
     make evidence                                                  # all that is missing, one cell after another
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
@@ -11,7 +11,7 @@ eight times at temperature 1; of seeds 10 to 12 also test conversations, where t
 line of ``benchmarks/evidence/cells.jsonl`` and is never run again; one that was cut off is run anew. Several of these
 commands may work at once. Learning rates come first: each arm tries those of `arms.LEARNING_RATES` with a seed that is
 thrown away, on problems to train on, and the best mean of temperatures 0 and 1 is kept. A cell takes two to four
-minutes of one core.
+minutes of one core, of a model that others trained four to eight.
 """
 
 import json

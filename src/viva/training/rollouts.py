@@ -282,9 +282,10 @@ class _Attempts:
                 turn = max(completers[seat].num_calls - 1, 0)
                 self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
                 self.failed_seats |= {seat}
-                self.first_failure = self.first_failure or f"seat {seat} failed: {result}"
+                reason = f"seat {seat} failed: {result}"
+                self.first_failure = self.first_failure or reason
                 if not isinstance(envs[seat], Abortable):
-                    self.void_reason = self.void_reason or f"seat {seat} failed: {result}"
+                    self.void_reason = self.void_reason or reason
                 result = Trajectory(transitions=[], final_ob=tinker.ModelInput.empty(), stop_reason=FAILED)
             trajectories_G.append(result)
         if self.void_reason:
