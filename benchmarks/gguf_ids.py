@@ -1,6 +1,6 @@
 """Token ids of a GGUF file by Viva's tokenizer and by llama.cpp, on 10,000 texts of many scripts.
 
-    python benchmarks/gguf_ids.py model.gguf [python=/path/to/an/environment/with/llama-cpp-python/bin/python]
+    python benchmarks/gguf_ids.py model.gguf [python=/path/to/an/environment/with/xllamacpp/bin/python]
 
 Texts are drawn from blocks of Unicode and from words, code, numbers and white space of many languages, seed 0. Prints
 how many differ, and the first of them.
@@ -44,10 +44,16 @@ TEXT = (
 WORDS = TEXT.split(" ")
 SPACES = ("  ", "   ", "\n", "\n\n", "\t", " \n ", "\r\n", "\u00a0", "\u3000", "\u200b")
 BY_LLAMA_CPP = """
-import json, sys
-from llama_cpp import Llama
-model = Llama(sys.argv[1], vocab_only=True, verbose=False)
-print(json.dumps([model.tokenize(text.encode(), add_bos=False, special=False) for text in json.load(sys.stdin)]))
+import json, sys, urllib.request
+import xllamacpp
+options = xllamacpp.CommonParams()
+options.model.path, options.n_ctx, options.n_parallel, options.cpuparams.n_threads = sys.argv[1], 1024, 1, 1
+server = xllamacpp.Server(options)
+def ids(text):
+    body = json.dumps({"content": text, "add_special": False, "parse_special": False}).encode()
+    address = server.listening_address + "/tokenize"
+    return json.load(urllib.request.urlopen(urllib.request.Request(address, body)))["tokens"]
+print("ANSWER" + json.dumps([ids(text) for text in json.load(sys.stdin)]))
 """
 
 
@@ -86,7 +92,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf_folder(file))
     command = [options.get("python", sys.executable), "-c", BY_LLAMA_CPP, str(file)]
     done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True)
-    theirs = json.loads(done.stdout)
+    theirs = json.loads(done.stdout.partition("ANSWER")[2])
     ours = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     different = [text for text, one, other in zip(texts, ours, theirs, strict=True) if one != other]
     print(

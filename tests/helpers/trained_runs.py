@@ -64,5 +64,5 @@ def expected(run: Path, step: int = 4) -> list[float]:
     return json.loads((run / f"expected-{step}.json").read_text())
 
 
-def plain(folder: Path):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+def plain(folder: Path, dtype: str = "auto"):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()

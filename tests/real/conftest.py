@@ -1,4 +1,4 @@
-"""Fixtures of a model that others trained; `make models` fetches it."""
+"""Fixtures of models that others trained; `make models` fetches one of them."""
 
 import runpy
 from pathlib import Path
@@ -8,13 +8,18 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fetch_models.py"
 
 
+def fetched(name: str) -> Path:
+    """The file of a model; the test is skipped where it is not there."""
+    path: Path = runpy.run_path(str(SCRIPT))["MODELS"][name].path
+    if not path.is_file():
+        pytest.skip(f"{path} is not there; python scripts/fetch_models.py {name} fetches it")
+    return path
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as the GGUF file that `make models` fetched."""
-    path: Path = runpy.run_path(str(SCRIPT))["MODELS"][0].path
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; `make models` fetches it")
-    return path
+    return fetched("smollm2-135m-instruct")
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +28,11 @@ def folder(smollm2: Path) -> Path:
     from viva.engine.gguf import gguf_folder
 
     return gguf_folder(smollm2)
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Path:
+    """Gemma 3 270M, a base model, as the folder that its GGUF file was unpacked into."""
+    from viva.engine.gguf import gguf_folder
+
+    return gguf_folder(fetched("gemma-3-270m"))

@@ -10,17 +10,15 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from viva.engine.gguf_file import (
     ARCHITECTURES,
-    MODULES,
     PARAMETERS,
     ROPE_FACTORS,
     GgufFile,
-    as_halves,
-    is_turned,
     pre_name,
     read_gguf,
     tensor_parts,
@@ -85,18 +83,17 @@ def _save_model(stored: GgufFile, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     config = _config(stored)
+    architecture = ARCHITECTURES[stored.field("general.architecture")]
     weights: dict[str, np.ndarray] = {}
     for name, tensor in stored.tensors.items():
         if name == ROPE_FACTORS:
             continue
         layer, short, kind = tensor_parts(name) or (None, "", "")
-        if short not in MODULES:
+        if short not in architecture.modules:
             raise ValueError(f"it has a tensor {name!r}, which its architecture here does not know")
-        array = stored.floats(tensor)
-        if is_turned(config.model_type, short):
-            array = as_halves(array, config.head_dim)
+        array = architecture.from_file(stored.floats(tensor), short, config)
         place = "" if layer is None else f"model.layers.{layer}."
-        weights[f"{place}{MODULES[short]}.{kind}"] = np.ascontiguousarray(array)
+        weights[f"{place}{architecture.modules[short]}.{kind}"] = np.ascontiguousarray(array)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
 
@@ -116,9 +113,13 @@ def _config(stored: GgufFile) -> "PretrainedConfig":
     options |= {f"{name}_id": number for name, number in special_ids(stored).items()}
     if architecture == "llama":
         options["attention_bias"] = "blk.0.attn_q.bias" in stored.tensors
+        options["mlp_bias"] = "blk.0.ffn_gate.bias" in stored.tensors
+    if architecture == "gemma3":
+        options |= _gemma_3(stored, options)
+    known = ARCHITECTURES[architecture]
     config: Any = AutoConfig.for_model(
-        architecture,
-        architectures=[ARCHITECTURES[architecture]],
+        known.model_type,
+        architectures=[known.class_name],
         vocab_size=stored.tensors["token_embd.weight"].shape[0],
         tie_word_embeddings="output.weight" not in stored.tensors,
         dtype="float32",
@@ -127,6 +128,20 @@ def _config(stored: GgufFile) -> "PretrainedConfig":
     if ROPE_FACTORS in stored.tensors:
         _scale_rotation(config, stored.floats(stored.tensors[ROPE_FACTORS]))
     return config
+
+
+def _gemma_3(stored: GgufFile, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma 3 where the file does not say it: five layers in six see a window of text."""
+    layers, size = options["num_hidden_layers"], options["head_dim"]
+    pattern = stored.field("gemma3.attention.sliding_window_pattern", 6)
+    sees_window = pattern if isinstance(pattern, list) else [(i + 1) % pattern > 0 for i in range(layers)]
+    is_27b = layers == 62
+    return {
+        "sliding_window": stored.field("gemma3.attention.sliding_window"),
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in sees_window],
+        "rope_local_base_freq": stored.field("gemma3.rope.freq_base_swa", 10_000.0),
+        "query_pre_attn_scalar": options["hidden_size"] // options["num_attention_heads"] if is_27b else size,
+    }
 
 
 def _scale_rotation(config: "PretrainedConfig", factors: "np.ndarray") -> None:

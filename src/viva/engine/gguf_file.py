@@ -6,12 +6,14 @@ The file is read here; the ``gguf`` package dequantises the weights.
 import math
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import numpy as np
+    from transformers import PretrainedConfig
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,8 +49,6 @@ PRE_TOKENIZERS = {
 }
 """By ``tokenizer.ggml.pre``."""
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""By ``general.architecture``: the class of ``transformers``. Mistral's models are stored as ``llama``."""
 PARAMETERS = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -61,7 +61,7 @@ PARAMETERS = {
     "attention.key_length": "head_dim",
 }
 """Of an architecture: its settings in ``transformers``."""
-MODULES = {
+_MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -77,12 +77,62 @@ MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Names of modules in ``transformers``, those of a layer without their beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What ``transformers`` calls an architecture and its modules, and how its weights are stored in a file."""
+
+    class_name: str
+    model_type: str
+    modules: Mapping[str, str]
+    """By the name in the file; those of a layer without their beginning."""
+    rotates_neighbours: bool = False
+    """Whether neighbouring dimensions of queries and keys are rotated together, and not those of a head's halves."""
+    norm_offset: int = 0
+    """What a norm adds to its weights in ``transformers``, and in the file has been added to them."""
+
+    def from_file(self, array: "np.ndarray", module: str, config: "PretrainedConfig") -> "np.ndarray":
+        """A float32 weight or bias of a module as ``transformers`` has it."""
+        if self.rotates_neighbours and module in ("attn_q", "attn_k"):
+            paired = array.reshape(-1, config.head_dim // 2, 2, *array.shape[1:])
+            return paired.swapaxes(1, 2).reshape(array.shape)
+        return array - self.norm_offset if self.norm_offset and module.endswith("norm") else array
+
+    def to_file(self, array: "np.ndarray", module: str, config: "PretrainedConfig") -> "np.ndarray":
+        """The inverse of `from_file`."""
+        if self.rotates_neighbours and module in ("attn_q", "attn_k"):
+            halves = array.reshape(-1, 2, config.head_dim // 2, *array.shape[1:])
+            return halves.swapaxes(1, 2).reshape(array.shape)
+        return array + self.norm_offset if self.norm_offset and module.endswith("norm") else array
+
+
+ARCHITECTURES = {
+    "llama": Architecture(
+        class_name="LlamaForCausalLM", model_type="llama", modules=_MODULES, rotates_neighbours=True
+    ),
+    "qwen2": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2", modules=_MODULES),
+    "qwen3": Architecture(class_name="Qwen3ForCausalLM", model_type="qwen3", modules=_MODULES),
+    "gemma3": Architecture(
+        class_name="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        modules=_MODULES
+        | {
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        norm_offset=1,
+    ),
+}
+"""By ``general.architecture``. Mistral's models are stored as ``llama``."""
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
 ROPE_FACTORS = "rope_freqs.weight"
 SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """In the middle of ``tokenizer.ggml.*_token_id``: what the token is called in ``transformers``."""
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+SENTENCEPIECE = "llama"
+"""The ``tokenizer.ggml.model`` of pieces of SentencePiece, which are merged by score."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 """Values of ``tokenizer.ggml.token_type``."""
 _NUMBERS = {
     kind: struct.Struct(f"<{code}") for kind, code in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
@@ -212,11 +262,11 @@ def read_gguf(path: Path) -> GgufFile:
             f"{str(path)!r} holds a model of architecture {architecture!r}; GGUF files are read of "
             f"{', '.join(ARCHITECTURES)}. Give a folder that transformers' save_pretrained wrote."
         )
-    if model != "gpt2" or pre not in PRE_TOKENIZERS:
+    if model != SENTENCEPIECE and (model != "gpt2" or pre not in PRE_TOKENIZERS):
         raise ValueError(
-            f"{str(path)!r} has a tokenizer of kind {model!r} with pre-tokenizer {pre!r}; supported is 'gpt2' with "
-            f"{', '.join(PRE_TOKENIZERS)}. With another one ids would differ from those that the model was trained on. "
-            "Give a folder with the model's own tokenizer.json."
+            f"{str(path)!r} has a tokenizer of kind {model!r} with pre-tokenizer {pre!r}; supported are "
+            f"{SENTENCEPIECE!r}, and 'gpt2' with {', '.join(PRE_TOKENIZERS)}. With another one ids would differ from "
+            "those that the model was trained on. Give a folder with the model's own tokenizer.json."
         )
     return stored
 
@@ -230,26 +280,6 @@ def tensor_parts(name: str) -> tuple[str | None, str, str] | None:
     """Layer (if it is of one), module, and ``weight`` or ``bias`` of a tensor's name."""
     found = _TENSOR.fullmatch(name)
     return None if found is None else (found["layer"], found["module"], found["kind"])
-
-
-def is_turned(architecture: str, module: str) -> bool:
-    """Whether the rows of a module stand in another order there.
-
-    Of a head's dimensions, llama.cpp rotates neighbours together, ``transformers`` those of its two halves.
-    """
-    return architecture == "llama" and module in ("attn_q", "attn_k")
-
-
-def as_halves(array: "np.ndarray", head_size: int) -> "np.ndarray":
-    """Rows of queries or keys, or their biases, from llama.cpp's order into that of ``transformers``."""
-    paired = array.reshape(-1, head_size // 2, 2, *array.shape[1:])
-    return paired.swapaxes(1, 2).reshape(array.shape)
-
-
-def as_neighbours(array: "np.ndarray", head_size: int) -> "np.ndarray":
-    """The inverse of `as_halves`."""
-    halves = array.reshape(-1, 2, head_size // 2, *array.shape[1:])
-    return halves.swapaxes(1, 2).reshape(array.shape)
 
 
 def cannot_write(reason: str) -> ValueError:

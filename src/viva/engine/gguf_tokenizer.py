@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files, read and written: byte-level BPE, cut as ``tokenizer.ggml.pre`` says."""
+"""Tokenizers of GGUF files: byte-level BPE, read and written, and pieces of SentencePiece, read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,9 @@ from viva.engine.gguf_file import (
     CONTROL,
     NORMAL,
     PRE_TOKENIZERS,
+    SENTENCEPIECE,
     SPECIAL_TOKENS,
+    UNKNOWN,
     UNUSED,
     USER_DEFINED,
     GgufFile,
@@ -18,8 +20,11 @@ from viva.engine.gguf_file import (
 )
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+_SPACE = "\u2581"
+"""What pieces of SentencePiece have for a space."""
 _MERGER: dict[str, tuple[Any, ...]] = {
     "type": ("BPE",),
     "dropout": (None,),
@@ -37,43 +42,21 @@ def special_ids(stored: GgufFile) -> dict[str, int]:
 
 
 def read_tokenizer(stored: GgufFile) -> "PreTrainedTokenizerBase":
-    """The file's tokenizer: byte-level BPE, cut as ``tokenizer.ggml.pre`` says."""
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-    )
+    """The file's tokenizer: byte-level BPE, cut as ``tokenizer.ggml.pre`` says, or pieces of SentencePiece."""
+    from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
-    pre, special = PRE_TOKENIZERS[pre_name(stored)], special_ids(stored)
+    special = special_ids(stored)
     tokens: Sequence[str] = stored.field("tokenizer.ggml.tokens", [])
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    left, right = zip(
-        *(merge.split(" ", 1) for merge in stored.field("tokenizer.ggml.merges", [])), strict=True
-    )
-    inner = Tokenizer(
-        models.BPE(
-            vocab=vocabulary, merges=list(zip(left, right, strict=True)), ignore_merges=pre.ignores_merges
-        )
-    )
-    cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in pre.cuts]
-    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pre.is_whole)
-    inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
-    inner.decoder = decoders.ByteLevel()
-    if pre.composes:
-        inner.normalizer = normalizers.NFC()
-    for number, kind in enumerate(stored.field("tokenizer.ggml.token_type", [])):
-        if kind in (CONTROL, USER_DEFINED):
-            added = AddedToken(tokens[number], special=kind == CONTROL, normalized=False)
-            (inner.add_special_tokens if kind == CONTROL else inner.add_tokens)([added])
+    types: Sequence[int] = stored.field("tokenizer.ggml.token_type", [])
+    is_sentencepiece = stored.field("tokenizer.ggml.model") == SENTENCEPIECE
+    inner = _sentencepiece(stored, tokens, types) if is_sentencepiece else _byte_level(stored, tokens)
+    for kind, add in ((CONTROL, inner.add_special_tokens), (USER_DEFINED, inner.add_tokens)):
+        found = [token for token, its_kind in zip(tokens, types, strict=True) if its_kind == kind]
+        add([AddedToken(token, special=kind == CONTROL, normalized=False) for token in found])
     named = {name: tokens[number] for name, number in special.items()}
     bos = special.get("bos_token")
-    if stored.field("tokenizer.ggml.add_bos_token", False) and bos is not None:
+    if stored.field("tokenizer.ggml.add_bos_token", is_sentencepiece) and bos is not None:
         start = tokens[bos]
         inner.post_processor = processors.TemplateProcessing(
             single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, bos)]
@@ -82,6 +65,55 @@ def read_tokenizer(stored: GgufFile) -> "PreTrainedTokenizerBase":
     if (template := stored.field("tokenizer.chat_template")) is not None:
         tokenizer.chat_template = template
     return tokenizer
+
+
+def _byte_level(stored: GgufFile, tokens: Sequence[str]) -> "Tokenizer":
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pre = PRE_TOKENIZERS[pre_name(stored)]
+    merges = [tuple(merge.split(" ", 1)) for merge in stored.field("tokenizer.ggml.merges", [])]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignores_merges))
+    cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in pre.cuts]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pre.is_whole)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
+    inner.decoder = decoders.ByteLevel()
+    if pre.composes:
+        inner.normalizer = normalizers.NFC()
+    return inner
+
+
+def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> "Tokenizer":
+    """Of the pairs of neighbours that make a piece, the best scored is merged first; the rest are bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    does_prefix = bool(stored.field("tokenizer.ggml.add_space_prefix", True))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    scores: Sequence[float] = stored.field("tokenizer.ggml.scores", [])
+    pieces = {
+        token: score
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+        if kind in (NORMAL, USER_DEFINED)
+    }
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(pieces, key=lambda piece: -pieces[piece])
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
+    inner = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token=unknown, fuse_unk=True)
+    )
+    spaces = normalizers.Replace(" ", _SPACE)
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(_SPACE), spaces] if does_prefix else [spaces]
+    )
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        + ([decoders.Strip(" ", 1, 0)] if does_prefix else [])
+    )
+    return inner
 
 
 def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> dict[str, Any]:

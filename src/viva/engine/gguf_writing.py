@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from viva.engine.gguf_file import (
     ARCHITECTURES,
-    MODULES,
     PARAMETERS,
     ROPE_FACTORS,
     Field,
-    as_neighbours,
     cannot_write,
-    is_turned,
     read_gguf,
 )
 from viva.engine.gguf_tokenizer import tokenizer_fields
@@ -32,6 +29,8 @@ if TYPE_CHECKING:
 PRECISIONS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """What matrices can be written in, and what ``gguf`` calls it; vectors (norms, biases) are always in float32."""
 
+_FROM_FOLDERS = ("llama", "qwen2", "qwen3")
+"""Architectures whose metadata can be made of a configuration."""
 _OF_WEIGHTS = ("general.file_type", "general.quantization_version", "general.alignment", "quantize.")
 """Beginnings of keys that tell how the weights of a file are stored."""
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -87,8 +86,8 @@ def metadata_of_model(config: Any, tokenizer: "PreTrainedTokenizerBase", name: s
         ValueError: Its architecture, one of its settings or its tokenizer is one that cannot be written exactly.
     """
     architecture = config.model_type
-    if architecture not in ARCHITECTURES:
-        raise cannot_write(f"its architecture is {architecture!r}; allowed: {', '.join(ARCHITECTURES)}")
+    if architecture not in _FROM_FOLDERS:
+        raise cannot_write(f"its architecture is {architecture!r}; allowed: {', '.join(_FROM_FOLDERS)}")
     plain = _PLAIN | ({"attention_bias": (False, None)} if architecture == "qwen3" else {})
     for setting, allowed in plain.items():
         if (value := getattr(config, setting, None)) not in allowed:
@@ -126,7 +125,7 @@ def write_gguf(file: Path, module: "PreTrainedModel", metadata: Metadata, precis
     from gguf import GGML_QUANT_VERSION, GGUFValueType, GGUFWriter, LlamaFileType, quantize
     from gguf.quants import quant_shape_to_byte_shape
 
-    label = PRECISIONS[precision]
+    label, architecture = PRECISIONS[precision], ARCHITECTURES[metadata.architecture]
     writer = GGUFWriter(str(file), metadata.architecture)
     try:
         for key, field in metadata.fields.items():
@@ -145,8 +144,7 @@ def write_gguf(file: Path, module: "PreTrainedModel", metadata: Metadata, precis
         writer.write_ti_data_to_file()
         for name, tensor in tensors.items():
             array = tensor.detach().float().numpy()
-            if is_turned(metadata.architecture, name.split(".")[-2]):
-                array = as_neighbours(array, module.config.head_dim)
+            array = architecture.to_file(array, name.split(".")[-2], module.config)
             with np.errstate(over="ignore"):
                 stored = quantize(np.ascontiguousarray(array), _type_of(tensor, precision))
             if stored.dtype == np.float16 and not np.isfinite(stored).all():
@@ -163,7 +161,7 @@ def _tensors(module: "PreTrainedModel", metadata: Metadata) -> Iterator[tuple[st
     """A model's tensors by their names in the file; rows as ``transformers`` has them."""
     import torch
 
-    theirs = {ours: name for name, ours in MODULES.items()}
+    theirs = {ours: name for name, ours in ARCHITECTURES[metadata.architecture].modules.items()}
     for name, tensor in module.state_dict().items():
         if name == _OUTPUT and module.config.tie_word_embeddings:
             continue

@@ -116,7 +116,7 @@ def demo_options(recipe: str, folder: Path, *, seed: int = 0) -> dict[str, str]:
 
 
 def model_path() -> Path:
-    """Folder of SmolLM2-135M-Instruct by `make models`."""
+    """SmolLM2-135M-Instruct, the file that `make models` fetches."""
     return cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

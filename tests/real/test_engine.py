@@ -1,4 +1,4 @@
-"""The engine on SmolLM2-135M-Instruct: the logprobs of `transformers`, in both precisions, and the file's own ids."""
+"""The engine on models that others trained: the logprobs of `transformers`, and the files' own ids and templates."""
 
 import json
 from pathlib import Path
@@ -22,6 +22,9 @@ QUESTION = "Tom has 7 apples and buys 5 more. How many apples does he have? Give
 
 
 def prompt_of(tokenizer: Any) -> list[int]:
+    """As the chat template has it; of a base model, which has none, the words behind the beginning of a text."""
+    if tokenizer.chat_template is None:
+        return tokenizer.encode(QUESTION)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": QUESTION}], tokenize=False, add_generation_prompt=True
     )
@@ -61,7 +64,11 @@ async def sampled(folder: Path, precision: str) -> tuple[list[int], list[int], l
     return prompt, reply.tokens, list(reply.logprobs or ()), trained.tolist()
 
 
-async def test_sampler_and_trainer_have_the_logprobs_of_transformers(folder: Path) -> None:
+@pytest.mark.parametrize("model", ["folder", "gemma"])
+async def test_sampler_and_trainer_have_the_logprobs_of_transformers(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(model)
     prompt, reply, by_sampler, by_trainer = await sampled(folder, "float32")
     stock = stock_logprobs(folder, [*prompt, *reply], len(prompt))
     assert torch.allclose(torch.tensor(by_sampler), stock, atol=1e-4)
@@ -77,9 +84,10 @@ async def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(folder: P
     assert (torch.tensor(by_sampler) - exact).abs().mean() <= 2 * (stock - exact).abs().mean() + 0.05
 
 
-def test_ids_are_those_of_llama_cpp(folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    known = json.loads((Path(__file__).parent / "smollm2_ids.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("model", "file"), [("folder", "smollm2_ids.json"), ("gemma", "gemma_ids.json")])
+def test_ids_are_those_of_llama_cpp(model: str, file: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(request.getfixturevalue(model))
+    known = json.loads((Path(__file__).parent / file).read_text(encoding="utf-8"))
     assert len(known) > 50
     assert {text: tokenizer.encode(text, add_special_tokens=False) for text in known} == known
 
