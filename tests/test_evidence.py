@@ -301,6 +301,7 @@ def test_the_groups_of_a_bed_are_written_apart(tmp_path):
 
 def test_the_page_shows_what_the_ledger_holds():
     assert run.PAGE.read_text(encoding="utf-8") == run.page()
+    assert run.FRONT_PAGE.read_text(encoding="utf-8") == run.front_page()
 
 
 def test_a_bed_without_its_policy_says_how_to_make_it(tmp_path, monkeypatch):

@@ -100,9 +100,10 @@ _REAL_OPTIONS = {"lora_rank": 32, "max_tokens": 40, "temperature": 0.8}
 _EIGHT_TO_A_PROBLEM = {"group_size": 8, "batch_size": 64, "estimator": "shaped"}
 _FOUR_TO_A_PROBLEM = {"group_size": 4, "batch_size": 24, "estimator": "shaped"}
 """Peer prediction reads every reply behind every other one, and a judge compares every pair in both orders."""
-_HINT_ABOUT_WORDS = (
-    "Who buys more: add. Who gives away: subtract. So many boxes, so many things in each: multiply."
-)
+_HINTS = {
+    "words": "Who buys more: add. Who gives away: subtract. So many boxes, so many things in each: multiply.",
+    "sums": "For example, 9 - 6 = 3, 7 + 5 = 12 and 4 * 6 = 24.",
+}
 _DEBATE_SIZES = {"num_agents": 3, "batch_size": 24}
 _CRITIQUE_SIZES = {"batch_size": 12}
 _CRITIQUE_TEXTS = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"
@@ -221,7 +222,7 @@ class RealBed(Bed):
         elif name in ("peer_prediction", "judged"):
             options |= _FOUR_TO_A_PROBLEM
         else:
-            options |= _EIGHT_TO_A_PROBLEM | ({"hint": _HINT_ABOUT_WORDS} if name == "hint" else {})
+            options |= _EIGHT_TO_A_PROBLEM | ({"hint": _HINTS[self.name]} if name == "hint" else {})
         return replace(given, options=options)
 
 

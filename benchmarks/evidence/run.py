@@ -3,7 +3,7 @@
     make evidence                                                  # all that is missing, one cell after another
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
     python benchmarks/evidence/run.py beds=rare-1,rare-5,rare-20,rare-57 arms=answers,group_32,hint,hint_iid seeds=3
-    python benchmarks/evidence/run.py tables                       # into README.md, from the ledger; nothing is run
+    python benchmarks/evidence/run.py tables                       # into both README.md, nothing is run
     python benchmarks/evidence/run.py problems trap-50 FOLDER      # test problems as files, those of each group apart
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
@@ -16,6 +16,7 @@ minutes of one core, of a model that others trained four to eight.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,12 +45,16 @@ from evidence.tables import (
     conversation_table,
     group_table,
     long_table,
+    results_table,
     signal_table,
 )
 from viva.tiny.tasks import Problem
 
 LEDGER = Path(__file__).parent / "cells.jsonl"
 PAGE = Path(__file__).parent / "README.md"
+FRONT_PAGE = Path(__file__).parents[2] / "README.md"
+_FRONT_TABLE = re.compile(r"\| trained on \|.*?\n(?=\n)", re.DOTALL)
+FRONT_BEDS = ("words", "sums", "steps", "trap-70", "critics-70")
 _TABLES = "## Tables"
 MAIN_BEDS = ("critics-70", "trap-70", "steps")
 MAIN_ARMS = tuple(dict.fromkeys([*(arm for pair in CONTRASTS for arm in pair), "answers"]))
@@ -181,10 +186,18 @@ def page() -> str:
     return f"{text.partition(_TABLES)[0].rstrip()}\n\n{_TABLES}\n\n{tables(BEDS)}\n"
 
 
+def front_page() -> str:
+    """The repository's README with the results of the ledger."""
+    cells = [each for each in read_ledger() if each["seed"] != THROWN_AWAY]
+    table = results_table(cells, FRONT_BEDS)
+    return _FRONT_TABLE.sub(lambda _: f"{table}\n", FRONT_PAGE.read_text(encoding="utf-8"))
+
+
 def main(argv: Sequence[str]) -> None:
     """Run what is missing and print the tables."""
     if list(argv) == ["tables"]:
         PAGE.write_text(page(), encoding="utf-8")
+        FRONT_PAGE.write_text(front_page(), encoding="utf-8")
         return
     if argv[:1] == ["problems"] and len(argv) == 3:
         write_groups(bed_named(argv[1]), Path(argv[2]))

@@ -24,6 +24,24 @@ _FOLLOWED = {
     "samples or first solutions right (T = 1), the same tenths": ("correct", "correct/first"),
 }
 """Figures of a run of ten budgets, and the metrics that have them: of plain samples, and of a conversation."""
+RESULTS = {
+    "untrained": "untrained",
+    "answers": "true answers: the ceiling",
+    "hint": "true answers, half of the samples behind a hint that is swapped away",
+    "feedback": "true answers, second attempts swapped into the bare question",
+    "majority": "majority vote (TTRL)",
+    "log_probability": "own log-probability",
+    "peer_prediction": "peer prediction",
+    "judged": "plain samples, judged in pairs by the policy",
+    "preference": "conversation preference RL",
+    "r_sol": "critique self-play (r_sol alone, the default)",
+    "no_exchange": "the same, nobody reads critiques",
+    "critique": "critique self-play, three streams",
+    "apart": "the same, solver and critic trained apart",
+    "swap": "its final solutions, swapped into the bare question",
+    "shuffled": "true answers, shuffled: the floor",
+}
+"""Rows of the README's table, by arm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +129,25 @@ def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str,
         own = [f"{tokens[0]:.0f}k / {tokens[1]:.0f}k", f"{minutes:.1f}"]
         rows.append([label, str(len(found)), ", ".join(rates), *figures, *own])
     return _markdown(rows)
+
+
+def results_table(cells: Sequence[Cell], beds: Sequence[str]) -> str:
+    """Per cent right at temperatures 0 and 1 on the beds: mean and half of its 95 % interval over seeds."""
+    heads = [f"`{bed}`, T = 0 | T = 1" for bed in beds]
+    lines = [f"| trained on | {' | '.join(heads)} |", "|---" * (2 * len(beds) + 1) + "|"]
+    for arm, label in RESULTS.items():
+        own = [[cell for cell in cells if (cell["bed"], cell["arm"]) == (bed, arm)] for bed in beds]
+        figures = [_mean(found, figure) for found in own for figure in ("greedy", "sampled")]
+        if any(own):
+            lines.append(f"| {label} | {' | '.join(figures)} |")
+    return "\n".join(lines)
+
+
+def _mean(cells: Sequence[Cell], figure: str) -> str:
+    if not cells:
+        return ""
+    mean, _, high = mean_interval(matrix(cells, figure).mean(axis=1).tolist())
+    return f"{mean:.1f} ± {high - mean:.1f}" if len(cells) > 1 else f"{mean:.1f}"
 
 
 def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
