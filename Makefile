@@ -104,7 +104,8 @@ setup: $(STAMP)
 
 # torch goes first and alone: its pinned version has a small build for CPUs where pip is pointed at one
 # (see CONTRIBUTING.md), and nothing that comes later may replace it by another. The package was called viva once: two
-# names for one folder would share its command, which goes with either.
+# names for one folder would share its command, which goes with either. The engine's kernels are compiled beside the
+# installation of the development tools, so that no first run waits for them; where they cannot be, a run says so.
 $(STAMP): pyproject.toml constraints.txt
 	@python=; for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python); do \
 		if "$$candidate" -c '$(ENOUGH)' >/dev/null 2>&1; then python="$$candidate"; break; fi; done; \
@@ -115,5 +116,6 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --upgrade "pip>=25.1"
 	$(PY) -m pip install --quiet -c constraints.txt $(TORCH)
 	$(PY) -m pip uninstall -qq --yes viva
-	$(PY) -m pip install --quiet -c constraints.txt -e . --group dev
+	$(PY) -m pip install --quiet -c constraints.txt -e .
+	$(PY) -m viva.engine.kernels & $(PY) -m pip install --quiet -c constraints.txt --group dev; installed=$$?; wait; exit $$installed
 	@touch $@

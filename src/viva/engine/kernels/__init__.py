@@ -9,8 +9,9 @@ Callers ask `can_compile` and have torch's operations for where it is false: on 
 everywhere with ``VIVA_KERNELS=off`` in the environment.
 """
 
+from viva.engine.kernels.ahead import can_compile
 from viva.engine.kernels.attention import attend_rows
-from viva.engine.kernels.compiler import as_array, can_compile, use_threads
+from viva.engine.kernels.compiler import as_array, use_threads
 from viva.engine.kernels.layers import (
     Norm,
     draw,

@@ -29,8 +29,6 @@ from numba.core import cgutils
 from numba.core.base import BaseContext
 from numba.core.typing.templates import Signature
 
-_ENABLED = os.environ.get("VIVA_KERNELS") != "off"
-"""The one switch: without kernels the engine computes by torch's operations."""
 _LINE = 64
 """Bytes of a cache line."""
 _LOG2_E = np.float32(1.4426950408889634)
@@ -83,6 +81,11 @@ class Kernel:
         except OSError:  # a full disk: its code is compiled now, but could not be kept
             compute(*arguments)
 
+    def is_kept(self) -> bool:
+        """Whether code that a call would use is kept, of any type of numbers, or cannot be."""
+        kept: Any = (self._in_threads if _has_threads() else self._alone)._cache
+        return kept.cache_path is None or bool(kept._cache_file._load_index())
+
     def keep_code(self) -> None:
         """Keep code between processes from now on: beside its source or in the user's cache folder."""
         try:
@@ -96,9 +99,9 @@ _kernels: list[Kernel] = []
 """All that were made so far."""
 
 
-def can_compile(tensor: torch.Tensor) -> bool:
-    """Whether the kernels compute on such tensors; never with ``VIVA_KERNELS=off``."""
-    return _ENABLED and tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
+def is_code_kept() -> bool:
+    """Whether code of every kernel, as this process would call it, is kept, or none can be."""
+    return all(kernel.is_kept() for kernel in _kernels)
 
 
 def use_threads() -> None:
