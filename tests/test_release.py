@@ -52,7 +52,7 @@ def test_set_up_removes_the_package_under_its_old_name_first() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     removal, installation = (
         makefile.index("pip uninstall -qq --yes viva\n"),
-        makefile.index("-e . --group dev"),
+        makefile.index("-c constraints.txt -e .\n"),
     )
     assert removal < installation
 
