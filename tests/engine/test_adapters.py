@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tinker
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_engine import FAMILIES, ints, params, plain_logprobs, run, supervised, train
@@ -188,18 +187,25 @@ def test_a_full_set_of_weights_has_a_batch_of_its_own(
         np.testing.assert_allclose(sampler.compute_logprobs(ints(TEXTS[0])).result()[1:], expected, atol=1e-4)
 
 
-def test_an_adapter_that_is_no_number_spoils_nobody_elses_rows(shared: tuple[list[Any], list[Any]]) -> None:
-    good, bad = shared[0][0], shared[0][1]
+def test_an_adapter_that_is_no_number_spoils_nobody_elses_rows(model_dir: Callable[[str], str]) -> None:
+    good, bad, *_ = opened(LocalServiceClient(device="cpu", shared_batch=True), model_dir("llama"))
     expected = good.sample(ints([4, 5, 6]), 1, params()).result().sequences[0].tokens
-    adapter = bad._source.result().adapter
-    factors = dict(adapter._factors)
-    try:
-        for names, pair in factors.items():
-            if pair is not None:
-                adapter._factors[names] = (pair[0], torch.full_like(pair[1], float("nan")))
-        futures = [sampler.sample(ints([4, 5, 6]), 1, params()) for sampler in (good, bad)]
-        assert futures[0].result().sequences[0].tokens == expected
-        with pytest.raises(FloatingPointError, match="not finite"):
-            futures[1].result()
-    finally:
-        adapter._factors.update(factors)
+    for tensor in bad._source.result().adapter.tensors.values():
+        tensor.fill_(float("nan"))
+    futures = [sampler.sample(ints([4, 5, 6]), 1, params()) for sampler in (good, bad)]
+    assert futures[0].result().sequences[0].tokens == expected
+    with pytest.raises(FloatingPointError, match="not finite"):
+        futures[1].result()
+
+
+def test_torch_computes_what_the_kernel_does(
+    shared: tuple[list[Any], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = calls_of(random.Random(2), 12)
+    found = ask(shared[0], calls)
+    decoder = shared[0][0]._source.result().decoder
+    decoder.forget()
+    decoder._rows.set([])
+    monkeypatch.setattr("viva.engine.adapters.can_compile", lambda tensor: False)
+    assert_same(ask(shared[0], calls), found)
+    decoder._rows.set([])

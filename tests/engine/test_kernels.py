@@ -16,13 +16,18 @@ from tiny_engine import with_kernels
 from torch.nn.functional import rms_norm, silu
 
 from viva.engine.kernels import (
+    LowRank,
     Norm,
+    add_low_rank,
     as_array,
     attend_rows,
     can_compile,
+    chunks_of,
     draw,
     gate,
     place,
+    records_of,
+    tiles_of,
     use_threads,
 )
 
@@ -263,6 +268,44 @@ def test_drawing(rows: int, size: int, scale: float, temperature: float, seed: i
         else:
             ends = exact[row].exp().cumsum(0)
             assert (ends[token - 1] if token else 0) - 1e-5 <= uniforms[row] <= ends[token] + 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 3), min_size=1, max_size=70),
+    inputs=st.sampled_from([1, 16, 60, 576]),
+    sizes=st.sampled_from([(64,), (7,), (600,), (64, 32, 130)]),
+    ranks=st.lists(st.sampled_from([0, 1, 3, 8, 33]), min_size=12, max_size=12),
+)
+def test_low_rank_products(rows: list[int], inputs: int, sizes: tuple[int, ...], ranks: list[int]) -> None:
+    """Rows of several adapters in any order; some adapters have no part in some layers, or in none."""
+    given, outputs = (numbers(len(rows), size, seed=7, dtype=torch.float32) for size in (inputs, sum(sizes)))
+    expected, adapters = outputs.double(), []
+    for adapter in range(4):
+        pairs = [
+            (
+                numbers(rank, inputs, seed=rank, dtype=torch.float32),
+                numbers(size, rank, seed=adapter, dtype=torch.float32),
+            )
+            if rank
+            else None
+            for rank, size in zip(ranks[3 * adapter :], sizes, strict=False)
+        ]
+        adapters.append(LowRank(pairs, 0.5) if any(pairs) else None)
+        mine = torch.tensor([row == adapter for row in rows])[:, None]
+        for pair, part in zip(pairs, expected.split(sizes, dim=1), strict=True):
+            if pair is not None:
+                part += mine * 0.5 * given.double() @ pair[0].double().T @ pair[1].double().T
+    order = np.argsort(rows, kind="stable")
+    where = records_of(adapters, len(sizes)), tiles_of(sizes)
+    found = outputs.clone()
+    add_low_rank(found, given, *where, chunks_of([rows.count(adapter) for adapter in range(4)]), order)
+    assert_near(found, expected)
+    last = outputs[-1:].clone()
+    add_low_rank(
+        last, given[-1:], *where, chunks_of([adapter == rows[-1] for adapter in range(4)]), np.zeros(1, int)
+    )
+    assert torch.equal(last, found[-1:])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

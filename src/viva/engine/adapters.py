@@ -3,17 +3,21 @@
 The products of the base's weights are taken for all rows at once. Each row's low-rank part, ``(alpha / rank) B A x``,
 is added by the adapter of its own, for all rows that have the same one together (Chen et al. 2023, arXiv 2310.18547).
 So an adapter takes the memory of its own numbers, not of a merged copy of the model, and what a row is given depends on
-its adapter and its inputs alone, up to rounding.
+its adapter and its inputs alone, up to rounding. On a CPU in float32 a kernel of our own adds it in one call for all
+adapters (`viva.engine.kernels`); elsewhere torch does, adapter by adapter.
 
 Shapes: ``n`` tokens, those of a row behind one another, of ``I`` inputs and ``O`` outputs; rank ``r``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
+from viva.engine.kernels import LowRank, add_low_rank, can_compile, chunks_of, records_of, tiles_of
 from viva.engine.layers import fuse_layers
 from viva.engine.linear import PackedLinear, join_linears, pack_linears
 
@@ -33,75 +37,125 @@ class Adapter:
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], scale: float, dtype: torch.dtype) -> None:
-        self._tensors = tensors
+        self.tensors = tensors
         self._scale = scale
         self._dtype = dtype
-        self._factors: dict[tuple[str, ...], _Factors | None] = {}
+        self._factors: dict[tuple[str, ...], _Factors] = {}
+        self._low_ranks: dict[tuple[str, ...], LowRank] = {}
 
     def factors(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> _Factors | None:
         """``[I, R]`` and ``[R, O]`` for layers of one input side by side, ``R`` the sum of their ranks.
 
         ``None`` where no layer is adapted. `sizes` are the layers' outputs.
         """
-        if names not in self._factors:
-            self._factors[names] = self._joined(names, sizes)
-        return self._factors[names]
+        pairs = self._pairs(names)
+        if names not in self._factors and any(pairs):
+            downs = [pair[0].T for pair in pairs if pair is not None]
+            zeros = [downs[0].new_zeros(0, size) for size in sizes]
+            ups = [
+                none if pair is None else pair[1].T * self._scale
+                for pair, none in zip(pairs, zeros, strict=True)
+            ]
+            down, up = torch.cat(downs, dim=1), torch.block_diag(*ups)
+            self._factors[names] = down.to(self._dtype).contiguous(), up.to(self._dtype)
+        return self._factors.get(names)
 
-    def _joined(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> _Factors | None:
-        downs: list[torch.Tensor] = []
-        ups: list[torch.Tensor] = []
-        for name, size in zip(names, sizes, strict=True):
-            down = self._tensors.get(f"{name}.lora_A")
-            if down is None:
-                ups.append(torch.zeros(0, size))
-                continue
-            downs.append(down.T)
-            ups.append(self._tensors[f"{name}.lora_B"].T * self._scale)
-        if not downs:
-            return None
-        up = torch.block_diag(*(each.to(downs[0].device) for each in ups))
-        return torch.cat(downs, dim=1).to(self._dtype).contiguous(), up.to(self._dtype)
+    def low_rank(self, names: tuple[str, ...]) -> LowRank | None:
+        """The same for the kernel."""
+        pairs = self._pairs(names)
+        if names not in self._low_ranks and any(pairs):
+            self._low_ranks[names] = LowRank(pairs, self._scale)
+        return self._low_ranks.get(names)
+
+    def _pairs(self, names: tuple[str, ...]) -> list[_Factors | None]:
+        """``[r, I]`` and ``[O, r]`` of each layer, ``None`` where it is not adapted."""
+        tensors = self.tensors
+        return [
+            (tensors[f"{name}.lora_A"], tensors[f"{name}.lora_B"]) if f"{name}.lora_A" in tensors else None
+            for name in names
+        ]
 
 
 class AdapterRows:
     """The adapters of the rows at work, which all layers of one decode copy look up."""
 
     def __init__(self) -> None:
-        self._adapters: Sequence[Adapter] = ()
-        self._groups: dict[int, list[tuple[Adapter, slice | torch.Tensor]]] = {}
+        self._rows: list[Adapter] = []
+        self._records: dict[tuple[str, ...], np.ndarray] = {}
+        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._plans: dict[tuple[tuple[str, ...], int], _Plan] = {}
 
-    def set(self, adapters: Sequence[Adapter]) -> None:
-        """From now on, row ``i`` is computed by ``adapters[i]``."""
-        self._adapters = adapters
-        self._groups = {}
+    def set(self, rows: Sequence[Adapter]) -> None:
+        """From now on, row ``i`` is computed by ``rows[i]``."""
+        if self._rows != rows:
+            if list(dict.fromkeys(rows)) != list(dict.fromkeys(self._rows)):
+                self._records = {}
+            self._rows = list(rows)
+            self._orders, self._plans = {}, {}
 
     def add(
         self, outputs: torch.Tensor, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]
     ) -> torch.Tensor:
         """Add the low-rank part of layers side by side to their ``[..., O]`` outputs, in place, of ``[..., I]``."""
-        flat, result = inputs.reshape(-1, inputs.shape[-1]), outputs.view(-1, outputs.shape[-1])
-        for adapter, places in self._grouped(len(flat), inputs.device):
-            factors = adapter.factors(names, sizes)
-            if factors is None:
-                continue
-            down, up = factors
-            if isinstance(places, slice):
-                result[places].addmm_(flat[places] @ down, up)
-            else:
-                result.index_add_(0, places, (flat[places] @ down) @ up)
+        key = names, inputs.numel()
+        if key not in self._plans:
+            is_compiled = inputs.dtype == torch.float32 and can_compile(inputs)
+            plan = self._compiled_plan if is_compiled else self._torch_plan
+            self._plans[key] = plan(inputs, names, sizes)
+        self._plans[key](outputs, inputs.contiguous())
         return outputs
 
-    def _grouped(self, num_tokens: int, device: torch.device) -> list[tuple[Adapter, slice | torch.Tensor]]:
-        """Places of the tokens of each adapter; rows have equally many tokens."""
-        if num_tokens not in self._groups:
-            each = num_tokens // len(self._adapters)
-            rows: dict[int, tuple[Adapter, list[int]]] = {}
-            for row, adapter in enumerate(self._adapters):
-                rows.setdefault(id(adapter), (adapter, []))[1].append(row)
-            self._groups[num_tokens] = [
-                (adapter, _places(found, each, device)) for adapter, found in rows.values()
-            ]
-        return self._groups[num_tokens]
+    def _compiled_plan(self, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]) -> "_Plan":
+        by_adapter = self._rows_by_adapter()
+        if names not in self._records:
+            self._records[names] = records_of([each.low_rank(names) for each in by_adapter], len(names))
+        records = self._records[names]
+        if not records.any():
+            return _add_nothing
+        num_tokens = inputs.numel() // inputs.shape[-1]
+        if num_tokens not in self._orders:
+            each = num_tokens // len(self._rows)  # rows have equally many tokens
+            rows = np.array([row for found in by_adapter.values() for row in found])
+            counts = [len(found) * each for found in by_adapter.values()]
+            self._orders[num_tokens] = chunks_of(counts), (rows[:, None] * each + np.arange(each)).ravel()
+        chunks, order = self._orders[num_tokens]
+        return partial(add_low_rank, records=records, tiles=tiles_of(sizes), chunks=chunks, order=order)
+
+    def _torch_plan(self, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]) -> "_Plan":
+        each = inputs.numel() // inputs.shape[-1] // len(self._rows)
+        groups = [
+            (_places(rows, each, inputs.device), factors)
+            for adapter, rows in self._rows_by_adapter().items()
+            if (factors := adapter.factors(names, sizes)) is not None
+        ]
+        return partial(_add_groups, groups=groups)
+
+    def _rows_by_adapter(self) -> dict[Adapter, list[int]]:
+        found: dict[Adapter, list[int]] = {}
+        for row, adapter in enumerate(self._rows):
+            found.setdefault(adapter, []).append(row)
+        return found
+
+
+_Plan = Callable[[torch.Tensor, torch.Tensor], None]
+"""Adds to outputs what belongs to inputs, both contiguous."""
+
+
+def _add_nothing(outputs: torch.Tensor, inputs: torch.Tensor) -> None:
+    return
+
+
+def _add_groups(
+    outputs: torch.Tensor,
+    inputs: torch.Tensor,
+    groups: Sequence[tuple[slice | torch.Tensor, _Factors]],
+) -> None:
+    flat, result = inputs.view(-1, inputs.shape[-1]), outputs.view(-1, outputs.shape[-1])
+    for places, (down, up) in groups:
+        if isinstance(places, slice):
+            result[places].addmm_(flat[places] @ down, up)
+        else:
+            result.index_add_(0, places, (flat[places] @ down) @ up)
 
 
 def _places(rows: list[int], each: int, device: torch.device) -> slice | torch.Tensor:

@@ -9,6 +9,7 @@ Callers ask `can_compile` and have torch's operations for where it is false: on 
 everywhere with ``VIVA_KERNELS=off`` in the environment.
 """
 
+from viva.engine.kernels.adapters import LowRank, add_low_rank, chunks_of, records_of, tiles_of
 from viva.engine.kernels.ahead import can_compile
 from viva.engine.kernels.attention import attend_rows
 from viva.engine.kernels.compiler import as_array, use_threads
@@ -25,12 +26,15 @@ from viva.engine.kernels.layers import (
 from viva.engine.kernels.trees import TreePlan, attend_tree
 
 __all__ = [
+    "LowRank",
     "Norm",
     "TreePlan",
+    "add_low_rank",
     "as_array",
     "attend_rows",
     "attend_tree",
     "can_compile",
+    "chunks_of",
     "draw",
     "gate",
     "gate_back",
@@ -38,5 +42,7 @@ __all__ = [
     "normalise",
     "normalise_back",
     "place",
+    "records_of",
+    "tiles_of",
     "use_threads",
 ]

@@ -28,6 +28,7 @@ from numba import extending, types
 from numba.core import cgutils
 from numba.core.base import BaseContext
 from numba.core.typing.templates import Signature
+from numba.np.numpy_support import carray
 
 _LINE = 64
 """Bytes of a cache line."""
@@ -246,6 +247,22 @@ def fetch(context: object, array: types.Type, row: types.Type, count: types.Type
         return context.get_dummy_value()
 
     return types.void(array, types.int64, types.int64), generate
+
+
+@_intrinsic
+def _pointer(context: object, address: types.Type) -> Codegen:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
+    ) -> Value:
+        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(types.int64), generate
+
+
+@inner
+def numbers_at(address: int, count: int) -> Array:
+    """So many float32 numbers at an address of memory, which must hold them."""
+    return carray(_pointer(address), count)
 
 
 # with sums in any order, what is added and taken away for rounding would vanish

@@ -1,0 +1,180 @@
+"""Low-rank products of several adapters, added to the products of the base's weights.
+
+One call serves all rows of a batch, wherever the rows of an adapter lie. It reads an adapter's numbers once for up to
+32 tokens, in the order in which they are stored.
+
+Shapes: ``n`` tokens of ``I`` inputs and ``O`` outputs; ``P`` layers side by side that read the same input; an adapter
+has rank ``r`` in each of them, ``R`` in all; ``N`` adapters.
+"""
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from viva.engine.kernels.compiler import (
+    TILE_COLUMNS,
+    Array,
+    Kernel,
+    add_rest,
+    as_rows,
+    inner,
+    numbers_at,
+)
+
+_CHUNK = 32
+"""Tokens of an adapter that are computed together."""
+_DOTS = 4
+"""Sums over the inputs that are computed together of one token."""
+_RUN = 8
+"""Neighbouring tiles of outputs that are computed together of one token."""
+_BYTES = 4
+
+
+class LowRank:
+    """An adapter's factors for layers side by side, in the order in which they are read.
+
+    Args:
+        factors: ``[r, I]`` and ``[O, r]`` of each layer, ``None`` where it is not adapted.
+        scale: Of the products.
+    """
+
+    def __init__(self, factors: Sequence[tuple[torch.Tensor, torch.Tensor] | None], scale: float) -> None:
+        pairs = [pair for pair in factors if pair is not None]
+        down = torch.cat([pair[0].float() for pair in pairs])
+        parts = [pad(down, (0, 0, 0, -len(down) % _DOTS)).flatten()]
+        parts += [_tiled(pair[1].float() * scale) for pair in pairs]
+        self._numbers = torch.cat(parts)
+        ends = np.cumsum([len(part) for part in parts])
+        begins = iter(self._numbers.data_ptr() + _BYTES * ends)
+        self.record = [self._numbers.data_ptr(), len(down)]
+        """Where ``[R, I]`` begins, and ``R``; for each layer where its tiles begin, its first rank, and its ``r``."""
+        first = 0
+        for pair in factors:
+            rank = 0 if pair is None else len(pair[0])
+            self.record += [int(next(begins)) if rank else 0, first, rank]
+            first += rank
+
+
+def _tiled(up: torch.Tensor) -> torch.Tensor:
+    """``[O, r]`` as a matrix of ``r`` rows for each tile of outputs, the last one filled up with zeros."""
+    filled = pad(up, (0, 0, 0, -len(up) % TILE_COLUMNS))
+    return filled.reshape(-1, TILE_COLUMNS, up.shape[1]).transpose(1, 2).flatten()
+
+
+def records_of(adapters: Sequence[LowRank | None], num_layers: int) -> Array:
+    """What `add_low_rank` knows of adapters, some of which do not adapt these layers: ``[N, 2 + 3 P]``.
+
+    It tells where their numbers lie, so they must be kept.
+    """
+    nothing = [0] * (2 + 3 * num_layers)
+    return np.array([nothing if each is None else each.record for each in adapters], dtype=np.int64)
+
+
+def tiles_of(sizes: Sequence[int]) -> Array:
+    """Of each tile of outputs its layer, number there, first column in all and number of columns, ``[.., 4]``."""
+    found: list[tuple[int, int, int, int]] = []
+    begin = 0
+    for layer, size in enumerate(sizes):
+        for number, first in enumerate(range(0, size, TILE_COLUMNS)):
+            found.append((layer, number, begin + first, min(TILE_COLUMNS, size - first)))
+        begin += size
+    return np.array(found, dtype=np.int64)
+
+
+def chunks_of(counts: Sequence[int]) -> Array:
+    """Adapter, first token and end of all that is computed together, ``[.., 3]``, by tokens of each adapter."""
+    found: list[tuple[int, int, int]] = []
+    begin = 0
+    for adapter, count in enumerate(counts):
+        end = begin + count
+        found += [(adapter, first, min(first + _CHUNK, end)) for first in range(begin, end, _CHUNK)]
+        begin = end
+    return np.array(found, dtype=np.int64)
+
+
+def add_low_rank(
+    outputs: torch.Tensor, inputs: torch.Tensor, records: Array, tiles: Array, chunks: Array, order: Array
+) -> None:
+    """Add low-rank products to outputs of layers side by side.
+
+    Args:
+        outputs: ``[..., O]`` float32, contiguous; written to.
+        inputs: ``[..., I]``, as the outputs.
+        records: By `records_of`.
+        tiles: By `tiles_of`.
+        chunks: By `chunks_of`.
+        order: The tokens, those of an adapter behind one another, ``[n]``.
+    """
+    _add_low_rank(as_rows(outputs), as_rows(inputs), records, tiles, chunks, order)
+
+
+@inner
+def _reduce(inputs: Array, order: Array, down: Array, sums: Array) -> None:
+    """Sums over the inputs of some tokens, ``[n, _DOTS]``, by as many rows of the first factor, two by two."""
+    for token in range(0, len(order), 2):
+        other = min(token + 1, len(order) - 1)
+        one, two = inputs[order[token]], inputs[order[other]]
+        a0 = a1 = a2 = a3 = np.float32(0)
+        b0 = b1 = b2 = b3 = np.float32(0)
+        for i in range(inputs.shape[1]):
+            a0 += one[i] * down[0, i]
+            a1 += one[i] * down[1, i]
+            a2 += one[i] * down[2, i]
+            a3 += one[i] * down[3, i]
+            b0 += two[i] * down[0, i]
+            b1 += two[i] * down[1, i]
+            b2 += two[i] * down[2, i]
+            b3 += two[i] * down[3, i]
+        sums[token, 0], sums[token, 1], sums[token, 2], sums[token, 3] = a0, a1, a2, a3
+        sums[other, 0], sums[other, 1], sums[other, 2], sums[other, 3] = b0, b1, b2, b3
+
+
+@inner
+def _add_tile(sums: Array, first: int, up: Array, outputs: Array, place: int, columns: int) -> None:
+    """Add a tile's numbers, ``[r, TILE_COLUMNS]`` weighed by ``r`` sums, to outputs from a place on."""
+    ranks = len(up) // TILE_COLUMNS
+    if columns == TILE_COLUMNS:
+        add_rest(1, sums, (first, 0, 1), up, (0, TILE_COLUMNS), outputs, (place, 0), ranks, 1)
+    else:
+        for rank in range(ranks):
+            for column in range(columns):
+                outputs[place + column] += sums[first + rank] * up[rank * TILE_COLUMNS + column]
+
+
+@Kernel
+def _add_low_rank(
+    outputs: Array, inputs: Array, records: Array, tiles: Array, chunks: Array, order: Array
+) -> None:
+    """`add_low_rank` of matrices."""
+    size = inputs.shape[1]
+    blocks = -(-records[:, 1].max() // _DOTS)
+    sums = np.empty((len(order), blocks * _DOTS), np.float32)
+    for unit in numba.prange(len(chunks) * blocks):
+        adapter, begin, end = chunks[unit // blocks]
+        rank = unit % blocks * _DOTS
+        if rank < records[adapter, 1]:
+            down = numbers_at(records[adapter, 0] + _BYTES * rank * size, _DOTS * size)
+            _reduce(inputs, order[begin:end], down.reshape(_DOTS, size), sums[begin:end, rank : rank + _DOTS])
+    flat, result, width = sums.reshape(-1), outputs.reshape(-1), sums.shape[1]
+    runs = -(-len(tiles) // _RUN)
+    for unit in numba.prange(len(chunks) * runs):
+        adapter, begin, end = chunks[unit // runs]
+        run = unit % runs * _RUN
+        for token in range(begin, end):
+            for tile in range(run, min(run + _RUN, len(tiles))):
+                layer, number, column, columns = tiles[tile]
+                address, first, ranks = records[adapter, 2 + 3 * layer : 5 + 3 * layer]
+                if ranks:
+                    count = ranks * TILE_COLUMNS
+                    up = numbers_at(address + _BYTES * number * count, count)
+                    _add_tile(
+                        flat,
+                        token * width + first,
+                        up,
+                        result,
+                        order[token] * outputs.shape[1] + column,
+                        columns,
+                    )
