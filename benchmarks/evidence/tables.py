@@ -144,10 +144,13 @@ def results_table(cells: Sequence[Cell], beds: Sequence[str]) -> str:
 
 
 def _mean(cells: Sequence[Cell], figure: str) -> str:
-    if not cells:
-        return ""
-    mean, _, high = mean_interval(matrix(cells, figure).mean(axis=1).tolist())
-    return f"{mean:.1f} ± {high - mean:.1f}" if len(cells) > 1 else f"{mean:.1f}"
+    """The mean with half of its interval; of fewer than three seeds, whose interval says nothing, each one's figure."""
+    ordered = sorted(cells, key=lambda cell: cell["seed"])
+    by_seed = [matrix([cell], figure).mean() for cell in ordered]
+    if len(cells) < 3:
+        return ", ".join(f"{each:.1f}" for each in by_seed)
+    mean, _, high = mean_interval(by_seed)
+    return f"{mean:.1f} ± {high - mean:.1f}"
 
 
 def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
