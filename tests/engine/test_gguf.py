@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from viva.engine import LocalServiceClient
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.gguf_file import PRE_TOKENIZERS
+from viva.engine.gguf_tokenizer import read_tokenizer
 from viva.recipes.common import resolve_model
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -174,6 +176,15 @@ def test_pieces_of_sentencepiece_are_merged_by_score(tmp_path: Path, space_prefi
 
     check()
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("<|im_start|>\n\n")) == ["<|im_start|>", "\n\n"]
+
+
+def test_tokens_without_types_are_plain_and_pieces_without_scores_are_refused() -> None:
+    fields: dict[str, Any] = {"tokenizer.ggml.tokens": ["a", "b", "ab"], "tokenizer.ggml.merges": ["a b"]}
+    stored: Any = SimpleNamespace(field=fields.get)
+    assert read_tokenizer(stored).encode("abb") == [2, 1]
+    fields["tokenizer.ggml.model"] = "llama"
+    with pytest.raises(ValueError, match="3 pieces and 0 scores"):
+        read_tokenizer(stored)
 
 
 def test_a_file_is_unpacked_once_and_another_one_of_its_name_anew(tmp_path: Path) -> None:

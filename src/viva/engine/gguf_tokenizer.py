@@ -48,7 +48,7 @@ def read_tokenizer(stored: GgufFile) -> "PreTrainedTokenizerBase":
 
     special = special_ids(stored)
     tokens: Sequence[str] = stored.field("tokenizer.ggml.tokens", [])
-    types: Sequence[int] = stored.field("tokenizer.ggml.token_type", [])
+    types: Sequence[int] = stored.field("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
     is_sentencepiece = stored.field("tokenizer.ggml.model") == SENTENCEPIECE
     inner = _sentencepiece(stored, tokens, types) if is_sentencepiece else _byte_level(stored, tokens)
     for kind, add in ((CONTROL, inner.add_special_tokens), (USER_DEFINED, inner.add_tokens)):
@@ -90,6 +90,8 @@ def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]
     does_prefix = bool(stored.field("tokenizer.ggml.add_space_prefix", True))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     scores: Sequence[float] = stored.field("tokenizer.ggml.scores", [])
+    if len(scores) != len(tokens):
+        raise ValueError(f"it has {len(tokens)} pieces and {len(scores)} scores, by which they are merged")
     pieces = {
         token: score
         for token, score, kind in zip(tokens, scores, types, strict=True)
