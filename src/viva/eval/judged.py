@@ -3,39 +3,34 @@
 Legend: ``_P`` prompts, ``_N`` pairs of answers to one prompt, ``_J`` judges. In every comparison, 0 is the first policy
 and 1 the second.
 
-Win rate at equal length (`length_controlled_win_rate`): what a judge that likes long answers would have said of answers
-of one length. The verdicts are regressed on the lengths (after Dubois, Galambosi, Liang and Hashimoto 2024, arXiv
-2404.04475, section 3, with the difference of log lengths in the place of their tanh term, and without their term for a
-prompt's difficulty):
-
-    logit p_i = alpha + beta * x_i,    x_i = log(length of the first answer / length of the second) / s
-
-``p_i`` is the chance that the first policy wins pair i, ``s`` the root mean square of the log ratios. ``alpha`` and
-``beta`` maximise ``sum_i w_i (y_i log p_i + (1 - y_i) log(1 - p_i)) - (alpha^2 + beta^2) / 200``, where ``w_i`` is the
-number of readable verdicts on the pair and ``y_i`` the first policy's mean points in them (win 1, tie 1/2). The weak
-normal prior (standard deviation 10) keeps the estimate finite where lengths and verdicts agree entirely. ``x = 0`` at
-equal length, so the controlled win rate is ``1 / (1 + exp(-alpha))``. Where all first answers are longer, or all are
-shorter, that would be extrapolated: there is none.
+The win rate at equal length is that of `viva.eval.length_control`.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
+from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import Terms, draw_counts, interval_of, summarise
-from viva.eval.records import Answer, Asked, Figure
+from viva.eval.length_control import LengthTerm, length_controlled_win_rate
+from viva.eval.records import Answer, Asked, Costs, Figure
 from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome
+from viva.judging.judge import PolicyRef, SamplingClient
 from viva.training.console import Begin, StepProgress, unseen
-from viva.training.data import derive_seed
+from viva.training.data import PromptItem, derive_seed
 
 _ORDERS = ((0, 1), (1, 0))
 _NOTHING = (0.0, 0.0)
+_RESAMPLES = 1000
+"""For the interval of one evaluation of a run."""
+_HALF_WIDTH = 1.96
+"""Of a 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,93 +290,43 @@ def figures_of_judges(
     return figures
 
 
-_Floats = npt.NDArray[np.float64]
-
-_PRECISION = 0.01
-"""Precision of the normal prior of alpha and beta."""
-_LONGEST_STEP = 2.0
-_MOST_STEPS = 200
-_CLOSE = 1e-8
-"""Largest gradient at the end."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthTerm:
-    """One judged pair of answers."""
+class WinRateEvaluator:
+    """A run's answers to test prompts against those of its policy before training, compared by a judge.
 
-    prompt: int
-    """Place of its prompt, from 0."""
-    log_ratio: float
-    """Log of the first answer's length over the second's."""
-    points: float
-    """Mean points of the first policy in the readable verdicts, from 0 to 1."""
-    num_verdicts: int
-
-
-def length_controlled_win_rate(
-    terms: Sequence[LengthTerm], num_prompts: int, *, resamples: int, seed: int
-) -> Figure:
-    """The first policy's win rate at equal length, with a 95 % interval from resampled prompts.
-
-    Args:
-        terms: Pairs with at least one readable verdict.
-        num_prompts: Prompts that are drawn from, those without such a pair included.
-        resamples: Draws.
-        seed: Of the draws; the same as for other figures of the same prompts.
-
-    Raises:
-        RuntimeError: If the fit does not converge.
+    Both policies answer once with the same seeds: before the first step all answers are equal, and nobody is asked.
     """
-    num_contributing = len({term.prompt for term in terms})
-    ratios = np.array([term.log_ratio for term in terms])
-    scale = float(np.sqrt(np.mean(ratios**2))) if len(terms) else 0.0
-    x = ratios / scale if scale else ratios
-    points = np.array([term.points for term in terms])
-    verdicts = np.array([float(term.num_verdicts) for term in terms])
-    prompts = np.array([term.prompt for term in terms], dtype=np.int64)
-    (value,) = _win_rates(x, points, verdicts[None, :]).tolist() if len(terms) else [float("nan")]
-    if np.isnan(value):
-        return Figure(value=None, low=None, high=None, num_problems=num_contributing)
-    drawn = [
-        _win_rates(x, points, counts[:, prompts] * verdicts)
-        for counts in draw_counts(num_prompts, resamples, seed)
-    ]
-    low, high = interval_of(np.concatenate(drawn))
-    return Figure(value=value, low=low, high=high, num_problems=num_contributing)
 
+    items: Sequence[PromptItem]
+    direct: DirectSampler
+    start: PolicyRef
+    """The policy before training."""
+    judge: Judge
+    begin: Begin = unseen
+    _before: list[Asked] = field(default_factory=list[Asked])
+    """Answers before training, once they are sampled."""
 
-def _win_rates(x: _Floats, points: _Floats, weights: _Floats) -> _Floats:
-    """The win rate at equal length for every row of weights, ``[row, pair]``; not a number where it is extrapolated."""
-    present = weights > 0
-    is_between = (present & (x <= 0)).any(axis=1) & (present & (x >= 0)).any(axis=1)
-    rates = np.full(len(weights), np.nan)
-    if is_between.any():
-        alpha = _fit(x, points, weights[is_between])[:, 0]
-        rates[is_between] = _sigmoid(alpha)
-    return rates
+    def reporting(self, begin: Begin) -> "WinRateEvaluator":
+        """The same evaluator with progress."""
+        return replace(self, begin=begin)
 
+    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
+        """``test/judged/...``: the figures of `judged_figures`, the win rate's standard error, and the tokens spent."""
+        del step  # seeds are the same at every step
+        costs = Costs()
+        with costs.part("judged"):
+            if not self._before:
+                self._before.extend(await self._ask(self.start.current()))
+            pairs_P_N = paired(await self._ask(sampler), self._before)
+            judged = await judge_pairs(self.judge, pairs_P_N, self.direct.sampling.seed, self.begin)
+        figures = judged_figures(judged, resamples=_RESAMPLES, seed=self.direct.sampling.seed)
+        metrics = {name: figure.value for name, figure in figures.items() if figure.value is not None}
+        won = figures["win_rate"]
+        if won.low is not None and won.high is not None:
+            metrics["win_rate_stderr"] = (won.high - won.low) / (2 * _HALF_WIDTH)
+        cost = costs.tokens["judged"]
+        metrics |= {"sampled_tokens": cost.sampled_tokens, "total_tokens": cost.total_tokens}
+        return {f"test/judged/{name}": value for name, value in metrics.items()}
 
-def _fit(x: _Floats, points: _Floats, weights: _Floats) -> _Floats:
-    """Alpha and beta of every row, by Newton's method with steps of bounded length."""
-    found = np.zeros((len(weights), 2))
-    for _ in range(_MOST_STEPS):
-        p = _sigmoid(found[:, :1] + found[:, 1:] * x)
-        errors = weights * (points - p)
-        gradient = np.stack([errors.sum(axis=1), errors @ x], axis=1) - _PRECISION * found
-        if float(np.abs(gradient).max()) < _CLOSE * max(1.0, float(weights.sum(axis=1).max())):
-            return found
-        spread = weights * p * (1 - p)
-        a, b, c = spread.sum(axis=1) + _PRECISION, spread @ x, spread @ x**2 + _PRECISION
-        steps = (
-            np.stack(
-                [c * gradient[:, 0] - b * gradient[:, 1], a * gradient[:, 1] - b * gradient[:, 0]], axis=1
-            )
-            / (a * c - b * b)[:, None]
-        )
-        lengths = np.linalg.norm(steps, axis=1, keepdims=True)
-        found += steps * np.minimum(1.0, _LONGEST_STEP / np.maximum(lengths, _LONGEST_STEP))
-    raise RuntimeError(f"the regression on lengths did not converge in {_MOST_STEPS} steps")
-
-
-def _sigmoid(values: _Floats) -> _Floats:
-    return 0.5 * (1.0 + np.tanh(0.5 * values))
+    async def _ask(self, sampler: SamplingClient) -> tuple[Asked, ...]:
+        return await ask_all(sampler, self.direct, self.items, 1, self.begin, "answers to be judged")

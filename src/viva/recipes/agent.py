@@ -84,7 +84,7 @@ class Config(RecipeConfig):
             )
 
         dataset = PromptDataset(order=plan.order, make_builder=make_builder)
-        return make_training(plan, opened, None, dataset=dataset)
+        return await make_training(plan, opened, None, dataset=dataset)
 
 
 def _arguments(command: str) -> list[str]:

@@ -139,6 +139,11 @@ class RecipeConfig(DataOptions):
     eval_temperature: float | None = chz.field(default=None, doc="of direct answers; default: temperature")
     eval_greedy: bool = chz.field(default=True, doc="also ask test prompts at temperature 0")
     eval_samples: int = chz.field(default=1, doc="direct answers to a test prompt; several have a majority")
+    eval_judge: str | None = chz.field(
+        default=None,
+        doc="who compares test answers with those before training: initial (default where no answer is known), another "
+        "model, a run, or none",
+    )
     num_test_conversations: int = chz.field(
         default=8, doc="test prompts that are also played as conversations"
     )

@@ -50,7 +50,7 @@ async def judged_pairs(
     """One pair for every problem that has a wrong reply to it, of so many that the model gives."""
     from viva.eval.direct import ask_all
     from viva.recipes.common import say
-    from viva.recipes.loop import direct_sampler
+    from viva.recipes.evaluators import direct_sampler
 
     direct = direct_sampler(plan, opened, plan.config.temperature)
     known = [item for item in items if item.answer is not None]

@@ -101,7 +101,7 @@ class Config(RecipeConfig):
             )
         else:
             dataset = await _dataset(self, plan, opened)
-        return make_training(plan, opened, None, dataset=dataset)
+        return await make_training(plan, opened, None, dataset=dataset)
 
 
 def _made_by(config: Config) -> Any:

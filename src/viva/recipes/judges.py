@@ -53,8 +53,49 @@ def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> P
     return plan if weights is None else replace(plan, record={**plan.record, _RECORD: weights})
 
 
-def judge_target(options: JudgeOptions, engine: EngineConfig) -> Target:
+NOBODY = "none"
+"""As ``eval_judge``: no test answers are judged."""
+
+
+def with_eval_judge(plan: Plan) -> Plan:
+    """The plan of a run, with who compares its answers to test prompts with those before training.
+
+    Args:
+        plan: Without it. Left out, the policy before training does it where no test prompt has a known answer.
+
+    Raises:
+        ValueError: If there is no such model, or there are no test prompts.
+    """
+    from viva.judging.judge import POLICIES, JudgeOptions, check_policy
+
+    name, is_open = plan.config.eval_judge, all(item.answer is None for item in plan.test)
+    if name == NOBODY or (name is None and not (plan.test and is_open)):
+        return plan
+    if not plan.test:
+        raise ValueError(
+            f"eval_judge={name} would change nothing: there are no test prompts; give test_prompts_path=FILE"
+        )
+    if name is None or name == "initial":
+        return replace(plan, eval_judge=JudgeOptions(policy="initial"))
+    if name in POLICIES or "://" in name:
+        raise ValueError(
+            f"eval_judge must be initial (the policy before training), another model, a run, or none, so that all of a "
+            f"run's evaluations have one judge on this machine; got {name}. `viva eval RUN judge=...` takes others"
+        )
+    check_policy(name, "eval_judge")
+    judge = JudgeOptions(policy=name)
+    weights = judge_target(judge, plan.engine, "eval_judge").digest
+    record = plan.record if weights is None else {**plan.record, "eval_judge_weights": weights}
+    return replace(plan, eval_judge=judge, record=record)
+
+
+def judge_target(options: JudgeOptions, engine: EngineConfig, option: str = "judge") -> Target:
     """The model that judges, as ``viva eval`` finds it.
+
+    Args:
+        options: Name it.
+        engine: Has to read it.
+        option: The option that gave it, for messages.
 
     Raises:
         ValueError: If there is none, or it lies where the engine cannot read it.
@@ -65,8 +106,8 @@ def judge_target(options: JudgeOptions, engine: EngineConfig) -> Target:
     try:
         target = find_target(name, checkpoint=options.checkpoint)
     except ValueError as error:
-        raise ValueError(f"judge={name} is no model that could judge: {error}") from error
-    target.check_readable(engine, f"judge={name}")
+        raise ValueError(f"{option}={name} is no model that could judge: {error}") from error
+    target.check_readable(engine, f"{option}={name}")
     return target
 
 
@@ -93,7 +134,7 @@ async def _scorer_of(options: ScorerOptions, plan: Plan, opened: OpenRun) -> tup
     from viva.recipes.common import resolve_model
 
     if options.model is None:
-        policy, followers = await policy_of(JudgeOptions(policy=options.policy), plan, opened)
+        policy, followers = await policy_of(JudgeOptions(policy=options.policy), plan, opened, "scorer")
         return Scorer(policy, opened.renderer), followers
     client, renderer = await open_model(opened.service, resolve_model(options.model))
     kept = opened.folder.journal.client(client, f"scorer {options.model}")
@@ -133,8 +174,17 @@ async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[
     return options.make(policy, opened.renderer), followers
 
 
-async def policy_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[PolicyRef, list[Follower]]:
-    """The weights of the policy that is trained which options name, and what follows it for them."""
+async def policy_of(
+    options: JudgeOptions, plan: Plan, opened: OpenRun, name: str = "judge"
+) -> tuple[PolicyRef, list[Follower]]:
+    """The weights of the policy that is trained which options name, and what follows it for them.
+
+    Args:
+        options: Name them.
+        plan: Of the run.
+        opened: The run.
+        name: What they are for, under which weights are saved in the run.
+    """
     from viva.judging.judge import PolicyRef
     from viva.sdk import settled
     from viva.training.followers import NEVER, Averaged, Current, Every
@@ -156,6 +206,7 @@ async def policy_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple
         # weights that a run starts from may be gone when it goes on, so it keeps them
         every=options.every if options.policy == "every" else NEVER,
         max_staleness=plan.config.max_staleness,
+        name=name,
     )
     return policy, [follower]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import Any, cast
@@ -11,8 +10,6 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.conversation.protocol import counted
-from viva.eval.conversations import ConversationEvaluator, group_seed
-from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.recipes.common import (
     REFUSED,
     FailedRunError,
@@ -23,6 +20,7 @@ from viva.recipes.common import (
     say,
 )
 from viva.recipes.config import RecipeConfig
+from viva.recipes.evaluators import conversation_evaluators, direct_evaluators, win_rate_evaluators
 from viva.recipes.plan import Plan
 from viva.rewards.credit import Decoder, token_texts
 from viva.run.folder import RunFolder
@@ -135,7 +133,7 @@ def _server_check(config: RecipeConfig) -> Callable[[ServiceClient, TrainingClie
     )
 
 
-def make_training(
+async def make_training(
     plan: Plan,
     opened: OpenRun,
     make_builder: BuilderFactory | None,
@@ -158,11 +156,15 @@ def make_training(
         samples_every: See `LoopConfig`.
         followers: Give judges and others their weights at each step.
         evaluators: More of them, after direct answers and test conversations.
+
+    Raises:
+        ValueError: If the judge of test answers cannot be had.
     """
     if dataset is None:
         if make_builder is None:
             raise ValueError("a recipe needs a data set, or a builder of conversations to make one of")
         dataset = PromptDataset(order=plan.order, make_builder=make_builder)
+    judged, more_followers = await win_rate_evaluators(plan, opened)
     return Training(
         config=_loop_config(plan, opened, experts or ExpertConfig(), samples_every),
         client=opened.client,
@@ -171,10 +173,11 @@ def make_training(
         resume_from=opened.resume_from,
         evaluators=[
             *direct_evaluators(plan, opened),
-            *_conversation_evaluators(plan, opened, make_builder),
+            *conversation_evaluators(plan, opened, make_builder),
             *evaluators,
+            *judged,
         ],
-        followers=followers,
+        followers=[*followers, *more_followers],
         sinks=[*opened.trackers, StepTime(num_steps=len(dataset))],
         first_metrics=_prompt_metrics(plan, opened),
         show_steps=any(choice.name == CONSOLE for choice in plan.trackers),
@@ -220,52 +223,6 @@ def _largest_gap(plan: Plan) -> float | None:
         return None
     # what is divided by the temperature is rounded before
     return EXACT_GAP / min(config.temperature or 1.0, 1.0)
-
-
-def direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
-    """Those of bare questions, where test prompts have answers."""
-    config = plan.config
-    graded = [item for item in plan.test if item.answer is not None]
-    if not graded:
-        return []
-    temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
-    return [
-        DirectEvaluator(
-            items=graded,
-            direct=direct_sampler(plan, opened, temperature),
-            num_samples=config.eval_samples,
-            asks_greedy=config.eval_greedy,
-        )
-    ]
-
-
-def direct_sampler(plan: Plan, opened: OpenRun, temperature: float) -> DirectSampler:
-    """Asks bare questions as the run does."""
-    config = plan.config
-    return DirectSampler(
-        renderer=opened.renderer,
-        # a question that took too long would end the run
-        sampling=replace(config.sampling(opened.context_window), temperature=temperature, timeout_s=None),
-        system_prompt=config.system_prompt,
-        check=plan.check,
-    )
-
-
-def _conversation_evaluators(
-    plan: Plan, opened: OpenRun, make_builder: BuilderFactory | None
-) -> list[Evaluator]:
-    config = plan.config
-    spoken = plan.test[: config.num_test_conversations]
-    if not spoken or make_builder is None:
-        return []
-    return [
-        ConversationEvaluator(
-            make_builders=lambda: [
-                make_builder(item, group_seed(config.seed, index)) for index, item in enumerate(spoken)
-            ],
-            sampling=config.sampling(opened.context_window),
-        )
-    ]
 
 
 def _disk_problem(error: Exception) -> str | None:

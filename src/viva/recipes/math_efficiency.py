@@ -315,7 +315,7 @@ class Config(AskedConfig):
             return make
 
         strategies = find_strategies(self.strategies)
-        return make_training(
+        return await make_training(
             plan,
             opened,
             (lambda item, seed: conversation(task(item, seed))) if CONVERSATION in strategies else None,

@@ -11,10 +11,12 @@ import chz
 from viva.conversation.personas import persona
 from viva.hub import pinned, split_revision
 from viva.judging.answers import AnswerCheck
+from viva.judging.judge import JudgeOptions
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import load_prompts
 from viva.recipes.generated import generated_record
+from viva.recipes.judges import with_eval_judge
 from viva.rewards.base import Grader
 from viva.run.trackers import TrackerChoice, choose_trackers
 from viva.selfplay.user_code import find_check
@@ -67,11 +69,19 @@ class Plan(RunOptions):
     learning_rate: float
     check: AnswerCheck
     """The check of answers, where they are known."""
+    eval_judge: JudgeOptions | None = None
+    """Who compares answers to test prompts with those before training."""
 
     @property
     def grader(self) -> Grader:
         """Whether a reply gives an answer."""
         return self.check.is_right
+
+    @property
+    def eval_temperature(self) -> float:
+        """That of direct answers to test prompts."""
+        given = self.config.eval_temperature
+        return self.config.temperature if given is None else given
 
 
 def plan_run(
@@ -111,7 +121,7 @@ def plan_run(
     model = resolve_model(config.model_name, config.model_revision)
     engine = _engine(config, model)
     _check_overlap(config, engine)
-    return Plan(
+    plan = Plan(
         config=config,
         model=model,
         renderer_name=config.renderer_name,
@@ -141,6 +151,7 @@ def plan_run(
         learning_rate=_learning_rate(config, engine),
         check=find_check(config.grader),
     )
+    return with_eval_judge(plan)
 
 
 def _trackers(config: RecipeConfig) -> tuple[TrackerChoice, ...]:

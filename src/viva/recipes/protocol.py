@@ -201,15 +201,18 @@ class ConversationConfig(AskedConfig):
             make_builder = game.factory(
                 opened.renderer, plan.grader, judge=judge, scorer=scorer, voter_policy=talking
             )
-            training = make_training(plan, opened, make_builder, followers=[*followers, Current(talking)])
+            training = await make_training(
+                plan, opened, make_builder, followers=[*followers, Current(talking)]
+            )
         else:
             training = await self._several(game, roles, plan, opened)
         return replace(training, stop_rule=self.stop_rule(), alarms=self.levels())
 
     async def _several(self, game: Game, roles: Roles, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for a run with several policies."""
+        from viva.recipes.evaluators import direct_evaluators
         from viva.recipes.judges import asked_by
-        from viva.recipes.loop import direct_evaluators, make_training
+        from viva.recipes.loop import make_training
         from viva.recipes.policies import MemberEvaluator, judging_member, open_members
         from viva.training.followers import Current
 
@@ -217,7 +220,7 @@ class ConversationConfig(AskedConfig):
         judging = judging_member(roles, self.judge_member)
         judged = replace(opened, client=members.trained.get(judging, opened.client))
         judge, scorer, followers = await asked_by(game.reward, plan, judged)
-        training = make_training(
+        training = await make_training(
             plan,
             opened,
             game.factory(opened.renderer, plan.grader, judge=judge, scorer=scorer, roles=roles),

@@ -143,7 +143,7 @@ class Config(RecipeConfig):
         make_builder = None
         if self.is_protocol:
             make_builder = self.game().factory(opened.renderer, plan.grader, voter_policy=talking)
-        return make_training(
+        return await make_training(
             plan,
             opened,
             make_builder,

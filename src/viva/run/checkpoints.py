@@ -33,7 +33,9 @@ from viva.run.log import BEGUN, INDEX, Checkpoint, read_index
 from viva.sdk import PreciseTrainingClient, TrainingClient
 
 _BLOCK = 1 << 20
-_OWN_BESIDE = re.compile(r"(judge|past-[A-Za-z0-9_-]+)-[0-9]{6,}(-again)?|\.(judge|past)-.+")
+_OWN_BESIDE = re.compile(
+    r"(judge|scorer|start|past-[A-Za-z0-9_-]+)-[0-9]{6,}(-again)?|\.(judge|scorer|start|past)-.+"
+)
 """Names of weights beside states, and of what a killed writer leaves."""
 _OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(\.[A-Za-z0-9_-]+)?(-again)?|\..+")
 """Names of states that runs save, and of what a killed writer leaves."""

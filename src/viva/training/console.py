@@ -116,6 +116,7 @@ _SHOWN = (
     _Shown("test/direct_accuracy", "held-out accuracy", "{:.1%}"),
     _Shown("test/direct_accuracy_greedy", "at temperature 0", "{:.1%}"),
     _Shown("test/conversation/correct/final", "held-out conversations", "{:.1%}"),
+    _Shown("test/judged/win_rate", "wins against before training", "{:.1%}"),
     # the mean of a tournament is 0 whatever is learned
     _Shown("reward/mean", "reward", "{:.2f}", is_hidden_at_zero=True),
     _Shown("test/judge/accuracy", "held-out judgements", "{:.1%}"),

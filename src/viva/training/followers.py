@@ -81,6 +81,7 @@ class Every(Follower):
         saved: Keeps them.
         every: Steps between two refreshments, 2 or more; `Current` does it at each.
         max_staleness: Updates that the policy which samples may be behind.
+        name: What they are for; they are saved under it with a number.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class Every(Follower):
         *,
         every: int,
         max_staleness: int,
+        name: str = "judge",
     ) -> None:
         self.policy = policy
+        self.name = name
         self._weights = saved
         self._every = every
         self._max_staleness = max_staleness
@@ -103,7 +106,7 @@ class Every(Follower):
         saved = self._saved(step)
         if saved in self._judges:
             return
-        self._judges[saved] = await self._weights.open(_name(saved), "judge", is_new=saved == step)
+        self._judges[saved] = await self._weights.open(self._place(saved), self.name, is_new=saved == step)
         oldest = self._saved(max(step - self._max_staleness, 0))
         self._judges = {version: judge for version, judge in self._judges.items() if version >= oldest}
 
@@ -114,14 +117,13 @@ class Every(Follower):
 
     def beside(self, next_step: int) -> dict[str, str]:
         """The weights that judge now, unless the next step begins with new ones."""
-        return self._weights.paths([_name(self._saved(next_step))]) if next_step % self._every else {}
+        return self._weights.paths([self._place(self._saved(next_step))]) if next_step % self._every else {}
 
     def _saved(self, step: int) -> int:
         return step // self._every * self._every
 
-
-def _name(step: int) -> str:
-    return f"judge-{step:06d}"
+    def _place(self, step: int) -> str:
+        return f"{self.name}-{step:06d}"
 
 
 class Averaged(Follower):

@@ -122,13 +122,28 @@ def evaluations_answer(runs: Sequence[RunIndex], names: Sequence[str]) -> list[d
 MAX_POINTS = 1500
 
 
-_OPEN_SECTIONS = ("test", "correct", "truth", "reward", "credit", "judge", "sign", "alarm", "parse", "agents")
+_OPEN_SECTIONS = (
+    "test",
+    "test/judged",
+    "correct",
+    "truth",
+    "reward",
+    "credit",
+    "judge",
+    "sign",
+    "alarm",
+    "parse",
+    "agents",
+)
 """Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
 
 _LAST_SECTION = "time"
 
 _GROUPS = (
-    ("learning", ("test", "correct", "truth", "gain", "revision", "run", "test/conversation", "optim")),
+    (
+        "learning",
+        ("test", "correct", "truth", "gain", "revision", "run", "test/judged", "test/conversation", "optim"),
+    ),
     ("rewards", ("reward", "credit", "agents", "advantage")),
     ("judge health", ("judge", "sign", "alarm", "parse", "critiques")),
     ("ratios per strategy", ("experts",)),
@@ -136,8 +151,8 @@ _GROUPS = (
 )
 """Sections of every group, in order; all other sections make the group "more"."""
 
-_NESTED = ("test/conversation",)
-"""Prefixes under which a whole set of metrics stands again: one section of its own, folded."""
+_NESTED = ("test/conversation", "test/judged")
+"""Prefixes under which a whole set of metrics stands again: a section of its own."""
 
 _SECTIONS = {
     "flip/right_to_wrong": "truth",

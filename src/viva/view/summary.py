@@ -23,6 +23,15 @@ _MAJORITY = "test/direct_maj@"
 _QUESTIONS = "test/direct_questions"
 _CONVERSATION = "test/conversation/correct/final"
 _CORRELATION = "test/conversation/rank_correlation"
+WIN_RATE = "test/judged/win_rate"
+"""That of the headline where no answers are known."""
+_JUDGED = {
+    f"{WIN_RATE}/length_controlled": "at equal length",
+    "test/judged/flip_rate": "winners that change with the order",
+    "test/judged/longer_rate": "verdicts for the longer answer",
+    "test/judged/accuracy": "verdicts for the right answer",
+}
+"""Figures beside it: what its judge can be trusted with."""
 
 _MAX_VOID_REASONS = 10
 
@@ -91,18 +100,35 @@ def gain_of(run: RunIndex, metric: str, *, num_steps: float = math.inf) -> Gain 
 
 
 def headline_text(run_dir: str | Path) -> str | None:
-    """The headline of a run in a line or two; ``None`` if it never measured held-out accuracy."""
+    """The headline of a run in a line or two; ``None`` if it never measured answers to test prompts."""
     run = read_run(run_dir)
     gain = gain_of(run, ACCURACY)
     if gain is None or gain.first_step == gain.last_step:
-        return None
+        return _judged_text(run)
     before, after = (
-        f"{100 * share:.1f} %" + (f" ± {100 * half:.1f}" if half is not None else "")
+        _share_text(share, half)
         for share, half in ((gain.before, gain.before_half_width), (gain.after, gain.after_half_width))
     )
     return (
         f"held-out accuracy, asked directly: {before} before, {after} after {counted(gain.last_step, 'step')} "
         f"({100 * gain.difference:+.1f} points; intervals are 95 %){_beside_text(run)}{_conversation_text(run)}"
+    )
+
+
+def _share_text(share: float, half_width: float | None) -> str:
+    return f"{100 * share:.1f} %" + (f" ± {100 * half_width:.1f}" if half_width is not None else "")
+
+
+def _judged_text(run: RunIndex) -> str | None:
+    """The headline of a run whose answers a judge compared with those before training."""
+    gain = gain_of(run, WIN_RATE)
+    if gain is None or gain.first_step == gain.last_step:
+        return None
+    told = [f"{title} {100 * each.after:.1f} %" for title, each in _beside_judged(run, gain.last_step)]
+    return (
+        f"answers to test prompts against those before training: {_share_text(gain.after, gain.after_half_width)} of "
+        f"verdicts won after {counted(gain.last_step, 'step')} (50 % is no difference; the interval is 95 %)"
+        + (f"\nits judge, {'; '.join(told)}" if told else "")
     )
 
 
@@ -147,16 +173,19 @@ def summary_answer(run: RunIndex) -> dict[str, Any]:
 
     Returns:
         ``causes`` (what kept it from learning, and alarms: step and text), ``has_accuracy``, ``questions`` (how many of
-        them were asked), ``accuracy`` and ``health`` (cards of title, value and what stands below), ``void`` (count and
-        reason of void conversations) and ``torn`` (files whose last line is).
+        them were asked), ``accuracy``, ``judged`` (answers against those before training) and ``health`` (cards of
+        title, value and what stands below), ``void`` (count and reason of void conversations) and ``torn`` (files whose
+        last line is).
     """
     gain = gain_of(run, ACCURACY)
+    judged = gain_of(run, WIN_RATE)
     questions = run.points(_QUESTIONS)
     return {
         "causes": _causes(run),
         "has_accuracy": gain is not None,
         "questions": questions[-1][1] if questions else None,
         "accuracy": [] if gain is None else [*_accuracy_cards(gain), *_beside_cards(run)],
+        "judged": [] if judged is None else _judged_cards(run, judged),
         "health": [*_health_cards(run), *_count_cards(run)],
         "void": _void_reasons(run),
         "torn": [printable(name) for name in run.torn],
@@ -213,6 +242,24 @@ def _beside_cards(run: RunIndex) -> list[dict[str, str]]:
         )
         for title, gain in _beside(run).items()
     ]
+
+
+def _judged_cards(run: RunIndex, won: Gain) -> list[dict[str, str]]:
+    half = won.after_half_width
+    low, high = (max(0.0, min(1.0, won.after + sign * (half or 0.0))) for sign in (-1, 1))
+    below = f"95 % interval {100 * low:.1f} to {100 * high:.1f} %" if half else ""
+    title = f"judged better than before training (step {won.last_step})"
+    cards = [_card(title, f"{100 * won.after:.1f} %", below)]
+    return cards + [
+        _card(f"{name} (step {each.last_step})", f"{100 * each.after:.1f} %")
+        for name, each in _beside_judged(run, won.last_step)
+    ]
+
+
+def _beside_judged(run: RunIndex, step: int) -> list[tuple[str, Gain]]:
+    """Figures of a step beside its win rate, with their titles; not every evaluation has all of them."""
+    found = [(title, gain_of(run, key)) for key, title in _JUDGED.items()]
+    return [(title, gain) for title, gain in found if gain is not None and gain.last_step == step]
 
 
 def _health_cards(run: RunIndex) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-// What a reader wants to know of a run first: held-out accuracy before and after, whether the run was healthy, and what kept it from learning.
+// What a reader wants to know of a run first: held-out answers before and after, whether the run was healthy, and what kept it from learning.
 
 import { ask } from "./api.js";
 import { chart } from "./chart.js";
@@ -6,31 +6,38 @@ import { h, replace, table } from "./dom.js";
 
 const ACCURACY = "test/direct_accuracy";
 const GREEDY = "test/direct_accuracy_greedy";
+const WON = "test/judged/win_rate";
 
 const cards = (found) => h("div", { class: "cards" }, found.map((card) =>
   h("div", { class: "card" }, h("p", { class: "name" }, card.title), h("p", { class: "value" }, card.value), h("p", { class: "muted" }, card.below))));
 
 function accuracy(run) {
-  if (!run.has_accuracy) return h("p", { class: "muted" }, "Held-out accuracy was not measured: the run had no test set with answers.");
+  if (!run.has_accuracy) return run.judged.length ? null : h("p", { class: "muted" }, "Held-out accuracy was not measured: the run had no test set with answers.");
   const asked = run.questions === null ? "" : ` (${run.questions} questions)`;
   return [h("p", { class: "muted" }, `Held-out direct accuracy: share of test questions answered right on the bare question, without any conversation${asked}.`),
     cards(run.accuracy)];
 }
 
+function judged(run) {
+  if (!run.judged.length) return null;
+  return [h("p", { class: "muted" }, "Answers to test prompts against those before training: share of a judge's verdicts that they win, ties half; 50 % is no difference."),
+    cards(run.judged)];
+}
+
 function one(run, { name, kind }) {
   return h("section", { class: "run-summary", "data-run": name }, h("h2", {}, name),
     run.causes.length ? [h("h3", {}, "What keeps it from learning"), h("ul", {}, run.causes.map((cause) => h("li", {}, `Step ${cause.step}: ${cause.text}`)))] : null,
-    kind === "run" ? accuracy(run) : null, cards(run.health),
+    kind === "run" ? accuracy(run) : null, judged(run), cards(run.health),
     run.void.length ? table("void", ["void", "reason"], run.void.map((each) => [each.count, h("pre", {}, each.reason)]), "Why conversations were void") : null,
     run.torn.map((file) => h("p", { class: "muted" }, `The last line of ${file} is torn (the run was stopped while it wrote) and left out.`)));
 }
 
 async function fill(root) {
-  const [{ viva, runs }, summaries, series] = await Promise.all([ask("runs"), ask("summary"), ask("series", { key: [ACCURACY, GREEDY] })]);
-  const lines = series.flatMap((found, run) => [[ACCURACY, runs[run].name], [GREEDY, `${runs[run].name}, at temperature 0`]].map(([key, name], colour) =>
+  const [{ viva, runs }, summaries, series] = await Promise.all([ask("runs"), ask("summary"), ask("series", { key: [ACCURACY, GREEDY, WON] })]);
+  const lines = series.flatMap((found, run) => [[ACCURACY, runs[run].name], [GREEDY, `${runs[run].name}, at temperature 0`], [WON, `${runs[run].name}, judged better than before`]].map(([key, name], colour) =>
     found[key] && { ...found[key], run, colour, name })).filter(Boolean);
   replace(root, summaries.map((run, index) => one(run, runs[index])),
-    lines.length ? h("figure", { class: "alone", "data-chart": "held-out direct accuracy" }, chart("held-out direct accuracy", lines, { size: [860, 240] })) : null,
+    lines.length ? h("figure", { class: "alone", "data-chart": "held-out direct accuracy" }, chart(summaries.some((run) => run.judged.length) ? "held-out answers" : "held-out direct accuracy", lines, { size: [860, 240] })) : null,
     h("p", { class: "muted" }, `Viva ${viva}`));
 }
 
