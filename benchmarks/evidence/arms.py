@@ -16,8 +16,8 @@ budgets (`LONG_ARMS`) and the beds ``critics-D`` came with them. The contrasts o
 judges of plain samples had been seen to collapse in the others of ten budgets. What is ``judged_rare`` now was
 ``judged`` until then: samples of a run that had collapsed showed that it paid answers for being rare. All of its kind
 were run anew with ties worth half a win, and the contrast of the two was named.
-The contrasts of ``apart`` were named when it had three seeds on ``critics-70``. On the beds of a model that others
-trained every arm has the one learning rate of ``make demo``: none was tuned there.
+The contrasts of ``apart`` were named when it had three seeds on ``critics-70``, that of ``league`` before it was run.
+On the beds of a model that others trained every arm has the one learning rate of ``make demo``: none was tuned there.
 """
 
 from collections.abc import Mapping
@@ -119,6 +119,10 @@ ARMS: Mapping[str, Arm] = {
     "preference_alone": _preference(
         "the same without the conversation: nobody sees others' turns", control="no_exchange"
     ),
+    "league": _preference(
+        "conversation preference RL of one agent with two of its past selves (`league:5`)",
+        policies={"agent_0": "trained", "others": "league:5"},
+    ),
     "judged": _judged(
         "plain samples, compared by the policy as judge: SERL without its control of length", "CURRENT"
     ),
@@ -187,6 +191,7 @@ CONTRASTS = (
     ("swap", "majority"),
     ("swap_majority", "majority"),
     ("preference", "preference_alone"),
+    ("league", "preference"),
     ("preference", "judged"),
     ("judged", "majority"),
     ("judged", "judged_rare"),

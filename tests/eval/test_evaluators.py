@@ -11,6 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from viva.conversation.rendering import build_prompt, direct_messages, load_renderer
 from viva.eval.conversations import ConversationEvaluator
 from viva.eval.direct import DirectEvaluator, DirectSampler
+from viva.eval.judged import WinRateEvaluator
+from viva.judging.comparison import Comparison, Judge, Outcome
+from viva.judging.judge import PolicyRef
 from viva.sdk import make_sequence
 from viva.training.data import PromptItem
 from viva.training.sampling import Sampling
@@ -167,3 +170,65 @@ async def test_conversation_metrics_get_their_prefix():
         None, 0
     )
     assert metrics["test/conversation/rollout/groups"] == 0
+
+
+class PrefersShorter(Judge):
+    """Prefers the answer with fewer characters, wherever it is shown; keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def compare(self, prompt, solutions, first, second, seed):
+        if solutions[first] == solutions[second]:
+            return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
+        self.asked.append(prompt)
+        is_first = len(solutions[first]) < len(solutions[second])
+        outcome = Outcome.A if is_first else Outcome.B
+        return Comparison(first=first, second=second, outcome=outcome, score=-1.0 if is_first else 1.0)
+
+    def described(self):
+        return {}
+
+
+async def test_answers_are_judged_against_those_before_training(renderer):
+    long = Sampler(renderer.tokenizer, lambda _: "long answer")
+    # shorter than before for two of the four questions
+    later = Sampler(
+        renderer.tokenizer, lambda asked: "short" if "2 and" in asked or "3 and" in asked else "longer answer"
+    )
+    judge = PrefersShorter()
+    evaluate = WinRateEvaluator(
+        items=[PromptItem(question=f"What is {n} and 1?", answer=None) for n in range(4)],
+        direct=DirectSampler(renderer=renderer, sampling=Sampling(seed=3, max_tokens=20)),
+        start=PolicyRef(sampling_client=long),
+        judge=judge,
+    )
+    before = await evaluate(long, 0)
+    assert (before["test/judged/win_rate"], before["test/judged/identical_rate"], judge.asked) == (
+        0.5,
+        1.0,
+        [],
+    )
+    asked_before = len(long.seeds)
+    after = await evaluate.reporting(evaluate.begin)(later, 5)
+    assert len(long.seeds) == asked_before, "answers before training are sampled once"
+    assert later.seeds == long.seeds[:4], "both policies answer with the same seeds"
+    assert after["test/judged/win_rate"] == 0.5
+    assert len(judge.asked) == 8
+    assert after["test/judged/longer_rate"] == after["test/judged/flip_rate"] == 0.0
+    assert after["test/judged/win_rate_stderr"] == pytest.approx(0.25, abs=0.02)  # of four, two of them 1
+    assert after["test/judged/total_tokens"] > after["test/judged/sampled_tokens"] > 0
+
+
+async def test_a_policy_that_wins_all_has_a_win_rate_of_1(renderer):
+    evaluate = WinRateEvaluator(
+        items=[PromptItem(question=f"What is {n} and 1?", answer=str(n + 1)) for n in range(4)],
+        direct=DirectSampler(renderer=renderer, sampling=Sampling(seed=3, max_tokens=20)),
+        start=PolicyRef(sampling_client=Sampler(renderer.tokenizer, lambda _: "no number")),
+        judge=PrefersShorter(),
+    )
+    metrics = await evaluate(
+        Sampler(renderer.tokenizer, lambda asked: str(int(asked.split("What is ")[1][0]) + 1)), 3
+    )
+    assert (metrics["test/judged/win_rate"], metrics["test/judged/accuracy"]) == (1.0, 1.0)
+    assert "test/judged/win_rate/length_controlled" not in metrics, "all answers are shorter, none is longer"

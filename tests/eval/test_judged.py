@@ -12,15 +12,14 @@ from scipy.optimize import minimize
 
 from viva.eval.judged import (
     JudgedPair,
-    LengthTerm,
     agreement_figures,
     cohen_kappa,
     figures_of_judges,
     judge_pairs,
     judged_figures,
-    length_controlled_win_rate,
     paired,
 )
+from viva.eval.length_control import LengthTerm, length_controlled_win_rate
 from viva.eval.records import WRONG, Asked
 from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome
 

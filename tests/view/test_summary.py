@@ -125,3 +125,28 @@ def test_what_keeps_a_run_from_learning_is_named_at_its_step(make_finished_run: 
     (cause,) = summary_answer(read_run(make_finished_run(metrics=rows)))["causes"]
     assert cause["step"] == 3
     assert "every conversation of 3 steps in a row is void" in cause["text"]
+
+
+def test_a_run_without_known_answers_has_the_share_of_verdicts_that_it_wins(
+    make_finished_run: MakeRun,
+) -> None:
+    rows = [
+        {"step": 0, "test/judged/win_rate": 0.5, "test/judged/flip_rate": 0.1},
+        {"step": 10, "test/judged/win_rate": 0.6, "test/judged/win_rate/length_controlled": 0.4},
+        {
+            "step": 20,
+            "test/judged/win_rate": 0.75,
+            "test/judged/win_rate_stderr": 0.05,
+            "test/judged/flip_rate": 0.25,
+        },
+    ]
+    folder = make_finished_run(metrics=rows)
+    assert headline_text(folder) == (
+        "answers to test prompts against those before training: 75.0 % ± 9.8 of verdicts won after 20 steps (50 % "
+        "is no difference; the interval is 95 %)\nits judge, winners that change with the order 25.0 %"
+    )
+    assert cards(folder, "judged") == {
+        "judged better than before training (step 20)": ("75.0 %", "95 % interval 65.2 to 84.8 %"),
+        "winners that change with the order (step 20)": ("25.0 %", ""),
+    }
+    assert cards(folder, "accuracy") == {}

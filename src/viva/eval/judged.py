@@ -314,9 +314,9 @@ class WinRateEvaluator:
         """``test/judged/...``: the figures of `judged_figures`, the win rate's standard error, and the tokens spent."""
         del step  # seeds are the same at every step
         costs = Costs()
+        if not self._before:  # not in the cost: a run that is resumed does it once more
+            self._before.extend(await self._ask(self.start.current()))
         with costs.part("judged"):
-            if not self._before:
-                self._before.extend(await self._ask(self.start.current()))
             pairs_P_N = paired(await self._ask(sampler), self._before)
             judged = await judge_pairs(self.judge, pairs_P_N, self.direct.sampling.seed, self.begin)
         figures = judged_figures(judged, resamples=_RESAMPLES, seed=self.direct.sampling.seed)
