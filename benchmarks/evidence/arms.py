@@ -105,6 +105,11 @@ ARMS: Mapping[str, Arm] = {
         reward="answers",
         temperature=1.0,
     ),
+    "answers_tempered": _samples(
+        "true answers, the trainer's logits divided by the temperature of the samples, as TRL does",
+        reward="answers",
+        loss_fn_config={"temperature": 0.8},
+    ),
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", reward="r_sol"),

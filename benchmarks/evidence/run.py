@@ -43,6 +43,7 @@ from evidence.tables import (
     arm_table,
     contrast_table,
     conversation_table,
+    gains_table,
     group_table,
     long_table,
     results_table,
@@ -56,6 +57,7 @@ FRONT_PAGE = Path(__file__).parents[2] / "README.md"
 _FRONT_TABLE = re.compile(r"\| trained on \|.*?\n(?=\n)", re.DOTALL)
 FRONT_BEDS = ("words", "sums", "steps", "trap-70", "critics-70")
 _TABLES = "## Tables"
+_GAINS = "### Points gained over the untrained policy, side by side"
 MAIN_BEDS = ("critics-70", "trap-70", "steps")
 MAIN_ARMS = tuple(dict.fromkeys([*(arm for pair in CONTRASTS for arm in pair), "answers"]))
 """Those of the contrasts, and the ceiling."""
@@ -183,7 +185,9 @@ def write_groups(bed: Bed, folder: Path) -> None:
 def page() -> str:
     """The page with the tables of the ledger."""
     text = PAGE.read_text(encoding="utf-8")
-    return f"{text.partition(_TABLES)[0].rstrip()}\n\n{_TABLES}\n\n{tables(BEDS)}\n"
+    cells = [each for each in read_ledger() if each["seed"] != THROWN_AWAY]
+    beside = f"{_GAINS}\n\n{gains_table(cells, FRONT_BEDS)}"
+    return f"{text.partition(_TABLES)[0].rstrip()}\n\n{_TABLES}\n\n{beside}\n\n{tables(BEDS)}\n"
 
 
 def front_page() -> str:

@@ -143,14 +143,39 @@ def results_table(cells: Sequence[Cell], beds: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _mean(cells: Sequence[Cell], figure: str) -> str:
-    """The mean with half of its interval; of fewer than three seeds, whose interval says nothing, each one's figure."""
+def _mean(cells: Sequence[Cell], figure: str, less: float | None = None) -> str:
+    """The mean with half of its interval; of fewer than three seeds, whose interval says nothing, each one's figure.
+
+    Args:
+        cells: Of one arm.
+        figure: Of `FIGURES`.
+        less: What is taken away from all of them; the figures are gains then, and have a sign.
+    """
     ordered = sorted(cells, key=lambda cell: cell["seed"])
-    by_seed = [matrix([cell], figure).mean() for cell in ordered]
+    by_seed = [float(matrix([cell], figure).mean()) - (less or 0.0) for cell in ordered]
+    sign = "" if less is None else "+"
     if len(cells) < 3:
-        return ", ".join(f"{each:.1f}" for each in by_seed)
+        return ", ".join(f"{each:{sign}.1f}" for each in by_seed)
     mean, _, high = mean_interval(by_seed)
-    return f"{mean:.1f} ± {high - mean:.1f}"
+    return f"{mean:{sign}.1f} ± {high - mean:.1f}"
+
+
+def gains_table(cells: Sequence[Cell], beds: Sequence[str]) -> str:
+    """What every arm gains over the untrained policy of a bed, in points: what one bed would predict of another."""
+    heads = [f"`{bed}`, T = 0 | T = 1" for bed in beds]
+    lines = [f"| trained on | {' | '.join(heads)} |", "|---" * (2 * len(beds) + 1) + "|"]
+    for arm, label in RESULTS.items():
+        row: list[str] = []
+        for bed in beds:
+            found = [cell for cell in cells if (cell["bed"], cell["arm"]) == (bed, arm)]
+            (untrained,) = (cell for cell in cells if (cell["bed"], cell["arm"]) == (bed, "untrained"))
+            row += [
+                _mean(found, figure, float(matrix([untrained], figure).mean()))
+                for figure in ("greedy", "sampled")
+            ]
+        if arm != "untrained" and any(row):
+            lines.append(f"| {label} | {' | '.join(row)} |")
+    return "\n".join(lines)
 
 
 def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:

@@ -1,7 +1,9 @@
 """Losses and gradients against the documented formulas, and targets that a mask hides."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import gradients, ints, policy_datum, supervised, train
+from transformers import AutoModelForCausalLM
 
 from viva.engine import LocalServiceClient
 from viva.engine.losses import LOSSES, find_loss, target_logprobs
@@ -58,7 +61,7 @@ def test_losses_and_their_gradients_follow_the_documented_formulas(
     losses = loss.per_token(leaf, {key: torch.tensor(given_inputs[key]) for key in loss.inputs}, config)
     np.testing.assert_allclose(losses.detach(), by_formula(name, p, q, a, config), rtol=1e-9)
     losses.sum().backward()
-    edges = [config[key] for key in config if key != "beta"]
+    edges = [config[key] for key in config if key.startswith("clip")]
     at_edge = (
         np.any([np.abs(np.exp(p - q) - edge) < 1e-4 for edge in edges], axis=0) if edges else np.zeros(len(p))
     )
@@ -88,8 +91,9 @@ def test_targets_called_inactive_have_no_gradient(
     ("name", "config", "message"),
     [
         ("ppo", {"clip": 0.2}, r"Unknown loss_fn_config keys \['clip'\].*clip_high_threshold"),
-        ("importance_sampling", {"beta": 1.0}, "allowed: none"),
+        ("importance_sampling", {"beta": 1.0}, r"allowed: \['temperature'\]"),
         ("cross_entropy", {"temperature": 0}, "above 0"),
+        ("ppo", {"temperature": 0.0}, "above 0"),
         ("ppo", {"clip_low_threshold": 1.3}, "above"),
         ("dro", {"beta": -1.0}, "at least 0"),
         ("dro", {"beta": "0.1"}, "must be a number"),
@@ -270,6 +274,32 @@ def test_only_targets_that_no_mask_hides_cost_logits(
     datum, _ = masked(policy_datum(TEXTS[0]), [0.0] * 9 + [1.0] * (len(TEXTS[0]) - 10))
     client.forward_backward([datum], "importance_sampling").result()
     assert sum(places) == len(TEXTS[0]) - 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_a_temperature_a_loss_is_that_of_a_model_whose_logits_are_divided_by_it(
+    name: str, service: LocalServiceClient, model_dir: Callable[[str], str], tmp_path: Path
+) -> None:
+    module = AutoModelForCausalLM.from_pretrained(model_dir("llama"))
+    assert not module.config.tie_word_embeddings
+    with torch.no_grad():
+        module.get_output_embeddings().weight.div_(0.5)
+    module.save_pretrained(tmp_path)
+    for file in Path(model_dir("llama")).glob("token*"):
+        shutil.copy(file, tmp_path)
+    data = [supervised(TEXTS[0]) if name == "cross_entropy" else policy_datum(TEXTS[0])]
+    found = []
+    for folder, config in ((model_dir("llama"), {"temperature": 0.5}), (str(tmp_path), None)):
+        client = service.create_lora_training_client(folder, rank=2, seed=0, train_unembed=False)
+        loss = client.forward_backward(data, name, config).result().metrics["loss:sum"]
+        found.append((loss, gradients(client)))
+    (loss, own), (expected, its) = found
+    assert loss == pytest.approx(expected, rel=3e-6)
+    assert own.keys() == its.keys()
+    for key in own:
+        np.testing.assert_allclose(own[key], its[key], rtol=1e-3, atol=1e-5)
+    plain = service.create_lora_training_client(model_dir("llama"), rank=2, seed=0, train_unembed=False)
+    assert plain.forward_backward(data, name).result().metrics["loss:sum"] != pytest.approx(loss, rel=3e-5)
 
 
 def test_data_that_are_masked_whole_push_nothing(

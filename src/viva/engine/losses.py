@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from viva.engine.packing import Batch, Example
 
 TEMPERATURE = "temperature"
-"""Key of ``cross_entropy``'s config, beyond the API: ``p`` is the logprob at this temperature."""
+"""Key of every loss's config, beyond the API: ``p`` is the logprob at this temperature."""
+_UNTEMPERED = {TEMPERATURE: 1.0}
 
 Inputs = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]
@@ -116,32 +117,33 @@ LOSSES: Mapping[str, Loss] = {
     "cross_entropy": Loss(
         inputs=("weights",),
         optional=("weights",),
-        config={TEMPERATURE: 1.0},
+        config=_UNTEMPERED,
         dense=True,
         per_token=lambda p, given, config: -p * given["weights"],
         active=lambda given: given["weights"] != 0,
     ),
     "importance_sampling": Loss(
         inputs=_POLICY_INPUTS,
+        config=_UNTEMPERED,
         per_token=lambda p, given, config: -torch.exp(p - given["logprobs"]) * given["advantages"],
         active=_has_advantage,
     ),
     "ppo": Loss(
         inputs=_POLICY_INPUTS,
-        config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+        config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, **_UNTEMPERED},
         per_token=_ppo,
         active=_has_advantage,
     ),
     # one-sided by default, as in the paper: a ratio below 1 keeps its small weight
     "cispo": Loss(
         inputs=_POLICY_INPUTS,
-        config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+        config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0, **_UNTEMPERED},
         per_token=_cispo,
         active=_has_advantage,
     ),
     "dro": Loss(
         inputs=_POLICY_INPUTS,
-        config={"beta": 0.05},
+        config={"beta": 0.05, **_UNTEMPERED},
         per_token=lambda p, given, config: (
             -(p * given["advantages"] - 0.5 * config["beta"] * (p - given["logprobs"]) ** 2)
         ),

@@ -62,7 +62,7 @@ class LocalTrainingClient:
     """Whether `forward_backward` takes a mask."""
 
     takes_temperature = True
-    """Whether ``cross_entropy`` can be computed at another temperature than 1."""
+    """Whether losses can be computed at another temperature than 1."""
 
     def result(self, timeout: float | None = None) -> Self:
         """This client."""
@@ -89,7 +89,7 @@ class LocalTrainingClient:
                 logprob is not computed but NaN.
             loss_fn: ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo`` or ``dro``.
             loss_fn_config: ``clip_low_threshold`` and ``clip_high_threshold`` (ratios), or ``beta``; unlike servers
-                this engine takes a ``temperature`` for ``cross_entropy``.
+                this engine takes a ``temperature``, which divides the logits.
 
         Returns:
             Per datum ``logprobs`` of the targets and ``elementwise_loss``; the metrics ``loss:sum`` and
