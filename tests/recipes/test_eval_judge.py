@@ -62,6 +62,13 @@ def test_nothing_is_judged_where_answers_are_known_or_nobody_is_to(train):
     assert list(named) == [0, 2, 4]
 
 
+def test_a_run_that_is_never_evaluated_keeps_no_weights_for_it(train):
+    warm = train("warm", max_steps=1)
+    folder = train(load_checkpoint_path=str(warm / "state" / "weights" / "000001"), max_steps=1, eval_every=0)
+    assert judged(folder) == {}
+    assert not list((folder / "state").glob("sampler_weights/start-*"))
+
+
 def test_another_model_judges(train):
     by_start, by_other = judged(train()), judged(train("other", eval_judge="tiny"))
     assert by_start[0] == by_other[0]
@@ -90,6 +97,7 @@ def test_a_resumed_run_is_judged_against_the_weights_that_it_started_from(train,
             {"eval_judge": "initial", "test_prompts_path": None},
             "eval_judge=initial would change nothing: there are no",
         ),
+        ({"eval_judge": "initial", "eval_every": 0}, "eval_judge=initial would change nothing.*eval_every=0"),
         ({"eval_judge": "current"}, "eval_judge must be initial .* or none, .*; got current"),
         ({"eval_judge": "https://host/v1"}, "got https://host/v1.*viva eval RUN judge="),
         (

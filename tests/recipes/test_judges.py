@@ -213,7 +213,7 @@ def test_a_judge_is_found_from_elsewhere_and_is_no_path_in_a_model_card(run, tmp
     assert located(config, folder)["judge"] == str(tmp_path / "runs" / "judge")
     monkeypatch.chdir(tmp_path / "runs")
     assert located({"log_path": "own", "judge": "initial"}, folder)["judge"] == "initial"
-    assert _shown("judge", "/home/me/judge") == "judge"
+    assert _shown("judge", "/home/me/judge") == _shown("eval_judge", "/home/me/judge") == "judge"
     for name in ("ema", "Qwen/Qwen3-8B", "https://host/v1"):
         assert _shown("judge", name) == name
 

@@ -39,7 +39,7 @@ REFUSED = 2
 """Exit code of a run that cannot begin."""
 
 _BUILT_IN = "tiny"
-_PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path", "judge")
+_PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path", "judge", "eval_judge")
 """Options that may be paths of files that a run reads."""
 _BUILT_IN_RATE = 1.5e-3  # measured, see benchmarks/log.md
 
@@ -125,7 +125,7 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """
     from viva.judging.judge import POLICIES
 
-    words = (_BUILT_IN, *POLICIES)
+    words = (_BUILT_IN, "none", *POLICIES)
     now, then = folder.resolve(), Path(str(config.get("log_path") or "."))
     places = [now]
     if not then.is_absolute() and ".." not in then.parts and now.parts[-len(then.parts) :] == then.parts:

@@ -69,11 +69,13 @@ def with_eval_judge(plan: Plan) -> Plan:
     from viva.judging.judge import POLICIES, JudgeOptions, check_policy
 
     name, is_open = plan.config.eval_judge, all(item.answer is None for item in plan.test)
-    if name == NOBODY or (name is None and not (plan.test and is_open)):
+    is_evaluated = bool(plan.test and plan.config.eval_every)
+    if name == NOBODY or (name is None and not (is_evaluated and is_open)):
         return plan
-    if not plan.test:
+    if not is_evaluated:
         raise ValueError(
-            f"eval_judge={name} would change nothing: there are no test prompts; give test_prompts_path=FILE"
+            f"eval_judge={name} would change nothing: there are no test prompts, or eval_every=0 says that they are "
+            "never asked; give test_prompts_path=FILE and leave eval_every out"
         )
     if name is None or name == "initial":
         return replace(plan, eval_judge=JudgeOptions(policy="initial"))

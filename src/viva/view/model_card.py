@@ -217,7 +217,7 @@ def _shown(name: str, value: Any) -> Any:
         weights = cast(dict[str, str], value)
         return {member: text if _is_hub_name(text) else Path(text).name for member, text in weights.items()}
     is_path = name in _PATHS or (
-        name in ("model_name", "hf_dataset_name", "judge")
+        name in ("model_name", "hf_dataset_name", "judge", "eval_judge")
         and not _is_hub_name(str(value))
         and "://" not in str(value)
     )
