@@ -43,7 +43,6 @@ from evidence.tables import (
     arm_table,
     contrast_table,
     conversation_table,
-    gains_table,
     group_table,
     long_table,
     results_table,
@@ -186,7 +185,7 @@ def page() -> str:
     """The page with the tables of the ledger."""
     text = PAGE.read_text(encoding="utf-8")
     cells = [each for each in read_ledger() if each["seed"] != THROWN_AWAY]
-    beside = f"{_GAINS}\n\n{gains_table(cells, FRONT_BEDS)}"
+    beside = f"{_GAINS}\n\n{results_table(cells, FRONT_BEDS, as_gains=True)}"
     return f"{text.partition(_TABLES)[0].rstrip()}\n\n{_TABLES}\n\n{beside}\n\n{tables(BEDS)}\n"
 
 

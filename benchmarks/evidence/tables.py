@@ -131,15 +131,31 @@ def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str,
     return _markdown(rows)
 
 
-def results_table(cells: Sequence[Cell], beds: Sequence[str]) -> str:
-    """Per cent right at temperatures 0 and 1 on the beds: mean and half of its 95 % interval over seeds."""
+def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool = False) -> str:
+    """Per cent right at temperatures 0 and 1 on the beds: mean and half of its 95 % interval over seeds.
+
+    Args:
+        cells: Of the ledger, without seeds that are thrown away.
+        beds: Their names.
+        as_gains: Points over the untrained policy of the bed in place of per cent: what one bed predicts of another.
+    """
     heads = [f"`{bed}`, T = 0 | T = 1" for bed in beds]
     lines = [f"| trained on | {' | '.join(heads)} |", "|---" * (2 * len(beds) + 1) + "|"]
+    by_place: dict[tuple[object, object], list[Cell]] = {}
+    for cell in cells:
+        by_place.setdefault((cell["bed"], cell["arm"]), []).append(cell)
     for arm, label in RESULTS.items():
-        own = [[cell for cell in cells if (cell["bed"], cell["arm"]) == (bed, arm)] for bed in beds]
-        figures = [_mean(found, figure) for found in own for figure in ("greedy", "sampled")]
-        if any(own):
-            lines.append(f"| {label} | {' | '.join(figures)} |")
+        row = [
+            _mean(
+                by_place.get((bed, arm), []),
+                figure,
+                less=float(matrix(by_place[bed, "untrained"], figure).mean()) if as_gains else None,
+            )
+            for bed in beds
+            for figure in ("greedy", "sampled")
+        ]
+        if any(row) and not (as_gains and arm == "untrained"):
+            lines.append(f"| {label} | {' | '.join(row)} |")
     return "\n".join(lines)
 
 
@@ -158,24 +174,6 @@ def _mean(cells: Sequence[Cell], figure: str, less: float | None = None) -> str:
         return ", ".join(f"{each:{sign}.1f}" for each in by_seed)
     mean, _, high = mean_interval(by_seed)
     return f"{mean:{sign}.1f} ± {high - mean:.1f}"
-
-
-def gains_table(cells: Sequence[Cell], beds: Sequence[str]) -> str:
-    """What every arm gains over the untrained policy of a bed, in points: what one bed would predict of another."""
-    heads = [f"`{bed}`, T = 0 | T = 1" for bed in beds]
-    lines = [f"| trained on | {' | '.join(heads)} |", "|---" * (2 * len(beds) + 1) + "|"]
-    for arm, label in RESULTS.items():
-        row: list[str] = []
-        for bed in beds:
-            found = [cell for cell in cells if (cell["bed"], cell["arm"]) == (bed, arm)]
-            (untrained,) = (cell for cell in cells if (cell["bed"], cell["arm"]) == (bed, "untrained"))
-            row += [
-                _mean(found, figure, float(matrix([untrained], figure).mean()))
-                for figure in ("greedy", "sampled")
-            ]
-        if arm != "untrained" and any(row):
-            lines.append(f"| {label} | {' | '.join(row)} |")
-    return "\n".join(lines)
 
 
 def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:

@@ -29,8 +29,8 @@ _ORDERS = ((0, 1), (1, 0))
 _NOTHING = (0.0, 0.0)
 _RESAMPLES = 1000
 """For the interval of one evaluation of a run."""
-_HALF_WIDTH = 1.96
-"""Of a 95 % interval, in standard errors."""
+_Z95 = 1.959963984540054
+"""Half of a 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +323,7 @@ class WinRateEvaluator:
         metrics = {name: figure.value for name, figure in figures.items() if figure.value is not None}
         won = figures["win_rate"]
         if won.low is not None and won.high is not None:
-            metrics["win_rate_stderr"] = (won.high - won.low) / (2 * _HALF_WIDTH)
+            metrics["win_rate_stderr"] = (won.high - won.low) / (2 * _Z95)
         cost = costs.tokens["judged"]
         metrics |= {"sampled_tokens": cost.sampled_tokens, "total_tokens": cost.total_tokens}
         return {f"test/judged/{name}": value for name, value in metrics.items()}

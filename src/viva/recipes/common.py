@@ -38,6 +38,9 @@ MEMBERS = "members"
 REFUSED = 2
 """Exit code of a run that cannot begin."""
 
+NOBODY = "none"
+"""As ``eval_judge``: no test answers are judged."""
+
 _BUILT_IN = "tiny"
 _PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path", "judge", "eval_judge")
 """Options that may be paths of files that a run reads."""
@@ -125,7 +128,7 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """
     from viva.judging.judge import POLICIES
 
-    words = (_BUILT_IN, "none", *POLICIES)
+    words = (_BUILT_IN, NOBODY, *POLICIES)
     now, then = folder.resolve(), Path(str(config.get("log_path") or "."))
     places = [now]
     if not then.is_absolute() and ".." not in then.parts and now.parts[-len(then.parts) :] == then.parts:

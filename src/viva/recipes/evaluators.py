@@ -69,8 +69,11 @@ async def win_rate_evaluators(plan: Plan, opened: OpenRun) -> tuple[list[Evaluat
     if plan.eval_judge is None:
         return [], []
     start, followers = await policy_of(JudgeOptions(policy="initial"), plan, opened, "start")
-    judge = plan.eval_judge.make(start, opened.renderer)
-    if plan.eval_judge.model is not None:
-        judge, _ = await judge_of(plan.eval_judge, plan, opened)
+    if plan.eval_judge.model is None:
+        judge = plan.eval_judge.make(start, opened.renderer)
+    else:
+        judge, _ = await judge_of(
+            plan.eval_judge, plan, opened
+        )  # stays as it is: nothing follows the run for it
     direct = direct_sampler(plan, opened, plan.eval_temperature)
     return [WinRateEvaluator(items=plan.test, direct=direct, start=start, judge=judge)], followers

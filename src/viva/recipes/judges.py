@@ -53,10 +53,6 @@ def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> P
     return plan if weights is None else replace(plan, record={**plan.record, _RECORD: weights})
 
 
-NOBODY = "none"
-"""As ``eval_judge``: no test answers are judged."""
-
-
 def with_eval_judge(plan: Plan) -> Plan:
     """The plan of a run, with who compares its answers to test prompts with those before training.
 
@@ -67,6 +63,7 @@ def with_eval_judge(plan: Plan) -> Plan:
         ValueError: If there is no such model, or there are no test prompts.
     """
     from viva.judging.judge import POLICIES, JudgeOptions, check_policy
+    from viva.recipes.common import NOBODY
 
     name, is_open = plan.config.eval_judge, all(item.answer is None for item in plan.test)
     is_evaluated = bool(plan.test and plan.config.eval_every)
