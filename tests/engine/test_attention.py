@@ -42,7 +42,7 @@ def fused_copy(base: BaseModel) -> Any:
 
 
 def decode_in_pieces(
-    base: BaseModel, texts: list[list[int]], cuts: list[list[int]], start: int, module: Any = None
+    base: BaseModel, texts: list[list[int]], cuts: list[list[int]], module: Any = None
 ) -> list[torch.Tensor]:
     """Logits of every position, each text fed in pieces of the given sizes, all texts together."""
     cache, module = RaggedCache(rows=1), module or base.decode_copy()
@@ -53,7 +53,7 @@ def decode_in_pieces(
         for line, text, done, size in zip(tokens, texts, past, sizes, strict=True):
             line[:size] = torch.tensor(text[done : done + size])
         with torch.inference_mode():
-            hidden = cache.forward(module, tokens, start=start, past=past)
+            hidden = cache.forward(module, tokens, past=past)
             for row, size in enumerate(sizes):
                 logits[row].append(head_logits(base.module, hidden[row, :size]))
         past = [done + size for done, size in zip(past, sizes, strict=True)]
@@ -72,7 +72,7 @@ def test_rows_of_any_length_fed_in_any_pieces_get_the_models_logits(
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(0, 256, (size,), generator=generator).tolist() for size in (13, 30, 22)]
     cuts = [[4, 3, 1, 1, 4], [11, 6, 1, 1, 11], [9, 1, 1, 1, 10]]
-    pieces = decode_in_pieces(base_of(family), texts, cuts, start=2, module=make(base_of(family)))
+    pieces = decode_in_pieces(base_of(family), texts, cuts, module=make(base_of(family)))
     for text, logits in zip(texts, pieces, strict=True):
         with torch.no_grad():
             expected = plain_model(family)(torch.tensor([text])).logits[0]
@@ -87,9 +87,9 @@ def test_many_rows_attend_in_groups_as_they_would_alone(
     base = base_of("qwen3")
     generator = torch.Generator().manual_seed(sum(lengths))
     texts = [torch.randint(0, 256, (size + 1,), generator=generator).tolist() for size in lengths]
-    together = decode_in_pieces(base, texts, [[size, 1] for size in lengths], start=0)
+    together = decode_in_pieces(base, texts, [[size, 1] for size in lengths])
     for text, logits in list(zip(texts, together, strict=True))[::7]:
-        alone = decode_in_pieces(base, [text], [[len(text) - 1, 1]], start=0)[0]
+        alone = decode_in_pieces(base, [text], [[len(text) - 1, 1]])[0]
         torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
 
 
@@ -112,7 +112,7 @@ def test_rows_with_trunks_get_the_models_logits(
     texts = [begin + torch.randint(0, 256, (9,), generator=generator).tolist() for begin in begins]
     cache, store = RaggedCache(rows=1), RaggedCache(rows=1)
     with torch.inference_mode():
-        store.forward(module, torch.tensor([long, short + [0] * 23]), start=0, past=[0, 0])
+        store.forward(module, torch.tensor([long, short + [0] * 23]), past=[0, 0])
         prefixes = {
             len(begin): SharedPrefix(digest=b"", states=store.read_row(row, 0, len(begin)), length=len(begin))
             for row, begin in ((0, long), (0, long[:11]), (1, short))
@@ -125,8 +125,8 @@ def test_rows_with_trunks_get_the_models_logits(
                 tokens = torch.tensor([text[len(text) - 9 :][first:last] for text in texts])
                 past = [first] * len(texts)
                 ends = [row % (last - first) for row in range(len(texts))]
-                ended = cache.forward(module, tokens, start=1, past=past, prefixes=of_rows, ends=ends)
-                hidden = cache.forward(module, tokens, start=1, past=past, prefixes=of_rows)
+                ended = cache.forward(module, tokens, past=past, prefixes=of_rows, ends=ends)
+                hidden = cache.forward(module, tokens, past=past, prefixes=of_rows)
                 expected = hidden[torch.arange(len(texts)), ends][:, None]
                 torch.testing.assert_close(ended, expected, atol=1e-5, rtol=1e-5)
                 pieces.append(hidden)
@@ -158,7 +158,7 @@ def test_ends_alone_are_the_ends_of_whole_rows(
             (0, 12, [0] * 4, [11, 3, 0, 7]),
             (12, 20, [12, 4, 1, 8], [7, 0, 3, 6]),
         ):
-            given: dict[str, Any] = {"start": 2, "past": past}
+            given: dict[str, Any] = {"past": past}
             hidden = cache.forward(module, tokens[:, first:last], **given)
             computed.clear()
             ended = cache.forward(module, tokens[:, first:last], ends=ends, **given)
@@ -172,16 +172,16 @@ def test_growing_and_moving_rows_keeps_what_is_stored(base_of: Callable[[str], B
     cache, module = RaggedCache(rows=1), base.decode_copy()
     text = torch.arange(30)[None]
     with torch.inference_mode():
-        cache.forward(module, text[:, :20], start=0, past=[0])
+        cache.forward(module, text[:, :20], past=[0])
         saved = cache.read_row(0, 0, 16)
         cache.copy_row(0, 0, 20)
         cache.reserve(9, 200)
         cache.copy_row(0, 7, 20)
         cache.clear_row(0)
-        moved = cache.forward(module, text[:, 20:], start=7, past=[20])
+        moved = cache.forward(module, text[:, 20:].repeat(8, 1), past=[20] * 8)[7:]
         cache.write_row(3, saved)
-        restored = cache.forward(module, text[:, 16:], start=3, past=[16])[:, 4:]
-        whole = RaggedCache(rows=1).forward(module, text, start=0, past=[0])[:, 20:]
+        restored = cache.forward(module, text[:, 16:].repeat(4, 1), past=[16] * 4)[3:, 4:]
+        whole = RaggedCache(rows=1).forward(module, text, past=[0])[:, 20:]
     torch.testing.assert_close(moved, whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(restored, whole, atol=1e-5, rtol=1e-5)
     assert cache.rows >= 9
@@ -195,7 +195,7 @@ def test_memory_not_stored_yet_cannot_reach_a_result(
     left_over = torch.Tensor.new_empty
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args: left_over(*args).fill_(math.nan))
     with torch.inference_mode():
-        cache.forward(module, torch.zeros(2, 30, dtype=torch.int64), start=0, past=[0, 0])
+        cache.forward(module, torch.zeros(2, 30, dtype=torch.int64), past=[0, 0])
         first = cache.read_row(0, 0, 30)
         cache.reserve(4, 0)
         assert not any(saved.any() for row in (2, 3) for saved in cache.read_row(row, 0, 64))
@@ -268,7 +268,7 @@ def test_room_that_cannot_be_made_leaves_the_rows_as_they_are(
     cache, module = RaggedCache(rows=1), base.decode_copy()
     text = torch.arange(90)[None]
     with torch.inference_mode():
-        cache.forward(module, text[:, :20], start=0, past=[0])
+        cache.forward(module, text[:, :20], past=[0])
         cache.reserve(had, 0)
         new_empty, calls = torch.Tensor.new_empty, iter(range(9))
 
@@ -281,9 +281,9 @@ def test_room_that_cannot_be_made_leaves_the_rows_as_they_are(
             patch.setattr(torch.Tensor, "new_empty", failing)
             with pytest.raises(RuntimeError, match="out of memory"):
                 cache.reserve(asked, 200)
-        whole = RaggedCache(rows=1).forward(module, text, start=0, past=[0])[:, 20:]
-        rest = cache.forward(module, text[:, 20:], start=0, past=[20])
-        cache.forward(module, text[:, :20], start=2, past=[0])
-        later = cache.forward(module, text[:, 20:], start=2, past=[20])
+        whole = RaggedCache(rows=1).forward(module, text, past=[0])[:, 20:]
+        rest = cache.forward(module, text[:, 20:], past=[20])
+        cache.forward(module, text[:, :20].repeat(3, 1), past=[0] * 3)
+        later = cache.forward(module, text[:, 20:].repeat(3, 1), past=[20] * 3)[2:]
     torch.testing.assert_close(rest, whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(later, whole, atol=1e-5, rtol=1e-5)

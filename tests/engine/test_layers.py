@@ -61,8 +61,8 @@ def test_in_bfloat16_fused_layers_differ_by_rounding(family: str, model_dir: Cal
         ):
             module = change(cast_weights(base.decode_copy(), dtype or torch.float32))
             cache = RaggedCache(rows=5)
-            cache.forward(module, tokens, start=0, past=[0] * 5)
-            hidden.append(cache.forward(module, more, start=0, past=[19] * 5).float())
+            cache.forward(module, tokens, past=[0] * 5)
+            hidden.append(cache.forward(module, more, past=[19] * 5).float())
     fused, stock, exact = hidden
     assert (fused - exact).abs().mean() < 1.5 * (stock - exact).abs().mean()
 

@@ -1,6 +1,6 @@
 """Which prompts are computed together, and the room that is made for the rows that start from them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,10 +11,16 @@ from viva.engine import EngineLimits, LocalServiceClient
 LENGTHS = (5, 30, 22, 4, 28)
 
 
-def decoder_with(service: LocalServiceClient, model: str, num_samples: int, max_tokens: int = 2) -> Any:
+def decoder_with(
+    service: LocalServiceClient,
+    model: str,
+    num_samples: int,
+    max_tokens: int = 2,
+    lengths: Sequence[int] = LENGTHS,
+) -> Any:
     """A decoder for which a prompt of every length waits."""
     sampler: Any = service.create_sampling_client(base_model=model)
-    for index, length in enumerate(LENGTHS):
+    for index, length in enumerate(lengths):
         prompt = tinker.ModelInput.from_ints([index + 1] * length)
         sampler.sample(prompt, num_samples, tinker.SamplingParams(max_tokens=max_tokens, seed=index))
     decoder = sampler._source.result().decoder
@@ -82,3 +88,17 @@ def test_many_short_prompts_after_a_long_one_take_no_more_room_than_by_themselve
     again = sizes(*many)
     assert again == alone
     assert long < alone[1]
+
+
+def test_rows_behind_one_shared_prompt_have_no_room_for_it(
+    service: LocalServiceClient, model_dir: Callable[[str], str]
+) -> None:
+    held: list[int] = []
+    for length in (5, 200):
+        decoder = decoder_with(service, model_dir("llama"), 8, lengths=[length])
+        decoder.run_unit()
+        assert len(decoder._running.sequences) == 8
+        held.append(decoder._running.cache.num_bytes + decoder._running.prompts.num_bytes)
+        while decoder.has_work():
+            decoder.run_unit()
+    assert held[0] == held[1] > 0

@@ -14,6 +14,7 @@ import tinker
 from tiny_engine import ints, params, run, supervised, train
 
 from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient, decoder
+from viva.engine.attention import RaggedCache
 from viva.engine.requests import block_digests
 from viva.engine.sequences import PrefixCache, SequenceTable
 
@@ -157,14 +158,13 @@ def test_a_groups_prompt_is_computed_once(
     service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = service.create_sampling_client(base_model=model_dir("qwen3"))
-    cache = client._source.result().decoder._running.cache
-    forward, fed = cache.forward, list[tuple[int, ...]]()
+    forward, fed = RaggedCache.forward, list[tuple[int, ...]]()
 
-    def counting(module: Any, tokens: Any, **where: Any) -> Any:
+    def counting(cache: RaggedCache, module: Any, tokens: Any, **where: Any) -> Any:
         fed.append(tuple(tokens.shape))
-        return forward(module, tokens, **where)
+        return forward(cache, module, tokens, **where)
 
-    monkeypatch.setattr(cache, "forward", counting)
+    monkeypatch.setattr(RaggedCache, "forward", counting)
     prompt = list(range(30))
     futures = [client.sample(ints(prompt), 5, params(max_tokens=3, seed=seed)) for seed in range(2)]
     for future in futures:

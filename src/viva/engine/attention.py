@@ -35,7 +35,7 @@ class RaggedCache(Cache):
     """Preallocated keys and values, ``[rows, K, length, D]`` per layer, growing as needed.
 
     A row may begin with a `Trunk`, which is stored elsewhere; what is stored here are the tokens of its own behind it.
-    Rows ``start .. start + B`` take part in a forward pass; the views handed to the attention are not copies. What is
+    The first ``B`` rows take part in a forward pass; the views handed to the attention are not copies. What is
     not stored yet is zero, never left over from other memory: even where a mask gives it no weight, 0 times NaN is NaN.
     """
 
@@ -91,17 +91,15 @@ class RaggedCache(Cache):
         module: "PreTrainedModel",
         tokens: torch.Tensor,
         *,
-        start: int,
         past: Sequence[int],
         prefixes: Sequence[SharedPrefix | None] = (),
         ends: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Run the decoder on new tokens of rows ``start .. start + B``, storing their keys and values.
+        """Run the decoder on new tokens of the first ``B`` rows, storing their keys and values.
 
         Args:
             module: A `BaseModel.decode_copy`.
             tokens: ``[B, T]``, padded on the right; what padding stores is overwritten by later tokens.
-            start: First row.
             past: Tokens of its own that each of the ``B`` rows has already.
             prefixes: The shared prefix of each row; none if left out.
             ends: Of each row the new token, counted from the first, whose hidden state is read; all if left out.
@@ -113,8 +111,8 @@ class RaggedCache(Cache):
             UnsupportedAttentionError: The architecture does not use our attention.
         """
         num_new = tokens.shape[1]
-        self.reserve(start + len(past), max(past) + num_new)
-        step = RaggedStep(start, past, num_new, tokens.device, prefixes)
+        self.reserve(len(past), max(past) + num_new)
+        step = RaggedStep(past, num_new, tokens.device, prefixes)
         if ends is None or num_new == 1:
             return self.run(module, tokens, step)
         step.read_ends(ends)
@@ -175,7 +173,7 @@ class RaggedCache(Cache):
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Views ``[B, K, L, D]`` of the keys and values that the rows have in the layer opened last."""
         step = self._running()
-        live = step.store[:, step.start : step.start + step.num_rows, :, : step.length]
+        live = step.store[:, : step.num_rows, :, : step.length]
         return live[0], live[1]
 
     def _running(self) -> RaggedStep:
@@ -271,7 +269,7 @@ def attend(
         where = step.parts, step.layer, step.positions
         output = two_part_attention(folded, averages, *where, scale, window, softcap).reshape(query.shape)
     elif compiled:
-        output = attend_rows(query, step.store, step.start, step.lengths, scale, window)[0]
+        output = attend_rows(query, step.store, step.lengths, scale, window)[0]
     elif softcap is not None:
         output = _softcapped(query, key, value, step.mask(window), scale, softcap)
     elif step.num_new == 1:
@@ -293,7 +291,7 @@ def _compiled_averages(
     query: torch.Tensor, shape: torch.Size, step: RaggedStep, scale: float, window: int | None
 ) -> Callable[[Part], _Averages]:
     """Averages over the rows' own tokens for `two_part_attention`, which has queries in another shape."""
-    found = attend_rows(query, step.store, step.start, step.lengths, scale, window)
+    found = attend_rows(query, step.store, step.lengths, scale, window)
     output, sums = found[0].reshape(shape), found[1].view(shape[:3])
     return lambda part: (output[part.rows], sums[part.rows])
 

@@ -167,10 +167,9 @@ class Decoder:
         is_scored = any(request.unscored for prompt in prompts for request in prompt.requests)
         ends = [prompt.num_new - 1 for prompt in prompts]
         self._speak_for([prompt.requests[0] for prompt in prompts])
-        hidden = self._running.cache.forward(
+        hidden = self._running.prompts.forward(
             self._module,
             torch.from_numpy(tokens).to(self._device),
-            start=start,
             past=[prompt.past - prefix_length(prompt.prefix) for prompt in prompts],
             prefixes=[prompt.prefix for prompt in prompts],
             ends=None if is_scored else ends,
@@ -197,9 +196,7 @@ class Decoder:
     def _score(self, prompts: list[Prompt], hidden: torch.Tensor) -> list[SampleRequest]:
         """Fill in what the requests ask to know about their prompts; return those whose logits are not finite."""
         lost: list[SampleRequest] = []
-        for slot, (line, prompt) in enumerate(
-            zip(hidden, prompts, strict=True), start=len(self._running.sequences)
-        ):
+        for line, prompt in zip(hidden, prompts, strict=True):
             for request in prompt.requests:
                 scoring = request.unscored
                 if scoring is not None:
@@ -212,8 +209,6 @@ class Decoder:
                     except FloatingPointError as error:
                         request.future.reject(error)
                         lost.append(request)
-            if any(request in lost for request in prompt.requests) and not sum(prompt.samples):
-                self._running.cache.clear_row(slot)
         return lost
 
     def _decode(self) -> bool:

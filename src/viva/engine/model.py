@@ -291,9 +291,9 @@ def _check_decoding(base: BaseModel, device: torch.device) -> None:
         try:
             expected = base.module(input_ids=text[None], use_cache=False).logits[0]
             cache = RaggedCache(rows=2)
-            cache.forward(module, text[None, :_PROBE_LONG].repeat(2, 1), start=0, past=[0, 0])
+            cache.forward(module, text[None, :_PROBE_LONG].repeat(2, 1), past=[0, 0])
             last = text[[_PROBE_LONG, _PROBE_SHORT]][:, None]
-            hidden = cache.forward(module, last, start=0, past=[_PROBE_LONG, _PROBE_SHORT])
+            hidden = cache.forward(module, last, past=[_PROBE_LONG, _PROBE_SHORT])
         except _PROBE_ERRORS as error:
             raise ValueError(
                 f"The engine cannot decode {kind}: {error}. Supported are decoder models whose layers are full or "

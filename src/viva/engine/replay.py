@@ -136,7 +136,7 @@ class DecodeSteps:
             if hidden is not None:
                 return hidden[: len(past)]
         given = torch.tensor(tokens, device=module.device)[:, None]
-        return cache.forward(module, given, start=0, past=past, prefixes=prefixes)[:, 0]
+        return cache.forward(module, given, past=past, prefixes=prefixes)[:, 0]
 
     def _replayed(
         self,
@@ -177,7 +177,7 @@ def check_replays(base: BaseModel, recorder: Recorder) -> None:
     caches = RaggedCache(rows=2), RaggedCache(rows=2)
     ways = DecodeSteps(recorder), DecodeSteps(None)
     for cache in caches:
-        cache.forward(module, text[None, :_PROBE].repeat(2, 1).to(module.device), start=0, past=[0, 0])
+        cache.forward(module, text[None, :_PROBE].repeat(2, 1).to(module.device), past=[0, 0])
     for length in range(_PROBE, len(text)):
         tokens, past = text[[length, length - 2]].tolist(), [length, length - 2]
         replayed, computed = (
@@ -203,7 +203,7 @@ class _Recording:
         prefixes: Sequence[SharedPrefix | None],
     ) -> None:
         self._cache, self._module = cache, module
-        self._step = RaggedStep(0, past, 1, module.device, prefixes, is_fixed=True)
+        self._step = RaggedStep(past, 1, module.device, prefixes, is_fixed=True)
         self._tokens = torch.zeros(len(past), 1, dtype=torch.int64, device=module.device)
         self._replay: Run | None = None
 

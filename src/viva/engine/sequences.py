@@ -209,6 +209,9 @@ class SequenceTable:
     def __init__(self, max_saved_bytes: int) -> None:
         self.sequences: list[RunningSequence] = []
         self.cache = RaggedCache(rows=1)
+        """Keys and values of the sequences, a row each."""
+        self.prompts = RaggedCache(rows=1)
+        """Those of the prompts at work: whole, so apart, or rows that share their beginnings would be as long."""
         self._max_saved_bytes = max_saved_bytes
         self.forget()
 
@@ -235,54 +238,45 @@ class SequenceTable:
             prefix = self._shared(digest, sharing)
             for prompt in sharing:
                 prompt.prefix = prefix
-        if not self.sequences:
-            own = [len(prompt.tokens) - prefix_length(prompt.prefix) for prompt in prompts]
-            self.cache.renew(len(prompts), max(own))
-        for slot, prompt in enumerate(prompts, start=len(self.sequences)):
+        self.prompts = RaggedCache(len(prompts))
+        for row, prompt in enumerate(prompts):
             if prompt.source is not None and prompt.prefix is None:
-                self.cache.write_row(slot, prompt.source.states_up_to(prompt.past // BLOCK))
+                self.prompts.write_row(row, prompt.source.states_up_to(prompt.past // BLOCK))
 
     def start(self, prompts: Sequence[Prompt], expected: int) -> list[int]:
-        """Start the sequences of prompts whose keys and values lie in the rows after the running ones.
+        """Start the sequences of prompts whose keys and values were computed in rows of `prompts`, and free these.
 
         There will be `expected` running together when what waits has started. Room for them is made at once.
 
         Returns:
             The index of its prompt for every new sequence.
         """
-        first = len(self.sequences)
-        for slot, prompt in enumerate(prompts, start=first):
-            self._settle(slot, prompt)
-        origins = [index for index, prompt in enumerate(prompts) if sum(prompt.samples)]
-        samples = [
-            [
-                (request, request.started + offset)
-                for request, count in zip(prompt.requests, prompt.samples, strict=True)
-                for offset in range(count)
-            ]
-            for prompt in prompts
-        ]
-        order = [(index, 0) for index in origins]
-        order += [(index, copy) for index in origins for copy in range(1, len(samples[index]))]
-        self.cache.reserve(max(first + len(order), first + len(prompts), expected), 0)
-        # the first samples move down over rows that were only scored; no row is read after it was overwritten
-        for slot, (index, copy) in enumerate(order, start=first):
-            request, sample = samples[index][copy]
-            sequence = RunningSequence(
-                request=request,
-                index=sample,
-                length=len(request.prompt),
-                numbers=UniformStream(request.seed, sample),
-                prefix=prompts[index].prefix,
-            )
-            place = first + index if copy == 0 else first + origins.index(index)
-            if place != slot:
-                self.cache.copy_row(place, slot, sequence.num_own)
-            self.sequences.append(sequence)
-        for prompt in prompts:
+        cuts = [self._settle(row, prompt) for row, prompt in enumerate(prompts)]
+        origins: list[int] = []
+        num_own = [len(prompt.tokens) - prefix_length(prompt.prefix) for prompt in prompts]
+        num_rows = len(self.sequences) + sum(sum(prompt.samples) for prompt in prompts)
+        make_room = self.cache.reserve if self.sequences else self.cache.renew
+        make_room(max(num_rows, expected), max(num_own) + 1)
+        for row, prompt in enumerate(prompts):
+            if not sum(prompt.samples):
+                continue
+            own = self.prompts.read_row(row, cuts[row], cuts[row] + num_own[row])
             for request, count in zip(prompt.requests, prompt.samples, strict=True):
+                for sample in range(request.started, request.started + count):
+                    self.cache.write_row(len(self.sequences), own)
+                    self.sequences.append(
+                        RunningSequence(
+                            request=request,
+                            index=sample,
+                            length=len(request.prompt),
+                            numbers=UniformStream(request.seed, sample),
+                            prefix=prompt.prefix,
+                        )
+                    )
+                    origins.append(row)
                 request.started += count
-        return [index for index, _ in order]
+        self.prompts = RaggedCache(rows=1)
+        return origins
 
     def retire(self, slots: Sequence[int], *, keep: bool) -> None:
         """Take sequences out of the batch; with ``keep`` what they computed can be found again."""
@@ -293,7 +287,7 @@ class SequenceTable:
                     [sequence.request.prompt, np.asarray(sequence.tokens, dtype=np.int64)]
                 )
                 digests = block_digests(tokens[: sequence.length], sequence.request.name.client)
-                self._save(slot, digests, sequence.prefix)
+                self._save(self.cache, slot, digests, sequence.prefix)
             if not keep:
                 self.cache.clear_row(slot)
             last = self.sequences.pop()
@@ -302,9 +296,11 @@ class SequenceTable:
                 self.sequences[slot] = last
 
     def shrink(self, max_bytes: int) -> None:
-        """Free the key-value store of an idle decoder if it is larger than this."""
-        if not self.sequences and self.cache.num_bytes > max_bytes:
-            self.cache = RaggedCache(rows=1)
+        """Free the key-value stores of an idle decoder; that of sequences if it is larger than this."""
+        if not self.sequences:
+            self.prompts = RaggedCache(rows=1)
+            if self.cache.num_bytes > max_bytes:
+                self.cache = RaggedCache(rows=1)
 
     def _shared(self, digest: bytes, prompts: Sequence[Prompt]) -> SharedPrefix | None:
         """The shared prefix of prompts with the same stored one, if sharing it is worth while.
@@ -334,27 +330,31 @@ class SequenceTable:
             sequence.prefix = prefix
         return prefix
 
-    def _settle(self, slot: int, prompt: Prompt) -> None:
-        """Save a prompt that was just computed, and share it if several samples start from it."""
-        tokens, digests = prompt.tokens, prompt.requests[0].digests
-        blocks = len(tokens) // BLOCK
-        node = self._save(slot, digests[:blocks], prompt.prefix)
-        length = blocks * BLOCK
-        if node is None or (sum(prompt.samples) - 1) * length < LEAST_GAIN:
-            return
-        first = prefix_length(prompt.prefix)
-        if prompt.prefix is None or length > first:
-            prompt.prefix = SharedPrefix(
-                digest=digests[blocks - 1], states=node.states_up_to(blocks), length=length
-            )
-            self.cache.cut_row(slot, length - first, len(tokens) - first)
+    def _settle(self, row: int, prompt: Prompt) -> int:
+        """Save a prompt that was just computed, and share it if several samples start from it.
 
-    def _save(self, slot: int, digests: list[bytes], prefix: SharedPrefix | None) -> PrefixNode | None:
-        """Store a row's blocks for later prompts; the node in which they end."""
+        Returns:
+            The tokens of its row that the shared prefix has now, too.
+        """
+        digests = prompt.requests[0].digests
+        blocks = len(prompt.tokens) // BLOCK
+        node = self._save(self.prompts, row, digests[:blocks], prompt.prefix)
+        first, length = prefix_length(prompt.prefix), blocks * BLOCK
+        if node is None or (sum(prompt.samples) - 1) * length < LEAST_GAIN or length <= first:
+            return 0
+        prompt.prefix = SharedPrefix(
+            digest=digests[blocks - 1], states=node.states_up_to(blocks), length=length
+        )
+        return length - first
+
+    def _save(
+        self, store: RaggedCache, row: int, digests: list[bytes], prefix: SharedPrefix | None
+    ) -> PrefixNode | None:
+        """Keep a row's blocks for later prompts; the node in which they end."""
 
         def read(first: int, last: int) -> list[torch.Tensor]:
             depth = prefix_length(prefix)
-            own = self.cache.read_row(slot, max(0, first - depth), last - depth)
+            own = store.read_row(row, max(0, first - depth), last - depth)
             if prefix is None or first >= depth:
                 return own
             pairs = zip(prefix.states, own, strict=True)

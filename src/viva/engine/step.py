@@ -165,7 +165,6 @@ class RaggedStep:
 
     def __init__(
         self,
-        start: int,
         past: Sequence[int],
         num_new: int,
         device: torch.device,
@@ -173,12 +172,11 @@ class RaggedStep:
         *,
         is_fixed: bool = False,
     ) -> None:
-        """A pass of rows ``start .. start + B``, which have `past` tokens of their own and get ``T`` new ones each.
+        """A pass of a store's first rows, which have `past` tokens of their own and get ``T`` new ones each.
 
         Without `prefixes` they share none. With `is_fixed` all that follows from the lengths is computed on the device,
         and stays right when the rows `move` on, as long as `attended_groups` stay the same.
         """
-        self.start = start
         self.num_rows = len(past)
         self.num_new = num_new
         self.groups = attended_groups(past, num_new, is_fixed=is_fixed)
@@ -236,9 +234,7 @@ class RaggedStep:
 
     def step_of_ends(self) -> "RaggedStep":
         """The step that attends in place of this one where only ends do: one new token per row, the others known."""
-        step = RaggedStep(
-            self.start, self.places[:, 0].add(self._ends).tolist(), 1, self._device, self._prefixes
-        )
+        step = RaggedStep(self.places[:, 0].add(self._ends).tolist(), 1, self._device, self._prefixes)
         step.layer, step.store = self.layer, self.store
         self.num_attended += 1
         return step
@@ -271,7 +267,7 @@ class RaggedStep:
         """Places of the new tokens' keys in a store of this shape, in order of (row, token, head): ``[B T K]``."""
         if shape not in self._slots:
             _, _, heads, length, _ = shape
-            rows = torch.arange(self.start, self.start + self.num_rows, device=self._device)[:, None, None]
+            rows = torch.arange(self.num_rows, device=self._device)[:, None, None]
             each = torch.arange(heads, device=self._device)
             self._slots[shape] = ((rows * heads + each) * length + self.places[:, :, None]).flatten()
         return self._slots[shape]
@@ -286,7 +282,7 @@ class RaggedStep:
     def rows_and_places(self) -> tuple[np.ndarray, np.ndarray]:
         """For each new token, its row of the store and where it is among the row's own, ``[B T]``."""
         if self._where is None:
-            rows = np.arange(self.start, self.start + self.num_rows).repeat(self.num_new)
+            rows = np.arange(self.num_rows).repeat(self.num_new)
             self._where = rows, self.places.flatten().numpy()
         return self._where
 

@@ -34,14 +34,13 @@ _EVERYTHING = 2**62
 
 
 def attend_rows(
-    query: torch.Tensor, store: torch.Tensor, start: int, lengths: Array, scale: float, window: int | None
+    query: torch.Tensor, store: torch.Tensor, lengths: Array, scale: float, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of the last tokens of rows to their row's own keys up to themselves.
 
     Args:
         query: ``[B, Q, T, D]``.
-        store: ``[2, R, K, L, D]``.
-        start: The first query's row of the store.
+        store: ``[2, R, K, L, D]``, whose first ``B`` rows these are.
         lengths: Keys that each row has, ``[B]``.
         scale: Of the scores.
         window: Keys that are seen, counting back from the query's own.
@@ -55,14 +54,10 @@ def attend_rows(
     num_new = query.shape[2]
     if num_new == 1:
         asked, found, logsums = asked[:, 0], output[:, 0], sums[:, :, 0]
-        _attend_one(
-            as_array(asked), as_array(store), start, lengths, seen, factor, as_array(found), logsums.numpy()
-        )
+        _attend_one(as_array(asked), as_array(store), lengths, seen, factor, as_array(found), logsums.numpy())
     else:
         past = lengths - num_new
-        _attend_many(
-            as_array(asked), as_array(store), start, past, seen, factor, as_array(output), sums.numpy()
-        )
+        _attend_many(as_array(asked), as_array(store), past, seen, factor, as_array(output), sums.numpy())
     return output.transpose(1, 2), sums
 
 
@@ -153,7 +148,6 @@ def _attend_head(
 def _attend_one(
     query: Array,
     store: Array,
-    start: int,
     lengths: Array,
     window: int,
     scale: np.float32,
@@ -168,7 +162,7 @@ def _attend_one(
         # head by head, so that every thread gets rows of all lengths
         n, h = unit % num_rows, unit // num_rows
         heads = slice(h * groups, (h + 1) * groups)
-        keys, values = store[0, start + n, h], store[1, start + n, h]
+        keys, values = store[0, n, h], store[1, n, h]
         first = max(0, lengths[n] - window)
         _attend_head(
             query[n, heads], keys, values, first, lengths[n], scale, output[n, heads], sums[n, heads]
@@ -232,7 +226,6 @@ def _weigh_columns(scores: Array, count: int, tops: Array, totals: Array, averag
 def _attend_many(
     query: Array,
     store: Array,
-    start: int,
     past: Array,
     window: int,
     scale: np.float32,
@@ -245,7 +238,7 @@ def _attend_many(
     blocks = -(-num_new * groups // TILE_COLUMNS)
     for unit in numba.prange(len(query) * heads * blocks):
         row, head, block = unit // (heads * blocks), unit // blocks % heads, unit % blocks
-        keys, values = store[0, start + row, head].reshape(-1), store[1, start + row, head].reshape(-1)
+        keys, values = store[0, row, head].reshape(-1), store[1, row, head].reshape(-1)
         begin = block * TILE_COLUMNS
         used = min(TILE_COLUMNS, num_new * groups - begin)
         asked = np.zeros((size, TILE_COLUMNS), np.float32)
