@@ -38,6 +38,10 @@ REAL_TOKENS = 80_000
 LEARNING_RATES = (7e-4, 2e-3)
 REAL_RATES = (2e-4,)
 """That of ``make demo``, for every arm: none was tuned."""
+SWEPT_RATES = (1e-4, 5e-4, 1e-3)
+"""Beside `REAL_RATES`, of which the arms ``answers_rate_...`` have one each; the last is the rule of the recipes."""
+SWEPT_RANKS = (8, 128)
+"""Beside the 32 of all other arms there."""
 THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
 TIMES_LONGER = 10
@@ -73,12 +77,22 @@ class Arm:
     text: str
     steps_of: str | None = None
     """Another arm, of whose steps this one has as many, instead of as many tokens."""
+    learning_rate: float | None = None
+    """Instead of that of its bed."""
     prolongs: str | None = None
     """Another arm, whose learning rate this one has, and `TIMES_LONGER` as many steps. Its curve is kept."""
 
 
-def _samples(text: str, *, prolongs: str | None = None, **options: object) -> Arm:
-    return Arm(recipe="math_efficiency", options=_SAMPLES | options, text=text, prolongs=prolongs)
+def _samples(
+    text: str, *, prolongs: str | None = None, learning_rate: float | None = None, **options: object
+) -> Arm:
+    return Arm(
+        recipe="math_efficiency",
+        options=_SAMPLES | options,
+        text=text,
+        prolongs=prolongs,
+        learning_rate=learning_rate,
+    )
 
 
 def _swapped(text: str, reward: str) -> Arm:
@@ -110,6 +124,16 @@ ARMS: Mapping[str, Arm] = {
         reward="answers",
         loss_fn_config={"temperature": 0.8},
     ),
+    **{
+        f"answers_rate_{rate:g}": _samples(
+            f"true answers, learning rate {rate:g}", reward="answers", learning_rate=rate
+        )
+        for rate in SWEPT_RATES
+    },
+    **{
+        f"answers_rank_{rank}": _samples(f"true answers, LoRA rank {rank}", reward="answers", lora_rank=rank)
+        for rank in SWEPT_RANKS
+    },
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", reward="r_sol"),

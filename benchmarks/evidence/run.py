@@ -70,6 +70,8 @@ def read_ledger(path: Path = LEDGER) -> list[Cell]:
 
 def rate_of(cells: Sequence[Cell], bed: Bed, arm: str) -> float | None:
     """The learning rate of an arm on a bed; ``None`` while one is still to be tried."""
+    if ARMS[arm].learning_rate is not None:
+        return ARMS[arm].learning_rate
     if len(bed.learning_rates) == 1:
         return bed.learning_rates[0]
     tried = [
