@@ -85,6 +85,25 @@ def test_a_shared_beginning_is_computed_once_and_again_in_every_part_of_a_tree_t
     assert [batch.tokens.shape for batch in halves] == [(1, 35), (1, 35)]
 
 
+def test_trees_of_several_prompts_are_divided_between_them_where_that_is_enough() -> None:
+    groups = [[example([group] * 40 + [number] * 5) for number in range(10, 16)] for group in range(4)]
+    examples = [each for group in groups for each in group]
+    one = 40 + 6 * 5
+    for enough, sizes in ((1000, [4 * one]), (3 * one, [3 * one, one]), (one, [one] * 4), (1, [one] * 4)):
+        batches = plan_batches(examples, DEAR_TOKENS, 1000, trees=True, enough_tokens=enough)
+        assert [batch.tokens.size for batch in batches] == sizes
+        assert sorted(index for batch in batches for index in batch.indices) == list(range(24))
+
+
+def test_a_few_tokens_that_all_prompts_share_are_computed_again_so_that_batches_are_small() -> None:
+    examples = [
+        example([9] * 2 + [group] * 40 + [number] * 5) for group in range(4) for number in range(10, 16)
+    ]
+    (whole,) = plan_batches(examples, DEAR_TOKENS, 1000, trees=True, enough_tokens=1000)
+    halves = plan_batches(examples, DEAR_TOKENS, 1000, trees=True, enough_tokens=160)
+    assert [batch.tokens.size for batch in halves] == [whole.tokens.size // 2 + 1] * 2
+
+
 def test_a_conversation_is_not_cut_where_another_begins_nearby() -> None:
     """Two transcripts that grow by 10 tokens a turn; a budget of one and a half would split the second."""
     talks = [

@@ -1,3 +1,4 @@
+import gc
 import subprocess
 import sys
 
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.judging.answers import is_correct
-from viva.judging.reasoning_gym import TEST_SEED, find_family, find_problem, is_tame, plain_answer
+from viva.judging.reasoning_gym import TEST_SEED, families, find_family, find_problem, is_tame, plain_answer
 from viva.selfplay.user_code import find_check
 
 pytest.importorskip("reasoning_gym")
@@ -76,6 +77,15 @@ def test_the_answer_is_read_as_one_of_its_form(family, reply):
     assert not is_correct(reply.format("nothing"), problem.known_answer)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_no_family_calls_nonsense_right(monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    for family in families():
+        problem = find_family(f"reasoning_gym:{family}", size=2).problem(1)
+        assert not problem.is_right("I do not know."), family
+    gc.collect()  # of files that families leave open
+
+
 def test_a_family_without_an_answer_checks_the_reply():
     problem = find_family(
         "reasoning_gym:graph_color,seed=1,num_colors=3,min_num_vertices=3,max_num_vertices=3"
@@ -113,6 +123,7 @@ def test_a_problem_that_is_made_differently_now_is_refused():
         ("chain_sum,max_terms=1", "refuses .*max_terms must be >= min_terms"),
         ("codeio", "random programs"),
         ("composite", "name one of them"),
+        ("game_of_life_halting", "calls every reply right"),
     ],
 )
 def test_mistakes_are_told(name, message):

@@ -191,7 +191,12 @@ class Batch:
 
 
 def plan_batches(
-    examples: Sequence[Example], costs: CostModel, max_tokens: int, *, trees: bool
+    examples: Sequence[Example],
+    costs: CostModel,
+    max_tokens: int,
+    *,
+    trees: bool,
+    enough_tokens: int | None = None,
 ) -> list[Batch]:
     """Batches within a budget of tokens, padding included, that hold every example once.
 
@@ -199,19 +204,23 @@ def plan_batches(
     them, which need no padding; one beyond the budget is cut into several, each with the shared prefix again. What is
     cheaper as padded rows becomes padded rows, and an example longer than the budget a batch of its own. The longest
     come first, so that what does not fit in memory fails at once.
+
+    What is above `enough_tokens` is divided further, but a tree only where hardly anything is computed twice.
     """
+    enough = max_tokens if enough_tokens is None else max(1, min(enough_tokens, max_tokens))
     order = sorted(range(len(examples)), key=lambda index: _content(examples[index]))
     batches: list[Batch] = []
     alone = [] if trees else order
     for run in _runs(examples, order, max_tokens) if trees else []:
-        tree = _tree_batch(examples, run, costs, max_tokens)
-        if tree is None:
-            alone += run
-        else:
-            batches.append(tree)
+        for part in _parts(examples, run, enough):
+            tree = _tree_batch(examples, part, costs, enough)
+            if tree is None:
+                alone += part
+            else:
+                batches.append(tree)
     rows = [examples[index] for index in alone]
     batches += [
-        _row_batch(examples, [alone[place] for place in places]) for places in micro_batches(rows, max_tokens)
+        _row_batch(examples, [alone[place] for place in places]) for places in micro_batches(rows, enough)
     ]
     return sorted(
         batches, key=lambda batch: (not examples[batch.indices[0]].active.any(), -batch.tokens.size)
@@ -266,6 +275,32 @@ def _runs(examples: Sequence[Example], order: Sequence[int], max_tokens: int) ->
         runs.append(list(order[first:stop]))
         stop = first
     return runs[::-1]
+
+
+_REPEATED = 1 / 16
+"""Of a part of a run, the share that may be computed again."""
+
+
+def _parts(examples: Sequence[Example], run: Sequence[int], enough_tokens: int) -> list[list[int]]:
+    """Divide a run between examples that share little, such as those of two prompts, so that each part is enough."""
+    shared = shared_lengths([examples[index].tokens for index in run])
+    groups, sizes, repeated = list[list[int]](), list[int](), list[int]()
+    for index, known in zip(run, shared, strict=True):
+        if not groups or known <= _REPEATED * enough_tokens:
+            groups.append([])
+            sizes.append(0)
+            repeated.append(known)
+        groups[-1].append(index)
+        sizes[-1] += len(examples[index].tokens) - known
+    parts, total = list[list[int]](), 0
+    for group, size, again in zip(groups, sizes, repeated, strict=True):
+        if parts and total + size <= enough_tokens:
+            parts[-1] += group
+            total += size
+        else:
+            parts.append(group)
+            total = size + again
+    return parts
 
 
 def _tree_batch(

@@ -53,6 +53,9 @@ _WEIGHTS_FILE = "model.safetensors"
 _FREE_SHARE = 0.6
 """Share of the free memory that layers may keep for the backward pass."""
 
+_ENOUGH_BYTES = 2**31
+"""What layers keep in one micro-batch on a CPU, above which its size brings nothing: fresh memory costs more."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -118,6 +121,10 @@ class Policy:
             self._parameters = dict(self._module.named_parameters())
         self._is_confined = confine_last_layer(self._module)
         self._costs = CostModel.of(base.module)
+        self._enough_tokens: int | None = None
+        if base.module.device.type == "cpu":
+            kept = activation_bytes(base.module.config, 1, 1, base.module.dtype.itemsize)
+            self._enough_tokens = _ENOUGH_BYTES // kept
         self.optimizer = AdamW(self._parameters)
         self._average: dict[str, torch.Tensor] | None = None
         """An average of the weights over time, in float32, where one was begun."""
@@ -139,7 +146,11 @@ class Policy:
         num_computed = 0
         with self.whole_gradient() if backward else nullcontext():
             for batch in plan_batches(
-                examples, self._costs, self._limits.training_tokens, trees=self.base.takes_trees
+                examples,
+                self._costs,
+                self._limits.training_tokens,
+                trees=self.base.takes_trees,
+                enough_tokens=self._enough_tokens,
             ):
                 targets = gather_targets(batch, examples, self.base.vocab_size)
                 results = self._run_batch(batch, targets, loss, config, backward=backward)

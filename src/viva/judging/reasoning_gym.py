@@ -48,6 +48,7 @@ _NEEDS_HASH_SEED = frozenset(
 _REFUSED = {
     "codeio": "its answers come from random programs and differ from call to call",
     "composite": "it mixes families; name one of them",
+    "game_of_life_halting": "its scorer calls every reply right",
 }
 _REFERENCE = re.compile(r"#(\d{1,12}):([0-9a-f]{8})\]\Z")
 _WORD = re.compile(r"[A-Za-z_][\w.+-]*")
