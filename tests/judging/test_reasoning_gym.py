@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.judging.answers import is_correct
+from viva.judging.bradley_terry import reward_truth_gap
 from viva.judging.reasoning_gym import TEST_SEED, families, find_family, find_problem, is_tame, plain_answer
 from viva.selfplay.user_code import find_check
 
@@ -56,6 +57,23 @@ def test_right_is_a_score_of_1_and_the_default_scorer_pays_for_less():
     assert problem.score(problem.answer) == 1
     assert is_correct(problem.answer, known)
     assert not is_correct(f"{problem.answer} or {int(problem.answer) + 1}", known)
+
+
+def test_the_gap_sees_that_the_default_scorer_pays_for_being_wrong():
+    """Of whole replies it pays short lists of guesses above right answers with their working."""
+    problem = find_family("reasoning_gym:letter_counting,seed=1,size=3").problem(0)
+    count = int(problem.answer)
+    replies = [
+        f"I go through the text letter by letter and count each time it occurs. The answer is {count}.",
+        f"{count} or {count + 1}",
+        f"{count - 1} or {count}, {count + 2}",
+    ]
+    correct = {place: is_correct(reply, problem.known_answer) for place, reply in enumerate(replies)}
+    assert list(correct.values()) == [True, False, False]
+    paid = {place: problem.score(reply) for place, reply in enumerate(replies)}
+    assert all(paid.values())
+    assert reward_truth_gap(paid, correct) == 1.0
+    assert reward_truth_gap({place: float(right) for place, right in correct.items()}, correct) == 0.0
 
 
 @pytest.mark.parametrize(
