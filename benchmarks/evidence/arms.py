@@ -17,7 +17,8 @@ judges of plain samples had been seen to collapse in the others of ten budgets. 
 ``judged`` until then: samples of a run that had collapsed showed that it paid answers for being rare. All of its kind
 were run anew with ties worth half a win, and the contrast of the two was named.
 The contrasts of ``apart`` were named when it had three seeds on ``critics-70``, that of ``league`` before it was run.
-On the beds of a model that others trained every arm has the one learning rate of ``make demo``: none was tuned there.
+On the beds of a model that others trained every arm has the one learning rate of ``make demo``; none was tuned there.
+``answers_rate_...`` and ``answers_rank_...`` came when all others had four seeds.
 """
 
 from collections.abc import Mapping
@@ -39,9 +40,9 @@ LEARNING_RATES = (7e-4, 2e-3)
 REAL_RATES = (2e-4,)
 """That of ``make demo``, for every arm: none was tuned."""
 SWEPT_RATES = (1e-4, 5e-4, 1e-3)
-"""Beside `REAL_RATES`, of which the arms ``answers_rate_...`` have one each; the last is the rule of the recipes."""
+"""Learning rates of the arms ``answers_rate_...``, beside `REAL_RATES`; the last is the rule of the recipes."""
 SWEPT_RANKS = (8, 128)
-"""Beside the 32 of all other arms there."""
+"""LoRA ranks of the arms ``answers_rank_...``, beside the 32 of all others."""
 THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
 TIMES_LONGER = 10
@@ -78,7 +79,7 @@ class Arm:
     steps_of: str | None = None
     """Another arm, of whose steps this one has as many, instead of as many tokens."""
     learning_rate: float | None = None
-    """Instead of that of its bed."""
+    """Its own, which takes the place of its bed's."""
     prolongs: str | None = None
     """Another arm, whose learning rate this one has, and `TIMES_LONGER` as many steps. Its curve is kept."""
 

@@ -34,9 +34,10 @@ class UnsupportedAttentionError(RuntimeError):
 class RaggedCache(Cache):
     """Preallocated keys and values, ``[rows, K, length, D]`` per layer, growing as needed.
 
-    A row may begin with a `Trunk`, which is stored elsewhere; what is stored here are the tokens of its own behind it.
-    The first ``B`` rows take part in a forward pass; the views handed to the attention are not copies. What is
-    not stored yet is zero, never left over from other memory: even where a mask gives it no weight, 0 times NaN is NaN.
+    A row may begin with a `SharedPrefix`, which is stored elsewhere; what is stored here are the tokens of its own
+    behind it. The first ``B`` rows take part in a forward pass; the views handed to the attention are not copies. What
+    is not stored yet is zero, never left over from other memory: even where a mask gives it no weight, 0 times NaN is
+    NaN.
     """
 
     def __init__(self, rows: int) -> None:

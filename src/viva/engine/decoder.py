@@ -167,7 +167,7 @@ class Decoder:
         is_scored = any(request.unscored for prompt in prompts for request in prompt.requests)
         ends = [prompt.num_new - 1 for prompt in prompts]
         self._speak_for([prompt.requests[0] for prompt in prompts])
-        hidden = self._running.prompts.forward(
+        hidden = self._running.prefilled.forward(
             self._module,
             torch.from_numpy(tokens).to(self._device),
             past=[prompt.past - prefix_length(prompt.prefix) for prompt in prompts],

@@ -9,7 +9,7 @@ Shapes: ``B`` rows padded to ``T`` tokens (one row of ``T`` packed tokens for a 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -278,28 +278,22 @@ def _runs(examples: Sequence[Example], order: Sequence[int], max_tokens: int) ->
 
 
 _REPEATED = 1 / 16
-"""Of a part of a run, the share that may be computed again."""
+"""Share of a part that may be computed again."""
 
 
 def _parts(examples: Sequence[Example], run: Sequence[int], enough_tokens: int) -> list[list[int]]:
     """Divide a run between examples that share little, such as those of two prompts, so that each part is enough."""
     shared = shared_lengths([examples[index].tokens for index in run])
-    groups, sizes, repeated = list[list[int]](), list[int](), list[int]()
-    for index, known in zip(run, shared, strict=True):
-        if not groups or known <= _REPEATED * enough_tokens:
-            groups.append([])
-            sizes.append(0)
-            repeated.append(known)
-        groups[-1].append(index)
-        sizes[-1] += len(examples[index].tokens) - known
+    firsts = [place for place, known in enumerate(shared) if not place or known <= _REPEATED * enough_tokens]
     parts, total = list[list[int]](), 0
-    for group, size, again in zip(groups, sizes, repeated, strict=True):
-        if parts and total + size <= enough_tokens:
-            parts[-1] += group
-            total += size
+    for first, stop in pairwise([*firsts, len(run)]):
+        new = sum(len(examples[index].tokens) for index in run[first:stop]) - sum(shared[first:stop])
+        if parts and total + new <= enough_tokens:
+            parts[-1] += run[first:stop]
+            total += new
         else:
-            parts.append(group)
-            total = size + again
+            parts.append(list(run[first:stop]))
+            total = shared[first] + new
     return parts
 
 

@@ -54,7 +54,7 @@ _FREE_SHARE = 0.6
 """Share of the free memory that layers may keep for the backward pass."""
 
 _ENOUGH_BYTES = 2**31
-"""What layers keep in one micro-batch on a CPU, above which its size brings nothing: fresh memory costs more."""
+"""Memory that layers keep in one micro-batch on a CPU; larger ones are no faster."""
 
 _log = logging.getLogger(__name__)
 

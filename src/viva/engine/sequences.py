@@ -210,8 +210,8 @@ class SequenceTable:
         self.sequences: list[RunningSequence] = []
         self.cache = RaggedCache(rows=1)
         """Keys and values of the sequences, a row each."""
-        self.prompts = RaggedCache(rows=1)
-        """Those of the prompts at work: whole, so apart, or rows that share their beginnings would be as long."""
+        self.prefilled = RaggedCache(rows=1)
+        """Those of the prompts at work, whole; apart, or rows that share their beginnings would be as long."""
         self._max_saved_bytes = max_saved_bytes
         self.forget()
 
@@ -238,13 +238,13 @@ class SequenceTable:
             prefix = self._shared(digest, sharing)
             for prompt in sharing:
                 prompt.prefix = prefix
-        self.prompts = RaggedCache(len(prompts))
+        self.prefilled = RaggedCache(len(prompts))
         for row, prompt in enumerate(prompts):
             if prompt.source is not None and prompt.prefix is None:
-                self.prompts.write_row(row, prompt.source.states_up_to(prompt.past // BLOCK))
+                self.prefilled.write_row(row, prompt.source.states_up_to(prompt.past // BLOCK))
 
     def start(self, prompts: Sequence[Prompt], expected: int) -> list[int]:
-        """Start the sequences of prompts whose keys and values were computed in rows of `prompts`, and free these.
+        """Start the sequences of prompts whose keys and values lie in the rows of `prefilled`, and free these.
 
         There will be `expected` running together when what waits has started. Room for them is made at once.
 
@@ -260,7 +260,7 @@ class SequenceTable:
         for row, prompt in enumerate(prompts):
             if not sum(prompt.samples):
                 continue
-            own = self.prompts.read_row(row, cuts[row], cuts[row] + num_own[row])
+            own = self.prefilled.read_row(row, cuts[row], cuts[row] + num_own[row])
             for request, count in zip(prompt.requests, prompt.samples, strict=True):
                 for sample in range(request.started, request.started + count):
                     self.cache.write_row(len(self.sequences), own)
@@ -275,7 +275,7 @@ class SequenceTable:
                     )
                     origins.append(row)
                 request.started += count
-        self.prompts = RaggedCache(rows=1)
+        self.prefilled = RaggedCache(rows=1)
         return origins
 
     def retire(self, slots: Sequence[int], *, keep: bool) -> None:
@@ -298,7 +298,7 @@ class SequenceTable:
     def shrink(self, max_bytes: int) -> None:
         """Free the key-value stores of an idle decoder; that of sequences if it is larger than this."""
         if not self.sequences:
-            self.prompts = RaggedCache(rows=1)
+            self.prefilled = RaggedCache(rows=1)
             if self.cache.num_bytes > max_bytes:
                 self.cache = RaggedCache(rows=1)
 
@@ -338,7 +338,7 @@ class SequenceTable:
         """
         digests = prompt.requests[0].digests
         blocks = len(prompt.tokens) // BLOCK
-        node = self._save(self.prompts, row, digests[:blocks], prompt.prefix)
+        node = self._save(self.prefilled, row, digests[:blocks], prompt.prefix)
         first, length = prefix_length(prompt.prefix), blocks * BLOCK
         if node is None or (sum(prompt.samples) - 1) * length < LEAST_GAIN or length <= first:
             return 0

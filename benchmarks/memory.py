@@ -1,0 +1,110 @@
+"""Peak memory and processor time of sampling and of an update, on SmolLM2-135M-Instruct (``make models``).
+
+    python benchmarks/memory.py rows [prompts=8] [samples=32] [words=300] [batches=2]
+    python benchmarks/memory.py update [prompts=10] [samples=8] [steps=2] [training_tokens=4096] [model_name=tiny]
+
+`rows`: prompts of random words, some tokens longer than `words`, with samples of 48 tokens at temperature 0.8.
+`update`: steps of `importance_sampling` on prompts of 60 random tokens with samples of 40, LoRA rank 32. A command
+measures the code that comes first on the path, so PYTHONPATH compares commits; give both the same OMP_NUM_THREADS.
+"""
+
+import random
+import resource
+import sys
+import time
+from dataclasses import replace
+
+from viva.recipes.common import resolve_model
+from viva.recipes.demo import model_path
+from viva.threads import prepare_threads
+
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "while",
+    "seven",
+    "green",
+    "birds",
+    "sang",
+    "about",
+    "numbers",
+    "and",
+    "rivers",
+]
+
+
+def told(name: str, wall: float, processor: float) -> None:
+    """Print the time since two earlier readings, and the peak of memory so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    spent = time.perf_counter() - wall, time.process_time() - processor
+    print(f"{name}: {spent[0]:.1f} s, {spent[1]:.1f} s of processor time; peak {peak:,.0f} MiB", flush=True)
+
+
+def rows(model: str, *, prompts: int = 8, samples: int = 32, words: int = 300, batches: int = 2) -> None:
+    """Sample from prompts that a group shares."""
+    import tinker
+
+    from viva.engine import LocalServiceClient
+
+    sampler = LocalServiceClient().create_sampling_client(base_model=model)
+    encode, rng = sampler.get_tokenizer().encode, random.Random(0)
+    for batch in range(batches):
+        texts = [" ".join(rng.choices(WORDS, k=words)) for _ in range(prompts)]
+        wall, processor = time.perf_counter(), time.process_time()
+        params = tinker.SamplingParams(max_tokens=48, temperature=0.8, seed=batch)
+        asked = [tinker.ModelInput.from_ints(encode(text)) for text in texts]
+        for future in [sampler.sample(each, samples, params) for each in asked]:
+            future.result()
+        told(f"batch {batch}", wall, processor)
+
+
+def update(
+    model: str, *, prompts: int = 10, samples: int = 8, steps: int = 2, training_tokens: int = 4096
+) -> None:
+    """Train on groups of samples."""
+    import tinker
+
+    from viva.engine import EngineLimits, LocalServiceClient
+
+    limits = replace(EngineLimits(), training_tokens=training_tokens)
+    trainer = LocalServiceClient(limits=limits).create_lora_training_client(base_model=model, rank=32)
+    rng, highest = random.Random(0), min(20_000, len(trainer.get_tokenizer()))
+    data = []
+    for _ in range(prompts):
+        prompt = [rng.randrange(5, highest) for _ in range(60)]
+        for _ in range(samples):
+            text = prompt + [rng.randrange(5, highest) for _ in range(40)]
+            size = len(text) - 1
+            inputs = {"logprobs": [-9.0] * size, "advantages": [0.0] * 59 + [1.0] * 40}
+            given = {
+                name: tinker.TensorData(data=values, dtype="float32", shape=[size])
+                for name, values in inputs.items()
+            }
+            given["target_tokens"] = tinker.TensorData(data=text[1:], dtype="int64", shape=[size])
+            data.append(
+                tinker.Datum(model_input=tinker.ModelInput.from_ints(text[:-1]), loss_fn_inputs=given)
+            )
+    for step in range(steps):
+        wall, processor = time.perf_counter(), time.process_time()
+        trainer.forward_backward(data, "importance_sampling").result()
+        trainer.optim_step(tinker.AdamParams(learning_rate=1e-4)).result()
+        told(f"step {step}", wall, processor)
+
+
+def main(argv: list[str]) -> None:
+    """Measure what is asked for."""
+    prepare_threads()  # before torch is imported
+    measures = {"rows": rows, "update": update}
+    if not argv or argv[0] not in measures:
+        sys.exit(f"name one of {', '.join(measures)}")
+    given = dict(each.split("=", 1) for each in argv[1:])
+    model = resolve_model(given.pop("model_name", str(model_path())))
+    measures[argv[0]](model, **{name: int(value) for name, value in given.items()})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
