@@ -16,6 +16,7 @@ and half of the time behind the instruction `HINT`. The bed of the context swap.
 ``words`` and ``sums``: a model that others trained, SmolLM2-135M-Instruct (``make models``). ``words`` are the word
 problems of ``make demo``, which it hardly solves, and its most frequent answer is mostly wrong. ``sums`` are the
 families ``products`` and ``chain_sum`` of reasoning-gym with numbers of one digit, half of which it solves.
+``words-warm`` and ``sums-warm``: the same after a warm-up of its critics and voters (`warm`).
 
 A step is one line of working (7+5 and 5+7 are one step). Steps are divided by a fixed hash: a problem to train on has
 steps of one part only, one to test on of the other part only. The policies were *raised* on problems of both parts,
@@ -50,7 +51,7 @@ from viva.recipes.demo import model_path, word_problems
 from viva.tiny import tasks
 from viva.tiny.tasks import Problem, Step
 
-Part = Literal["train", "test"]
+Part = Literal["warmup", "train", "test"]
 
 TRAP_POLICY = Path(__file__).parent / "trap_policy"
 """Weights that ``raise_policy.py`` wrote."""
@@ -66,11 +67,14 @@ LEVELS = {1: ("mul_add",), 5: ("mul_sub",), 20: ("add_sub",), 57: ("add", "sub")
 _TRAPS = {"trap": TRAP_POLICY, "critics": CRITICS_POLICY}
 REAL = ("words", "sums")
 """Beds of a model that others trained."""
+WARM = tuple(f"{name}-warm" for name in REAL)
+"""The same after a warm-up of its critics and voters (`warm`)."""
 BEDS = (
     "steps",
     *(f"{trap}-{dial}" for trap in _TRAPS for dial in DIALS),
     *(f"rare-{level}" for level in LEVELS),
     *REAL,
+    *WARM,
 )
 
 _RANGES = {
@@ -96,7 +100,7 @@ DEBATE = viva.Protocol(
     reward=viva.rewards.tournament(),
 )
 """Its conversation in turns: all answer, see all answers, and answer again."""
-_REAL_OPTIONS = {"lora_rank": 32, "max_tokens": 40, "temperature": 0.8}
+REAL_OPTIONS = {"lora_rank": 32, "max_tokens": 40, "temperature": 0.8}
 _EIGHT_TO_A_PROBLEM = {"group_size": 8, "batch_size": 64, "estimator": "shaped"}
 _FOUR_TO_A_PROBLEM = {"group_size": 4, "batch_size": 24, "estimator": "shaped"}
 """Peer prediction reads every reply behind every other one, and a judge compares every pair in both orders."""
@@ -104,9 +108,11 @@ _HINTS = {
     "words": "Who buys more: add. Who gives away: subtract. So many boxes, so many things in each: multiply.",
     "sums": "For example, 9 - 6 = 3, 7 + 5 = 12 and 4 * 6 = 24.",
 }
+WARM_STEPS = 60
+"""Of a warm-up, 32 examples each."""
 _DEBATE_SIZES = {"num_agents": 3, "batch_size": 24}
 _CRITIQUE_SIZES = {"batch_size": 12}
-_CRITIQUE_TEXTS = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"
+CRITIQUE_TEXTS = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"
 _FAMILIES = {"products": {"max_digits": 1}, "chain_sum": {"max_digits": 1, "max_terms": 2}}
 """Of reasoning-gym, as `viva screen` found them in reach."""
 _BEHIND = "Give only the final answer."
@@ -144,6 +150,11 @@ class Bed(ABC):
     @abstractmethod
     def problems(self, part: Part, *, seed: int = 0) -> Sequence[Problem | Question]:
         """Problems to train on (for a seed), or all that there are to test on, the same for every seed."""
+
+    @property
+    def untrained(self) -> str:
+        """The policy before training: a model, or a run."""
+        return self.model
 
     def validation(self) -> Sequence[Problem | Question]:
         """Problems of the training part, on which learning rates are chosen."""
@@ -202,28 +213,67 @@ class RealBed(Bed):
 
     def problems(self, part: Part, *, seed: int = 0) -> list[Question]:
         """Those of the base class."""
-        if self.name == "words":
+        if self.name.startswith("words"):
             train, test = word_problems(seed=seed)
         else:
             train, test = _sums()
             random.Random(seed).shuffle(train)
         return [
-            Question(question=text, answer=answer) for text, answer in (train if part == "train" else test)
+            Question(question=text, answer=answer) for text, answer in (test if part == "test" else train)
         ]
 
     def arm(self, name: str) -> Arm:
         """An arm with all its options on this bed, those of ``make demo`` among them."""
         given = super().arm(name)
         if given.recipe == "conversation_preference_rl":
-            return replace(given, recipe=DEBATE, options={**COMMON, **_REAL_OPTIONS, **_DEBATE_SIZES})
-        options = {**COMMON, **_REAL_OPTIONS, **ARMS[name].options}
+            return replace(given, recipe=DEBATE, options={**COMMON, **REAL_OPTIONS, **_DEBATE_SIZES})
+        options = {**COMMON, **REAL_OPTIONS, **ARMS[name].options}
         if given.recipe == "critique_self_play":
-            options |= yaml.safe_load(_CRITIQUE_TEXTS.read_text(encoding="utf-8")) | _CRITIQUE_SIZES
+            options |= yaml.safe_load(CRITIQUE_TEXTS.read_text(encoding="utf-8")) | _CRITIQUE_SIZES
         elif name in ("peer_prediction", "judged"):
             options |= _FOUR_TO_A_PROBLEM
         else:
-            options |= _EIGHT_TO_A_PROBLEM | ({"hint": _HINTS[self.name]} if name == "hint" else {})
+            options |= _EIGHT_TO_A_PROBLEM | (
+                {"hint": _HINTS[self.name.removesuffix("-warm")]} if name == "hint" else {}
+            )
         return replace(given, options=options)
+
+
+class WarmBed(RealBed):
+    """A bed of the same model after a warm-up with known answers to half of the problems to train on."""
+
+    @property
+    def run(self) -> Path:
+        """The run of the warm-up."""
+        return Path(__file__).parents[2] / "runs" / self.name / "run"
+
+    @property
+    def start(self) -> Path:
+        """Its weights, with which every arm starts."""
+        return self.run / "state" / "weights" / f"{WARM_STEPS:06d}"
+
+    @property
+    def untrained(self) -> str:
+        """The policy after the warm-up."""
+        return str(self.run)
+
+    def problems(self, part: Part, *, seed: int = 0) -> list[Question]:
+        """Those of the base class; of the warm-up, the same for every seed, and of no run after it."""
+        every = super().problems(part, seed=seed)
+        if part == "test":
+            return every
+        shown = {_numbers(each) for each in every if zlib.crc32(f"{_numbers(each)}".encode()) % 2}
+        return [each for each in every if (_numbers(each) in shown) == (part == "warmup")]
+
+    def arm(self, name: str) -> Arm:
+        """An arm with all its options on this bed."""
+        given = super().arm(name)
+        return replace(given, options={**given.options, "load_checkpoint_path": str(self.start)})
+
+
+def _numbers(problem: Question) -> tuple[int, ...]:
+    """The numbers of a problem, which no two steps of another outcome share."""
+    return tuple(sorted(map(int, re.findall(r"\d+", problem.question))))
 
 
 def _sums() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
@@ -262,11 +312,11 @@ def bed_named(name: str) -> Bed:
     for level in LEVELS:
         if name == f"rare-{level}":
             return TinyBed(name=name, model=str(RARE_POLICY), level=level, total_tokens=RARE_TOKENS)
-    if name in REAL:
-        return RealBed(
+    if name in REAL + WARM:
+        return (RealBed if name in REAL else WarmBed)(
             name=name,
             model=str(model_path()),
-            max_tokens=_REAL_OPTIONS["max_tokens"],
+            max_tokens=REAL_OPTIONS["max_tokens"],
             total_tokens=REAL_TOKENS,
             learning_rates=REAL_RATES,
         )

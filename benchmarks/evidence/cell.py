@@ -11,7 +11,7 @@ import numpy as np
 
 import viva
 from evidence.arms import ARMS, COMMON, CRITIQUE, PREFERENCE, TIMES_LONGER
-from evidence.beds import REAL, Bed
+from evidence.beds import REAL, WARM, Bed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
 from viva.training.data import PromptItem
@@ -117,8 +117,8 @@ def items_of(bed: Bed, *, validation: bool = False) -> list[PromptItem]:
 def measure_untrained(bed: Bed, folder: Path) -> dict[str, object]:
     """Figures of a bed's policy before training: those of a cell, and both kinds of conversation on most beds."""
     problems = items_of(bed)
-    measured: dict[str, object] = {"problems": measure(bed.model, problems, max_tokens=bed.max_tokens)}
-    if bed.level is None and bed.name not in REAL:
+    measured: dict[str, object] = {"problems": measure(bed.untrained, problems, max_tokens=bed.max_tokens)}
+    if bed.level is None and bed.name not in REAL + WARM:
         measured["conversations"] = {
             kind: converse(
                 bed.model, kind, problems[:NUM_CONVERSATIONS], folder / f"{bed.name}-{kind}.json", **sizes

@@ -37,7 +37,7 @@ from evidence.arms import (
     RARE_CONTRASTS,
     THROWN_AWAY,
 )
-from evidence.beds import BEDS, REAL, Bed, bed_named, is_blind, is_trap, write_problems
+from evidence.beds import BEDS, REAL, WARM, Bed, WarmBed, bed_named, is_blind, is_trap, write_problems
 from evidence.tables import (
     Cell,
     arm_table,
@@ -134,11 +134,14 @@ def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
 def run_untrained(bed: Bed, folder: Path) -> None:
     """Measure the policy of a bed before training, once: asked, and in both kinds of conversation."""
     from evidence.cell import measure_untrained
+    from evidence.warm import warm_up
 
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{bed.name}-{UNTRAINED}.lock"):
         if any((each["bed"], each["arm"]) == (bed.name, UNTRAINED) for each in read_ledger()):
             return
+        if isinstance(bed, WarmBed):
+            warm_up(bed)
         line = {"bed": bed.name, "arm": UNTRAINED, "seed": 0} | measure_untrained(bed, folder)
         with LEDGER.open("a") as file:
             file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
@@ -219,7 +222,7 @@ def main(argv: Sequence[str]) -> None:
     if unknown := sorted(set(arms) - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
     missing = [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).exists()]
-    if any(bed.name in REAL for bed in missing):
+    if any(bed.name in REAL + WARM for bed in missing):
         sys.exit(f"{missing[0].model} is not there; `make models` fetches it")
     if missing:
         policy = Path(missing[0].model).name.removesuffix("_policy")

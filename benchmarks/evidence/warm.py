@@ -1,0 +1,198 @@
+"""A warm-up of critics and voters from known answers: where all arms of ``words-warm`` and ``sums-warm`` start.
+
+The model plays critique self-play with itself on half of the bed's problems to train on. Its proposals stay as they
+are, and are not trained. A script that knows the answers writes what comes after them, and this is imitated: critiques
+say of every solution whether it is right and give the correct number, revisions give it, and votes on a pair (the label
+behind the beginning of a verdict) prefer what is right, or tie. Half of the agents revise to a wrong number, so that
+there is something to vote on; that is not imitated. Arms see the other half of the problems.
+"""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tinker
+import yaml
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+
+import viva
+from evidence.beds import CRITIQUE_TEXTS, REAL_OPTIONS, WARM_STEPS, Question, WarmBed, write_problems
+from viva.conversation.rendering import reply_tokens
+from viva.judging.answers import is_correct
+from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
+from viva.judging.records import ConversationRecord
+from viva.recipes.demonstrations import Unpaid
+from viva.selfplay.critique import critique_protocol
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+
+_TIMES = 2
+"""Conversations about each problem."""
+_SHOWN = re.compile(r"Solution ([A-Z]):\n((?:> .*\n)+)End of solution \1\.")
+_OTHERS = re.compile(r"Check the other solutions ([A-Z, ]+)\.")
+
+
+def reply(prompt: str, answer: str, revised: str) -> str | None:
+    """What the script says to a prompt that asks for critiques or a revision; ``None`` to any other."""
+    asked = _OTHERS.search(prompt)
+    if asked is not None:
+        right = {letter: is_correct(text, answer) for letter, text in _SHOWN.findall(prompt)}
+        said = {
+            letter: "right" if right[letter] else "wrong"
+            for letter in asked[1].split(", ")
+            if letter in right
+        }
+        return "\n".join(f"Solution {letter}: {verdict}, {answer}" for letter, verdict in said.items())
+    return f"Revise: {revised}" if "Revise: the correct number" in prompt else None
+
+
+def preferred(prompt: str, answer: str) -> Outcome:
+    """What the script prefers of the two solutions that a prompt shows."""
+    first, second = (is_correct(text, answer) for _, text in _SHOWN.findall(prompt))
+    return Outcome.TIE if first == second else Outcome.A if first else Outcome.B
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voter:
+    """Votes by the script, and keeps what it was asked."""
+
+    answer: str
+    votes: list[tuple[list[dict[str, str]], Outcome]] = field(default_factory=list)
+
+    async def compare_by_labels(self, messages: Any, first: int, second: int, seed: int) -> Comparison:
+        """The script's comparison."""
+        outcome = preferred(messages[-1]["content"], self.answer)
+        self.votes.append((list(messages), outcome))
+        score = {Outcome.A: -1.0, Outcome.B: 1.0, Outcome.TIE: 0.0}[outcome]
+        return Comparison(first=first, second=second, outcome=outcome, score=score)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seats:
+    """The model where it proposes, the script where it criticises and revises."""
+
+    model: Any
+    renderer: Any
+    answers: Sequence[str]
+    """By conversation."""
+
+    def seat(self, *, group: int, attempt: int, seat: int) -> TokenCompleter:
+        """The policy of a seat."""
+        rng = random.Random(f"{group} {seat}")
+        answer = self.answers[group]
+        return _Seat(
+            model=self.model.seat(group=group, attempt=attempt, seat=seat),
+            renderer=self.renderer,
+            answer=answer,
+            revised=f"{int(answer) + rng.choice((-3, -2, -1, 1, 2, 3))}" if rng.random() < 0.5 else answer,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seat(TokenCompleter):
+    model: TokenCompleter
+    renderer: Any
+    answer: str
+    revised: str
+    """What it revises to."""
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        text = reply(self.renderer.tokenizer.decode(model_input.to_ints()), self.answer, self.revised)
+        if text is None:
+            return await self.model(model_input, stop, max_tokens=max_tokens)
+        (end,) = self.renderer.get_stop_sequences()
+        tokens = [*reply_tokens(self.renderer, text), end]
+        return TokensWithLogprobs(tokens=tokens, maybe_logprobs=[0.0] * len(tokens), stop_reason="stop")
+
+
+async def examples(model: str, problems: Sequence[Question]) -> list[list[dict[str, str]]]:
+    """The messages of all examples: every critique and revision, and as many votes, a third of them for each label."""
+    from viva.recipes.evaluation.target import find_target, open_policy
+    from viva.training.rollouts import run_groups
+    from viva.training.sampling import Policy, Sampling
+    from viva.training.service import EngineConfig
+    from viva.training.sessions import Engines
+
+    options = yaml.safe_load(CRITIQUE_TEXTS.read_text(encoding="utf-8"))
+    protocol = critique_protocol(options["num_agents"], ballots="labels", on_failure="continue")
+    protocol = protocol.with_prompts(options["prompts"])
+    engine = EngineConfig()
+    service = Engines().service(engine)
+    opened = await open_policy(find_target(model), engine, renderer_name=None, service=service)
+    sizes = {name: REAL_OPTIONS[name] for name in ("max_tokens", "temperature")}
+    played = [each for each in problems for _ in range(_TIMES)]
+    voters = [Voter(answer=str(each.answer)) for each in played]
+    builders = [
+        MultiAgentConversationEnvGroupBuilder(
+            question=each.question,
+            renderer=opened.renderer,
+            protocol=protocol,
+            reward=Unpaid(),
+            voter=voter,
+            num_agents=options["num_agents"],
+            seed=place,
+        )
+        for place, (each, voter) in enumerate(zip(played, voters, strict=True))
+    ]
+    policy = Policy(sampler=opened.client, sampling=Sampling(seed=0, **sizes))
+    seats = Seats(model=policy, renderer=opened.renderer, answers=[each.answer for each in voters])
+    await run_groups(builders, seats, max_retries=0)
+    records = [ConversationRecord.model_validate(each.record()) for each in builders]
+    said = [
+        [*protocol.messages(turn.prompt), {"role": "assistant", "content": turn.text}]
+        for record, each in zip(records, played, strict=True)
+        for turn in record.turns
+        if turn.segment == "critique"
+        or (turn.segment == "revision" and is_correct(turn.text, str(each.answer)))
+    ]
+    votes = [vote for voter in voters for vote in voter.votes]
+    return said + _balanced(votes, len(said) // 3, random.Random(0))
+
+
+def _balanced(votes: Any, count: int, rng: random.Random) -> list[list[dict[str, str]]]:
+    """So many votes for each label, or as many as there are for the rarest."""
+    found: list[list[dict[str, str]]] = []
+    by_label = {
+        label: [messages for messages, outcome in votes if outcome is label]
+        for label in (Outcome.A, Outcome.B, Outcome.TIE)
+    }
+    count = min(count, *map(len, by_label.values()))
+    for label, own in by_label.items():
+        verdict = f'{VERDICT_PREFIX}{label.value}"}}'
+        found += [
+            [*messages, {"role": "assistant", "content": verdict}] for messages in rng.sample(own, count)
+        ]
+    return found
+
+
+def warm_up(bed: WarmBed) -> None:
+    """Train the bed's policy, unless its run is there."""
+    if bed.start.exists():
+        return
+    folder = bed.run.parent
+    made = asyncio.run(examples(bed.model, bed.problems("warmup")))
+    write_problems(folder / "train.jsonl", bed.problems("warmup"))
+    lines = "".join(f"{json.dumps({'messages': each})}\n" for each in made)
+    (folder / "examples.jsonl").write_text(lines, encoding="utf-8")
+    viva.train(
+        "warmup",
+        model=bed.model,
+        prompts=str(folder / "train.jsonl"),
+        steps=WARM_STEPS,
+        seed=0,
+        learning_rate=bed.learning_rates[0],
+        log_path=str(bed.run),
+        config={
+            "examples": str(folder / "examples.jsonl"),
+            "lora_rank": REAL_OPTIONS["lora_rank"],
+            "batch_size": 32,
+            "eval_every": 0,
+            "behavior_if_exists": "delete",
+            "trackers": [],
+        },
+    )
