@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from _intervals import mean_interval
-from evidence import beds, run
+from evidence import beds, run, warm
 from evidence import cell as cells
 from evidence.arms import ARMS, CONTRASTS, HINT, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
-from evidence.beds import BEDS, REAL, bed_named, is_blind, is_trap, trap_solution
+from evidence.beds import BEDS, CRITIQUE_TEXTS, REAL, WARM, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.rewards import CURRENT, RARE
 from evidence.tables import (
@@ -43,7 +44,7 @@ def steps_of(problems):
     return found
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", [*REAL, *WARM])
 def test_a_real_model_is_tested_on_sums_and_products_of_which_none_is_trained_on(name):
     bed = bed_named(name)
 
@@ -66,12 +67,45 @@ def test_a_real_model_is_tested_on_sums_and_products_of_which_none_is_trained_on
     assert test == bed.problems("test", seed=0)
     for seed in range(3):
         trained = steps("train", seed)
-        assert len(trained) > 100
+        assert len(trained) > 50
         assert not steps("test", 0) & trained
+        if name in WARM:
+            assert len(bed.problems("warmup")) > 90
+            assert not steps("warmup", seed) & (trained | steps("test", 0))
+            assert bed.problems("warmup") == bed.problems("warmup", seed=0)
     assert bed.problems("train", seed=1) != bed.problems("train", seed=2)
 
 
-@pytest.mark.parametrize("name", sorted(set(BEDS) - set(REAL)))
+@pytest.mark.parametrize("name", WARM)
+@pytest.mark.parametrize("arm", ["answers", "majority", "r_sol", "critique", "preference", "hint"])
+def test_after_a_warm_up_all_arms_start_from_its_weights_and_are_else_as_before(name, arm):
+    bed, cold = bed_named(name), bed_named(name.removesuffix("-warm"))
+    start = {"load_checkpoint_path": str(bed.start)}
+    assert bed.arm(arm).options == {**cold.arm(arm).options, **start}
+    assert (bed.model, bed.total_tokens) == (cold.model, cold.total_tokens)
+    assert bed.untrained != cold.untrained == cold.model
+
+
+def test_the_script_of_a_warm_up_knows_what_is_right():
+    shown = "".join(
+        f"Solution {letter}:\n> {text}\nEnd of solution {letter}.\n"
+        for letter, text in (("A", "The number is 24."), ("B", "It is\n> 20"), ("C", "24"))
+    )
+    texts = yaml.safe_load(CRITIQUE_TEXTS.read_text())["prompts"]
+    asked = f"{shown}{texts['critique'].replace('{others}', 'A, B')}"
+    assert warm.reply(asked, "24", "25") == "Solution A: right, 24\nSolution B: wrong, 24"
+    assert warm.reply(texts["revision"], "24", "25") == "Revise: 25"
+    assert warm.reply(texts["proposal"], "24", "25") is None
+    votes = {}
+    for pair in itertools.permutations("ABC", 2):
+        blocks = [
+            re.search(rf"Solution {letter}:.*?solution {letter}\.\n", shown, re.S)[0] for letter in pair
+        ]
+        votes["".join(pair)] = warm.preferred("".join(blocks), "24").value
+    assert votes == {"AB": "A", "BA": "B", "AC": "Tie", "CA": "Tie", "BC": "B", "CB": "A"}
+
+
+@pytest.mark.parametrize("name", sorted({*BEDS} - {*REAL, *WARM}))
 def test_no_step_of_a_test_problem_is_trained_on(name):
     bed = bed_named(name)
     test = bed.problems("test")
@@ -169,7 +203,7 @@ def test_an_interval_of_one_seed_has_no_width():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("bed", ["steps", *REAL])
+@pytest.mark.parametrize("bed", ["steps", *REAL, *WARM])
 def test_every_arm_has_options_that_its_recipe_takes(bed, arm):
     given = bed_named(bed).arm(arm)
     recipe = given.recipe if isinstance(given.recipe, str) else "protocol"
