@@ -109,7 +109,7 @@ _HINTS = {
     "sums": "For example, 9 - 6 = 3, 7 + 5 = 12 and 4 * 6 = 24.",
 }
 WARM_STEPS = 60
-"""Of a warm-up, 32 examples each."""
+"""Of a warm-up, 16 examples each."""
 _DEBATE_SIZES = {"num_agents": 3, "batch_size": 24}
 _CRITIQUE_SIZES = {"batch_size": 12}
 CRITIQUE_TEXTS = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"

@@ -190,7 +190,7 @@ def warm_up(bed: WarmBed) -> None:
         config={
             "examples": str(folder / "examples.jsonl"),
             "lora_rank": REAL_OPTIONS["lora_rank"],
-            "batch_size": 32,
+            "batch_size": 16,
             "eval_every": 0,
             "behavior_if_exists": "delete",
             "trackers": [],
