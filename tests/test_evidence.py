@@ -93,9 +93,10 @@ def test_the_script_of_a_warm_up_knows_what_is_right():
     )
     texts = yaml.safe_load(CRITIQUE_TEXTS.read_text())["prompts"]
     asked = f"{shown}{texts['critique'].replace('{others}', 'A, B')}"
-    assert warm.reply(asked, "24", "25") == "Solution A: right, 24\nSolution B: wrong, 24"
-    assert warm.reply(texts["revision"], "24", "25") == "Revise: 25"
-    assert warm.reply(texts["proposal"], "24", "25") is None
+    steps = "4 * 6 = 24", "4 * 6 = 25"
+    assert warm.reply(asked, *steps) == "Solution A: right, 4 * 6 = 24\nSolution B: wrong, 4 * 6 = 24"
+    assert warm.reply(texts["revision"], *steps) == "Revise: 4 * 6 = 25"
+    assert warm.reply(texts["proposal"], *steps) is None
     votes = {}
     for pair in itertools.permutations("ABC", 2):
         blocks = [
@@ -103,6 +104,14 @@ def test_the_script_of_a_warm_up_knows_what_is_right():
         ]
         votes["".join(pair)] = warm.preferred("".join(blocks), "24").value
     assert votes == {"AB": "A", "BA": "B", "AC": "Tie", "CA": "Tie", "BC": "B", "CB": "A"}
+
+
+@pytest.mark.parametrize("name", WARM)
+def test_the_script_of_a_warm_up_works_out_every_problem(name):
+    for problem in bed_named(name).problems("warmup"):
+        step, _, result = warm.worked(problem, problem.answer).partition(" = ")
+        assert eval(step) == int(result) == problem.answer
+        assert all(number in problem.question for number in re.findall(r"\d+", step))
 
 
 @pytest.mark.parametrize("name", sorted({*BEDS} - {*REAL, *WARM}))

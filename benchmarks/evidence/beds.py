@@ -108,7 +108,7 @@ _HINTS = {
     "words": "Who buys more: add. Who gives away: subtract. So many boxes, so many things in each: multiply.",
     "sums": "For example, 9 - 6 = 3, 7 + 5 = 12 and 4 * 6 = 24.",
 }
-WARM_STEPS = 60
+WARM_STEPS = 40
 """Of a warm-up, 16 examples each."""
 _DEBATE_SIZES = {"num_agents": 3, "batch_size": 24}
 _CRITIQUE_SIZES = {"batch_size": 12}

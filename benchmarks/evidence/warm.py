@@ -1,10 +1,10 @@
 """A warm-up of critics and voters from known answers: where all arms of ``words-warm`` and ``sums-warm`` start.
 
-The model plays critique self-play with itself on half of the bed's problems to train on. Its proposals stay as they
-are, and are not trained. A script that knows the answers writes what comes after them, and this is imitated: critiques
-say of every solution whether it is right and give the correct number, revisions give it, and votes on a pair (the label
-behind the beginning of a verdict) prefer what is right, or tie. Half of the agents revise to a wrong number, so that
-there is something to vote on; that is not imitated. Arms see the other half of the problems.
+The model plays critique self-play with itself on half of the bed's problems to train on. Of its proposals, those that
+are right are imitated. A script that knows the answers writes what comes after them, and this is imitated, too:
+critiques say of every solution whether it is right and give the step and its result, revisions give them, and votes on
+a pair (the label behind the beginning of a verdict) prefer what is right, or tie. Half of the agents revise to a wrong
+number, so that there is something to vote on; that is not imitated. Arms see the other half of the problems.
 """
 
 import asyncio
@@ -32,20 +32,37 @@ from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 _TIMES = 2
 """Conversations about each problem."""
 _SHOWN = re.compile(r"Solution ([A-Z]):\n((?:> .*\n)+)End of solution \1\.")
+_STEP = re.compile(r"\d+ [-+*] \d+")
 _OTHERS = re.compile(r"Check the other solutions ([A-Z, ]+)\.")
 
 
-def reply(prompt: str, answer: str, revised: str) -> str | None:
-    """What the script says to a prompt that asks for critiques or a revision; ``None`` to any other."""
+def worked(problem: Question, result: int) -> str:
+    """The problem's one step with a result."""
+    step = _STEP.search(problem.question)
+    if step is not None:
+        return f"{step[0]} = {result}"
+    left, right = map(int, re.findall(r"\d+", problem.question))
+    signs = {left * right: "*", left - right: "-", left + right: "+"}
+    return f"{left} {signs[problem.answer]} {right} = {result}"
+
+
+def reply(prompt: str, right: str, revised: str) -> str | None:
+    """What the script says to a prompt that asks for critiques or a revision; ``None`` to any other.
+
+    Args:
+        prompt: With the solutions that it shows.
+        right: The step with its true result.
+        revised: What it revises to.
+    """
     asked = _OTHERS.search(prompt)
     if asked is not None:
-        right = {letter: is_correct(text, answer) for letter, text in _SHOWN.findall(prompt)}
-        said = {
-            letter: "right" if right[letter] else "wrong"
+        texts, answer = dict(_SHOWN.findall(prompt)), right.rpartition("= ")[2]
+        verdicts = {
+            letter: "right" if is_correct(texts[letter], answer) else "wrong"
             for letter in asked[1].split(", ")
-            if letter in right
+            if letter in texts
         }
-        return "\n".join(f"Solution {letter}: {verdict}, {answer}" for letter, verdict in said.items())
+        return "\n".join(f"Solution {letter}: {verdict}, {right}" for letter, verdict in verdicts.items())
     return f"Revise: {revised}" if "Revise: the correct number" in prompt else None
 
 
@@ -76,18 +93,18 @@ class Seats:
 
     model: Any
     renderer: Any
-    answers: Sequence[str]
+    problems: Sequence[Question]
     """By conversation."""
 
     def seat(self, *, group: int, attempt: int, seat: int) -> TokenCompleter:
         """The policy of a seat."""
-        rng = random.Random(f"{group} {seat}")
-        answer = self.answers[group]
+        problem, rng = self.problems[group], random.Random(f"{group} {seat}")
+        wrong = problem.answer + rng.choice((-3, -2, -1, 1, 2, 3))
         return _Seat(
             model=self.model.seat(group=group, attempt=attempt, seat=seat),
             renderer=self.renderer,
-            answer=answer,
-            revised=f"{int(answer) + rng.choice((-3, -2, -1, 1, 2, 3))}" if rng.random() < 0.5 else answer,
+            right=worked(problem, problem.answer),
+            revised=worked(problem, problem.answer if rng.random() < 0.5 else wrong),
         )
 
 
@@ -95,14 +112,13 @@ class Seats:
 class _Seat(TokenCompleter):
     model: TokenCompleter
     renderer: Any
-    answer: str
+    right: str
     revised: str
-    """What it revises to."""
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        text = reply(self.renderer.tokenizer.decode(model_input.to_ints()), self.answer, self.revised)
+        text = reply(self.renderer.tokenizer.decode(model_input.to_ints()), self.right, self.revised)
         if text is None:
             return await self.model(model_input, stop, max_tokens=max_tokens)
         (end,) = self.renderer.get_stop_sequences()
@@ -111,7 +127,7 @@ class _Seat(TokenCompleter):
 
 
 async def examples(model: str, problems: Sequence[Question]) -> list[list[dict[str, str]]]:
-    """The messages of all examples: every critique and revision, and as many votes, a third of them for each label."""
+    """The messages of all examples: what was said, and as many votes, a third of them for each label."""
     from viva.recipes.evaluation.target import find_target, open_policy
     from viva.training.rollouts import run_groups
     from viva.training.sampling import Policy, Sampling
@@ -140,7 +156,7 @@ async def examples(model: str, problems: Sequence[Question]) -> list[list[dict[s
         for place, (each, voter) in enumerate(zip(played, voters, strict=True))
     ]
     policy = Policy(sampler=opened.client, sampling=Sampling(seed=0, **sizes))
-    seats = Seats(model=policy, renderer=opened.renderer, answers=[each.answer for each in voters])
+    seats = Seats(model=policy, renderer=opened.renderer, problems=played)
     await run_groups(builders, seats, max_retries=0)
     records = [ConversationRecord.model_validate(each.record()) for each in builders]
     said = [

@@ -64,12 +64,16 @@ class Proxy:
     Attributes:
         seen: How often the server was asked, by kind (the last part of the path).
         done: The faults, by kind of request and of fault.
+        sent: Bytes of requests, by kind, without headers.
+        received: Bytes of answers, likewise.
     """
 
     def __init__(self, address: str, choose: Choose):
         self.address, self.choose = address, choose
         self.seen: Counter[str] = Counter()
         self.done: Counter[tuple[str, Fault]] = Counter()
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
         self.own_address = ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -127,6 +131,8 @@ class Proxy:
         for _ in range(2 if fault is Fault.REPEATED else 1):
             self.seen[verb] += 1
             answer = await server.request(method, self.address + path, headers=headers, content=body)
+            self.sent[verb] += len(body)
+            self.received[verb] += len(answer.content)
         if fault is Fault.LATE:
             await asyncio.sleep(PAUSE_S)
         if fault is Fault.LOST_ANSWER:

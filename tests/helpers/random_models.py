@@ -102,3 +102,25 @@ def make_model(folder: Path, family: str, *, names_labels: bool = True) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+CHANCES = {"A": 0.3, "B": 0.25, "<|eot_id|>": 0.45}
+
+
+def make_hesitating_model(folder: Path) -> Path:
+    """A Llama with random weights but for one direction of them: it says A or B or ends, and hesitates as a judge."""
+    make_model(folder, "llama", names_labels=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        model.model.embed_tokens.weight[:, 0] = 1.0  # dwarfs the rest, so it reaches the last layer as it is
+        length = model.config.hidden_size**0.5
+        rows = model.lm_head.weight
+        rows[:, 0] = 0.0
+        for text, chance in CHANCES.items():
+            row = rows[tokenizer.convert_tokens_to_ids(text)]
+            row[1:] = 0.5 * torch.randn(row.numel() - 1)
+            row[0] = (12 + torch.tensor(chance).log()) / length
+    model.save_pretrained(folder)
+    return folder

@@ -30,20 +30,28 @@ def free_port():
 
 
 class SkyrlServer:
-    """One server with its data base and checkpoints; can be killed and started again on the same port."""
+    """One server with its data base and checkpoints; can be killed and started again on the same port.
 
-    def __init__(self, environment: Path, model: Path, folder: Path):
+    With several workers, each is a process with a device of its own, which holds a share of weights and batches.
+    """
+
+    def __init__(self, environment: Path, model: Path, folder: Path, *, workers: int = 1):
         self.environment, self.model, self.folder = environment, model, folder
+        self.workers = workers
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
-        self.process = None
+        self.process, self.others = None, []
 
     def start(self):
         bin_folder = self.environment / "bin"
+        backend, joined = BACKEND, {}
+        if self.workers > 1:
+            joined = {"coordinator_address": f"127.0.0.1:{free_port()}", "num_processes": self.workers}
+            backend = BACKEND | joined | {"fully_sharded_data_parallel_size": self.workers}
         command = [
             bin_folder / "uv",
             *("run", "-m", "skyrl.tinker.api", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--base-model", str(self.model), "--backend", "jax", "--backend-config", json.dumps(BACKEND)),
+            *("--base-model", str(self.model), "--backend", "jax", "--backend-config", json.dumps(backend)),
             *("--checkpoints-base", str(self.folder / "checkpoints")),
             *("--database-url", f"sqlite:///{self.folder / 'tinker.db'}"),
         ]
@@ -58,6 +66,17 @@ class SkyrlServer:
             self.process = subprocess.Popen(
                 command, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
+            given = [f"--{name.replace('_', '-')}={value}" for name, value in joined.items()]
+            self.others = [
+                subprocess.Popen(
+                    [bin_folder / "python", "-m", "skyrl.backends.jax", *given, f"--process-id={place}"],
+                    env=variables,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                for place in range(1, self.workers)
+            ]
         deadline = time.monotonic() + START_S
         while not self._answers():
             assert self.process.poll() is None, self.log()[-3000:]
@@ -66,11 +85,11 @@ class SkyrlServer:
 
     def kill(self):
         """End it and all it started, at once."""
-        if self.process is not None:
+        for process in [self.process, *self.others] if self.process is not None else []:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.process, self.others = None, []
 
     def log(self):
         return (self.folder / "server.log").read_text(errors="replace")

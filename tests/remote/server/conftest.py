@@ -23,9 +23,6 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.filterwarnings(_LEFT_OPEN))
 
 
-CHANCES = {"A": 0.3, "B": 0.25, "<|eot_id|>": 0.45}
-
-
 @pytest.fixture(scope="session")
 def environment():
     return Path(os.environ["VIVA_SKYRL"]).absolute()
@@ -33,25 +30,10 @@ def environment():
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A model with random weights but for one direction of them: it says A or B or ends, and hesitates as a judge."""
-    import torch
-    from random_models import make_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """See `make_hesitating_model`."""
+    from random_models import make_hesitating_model
 
-    folder = make_model(tmp_path_factory.mktemp("model"), "llama", names_labels=False)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(1)
-        model.model.embed_tokens.weight[:, 0] = 1.0  # dwarfs the rest, so it reaches the last layer as it is
-        length = model.config.hidden_size**0.5
-        rows = model.lm_head.weight
-        rows[:, 0] = 0.0
-        for text, chance in CHANCES.items():
-            row = rows[tokenizer.convert_tokens_to_ids(text)]
-            row[1:] = 0.5 * torch.randn(row.numel() - 1)
-            row[0] = (12 + torch.tensor(chance).log()) / length
-    model.save_pretrained(folder)
-    return folder
+    return make_hesitating_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from lossy_proxy import Fault, Proxy, named
+from skyrl_server import SkyrlServer
 
 RECIPES = {
     "conversation_preference_rl": {
@@ -150,3 +151,18 @@ def test_lost_answers_to_samples_and_gradients_change_nothing(run, server):
     for row in run.rows("metrics.jsonl"):
         counted = [value for name, value in row.items() if name.endswith("/num_samples")]
         assert sum(counted) == RECIPES["math_efficiency"]["batch_size"]  # each sample once
+
+
+def test_a_recipe_trains_on_a_server_of_two_workers(environment, model, problems, tmp_path):
+    server = SkyrlServer(environment, model, tmp_path, workers=2)
+    server.start()
+    try:
+        run = Run("math_efficiency", server, problems, tmp_path / "run")
+        code, told = run.to_end(max_steps=2)
+        assert code == 0, told
+        check_complete(run, 2)
+        assert len(server.others) == 1
+        assert server.others[0].poll() is None  # it has worked all the time
+        assert "entering command loop" in server.log()
+    finally:
+        server.kill()
