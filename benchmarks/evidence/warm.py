@@ -164,7 +164,7 @@ async def examples(model: str, problems: Sequence[Question]) -> list[list[dict[s
         for record, each in zip(records, played, strict=True)
         for turn in record.turns
         if turn.segment == "critique"
-        or (turn.segment == "revision" and is_correct(turn.text, str(each.answer)))
+        or (turn.segment in ("proposal", "revision") and is_correct(turn.text, str(each.answer)))
     ]
     votes = [vote for voter in voters for vote in voter.votes]
     return said + _balanced(votes, len(said) // 3, random.Random(0))
