@@ -22,6 +22,7 @@ from viva.experts.samples import Sample, stored_sample
 from viva.run.files import iter_rows
 from viva.view.files import read_config
 from viva.view.log_check import check_log
+from viva.view.run_index import Z95
 
 SAMPLES_FILE = "samples.jsonl"
 
@@ -215,7 +216,7 @@ def _sample_lines(result: Estimation) -> list[str]:
 
 def _half_width(stderr: float | None, form: str) -> str:
     """Half width of the normal 95 % interval."""
-    return "" if stderr is None else f" ± {format(1.96 * stderr, form)}"
+    return "" if stderr is None else f" ± {format(Z95 * stderr, form)}"
 
 
 def _estimator_lines(result: Estimation) -> list[str]:
