@@ -1,12 +1,12 @@
 """Which families of reasoning-gym are in reach of SmolLM2-135M-Instruct? One line of JSON per family, then a table.
 
-    PYTHONHASHSEED=0 python benchmarks/screen_families.py [MODEL] [file=FILE.jsonl] [table] [FAMILY ...]
+    PYTHONHASHSEED=0 python benchmarks/screen_families.py [MODEL] [file=FILE.jsonl] [tries=8] [table] [FAMILY ...]
 
 Every family is asked in its easiest settings: the first level of its curriculum, but for numbers that are higher there
-than by default. 20 problems of seed 0, each once greedily and 8 times at temperature 0.8, replies of at most 48 tokens,
-behind every question "Give only the final answer.". Questions of more than 1,500 characters are not asked. Families
-that are in the file (by default the one beside this script) are not repeated; ``table`` only prints. MODEL is by
-default what ``make models`` fetched.
+than by default. 20 problems of seed 0, each once greedily and ``tries`` times at temperature 0.8, replies of at most 48
+tokens, behind every question "Give only the final answer.". Questions of more than 1,500 characters are not asked.
+Families that are in the file (by default the one beside this script) are not repeated; ``table`` only prints. MODEL is
+by default what ``make models`` fetched.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ def source(family: str) -> str:
         return find_family(f"{PREFIX}{family}", size=PROBLEMS).name
 
 
-async def screened(family: str, opened: Any) -> dict[str, Any]:
+async def screened(family: str, opened: Any, tries: int) -> dict[str, Any]:
     """The line of a family."""
     began, name = time.perf_counter(), source(family)
     problems = [find_family(name).problem(index) for index in range(PROBLEMS)]
@@ -82,7 +82,7 @@ async def screened(family: str, opened: Any) -> dict[str, Any]:
                 seed=0, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, context_window=opened.context_window
             ),
         ),
-        num_samples=TRIES,
+        num_samples=tries,
         judge=PolicySelfComparisonJudge(PolicyRef(sampling_client=opened.client), opened.renderer),
         num_pairs=0,
     )
@@ -93,13 +93,14 @@ async def screened(family: str, opened: Any) -> dict[str, Any]:
     figures = screening_figures(asked, {"majority": majority()}, resamples=200, seed=0)
     return line | {
         "figures": {key: figures[key].value for key in SHOWN},
+        "tries": tries,
         "tries_right": [sum(one.answer.right for one in each.tries_N) for each in asked],
         "first": {"answer": problems[0].answer, "replies": [one.answer.text for one in asked[0].tries_N[:3]]},
         "seconds": round(time.perf_counter() - began, 1),
     }
 
 
-async def screen_all(model: str, path: Path, wanted: list[str]) -> None:
+async def screen_all(model: str, path: Path, wanted: list[str], tries: int) -> None:
     """Screen what the file has not."""
     done = {line["family"] for line in lines(path)}
     target = find_target(model)
@@ -108,7 +109,7 @@ async def screen_all(model: str, path: Path, wanted: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for family in wanted or families():
         if family not in done:
-            line = await screened(family, opened)
+            line = await screened(family, opened, tries)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(family, line.get("figures", line.get("not_asked")), flush=True)
@@ -136,7 +137,7 @@ def table(path: Path) -> str:
             options = [
                 each for each in line["source"].split(",")[1:] if not each.startswith(("seed=", "size="))
             ]
-            mixed = sum(0 < right < TRIES for right in line["tries_right"]) / PROBLEMS
+            mixed = sum(0 < right < line.get("tries", TRIES) for right in line["tries_right"]) / PROBLEMS
             cells.append(f"{100 * mixed:.0f}")
             rows.append(f"| `{line['family']}` | {' | '.join(cells)} | {', '.join(options)} |")
     never = sorted(
@@ -160,14 +161,14 @@ def table(path: Path) -> str:
 def main(arguments: list[str]) -> None:
     """See the module."""
     prepare_threads()
-    named = dict(argument.split("=", 1) for argument in arguments if argument.startswith("file="))
-    rest = [argument for argument in arguments if not argument.startswith("file=")]
+    named = dict(argument.split("=", 1) for argument in arguments if argument.startswith(("file=", "tries=")))
+    rest = [argument for argument in arguments if not argument.startswith(("file=", "tries="))]
     path = Path(named.get("file", Path(__file__).with_suffix(".jsonl")))
     if rest == ["table"]:
         print(table(path))
         return
     model = rest.pop(0) if rest and ("/" in rest[0] or rest[0].endswith(".gguf")) else str(model_path())
-    asyncio.run(screen_all(model, path, rest))
+    asyncio.run(screen_all(model, path, rest, int(named.get("tries", TRIES))))
     print(table(path))
 
 
