@@ -56,6 +56,8 @@ from viva.training.sessions import Engines
 
 _TIMES = 2
 """Conversations about each problem."""
+_AUDITED = 30
+"""Problems to test on, the first ones, about which an audit has a conversation each; it takes five minutes."""
 _VOTED = {"ranking": "proposal", "verdict": "revision"}
 _SHOWN = re.compile(r"Solution ([A-Z]):\n((?:> .*\n)+)End of solution \1\.")
 _STEP = re.compile(r"\d+ [-+*] \d+")
@@ -306,14 +308,16 @@ def warm_up(bed: WarmBed) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the audit of the model, of its warm-up, or of a run, on the problems to test on."""
+    """Print the audit of the model and of its warm-up, or of a run."""
     if not argv or argv[0] not in WARM or len(argv) > 2:
         sys.exit(
             f"give one of {', '.join(WARM)}, and a run if it is to be of another policy; got {' '.join(argv)}"
         )
     bed = bed_named(argv[0])
     policies = {"run": argv[1]} if len(argv) > 1 else {"before": bed.model, "after": bed.untrained}
-    found = {name: asyncio.run(audit(policy, bed.problems("test"))) for name, policy in policies.items()}
+    found = {
+        name: asyncio.run(audit(policy, bed.problems("test")[:_AUDITED])) for name, policy in policies.items()
+    }
     print(f"| | {' | '.join(found)} |\n|---{'|---' * len(found)}|")
     for name in dict.fromkeys(each for figures in found.values() for each in figures):
         cells = (f"{figures[name]:.0f}" if name in figures else "-" for figures in found.values())
