@@ -1,6 +1,7 @@
 """How much may one judge's two answers weigh? Gains of a revision against their standard errors, by weight and floor.
 
     python benchmarks/judge_weight.py [trials=100] [run=FOLDER ...]
+    python benchmarks/judge_weight.py labels
 
 Simulated conversations of honest, noisy agents under the rules of ``robust``; a judge compares every revised solution
 with the initial one in both orders. Judges: ``certain`` knows the better one; ``noisy`` has an opinion of its own on
@@ -8,6 +9,9 @@ every pair, alike in both orders; ``biased`` prefers what it sees first; ``guess
 nothing to do with quality. A row is one weight, in votes, of both answers together. Where nobody changes but for
 words: the spread of gains over the standard error that the fit claims (above 1, it claims too little), and the share of
 gains that are paid at each noise floor. Where everybody improves by 1: gain over standard error, and what is paid.
+
+``labels``: agents and judge vote by label probabilities, and one of so many agents mends its solution, which all others
+have had right all along. How sure must voters and judge be for its critics to be paid? A row is their share of a vote.
 
 With ``run``, the same weights on the stored conversations of a run whose problems have answers: what is paid for
 solutions that were mended, stayed as right or wrong as they were, or were spoilt.
@@ -21,7 +25,7 @@ from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
 
-from viva.judging.ballots import Preference
+from viva.judging.ballots import Preference, divided
 from viva.judging.bradley_terry import Duel
 from viva.rewards.critique import review_votes, stored_judged
 from viva.rewards.review import PRESETS, ReviewVotes, initial, revised, score_review
@@ -152,7 +156,50 @@ def stored(folders: Sequence[Path]) -> Iterator[str]:
 OUTCOMES = {1: "mended", 0: "as right or wrong as before", -1: "spoilt"}
 
 
+def mended_by_labels(num_agents: int, share: float) -> tuple[float, float, float]:
+    """Gain of the agent that mends its solution, its standard error, and what is paid for it."""
+    agents = range(num_agents)
+    pairs = {
+        voter: [(a, b) for a in agents for b in agents if a < b and voter not in (a, b)] for voter in agents
+    }
+    before = {
+        voter: [divided(b, a, share if a == 0 else 0.5) for a, b in own] for voter, own in pairs.items()
+    }
+    after = {voter: [divided(b, a, 0.5) for a, b in own] for voter, own in pairs.items()}
+    duels = [
+        duel
+        for agent in agents
+        for one, other, part in (
+            (revised(agent), initial(agent), share if agent == 0 else 0.5),
+            (initial(agent), revised(agent), 1.0 - share if agent == 0 else 0.5),
+        )
+        for duel in [Duel(first=one, second=other, share=part, first_shown_first=True)]
+    ]
+    votes = ReviewVotes(
+        agents=tuple(agents),
+        initial=before,
+        final=after,
+        targets={critic: [0] for critic in agents if critic},
+        duels=tuple(duels),
+        final_is_sampled=False,
+    )
+    gain = score_review(votes, PRESETS["robust"]).gains[0]
+    return gain.value, gain.standard_error, gain.paid
+
+
+def by_labels() -> Iterator[str]:
+    numbers = (3, 4, 6)
+    yield f"| share | {' | '.join(f'{number} agents: gain, error, paid' for number in numbers)} |"
+    yield f"|---{'|---' * len(numbers)}|"
+    for share in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+        cells = [", ".join(f"{each:.2f}" for each in mended_by_labels(number, share)) for number in numbers]
+        yield f"| {share:g} | {' | '.join(cells)} |"
+
+
 def main(argv: Sequence[str]) -> None:
+    if list(argv) == ["labels"]:
+        print("\n".join(by_labels()))
+        return
     given = [argument.split("=", 1) for argument in argv]
     trials = int(dict(given).get("trials", "100"))
     for line in simulated(trials):
