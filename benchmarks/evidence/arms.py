@@ -18,7 +18,9 @@ judges of plain samples had been seen to collapse in the others of ten budgets. 
 were run anew with ties worth half a win, and the contrast of the two was named.
 The contrasts of ``apart`` were named when it had three seeds on ``critics-70``, that of ``league`` before it was run.
 On the beds of a model that others trained every arm has the one learning rate of ``make demo``; none was tuned there.
-``answers_rate_...`` and ``answers_rank_...`` came when all others had four seeds.
+``answers_rate_...`` and ``answers_rank_...`` came when all others had four seeds. After a warm-up (``...-warm``)
+``r_sol``, ``critique``, ``majority``, ``answers`` and ``paper`` were run first; ``critique_shuffled``, and its contrast
+with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting.
 """
 
 from collections.abc import Mapping
@@ -236,6 +238,7 @@ CONTRASTS = (
     ("r_sol", "judged"),
     ("r_sol", "no_exchange"),
     ("critique", "critique_shuffled"),
+    ("r_sol", "critique_shuffled"),
     ("apart", "critique"),
     ("apart", "r_sol"),
     ("majority", "shuffled"),
