@@ -290,5 +290,9 @@ def test_ctrl_c_before_the_first_step_is_told_in_one_line(monkeypatch, capsys):
         await asyncio.sleep(60)
 
     monkeypatch.setattr(loop, "run_recipe", interrupted)
-    assert main(["model_name=tiny"]) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        assert main(["model_name=tiny"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "interrupted; the run can be resumed\n"
