@@ -166,15 +166,12 @@ def mended_by_labels(num_agents: int, share: float) -> tuple[float, float, float
         voter: [divided(b, a, share if a == 0 else 0.5) for a, b in own] for voter, own in pairs.items()
     }
     after = {voter: [divided(b, a, 0.5) for a, b in own] for voter, own in pairs.items()}
-    duels = [
-        duel
-        for agent in agents
-        for one, other, part in (
-            (revised(agent), initial(agent), share if agent == 0 else 0.5),
-            (initial(agent), revised(agent), 1.0 - share if agent == 0 else 0.5),
-        )
-        for duel in [Duel(first=one, second=other, share=part, first_shown_first=True)]
-    ]
+    duels: list[Duel] = []
+    for agent in agents:
+        part = share if agent == 0 else 0.5
+        old, new = initial(agent), revised(agent)
+        duels.append(Duel(first=new, second=old, share=part, first_shown_first=True))
+        duels.append(Duel(first=old, second=new, share=1.0 - part, first_shown_first=True))
     votes = ReviewVotes(
         agents=tuple(agents),
         initial=before,

@@ -86,6 +86,7 @@ def measured(workers: int, model: Path, folder: Path, options: Mapping[str, str]
     carried = sum(proxy.sent.values()) + sum(proxy.received.values())
     tokens = sum(step["rollout/sampled_tokens"] for step in steps)
     figures = {
+        "weights, kB": sum(each.stat().st_size for each in model.glob("*.safetensors")) / 1e3,
         "server started, s": started,
         "steps": count,
         "seconds a step": sum(step["time/step"] for step in steps[COMPILING:]) / max(1, count - COMPILING),

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from evidence.tables import (
 from scipy import stats
 from solved import solutions
 
+from viva.judging.ballots import divided
 from viva.judging.comparison import Comparison, Outcome
 from viva.recipes.config import make_options
 from viva.tiny.tasks import answer_of, worked_solution
@@ -67,12 +69,12 @@ def test_a_real_model_is_tested_on_sums_and_products_of_which_none_is_trained_on
     assert test == bed.problems("test", seed=0)
     for seed in range(3):
         trained = steps("train", seed)
-        assert len(trained) > 50
+        assert len(trained) > (50 if name in WARM else 100)
         assert not steps("test", 0) & trained
         if name in WARM:
             assert len(bed.problems("warmup")) > 90
             assert not steps("warmup", seed) & (trained | steps("test", 0))
-            assert bed.problems("warmup") == bed.problems("warmup", seed=0)
+            assert steps("warmup", seed) == steps("warmup", 0)
     assert bed.problems("train", seed=1) != bed.problems("train", seed=2)
 
 
@@ -112,6 +114,47 @@ def test_the_script_of_a_warm_up_works_out_every_problem(name):
         step, _, result = warm.worked(problem, problem.answer).partition(" = ")
         assert eval(step) == int(result) == problem.answer
         assert all(number in problem.question for number in re.findall(r"\d+", step))
+
+
+def test_an_audit_counts_true_critiques_and_votes_for_the_right_one():
+    def turn(segment, agent_id, text="", **response):
+        return SimpleNamespace(
+            segment=segment, agent_id=agent_id, text=text, response=SimpleNamespace(**response)
+        )
+
+    def critique(target, text):
+        return SimpleNamespace(target=target, text=text)
+
+    record = SimpleNamespace(
+        turns=[
+            turn("proposal", 0, "24"),
+            turn("proposal", 1, "It is 20"),
+            turn("proposal", 2, "4 * 6 = 24"),
+            turn("critique", 0, critiques=[critique(1, "wrong, 4 * 6 = 24"), critique(2, "Wrong, 23")]),
+            turn("critique", 1, critiques=[critique(0, "no idea")]),
+            turn("ranking", 2, preferences=[divided(0, 1, 0.7)]),
+            turn("ranking", 1, preferences=[divided(0, 2, 0.9)]),  # both right: no pair to tell apart
+            turn("revision", 0, "Revise: 24"),
+            turn("revision", 1, "Revise: 21"),
+            turn("verdict", 2, preferences=[divided(1, 0, 0.8)]),
+            turn("verdict", 0, preferences=[divided(1, 0, 0.5)]),
+        ]
+    )
+    found = {}
+    for name, value in warm.findings(record, "24"):
+        found.setdefault(name, []).append(value)
+    assert found == {
+        "proposals: right": [True, False, True],
+        "revisions: right": [True, False],
+        "critiques: readable": [True, True, False, False],
+        "critiques: true": [True, False],
+        "critiques: true, of right ones": [False],
+        "critiques: name the answer": [True, False],
+        "votes on proposals: for the right one": [1.0],
+        "votes on proposals: its share": [pytest.approx(0.7)],
+        "votes on revisions: for the right one": [0.0, 0.5],
+        "votes on revisions: its share": [pytest.approx(0.2), 0.5],
+    }
 
 
 @pytest.mark.parametrize("name", sorted({*BEDS} - {*REAL, *WARM}))

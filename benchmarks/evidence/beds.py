@@ -211,9 +211,14 @@ class TinyBed(Bed):
 class RealBed(Bed):
     """A bed of SmolLM2-135M-Instruct. As critic and judge it votes by the probabilities of labels."""
 
+    @property
+    def source(self) -> str:
+        """The bed whose problems these are."""
+        return self.name
+
     def problems(self, part: Part, *, seed: int = 0) -> list[Question]:
         """Those of the base class."""
-        if self.name.startswith("words"):
+        if self.source == "words":
             train, test = word_problems(seed=seed)
         else:
             train, test = _sums()
@@ -233,9 +238,7 @@ class RealBed(Bed):
         elif name in ("peer_prediction", "judged"):
             options |= _FOUR_TO_A_PROBLEM
         else:
-            options |= _EIGHT_TO_A_PROBLEM | (
-                {"hint": _HINTS[self.name.removesuffix("-warm")]} if name == "hint" else {}
-            )
+            options |= _EIGHT_TO_A_PROBLEM | ({"hint": _HINTS[self.source]} if name == "hint" else {})
         return replace(given, options=options)
 
 
@@ -257,13 +260,15 @@ class WarmBed(RealBed):
         """The policy after the warm-up."""
         return str(self.run)
 
+    @property
+    def source(self) -> str:
+        """The bed whose problems these are."""
+        return self.name.removesuffix("-warm")
+
     def problems(self, part: Part, *, seed: int = 0) -> list[Question]:
-        """Those of the base class; of the warm-up, the same for every seed, and of no run after it."""
+        """Those of the base class; those to train on are of one half, those of the warm-up of the other."""
         every = super().problems(part, seed=seed)
-        if part == "test":
-            return every
-        shown = {_numbers(each) for each in every if zlib.crc32(f"{_numbers(each)}".encode()) % 2}
-        return [each for each in every if (_numbers(each) in shown) == (part == "warmup")]
+        return every if part == "test" else [each for each in every if _half(each) == part]
 
     def arm(self, name: str) -> Arm:
         """An arm with all its options on this bed."""
@@ -271,9 +276,10 @@ class WarmBed(RealBed):
         return replace(given, options={**given.options, "load_checkpoint_path": str(self.start)})
 
 
-def _numbers(problem: Question) -> tuple[int, ...]:
-    """The numbers of a problem, which no two steps of another outcome share."""
-    return tuple(sorted(map(int, re.findall(r"\d+", problem.question))))
+def _half(problem: Question) -> Part:
+    """The half of the problems to train on that one belongs to, by its numbers in order of size."""
+    numbers = tuple(sorted(map(int, re.findall(r"\d+", problem.question))))
+    return "warmup" if zlib.crc32(f"{numbers}".encode()) % 2 else "train"
 
 
 def _sums() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:

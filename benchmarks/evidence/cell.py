@@ -11,9 +11,10 @@ import numpy as np
 
 import viva
 from evidence.arms import ARMS, COMMON, CRITIQUE, PREFERENCE, TIMES_LONGER
-from evidence.beds import REAL, WARM, Bed
+from evidence.beds import Bed, RealBed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
+from viva.recipes.evaluation.target import OpenPolicy, find_target, open_policy
 from viva.training.data import PromptItem
 from viva.training.sampling import Sampling
 
@@ -64,14 +65,18 @@ def measure(policy: str, problems: list[PromptItem], *, max_tokens: int) -> dict
     return asyncio.run(_measure(policy, problems, max_tokens))
 
 
-async def _measure(policy: str, problems: list[PromptItem], max_tokens: int) -> dict[str, list[int]]:
-    from viva.recipes.evaluation.target import find_target, open_policy
+async def open_sampler(policy: str) -> OpenPolicy:
+    """Client and renderer of a model, or of a run's policy."""
     from viva.training.service import EngineConfig
     from viva.training.sessions import Engines
 
     engine = EngineConfig()
     service = Engines().service(engine)
-    opened = await open_policy(find_target(policy), engine, renderer_name=None, service=service)
+    return await open_policy(find_target(policy), engine, renderer_name=None, service=service)
+
+
+async def _measure(policy: str, problems: list[PromptItem], max_tokens: int) -> dict[str, list[int]]:
+    opened = await open_sampler(policy)
     asked = {}
     for temperature, count in ((0.0, 1), (1.0, NUM_SAMPLES)):
         direct = DirectSampler(
@@ -118,7 +123,7 @@ def measure_untrained(bed: Bed, folder: Path) -> dict[str, object]:
     """Figures of a bed's policy before training: those of a cell, and both kinds of conversation on most beds."""
     problems = items_of(bed)
     measured: dict[str, object] = {"problems": measure(bed.untrained, problems, max_tokens=bed.max_tokens)}
-    if bed.level is None and bed.name not in REAL + WARM:
+    if bed.level is None and not isinstance(bed, RealBed):
         measured["conversations"] = {
             kind: converse(
                 bed.model, kind, problems[:NUM_CONVERSATIONS], folder / f"{bed.name}-{kind}.json", **sizes

@@ -5,6 +5,8 @@
     python benchmarks/evidence/run.py beds=rare-1,rare-5,rare-20,rare-57 arms=answers,group_32,hint,hint_iid seeds=3
     python benchmarks/evidence/run.py tables                       # into both README.md, nothing is run
     python benchmarks/evidence/run.py problems trap-50 FOLDER      # test problems as files, those of each group apart
+    python benchmarks/evidence/run.py audit sums-warm [RUN]        # what critics and voters see before the warm-up and
+                                                                   # after it, or of a run
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
 eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. A finished cell is one
@@ -37,7 +39,7 @@ from evidence.arms import (
     RARE_CONTRASTS,
     THROWN_AWAY,
 )
-from evidence.beds import BEDS, REAL, WARM, Bed, WarmBed, bed_named, is_blind, is_trap, write_problems
+from evidence.beds import BEDS, Bed, RealBed, WarmBed, bed_named, is_blind, is_trap, write_problems
 from evidence.tables import (
     Cell,
     arm_table,
@@ -138,13 +140,23 @@ def run_untrained(bed: Bed, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{bed.name}-{UNTRAINED}.lock"):
-        if any((each["bed"], each["arm"]) == (bed.name, UNTRAINED) for each in read_ledger()):
-            return
         if isinstance(bed, WarmBed):
             warm_up(bed)
+        if any((each["bed"], each["arm"]) == (bed.name, UNTRAINED) for each in read_ledger()):
+            return
         line = {"bed": bed.name, "arm": UNTRAINED, "seed": 0} | measure_untrained(bed, folder)
         with LEDGER.open("a") as file:
             file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
+
+
+def audit_bed(bed: WarmBed, runs: Sequence[str]) -> None:
+    """Print what critics and voters see, of a run if there is one, or of the model before and after its warm-up."""
+    from evidence.warm import audit_table, warm_up
+
+    if not runs:
+        warm_up(bed)
+    policies = {run: run for run in runs} or {"before": bed.model, "after": bed.untrained}
+    sys.stdout.write(f"{audit_table(policies, bed)}\n")
 
 
 def tables(beds: Sequence[str]) -> str:
@@ -201,14 +213,24 @@ def front_page() -> str:
     return _FRONT_TABLE.sub(lambda _: f"{table}\n", FRONT_PAGE.read_text(encoding="utf-8"))
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run what is missing and print the tables."""
+def did_another_thing(argv: Sequence[str]) -> bool:
+    """Do what the first word asks for, if it is one of those that run no cell."""
     if list(argv) == ["tables"]:
         PAGE.write_text(page(), encoding="utf-8")
         FRONT_PAGE.write_text(front_page(), encoding="utf-8")
-        return
+        return True
     if argv[:1] == ["problems"] and len(argv) == 3:
         write_groups(bed_named(argv[1]), Path(argv[2]))
+        return True
+    if argv[:1] == ["audit"] and len(argv) in (2, 3) and isinstance(bed := bed_named(argv[1]), WarmBed):
+        audit_bed(bed, argv[2:])
+        return True
+    return False
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing and print the tables."""
+    if did_another_thing(argv):
         return
     given = dict(argument.split("=", 1) for argument in argv)
     beds = [bed_named(name) for name in given.pop("beds", ",".join(MAIN_BEDS)).split(",")]
@@ -217,12 +239,13 @@ def main(argv: Sequence[str]) -> None:
     folder = Path(given.pop("folder", "runs/evidence"))
     if given:
         sys.exit(
-            f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or the word tables"
+            f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or one of the words "
+            "tables, problems and audit"
         )
     if unknown := sorted(set(arms) - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
     missing = [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).exists()]
-    if any(bed.name in REAL + WARM for bed in missing):
+    if any(isinstance(bed, RealBed) for bed in missing):
         sys.exit(f"{missing[0].model} is not there; `make models` fetches it")
     if missing:
         policy = Path(missing[0].model).name.removesuffix("_policy")

@@ -1,7 +1,5 @@
 """A warm-up of critics and voters from known answers: where all arms of ``words-warm`` and ``sums-warm`` start.
 
-    python benchmarks/evidence/warm.py sums-warm [RUN]     # what critics and voters see before and after, or of RUN
-
 The model plays critique self-play with itself on half of the bed's problems to train on. Of its proposals, those that
 are right are imitated. A script that knows the answers writes what comes after them, and this is imitated, too:
 critiques say of every solution whether it is right and give the step and its result, revisions give them, and votes on
@@ -11,34 +9,20 @@ number, so that there is something to vote on; that is not imitated. Arms see th
 
 import asyncio
 import json
-import os
 import random
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-sys.path.append(str(Path(__file__).parents[1]))
 
 import tinker
 import yaml
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
 import viva
-from evidence.beds import (
-    CRITIQUE_TEXTS,
-    REAL_OPTIONS,
-    WARM,
-    WARM_STEPS,
-    Question,
-    WarmBed,
-    bed_named,
-    write_problems,
-)
+from evidence.beds import CRITIQUE_TEXTS, REAL_OPTIONS, WARM_STEPS, Question, WarmBed, write_problems
+from evidence.cell import open_sampler
+from viva.conversation.protocol import Protocol
 from viva.conversation.rendering import reply_tokens
 from viva.judging.answers import is_correct
 from viva.judging.ballots import Tie
@@ -46,19 +30,18 @@ from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
 from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.records import ConversationRecord
 from viva.recipes.demonstrations import Unpaid
-from viva.recipes.evaluation.target import find_target, open_policy
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.rollouts import run_groups
 from viva.training.sampling import Policy, Sampling
-from viva.training.service import EngineConfig
-from viva.training.sessions import Engines
 
+_OPTIONS = yaml.safe_load(CRITIQUE_TEXTS.read_text(encoding="utf-8"))
 _TIMES = 2
 """Conversations about each problem."""
 _AUDITED = 30
 """Problems to test on, the first ones, about which an audit has a conversation each; it takes five minutes."""
-_VOTED = {"ranking": "proposal", "verdict": "revision"}
+_VOTED_ON = {"ranking": "proposal", "verdict": "revision"}
+"""By segment of a vote, that of the solutions."""
 _SHOWN = re.compile(r"Solution ([A-Z]):\n((?:> .*\n)+)End of solution \1\.")
 _STEP = re.compile(r"\d+ [-+*] \d+")
 _OTHERS = re.compile(r"Check the other solutions ([A-Z, ]+)\.")
@@ -154,113 +137,53 @@ class _Seat(TokenCompleter):
         return TokensWithLogprobs(tokens=tokens, maybe_logprobs=[0.0] * len(tokens), stop_reason="stop")
 
 
-class Table:
-    """Critique self-play of a policy as the arms have it, a conversation a problem."""
-
-    def __init__(self, opened: Any, problems: Sequence[Question], voters: Sequence[Any]):
-        options = yaml.safe_load(CRITIQUE_TEXTS.read_text(encoding="utf-8"))
-        protocol = critique_protocol(options["num_agents"], ballots="labels", on_failure="continue")
-        self.protocol = protocol.with_prompts(options["prompts"])
-        self.problems = problems
-        sizes = {name: REAL_OPTIONS[name] for name in ("max_tokens", "temperature")}
-        self.policy = Policy(sampler=opened.client, sampling=Sampling(seed=0, **sizes))
-        self.builders = [
-            MultiAgentConversationEnvGroupBuilder(
-                question=each.question,
-                renderer=opened.renderer,
-                protocol=self.protocol,
-                reward=Unpaid(),
-                voter=voter,
-                num_agents=options["num_agents"],
-                seed=place,
-            )
-            for place, (each, voter) in enumerate(zip(problems, voters, strict=True))
-        ]
-
-    async def play(self, policy: Any) -> list[tuple[Question, ConversationRecord]]:
-        """Hold all conversations."""
-        await run_groups(self.builders, policy, max_retries=0)
-        records = [ConversationRecord.model_validate(each.record()) for each in self.builders]
-        return list(zip(self.problems, records, strict=True))
+def the_protocol() -> Protocol:
+    """Critique self-play as the arms have it."""
+    protocol = critique_protocol(_OPTIONS["num_agents"], ballots=_OPTIONS["ballots"], on_failure="continue")
+    return protocol.with_prompts(_OPTIONS["prompts"])
 
 
-async def _opened(policy: str) -> Any:
-    engine = EngineConfig()
-    service = Engines().service(engine)
-    return await open_policy(find_target(policy), engine, renderer_name=None, service=service)
+async def played(
+    protocol: Protocol, renderer: Any, seats: Any, problems: Sequence[Question], voters: Sequence[Any]
+) -> list[ConversationRecord]:
+    """A conversation about each problem, with a voter each."""
+    builders = [
+        MultiAgentConversationEnvGroupBuilder(
+            question=problem.question,
+            renderer=renderer,
+            protocol=protocol,
+            reward=Unpaid(),
+            voter=voter,
+            num_agents=_OPTIONS["num_agents"],
+            seed=place,
+        )
+        for place, (problem, voter) in enumerate(zip(problems, voters, strict=True))
+    ]
+    await run_groups(builders, seats, max_retries=0)
+    return [ConversationRecord.model_validate(each.record()) for each in builders]
+
+
+def _policy(sampler: Any) -> Policy:
+    sizes = {name: REAL_OPTIONS[name] for name in ("max_tokens", "temperature")}
+    return Policy(sampler=sampler, sampling=Sampling(seed=0, **sizes))
 
 
 async def examples(model: str, problems: Sequence[Question]) -> list[list[dict[str, str]]]:
     """The messages of all examples: what was said, and as many votes, a third of them for each label."""
-    opened = await _opened(model)
+    opened, protocol = await open_sampler(model), the_protocol()
     problems = [each for each in problems for _ in range(_TIMES)]
     voters = [Voter(answer=str(each.answer)) for each in problems]
-    table = Table(opened, problems, voters)
-    played = await table.play(Seats(model=table.policy, renderer=opened.renderer, problems=problems))
+    seats = Seats(model=_policy(opened.client), renderer=opened.renderer, problems=problems)
+    records = await played(protocol, opened.renderer, seats, problems, voters)
     said = [
-        [*table.protocol.messages(turn.prompt), {"role": "assistant", "content": turn.text}]
-        for problem, record in played
+        [*protocol.messages(turn.prompt), {"role": "assistant", "content": turn.text}]
+        for problem, record in zip(problems, records, strict=True)
         for turn in record.turns
         if turn.segment == "critique"
         or (turn.segment in ("proposal", "revision") and is_correct(turn.text, str(problem.answer)))
     ]
     votes = [vote for voter in voters for vote in voter.votes]
     return said + _balanced(votes, len(said) // 3, random.Random(0))
-
-
-async def audit(policy: str, problems: Sequence[Question]) -> dict[str, float]:
-    """What the policy's solutions, critiques and votes are worth, in a conversation about each problem, in per cent.
-
-    ``first`` and ``final`` solutions that are right; critiques that can be read, of those the ones that call a solution
-    rightly right or wrong and the ones that name the answer, and of right solutions those called right; of pairs of a
-    right and a wrong solution, those in which both orders together prefer the right one.
-    """
-    opened = await _opened(policy)
-    voter = JudgeOptions().make(PolicyRef(sampling_client=opened.client), opened.renderer)
-    table = Table(opened, problems, [voter] * len(problems))
-    found: dict[str, list[bool | float]] = {}
-
-    def note(name: str, value: bool | float) -> None:
-        found.setdefault(name, []).append(value)
-
-    for problem, record in await table.play(table.policy):
-        answer = str(problem.answer)
-        right: dict[tuple[str, int], bool] = {}
-        for turn in record.turns:
-            if turn.segment in ("proposal", "revision"):
-                is_right = right[turn.segment, turn.agent_id] = is_correct(turn.text, answer)
-                note("first" if turn.segment == "proposal" else "final", is_right)
-        for turn in record.turns:
-            if turn.segment == "critique":
-                _note_critiques(turn, right, answer, note)
-            elif turn.segment in _VOTED:
-                for vote in getattr(turn.response, "preferences", ()):
-                    _note_vote(vote, _VOTED[turn.segment], right, note)
-    return {name: 100 * sum(values) / len(values) for name, values in sorted(found.items())}
-
-
-def _note_critiques(turn: Any, right: Any, answer: str, note: Any) -> None:
-    critiques = {each.target: each.text for each in getattr(turn.response, "critiques", ())}
-    for target in {agent for _, agent in right} - {turn.agent_id}:
-        said = critiques.get(target, "").partition(",")[0].strip().lower()
-        note("critiques: readable", said in ("right", "wrong"))
-        if said in ("right", "wrong") and ("proposal", target) in right:
-            is_right = right["proposal", target]
-            note("critiques: true", (said == "right") == is_right)
-            note("critiques: names the answer", is_correct(critiques[target], answer))
-            if is_right:
-                note("critiques: of a right solution, true", said == "right")
-
-
-def _note_vote(vote: Any, segment: str, right: Any, note: Any) -> None:
-    if isinstance(vote, Tie):
-        one, other, share = vote.first, vote.second, 0.5
-    else:
-        one, other, share = vote.winner, vote.loser, vote.share
-    is_right, is_other = (right.get((segment, agent)) for agent in (one, other))
-    if is_right is not None and is_other is not None and is_right != is_other:
-        share = share if is_right else 1.0 - share
-        note(f"votes on a {segment}: for the right one", 1.0 if share > 0.5 else 0.5 if share == 0.5 else 0.0)
 
 
 def _balanced(votes: Any, count: int, rng: random.Random) -> list[list[dict[str, str]]]:
@@ -307,22 +230,76 @@ def warm_up(bed: WarmBed) -> None:
     )
 
 
-def main(argv: Sequence[str]) -> None:
-    """Print the audit of the model and of its warm-up, or of a run."""
-    if not argv or argv[0] not in WARM or len(argv) > 2:
-        sys.exit(
-            f"give one of {', '.join(WARM)}, and a run if it is to be of another policy; got {' '.join(argv)}"
-        )
-    bed = bed_named(argv[0])
-    policies = {"run": argv[1]} if len(argv) > 1 else {"before": bed.model, "after": bed.untrained}
-    found = {
-        name: asyncio.run(audit(policy, bed.problems("test")[:_AUDITED])) for name, policy in policies.items()
+# what a policy sees
+
+
+def audit_table(policies: Mapping[str, str], bed: WarmBed) -> str:
+    """The figures of `audit` for policies by name, on the bed's first problems to test on."""
+    problems = bed.problems("test")[:_AUDITED]
+    found = {name: asyncio.run(audit(policy, problems)) for name, policy in policies.items()}
+    rows = [f"| | {' | '.join(found)} |", f"|---{'|---' * len(found)}|"]
+    for figure in dict.fromkeys(each for figures in found.values() for each in figures):
+        cells = (f"{figures[figure]:.0f}" if figure in figures else "-" for figures in found.values())
+        rows.append(f"| {figure} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+async def audit(policy: str, problems: Sequence[Question]) -> dict[str, float]:
+    """Means of `findings` in per cent, of a policy in a conversation about each problem."""
+    opened = await open_sampler(policy)
+    voter = JudgeOptions().make(PolicyRef(sampling_client=opened.client), opened.renderer)
+    records = await played(
+        the_protocol(), opened.renderer, _policy(opened.client), problems, [voter] * len(problems)
+    )
+    found: dict[str, list[float]] = {}
+    for problem, record in zip(problems, records, strict=True):
+        for name, value in findings(record, str(problem.answer)):
+            found.setdefault(name, []).append(value)
+    return {name: 100 * sum(values) / len(values) for name, values in sorted(found.items())}
+
+
+def findings(record: ConversationRecord, answer: str) -> Iterator[tuple[str, float]]:
+    """What solutions, critiques and votes of a conversation are worth: names, and numbers from 0 to 1.
+
+    Solutions: right. Critiques that were asked for: ``readable``, they begin with "right" or "wrong"; of those, they
+    are ``true``, also ``of right ones`` alone, and ``name the answer``. Votes on a pair of a right and a wrong
+    solution: ``for the right one`` (a tie is a half), and its ``share`` of the vote.
+    """
+    right = {
+        (turn.segment, turn.agent_id): is_correct(turn.text, answer)
+        for turn in record.turns
+        if turn.segment in _VOTED_ON.values()
     }
-    print(f"| | {' | '.join(found)} |\n|---{'|---' * len(found)}|")
-    for name in dict.fromkeys(each for figures in found.values() for each in figures):
-        cells = (f"{figures[name]:.0f}" if name in figures else "-" for figures in found.values())
-        print(f"| {name} | {' | '.join(cells)} |")
+    for (segment, _), is_right in right.items():
+        yield f"{segment}s: right", is_right
+    for turn in record.turns:
+        if turn.segment == "critique":
+            said = {each.target: each.text for each in getattr(turn.response, "critiques", ())}
+            for (segment, author), is_right in right.items():
+                if segment == "proposal" and author != turn.agent_id:
+                    yield from _critique_findings(said.get(author, ""), is_right, answer)
+        elif turn.segment in _VOTED_ON:
+            segment = _VOTED_ON[turn.segment]
+            for vote in getattr(turn.response, "preferences", ()):
+                yield from _vote_findings(vote, segment, right)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def _critique_findings(text: str, is_right: bool, answer: str) -> Iterator[tuple[str, float]]:
+    verdict = text.partition(",")[0].strip().lower()
+    yield "critiques: readable", verdict in ("right", "wrong")
+    if verdict in ("right", "wrong"):
+        yield "critiques: true", (verdict == "right") == is_right
+        yield "critiques: name the answer", is_correct(text, answer)
+        if is_right:
+            yield "critiques: true, of right ones", verdict == "right"
+
+
+def _vote_findings(
+    vote: Any, segment: str, right: Mapping[tuple[str, int], bool]
+) -> Iterator[tuple[str, float]]:
+    is_tie = isinstance(vote, Tie)
+    one, other = (vote.first, vote.second) if is_tie else (vote.winner, vote.loser)
+    if right[segment, one] != right[segment, other]:
+        share = 0.5 if is_tie else vote.share if right[segment, one] else 1.0 - vote.share
+        yield f"votes on {segment}s: for the right one", 0.5 if is_tie else float(share > 0.5)
+        yield f"votes on {segment}s: its share", share

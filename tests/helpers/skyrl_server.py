@@ -85,7 +85,7 @@ class SkyrlServer:
 
     def kill(self):
         """End it and all it started, at once."""
-        for process in [self.process, *self.others] if self.process is not None else []:
+        for process in filter(None, [self.process, *self.others]):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

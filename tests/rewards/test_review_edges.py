@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from judge_weight import mended_by_labels
 
 from viva.judging.ballots import Preference
 from viva.judging.bradley_terry import Duel
@@ -177,3 +178,13 @@ def test_rounds_and_streams_have_baselines_of_their_own():
 def test_a_stream_without_a_weight_is_named_even_where_there_are_none():
     with pytest.raises(ValueError, match=r"has no weight; streams with one: none$"):
         GroupCredit(spans=(span(),), weights={})
+
+
+def test_critics_are_paid_by_label_votes_from_the_shares_on_that_the_page_gives():
+    shares = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    paying = {
+        number: [share for share in shares if mended_by_labels(number, share)[2]] for number in (3, 4, 6)
+    }
+    assert paying == {3: [0.9, 1.0], 4: [0.8, 0.9, 1.0], 6: [0.7, 0.8, 0.9, 1.0]}
+    gain, error, paid = mended_by_labels(3, 0.8)
+    assert (gain, error, paid) == (pytest.approx(0.18, abs=0.005), pytest.approx(0.22, abs=0.005), 0.0)
