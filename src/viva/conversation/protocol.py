@@ -160,7 +160,7 @@ class Sight:
     that a model wrote must go through `viva.conversation.protocol.quote`."""
 
     def select(self, turns: Sequence[Turn], view: View) -> list[Turn]:
-        """Those of the visible turns that this is about."""
+        """The visible turns that this is about."""
         turns = [turn for turn in turns if turn.segment in self.segments]
         if self.whose == "own":
             return [turn for turn in turns if turn.agent_id == view.agent_id]

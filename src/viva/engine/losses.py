@@ -51,7 +51,7 @@ class Loss:
     inputs: tuple[str, ...]
     """Keys of ``loss_fn_inputs`` beside ``target_tokens``, each of the targets' shape."""
     optional: tuple[str, ...] = ()
-    """Those that may be left out (a weight left out is 1)."""
+    """Inputs that may be left out (a weight left out is 1)."""
     config: Mapping[str, float] = field(default_factory=dict[str, float])
     """Keys of ``loss_fn_config`` and their defaults."""
     dense: bool = False

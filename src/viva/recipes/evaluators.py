@@ -1,4 +1,4 @@
-"""What a run measures on its test prompts between steps: direct answers, conversations, and answers that are judged."""
+"""The evaluations of a run on its test prompts between steps: direct answers, conversations, answers judged."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from viva.training.loop import Evaluator
 
 
 def direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
-    """Those of bare questions, where test prompts have answers."""
+    """Evaluators of bare questions, where test prompts have answers."""
     config = plan.config
     graded = [item for item in plan.test if item.answer is not None]
     if not graded:
@@ -45,7 +45,7 @@ def direct_sampler(plan: Plan, opened: OpenRun, temperature: float) -> DirectSam
 def conversation_evaluators(
     plan: Plan, opened: OpenRun, make_builder: BuilderFactory | None
 ) -> list[Evaluator]:
-    """Those of whole conversations on the first test prompts; none without a builder of them."""
+    """Evaluators of whole conversations on the first test prompts; none without a builder of them."""
     config = plan.config
     spoken = plan.test[: config.num_test_conversations]
     if not spoken or make_builder is None:
@@ -61,7 +61,7 @@ def conversation_evaluators(
 
 
 async def win_rate_evaluators(plan: Plan, opened: OpenRun) -> tuple[list[Evaluator], list[Follower]]:
-    """That of ``eval_judge``, if there is one, and what gives it the weights of the run's beginning.
+    """The evaluator of ``eval_judge``, if there is one, and what gives it the weights of the run's beginning.
 
     Raises:
         ValueError: If the judge cannot be had.

@@ -85,7 +85,7 @@ def _check_options(options: ExportOptions) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """What is exported."""
+    """The source of an export."""
 
     run: RunIndex
     checkpoint: Checkpoint
@@ -136,7 +136,7 @@ class _Source:
 
 
 def _find(run_dir: str | Path, options: ExportOptions) -> _Source:
-    """What the options choose of a run."""
+    """The checkpoint of a run that the options choose."""
     from viva.recipes.common import located, resolve_model
     from viva.run.alarms import StopRule
     from viva.run.checkpoints import state_name

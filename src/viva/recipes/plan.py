@@ -79,7 +79,7 @@ class Plan(RunOptions):
 
     @property
     def eval_temperature(self) -> float:
-        """That of direct answers to test prompts."""
+        """The temperature of direct answers to test prompts."""
         given = self.config.eval_temperature
         return self.config.temperature if given is None else given
 

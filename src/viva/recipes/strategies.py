@@ -210,7 +210,7 @@ class Task:
     judge: Callable[[], Judge]
     """The run's one judge: by default that policy."""
     options: Config
-    """Those of the run."""
+    """The options of the run."""
     group_reward: SolutionReward | None = None
     """Pays the replies of a group of plain samples in place of `reward`."""
     group_scorer: Scorer | None = None
@@ -271,7 +271,7 @@ class _AskedProblem(ProblemGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Those of the group's reward, if it has one, beside the environments' own; keeps what was said."""
+        """Rewards of the group's own reward, if it has one, beside those of the environments; keeps what was said."""
         reward = self.group_reward
         if reward is None:
             self.kept[:] = [_record(env_group)]
@@ -399,7 +399,7 @@ STRATEGIES: Mapping[str, StrategyFactory] = {
     CONVERSATION: _conversation,
     "best_of": _best_of,
 }
-"""Those of the recipe, by name."""
+"""The strategies of the recipe, by name."""
 
 
 def find_strategies(names: Sequence[str]) -> dict[str, StrategyFactory]:

@@ -181,7 +181,7 @@ def stored_solutions(conversation: Conversation, *, seed: int, right: dict[int, 
 
 
 def _solutions_of(played: Played) -> Solutions:
-    """Those of a conversation that was just played, by agent id; each with the reply that gave it."""
+    """Solutions of a conversation that was just played, by agent id; each with the reply that gave it."""
     right = graded(played.conversation.final_solutions, played.answer, played.grader)
     stored = stored_solutions(played.conversation, seed=played.seed, right=right)
     replies = {}

@@ -24,7 +24,7 @@ _QUESTIONS = "test/direct_questions"
 _CONVERSATION = "test/conversation/correct/final"
 _CORRELATION = "test/conversation/rank_correlation"
 WIN_RATE = "test/judged/win_rate"
-"""That of the headline where no answers are known."""
+"""The metric of the headline where no answers are known."""
 _JUDGED = {
     f"{WIN_RATE}/length_controlled": "at equal length",
     "test/judged/flip_rate": "winners that change with the order",
