@@ -74,6 +74,7 @@ lint: setup
 # A peer that cannot be set up is reported in the page; the other rows still run.
 bench: setup
 	-$(MAKE) .venv-peers/.viva-is-set-up
+	-$(MAKE) .venv-engines/.viva-is-set-up
 	-$(MAKE) .venv-skyrl/.viva-is-set-up
 	$(PY) benchmarks/performance/run.py $(BENCH)
 
@@ -100,6 +101,19 @@ setup: $(STAMP)
 	.venv-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	.venv-peers/bin/python -m pip install --quiet $(TORCH)
 	.venv-peers/bin/python -m pip install --quiet -r benchmarks/performance/requirements-peers.txt
+	@touch $@
+
+# vLLM asks for three packages that have no build for this torch, and works without them on text. llama.cpp is compiled
+# for the processor of this machine, which takes half an hour on two cores; its products with AMX ended with an illegal
+# instruction where they were tried.
+LLAMA := -DCMAKE_C_FLAGS='-mno-amx-tile -mno-amx-int8' -DCMAKE_CXX_FLAGS='-mno-amx-tile -mno-amx-int8'
+
+.venv-engines/.viva-is-set-up: benchmarks/performance/requirements-engines.txt | setup
+	$(PY) -m venv --clear .venv-engines
+	.venv-engines/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-engines/bin/python -m pip install --quiet $(TORCH)
+	CMAKE_ARGS="$(LLAMA)" .venv-engines/bin/python -m pip install --quiet -r benchmarks/performance/requirements-engines.txt
+	.venv-engines/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 # torch goes first and alone: its pinned version has a small build for CPUs where pip is pointed at one

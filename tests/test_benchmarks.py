@@ -3,13 +3,14 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import render
 from hypothesis import given
 from hypothesis import strategies as st
-from model import make_tokenizer, save_model
+from model import save_model
 from rows import ROWS, Ratio, Row, Side
 from work import SHAPES, SIZES, prompts, words
 from workers import SideFailedError, Worker, rotated, take_turns
@@ -31,13 +32,23 @@ serve(lambda settings: lambda number: {"cost": settings["base"] + number, "pid":
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return make_tokenizer(SIZES["1m"].vocab)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_model(folder, "1m")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def test_every_work_has_a_row_and_every_row_a_script_for_each_side() -> None:
     steps = [f"{shape}-{model}" for model in ("1m", "85m") for shape in SHAPES]
-    assert list(ROWS) == WORKS + steps
+    real = ["batches", "batches-256", "conversation", "critique", "long", "balanced"]
+    assert list(ROWS) == WORKS + steps + [f"{name}-smollm2" for name in real]
     for row in ROWS.values():
         assert row.model in SIZES
         for side in row.sides.values():
@@ -64,21 +75,22 @@ def test_the_run_that_is_viewed_lies_where_it_is_removed_afterwards(tmp_path: Pa
 
 
 def test_sizes_are_what_they_are_called() -> None:
-    assert [round(SIZES[name].parameters / 1e6) for name in ("1m", "42m", "85m")] == [1, 42, 86]
+    sizes = [round(SIZES[name].parameters / 1e6) for name in ("1m", "42m", "85m", "smollm2")]
+    assert sizes == [1, 42, 86, 134]
 
 
-def test_a_made_model_has_the_parameters_that_its_size_counts(tmp_path: Path) -> None:
+def test_a_made_model_has_the_parameters_that_its_size_counts(folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    save_model(tmp_path, "1m")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     # norms are not products
     norms = (2 * SIZES["1m"].layers + 1) * SIZES["1m"].hidden
     assert sum(weight.numel() for weight in model.parameters()) == SIZES["1m"].parameters + norms
 
 
-@given(st.lists(st.sampled_from(words(SIZES["1m"])), min_size=1, max_size=30))
-def test_words_keep_their_tokens_when_decoded_and_encoded(tokenizer, tokens: list[int]) -> None:
+@given(data=st.data())
+def test_words_keep_their_tokens_when_decoded_and_encoded(folder: Path, tokenizer, data) -> None:
+    tokens = data.draw(st.lists(st.sampled_from(words(str(folder))), min_size=1, max_size=30))
     assert tokenizer.encode(tokenizer.decode(tokens)) == tokens
 
 
@@ -89,12 +101,12 @@ def test_prompts_are_about_as_long_as_with_a_real_tokenizer(tokenizer) -> None:
         assert len(tokens) < 2 * len(text.split())  # punctuation is apart
 
 
-def test_every_step_has_prompts_of_its_own() -> None:
-    size, shape = SIZES["42m"], SHAPES["distinct"]
-    one, other = prompts(size, shape, 1), prompts(size, shape, 2)
+def test_every_step_has_prompts_of_its_own(folder: Path) -> None:
+    model, shape = str(folder), SHAPES["distinct"]
+    one, other = prompts(model, shape, 1), prompts(model, shape, 2)
     assert len(one) == 12
     assert {len(prompt) for prompt in one} == {128}
-    assert prompts(size, shape, 1) == one
+    assert prompts(model, shape, 1) == one
     assert not {tuple(prompt) for prompt in one} & {tuple(prompt) for prompt in other}
 
 
@@ -180,6 +192,13 @@ def test_a_ratio_is_the_median_of_the_repeats_ratios() -> None:
     assert lines[2] == ("broken / ours", "not measured", "", "at least 2x", "no")
 
 
+def test_a_ratio_of_a_batch_is_of_that_batch_alone_and_named_by_it() -> None:
+    row = replace(ROW, ratios=(Ratio(over="theirs", under="ours", name="8 x 1"),))
+    values = {"ours": [{"8 x 1": 2.0, "1 x 1": 9.0}], "theirs": [{"8 x 1": 3.0, "1 x 1": 1.0}]}
+    found = {"sides": {label: {"values": each} for label, each in values.items()}}
+    assert render.lines_of(row, found) == [("theirs / ours, 8 x 1", "1.50x", "1.50 to 1.50", "", "")]
+
+
 def test_a_row_measured_again_replaces_the_first_and_keeps_its_place() -> None:
     texts = [{"row": "judge", "take": 1}, {"row": "long", "take": 1}, {"row": "judge", "take": 2}]
     found = render.newest("\n".join(map(json.dumps, texts)))
@@ -213,14 +232,13 @@ def test_the_page_is_what_the_results_say() -> None:
     assert PAGE.read_text() == render.render(render.newest(RESULTS.read_text()))
 
 
-async def test_the_plain_way_computes_what_the_engine_computes(tmp_path: Path) -> None:
+async def test_the_plain_way_computes_what_the_engine_computes(folder: Path) -> None:
     import tinker
     from plain import PlainClient
 
     from viva.engine import LocalServiceClient
 
-    save_model(tmp_path, "1m")
-    size, shape = SIZES["1m"], SHAPES["distinct"]
+    model, shape = str(folder), SHAPES["distinct"]
     data = [
         tinker.Datum(
             model_input=tinker.ModelInput.from_ints(tokens[:-1]),
@@ -230,10 +248,10 @@ async def test_the_plain_way_computes_what_the_engine_computes(tmp_path: Path) -
                 "advantages": [1.0] * (len(tokens) - 1),
             },
         )
-        for tokens in (prompts(size, shape, 1)[0][:length] for length in (9, 20, 5))
+        for tokens in (prompts(model, shape, 1)[0][:length] for length in (9, 20, 5))
     ]
-    ours = LocalServiceClient(device="cpu").create_lora_training_client(str(tmp_path), rank=4, seed=0)
-    plain = PlainClient(str(tmp_path), "float32")
+    ours = LocalServiceClient(device="cpu").create_lora_training_client(model, rank=4, seed=0)
+    plain = PlainClient(model, "float32")
     found = [await client.forward_backward(data, "importance_sampling") for client in (ours, plain)]
     for one, other in zip(*(each.loss_fn_outputs for each in found), strict=True):
         assert one["logprobs"].to_numpy() == pytest.approx(other["logprobs"].to_numpy(), abs=1e-4)

@@ -1,4 +1,4 @@
-"""A model with random weights and a tokenizer, made on the spot.
+"""The models that are measured: one with random weights and a tokenizer, made on the spot, and one of others.
 
 The tokenizer spells control tokens, bytes, syllables (a consonant and a vowel) and words of two or three syllables
 behind a space. A word's text always encodes to that word's one token, so that token counts survive decoding. Words of
@@ -6,11 +6,13 @@ the package's own prompts are tokens, too, so that these are about as long as wi
 """
 
 import itertools
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
-from work import SIZES, Size
+from work import SIZES, WORDS_FILE, Size
 
 __all__ = ["make_tokenizer", "save_model"]
 
@@ -69,7 +71,43 @@ def make_tokenizer(num_tokens: int) -> Any:
 
 
 def save_model(folder: Path, name: str) -> None:
-    """A model of a size of `work.SIZES`, in float32."""
+    """A model of a size of `work.SIZES`, in float32, with the ids of its whole words.
+
+    Raises:
+        SystemExit: `make models` has not fetched the model that others trained.
+    """
+    if name == "smollm2":
+        tokenizer = _copy_trained(folder)
+        pieces = tokenizer.convert_ids_to_tokens(list(range(SIZES[name].vocab)))
+        ids = [id_ for id_, piece in enumerate(pieces) if re.fullmatch(f"{SPACE}[a-z]{{3,}}", piece)]
+        ids = [id_ for id_ in ids if tokenizer.encode(tokenizer.decode([id_])) == [id_]]
+    else:
+        _save_random(folder, name)
+        ids = list(range(600, SIZES[name].vocab - 8))
+    (folder / WORDS_FILE).write_text(json.dumps(ids))
+
+
+def _copy_trained(folder: Path) -> Any:
+    """SmolLM2-135M-Instruct from its GGUF file, and files of its weights for llama.cpp; its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from viva.engine.gguf import gguf_folder
+    from viva.engine.gguf_writing import metadata_of_file, write_gguf
+    from viva.recipes.demo import model_path
+
+    if not model_path().is_file():
+        raise SystemExit(
+            "this row measures SmolLM2-135M-Instruct, which is not there; 'make models' fetches it"
+        )
+    shutil.copytree(gguf_folder(model_path()), folder, dirs_exist_ok=True)
+    module = AutoModelForCausalLM.from_pretrained(folder)
+    for precision in ("float16", "q8_0"):
+        metadata = metadata_of_file(model_path(), precision)
+        write_gguf(folder / f"model-{precision}.gguf", module, metadata, precision)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _save_random(folder: Path, name: str) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

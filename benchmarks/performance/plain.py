@@ -1,13 +1,20 @@
 """The same work done plainly, behind the interface of the engine's clients: what a straightforward script would do.
 
 ``transformers`` generates one reply after another from its whole prompt, through the unmerged adapter. Training pads
-rows and computes all logits. Nothing is shared and nothing is kept.
+rows and computes all logits. Nothing is shared and nothing is kept. `VllmClient` has replies from vLLM instead.
 """
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tinker
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,7 +23,9 @@ from work import LEARNING_RATE, LORA_ALPHA, LORA_RANK
 
 from viva.sdk import make_response, make_sequence
 
-__all__ = ["PlainClient"]
+__all__ = ["PlainClient", "VllmClient"]
+
+HERE = Path(__file__).parent
 
 ROWS = 4
 """Rows in one training micro-batch."""
@@ -40,6 +49,9 @@ class PlainClient:
         self.model.generation_config.eos_token_id = None
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0)
+
+    def save_weights_and_get_sampling_client(self) -> asyncio.Future[Any]:
+        return done(self)
 
     @torch.inference_mode()
     def sample(
@@ -102,3 +114,77 @@ class PlainClient:
             {"logprobs": tinker.TensorData.from_numpy(line[: len(row)].detach().numpy())}
             for line, row in zip(logprobs, tokens, strict=True)
         ]
+
+
+class VllmClient(PlainClient):
+    """Samples by vLLM in a process of its own, which reads the weights anew before each step, and trains plainly.
+
+    The weights that it reads are those of the start: they take as long to read as trained ones, and nothing is merged.
+    """
+
+    def __init__(self, folder: str, precision: str) -> None:
+        super().__init__(folder, precision)
+        python = HERE.parent.parent / ".venv-engines" / "bin" / "python"
+        settings = json.dumps({"work": "requests", "model": folder, "precision": precision})
+        self._process = subprocess.Popen(
+            [str(python), str(HERE / "side_vllm.py"), settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sys.stderr,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+        assert self._process.stdout
+        assert json.loads(self._process.stdout.readline())["ready"]
+        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
+        self._count = 0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def save_weights_and_get_sampling_client(self) -> asyncio.Future[Any]:
+        async def refreshed() -> VllmClient:
+            await self._ask({"refresh": True})
+            return self
+
+        return asyncio.ensure_future(refreshed())
+
+    def sample(
+        self,
+        prompt: tinker.ModelInput,
+        num_samples: int,
+        sampling_params: tinker.SamplingParams,
+        topk_sample_logprobs: int = 0,
+    ) -> asyncio.Future[tinker.SampleResponse]:
+        assert num_samples == 1
+        params = {"seed": sampling_params.seed, "max_tokens": sampling_params.max_tokens}
+        request = params | {"prompt": prompt.to_ints(), "logprobs": topk_sample_logprobs}
+
+        async def answered() -> tinker.SampleResponse:
+            answer = await self._ask(request)
+            best = np.array([list(map(int, row)) for row in answer["alternatives"]])
+            logprobs = np.array([list(row.values()) for row in answer["alternatives"]])
+            sequence = make_sequence(
+                stop_reason="length",
+                sequence_id="0",
+                tokens=answer["tokens"],
+                logprobs=answer["logprobs"],
+                topk=(best, logprobs) if topk_sample_logprobs else None,
+            )
+            return make_response([sequence], {})
+
+        return asyncio.ensure_future(answered())
+
+    def _ask(self, request: Mapping[str, Any]) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        self._count += 1
+        self._waiting[self._count] = loop, loop.create_future()
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps({**request, "id": self._count}) + "\n")
+        self._process.stdin.flush()
+        return self._waiting[self._count][1]
+
+    def _listen(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            loop, future = self._waiting.pop(answer["id"])
+            loop.call_soon_threadsafe(future.set_result, answer)

@@ -82,7 +82,7 @@ def lines_of(row: Row, record: Record) -> list[Line]:
     """The table of one row."""
     sides = record["sides"]
     return [
-        *(_line(f"{each.over} / {each.under}", each, _ratios(each, sides), "x") for each in row.ratios),
+        *(_line(_pair(each), each, _ratios(each, sides), "x") for each in row.ratios),
         *(
             _line(_title(row, each), each, [values[each.name] for values in _values(sides, each.side)], "")
             for each in row.figures
@@ -104,7 +104,12 @@ def _values(sides: Mapping[str, Any], label: str) -> Sequence[Mapping[str, float
 
 def _ratios(ratio: Ratio, sides: Mapping[str, Any]) -> list[float]:
     pairs = zip(_values(sides, ratio.over), _values(sides, ratio.under), strict=False)
-    return [over["cost"] / under["cost"] for over, under in pairs]
+    return [over[ratio.name] / under[ratio.name] for over, under in pairs]
+
+
+def _pair(ratio: Ratio) -> str:
+    which = "" if ratio.name == "cost" else f", {ratio.name}"
+    return f"{ratio.over} / {ratio.under}{which}"
 
 
 def _line(title: str, spec: Ratio | Figure, found: Sequence[float], unit: str) -> Line:
@@ -122,12 +127,18 @@ def _cost(row: Row, side: Mapping[str, Any]) -> str:
     if "error" in side:
         return f"could not be measured: {side['error']}"
     values = side["values"]
-    if not values or "cost" not in values[0]:
+    names = dict.fromkeys(ratio.name for ratio in row.ratios)
+    if not values or not all(name in values[0] for name in names or ("cost",)):
         return "see the table"
-    parts = [f"{number(statistics.median(each['cost'] for each in values))} {row.unit}"]
-    for name in ("rollouts", "update"):
-        if name in values[0]:
-            parts.append(f"{name} {number(statistics.median(each[name] for each in values))} s")
+
+    def median(name: str) -> str:
+        return number(statistics.median(each[name] for each in values))
+
+    parts = [
+        f"{'' if name == 'cost' else name + ': '}{median(name)} {row.unit}" for name in names or ("cost",)
+    ]
+    parts += [f"{name} {median(name)} s" for name in ("rollouts", "update") if name in values[0]]
+    parts += [f"peak {median('peak_gb')} GiB"] if "peak_gb" in values[0] else []
     return ", ".join(parts)
 
 

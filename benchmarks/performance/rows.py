@@ -1,9 +1,11 @@
 """The rows of the table: who does which work, and what is aimed at."""
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from work import batch_title
 
 __all__ = ["ROWS", "Figure", "Ratio", "Row", "Side"]
 
@@ -15,7 +17,7 @@ class Side:
     script: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: str = "viva"
-    """Whose interpreter runs it: ``viva``, ``peers`` (TRL, transformers) or ``skyrl``."""
+    """Whose interpreter runs it: ``viva``, ``peers`` (TRL, transformers), ``engines`` (vLLM, llama.cpp), ``skyrl``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Ratio:
 
     over: str
     under: str
+    name: str = "cost"
+    """The figure that is compared."""
     aim: float | None = None
     at_most: bool = False
     """Whether the aim is an upper bound."""
@@ -131,12 +135,92 @@ def _ragged() -> Row:
     )
 
 
-def _conversation(agents: int, rounds: int) -> Row:
-    def side(conversations: int, precision: Mapping[str, str], *, plain: bool = False) -> Side:
-        settings = {"agents": agents, "rounds": rounds, "max_tokens": 64, "verdict": 64}
+def _batches(
+    batches: Sequence[tuple[int, int, int, int]], aims: Mapping[str, Mapping[str, float]], work: str
+) -> Row:
+    """Samples of SmolLM2 right after an update; aims by peer and batch."""
+
+    def side(script: str, precision: str, environment: str = "engines") -> Side:
+        settings = {"work": "batches", "precision": precision, "batches": batches}
+        return Side(script=script, settings=settings, environment=environment)
+
+    vllm, vllm_bf16 = "vLLM, float32", "vLLM, bfloat16"
+    llama, llama_q8 = "llama.cpp, float16", "llama.cpp, Q8_0"
+    sides = {
+        OURS: side("side_viva.py", "float32", "viva"),
+        OURS_BF16: side("side_viva.py", "bfloat16", "viva"),
+        vllm: side("side_vllm.py", "float32"),
+        vllm_bf16: side("side_vllm.py", "bfloat16"),
+        llama: side("side_llama.py", "float16"),
+        llama_q8: side("side_llama.py", "q8_0"),
+    }
+    pairs = ((vllm, OURS), (vllm_bf16, OURS_BF16), (llama, OURS), (llama, OURS_BF16), (llama_q8, OURS_BF16))
+    titles = [batch_title(distinct, samples) for distinct, samples, *_ in batches]
+    return Row(
+        work=work,
+        unit="ms by token",
+        model="smollm2",
+        sides=sides,
+        ratios=tuple(
+            Ratio(over=over, under=under, name=title, aim=aims.get(f"{over} / {under}", {}).get(title))
+            for over, under in pairs
+            for title in titles
+        ),
+        notes=(
+            "'8 x 1' is eight prompts with one sample of each. A batch begins with fresh weights; reading or packing "
+            "them is in its time. Nothing is known of its prompts before.",
+            "vLLM reads its weights anew, llama.cpp loads its file anew, both from the page cache; merging an adapter "
+            "into them and writing them is not counted. Viva's refresh begins with the trained adapter.",
+            "llama.cpp draws with its own sampler and gives no log-probabilities; the others give those of each token.",
+        ),
+    )
+
+
+def _real_conversation(system: str, work: str) -> Row:
+    """A step on SmolLM2, beside rollouts by vLLM with a plain update."""
+
+    def side(engine: str, precision: Mapping[str, str]) -> Side:
+        settings = {"agents": 4, "rounds": 3, "max_tokens": 64, "verdict": 1, "conversations": 8}
         return Side(
             script="side_conversation.py",
-            settings=settings | {"plain": plain, "conversations": conversations} | precision,
+            settings=settings | {"engine": engine, "system": system} | precision,
+        )
+
+    vllm, vllm_bf16 = "vLLM and a plain update, float32", "vLLM and a plain update, bfloat16"
+    return Row(
+        work=work,
+        model="smollm2",
+        unit="s by conversation",
+        sides={
+            OURS: side("viva", F32),
+            OURS_BF16: side("viva", BF16),
+            vllm: side("vllm", F32),
+            vllm_bf16: side("vllm", BF16),
+        },
+        ratios=(
+            Ratio(over=vllm, under=OURS, aim=6),
+            Ratio(over=vllm_bf16, under=OURS_BF16, aim=6),
+        ),
+        notes=(
+            "All run the same conversations, eight at once, with turns of exactly 64 tokens; judge and votes are label "
+            "probabilities. vLLM answers all requests that wait in one batch, with its prefix cache.",
+            "The plain update: padded rows, four at once, an unmerged adapter, no gradient checkpointing.",
+        ),
+    )
+
+
+def _conversation(agents: int, rounds: int) -> Row:
+    def side(conversations: int, precision: Mapping[str, str], *, engine: str = "viva") -> Side:
+        settings = {
+            "system": "round_robin",
+            "agents": agents,
+            "rounds": rounds,
+            "max_tokens": 64,
+            "verdict": 64,
+        }
+        return Side(
+            script="side_conversation.py",
+            settings=settings | {"engine": engine, "conversations": conversations} | precision,
         )
 
     several, one, several_bf16 = "viva, 8 at once", "viva, 1 alone", "viva, 8 at once, bfloat16"
@@ -147,7 +231,7 @@ def _conversation(agents: int, rounds: int) -> Row:
             several: side(8, F32),
             one: side(1, F32),
             several_bf16: side(8, BF16),
-            "plainly": side(1, F32, plain=True),
+            "plainly": side(1, F32, engine="plain"),
         },
         ratios=(
             Ratio(over="plainly", under=several, aim=15),
@@ -316,6 +400,20 @@ def _step(shape: str, model: str) -> Row:
     )
 
 
+def _real_step(shape: str) -> Row:
+    """A full policy-gradient step of SmolLM2 against TRL."""
+    row = group_step(
+        shape,
+        f"GRPO step {_STEPS[shape]}",
+        model="smollm2",
+        aims=(8, None),
+        aims_bf16=(8, None),
+        micro_batch=_MICRO_BATCH[shape] // 2,
+    )
+    kept = {label: side for label, side in row.sides.items() if label != SKYRL}
+    return replace(row, sides=kept, ratios=tuple(ratio for ratio in row.ratios if ratio.over != SKYRL))
+
+
 ROWS: dict[str, Row] = {
     **{shape: _step(shape, "42m") for shape in _STEPS},
     "ragged": _ragged(),
@@ -327,5 +425,34 @@ ROWS: dict[str, Row] = {
     "busy": _busy(),
     "view": _view(),
     **{f"{shape}-{model}": _step(shape, model) for model in ("1m", "85m") for shape in _STEPS},
+    "batches-smollm2": _batches(
+        (
+            (8, 1, 128, 64),
+            (1, 8, 128, 64),
+            (1, 1, 128, 64),
+            (64, 1, 128, 64),
+            (1, 64, 128, 64),
+            (8, 8, 128, 64),
+        ),
+        {
+            "vLLM, float32 / viva, float32": dict.fromkeys(("64 x 1", "1 x 64", "8 x 8"), 2.0),
+            "vLLM, bfloat16 / viva, bfloat16": dict.fromkeys(("64 x 1", "1 x 64", "8 x 8"), 2.0),
+            "llama.cpp, float16 / viva, bfloat16": dict.fromkeys(("64 x 1", "1 x 64", "8 x 8"), 1.5)
+            | {"1 x 1": 1.0},
+        },
+        "samples of 64 tokens behind prompts of 128, right after an update",
+    ),
+    "batches-256-smollm2": _batches(
+        ((8, 1, 128, 32), (256, 1, 128, 32), (8, 32, 128, 32)),
+        {},
+        "256 samples of 32 tokens behind prompts of 128, right after an update",
+    ),
+    "conversation-smollm2": _real_conversation(
+        "round_robin", "full step of conversation preference RL: 4 agents x 3 rounds, 12 judge calls, update"
+    ),
+    "critique-smollm2": _real_conversation(
+        "critique", "full step of critique self-play: 4 agents, votes by labels, update"
+    ),
+    **{f"{shape}-smollm2": _real_step(shape) for shape in ("long", "balanced")},
 }
 """By the name that ``rows=`` takes, in the order of the table."""

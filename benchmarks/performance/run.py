@@ -5,8 +5,9 @@
 
 Without ``rows``, all of them; with ``rows=`` (none), the page is only written anew. A measured row replaces the one in
 the page; ``record=no`` only prints. ``sides`` measures only the sides whose name contains one of the texts, and
-``model`` takes another size, both to try things out: then nothing is recorded. Peers run in ``.venv-peers`` and
-``.venv-skyrl``; ``make bench`` sets them up, and a side that cannot run is reported in the table with its reason.
+``model`` takes another size, both to try things out: then nothing is recorded. Peers run in ``.venv-peers``,
+``.venv-engines`` and ``.venv-skyrl``; ``make bench`` sets them up, and a side that cannot run is reported in the table
+with its reason.
 """
 
 import hashlib
@@ -36,6 +37,7 @@ RESULTS, PAGE = HERE / "results.jsonl", HERE / "README.md"
 PYTHONS = {
     "viva": Path(sys.executable),
     "peers": ROOT / ".venv-peers" / "bin" / "python",
+    "engines": ROOT / ".venv-engines" / "bin" / "python",
     "skyrl": ROOT / ".venv-skyrl" / "bin" / "python",
 }
 TIMEOUT_S = 1800.0

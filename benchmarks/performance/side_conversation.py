@@ -1,15 +1,18 @@
-"""A full step of conversation preference RL: conversations, all judge calls, update; by the engine or plainly.
+"""A full step of a conversation: all turns, all judge calls and votes, the update; by one of three engines.
 
-Settings: ``plain``, ``model`` (folder), ``precision``, ``agents``, ``rounds``, ``conversations`` (played together),
-``max_tokens`` of a turn and ``verdict`` tokens of a plain judge call. Both ways run the package's own conversation,
-credit and update; they differ in the client. A random model says nothing that can be read, so the verdicts are
-replaced, after they were computed, by fixed ones that give every agent something to learn from.
+Settings: ``engine`` (``viva``; ``plain``: one reply after another, see `plain`; ``vllm``: rollouts by vLLM, the plain
+update), ``system`` (``round_robin`` or ``critique``, whose votes are label probabilities), ``model`` (folder),
+``precision``, ``agents``, ``rounds`` of a round robin, ``conversations`` (played together), ``max_tokens`` of a turn,
+and ``verdict`` tokens of a plain judge call. All run the package's own conversation, credit and update; they differ in
+the client. Nothing ends a turn before its last token, so that all do the same work. The judge's verdicts are replaced,
+after they were computed, by fixed ones that give every agent something to learn from.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from channel import serve
@@ -17,6 +20,17 @@ from side_viva import open_client
 from work import LEARNING_RATE
 
 from viva.threads import prepare_threads
+
+
+@dataclass(frozen=True)
+class Endless:
+    """A sampler that no text stops."""
+
+    sampler: Any
+
+    def sample(self, prompt: Any, num_samples: int, sampling_params: Any, **options: Any) -> Any:
+        params = sampling_params.model_copy(update={"stop": []})
+        return self.sampler.sample(prompt, num_samples, params, **options)
 
 
 def make_judge(settings: Mapping[str, Any], policy: Any, renderer: Any) -> Any:
@@ -32,8 +46,18 @@ def make_judge(settings: Mapping[str, Any], policy: Any, renderer: Any) -> Any:
             outcome = Outcome.B if score > 0 else Outcome.A
             return Comparison(first=first, second=second, outcome=outcome, score=score)
 
-    mode = "verdict" if settings["plain"] else "logprob"
+    mode = "verdict" if settings["engine"] == "plain" else "logprob"
     return Decided(policy, renderer, mode=mode, max_tokens=settings["verdict"])
+
+
+def open_engine(settings: Mapping[str, Any]) -> Any:
+    """What samples and trains."""
+    if settings["engine"] == "viva":
+        return open_client(settings)
+    from plain import PlainClient, VllmClient
+
+    kind = {"plain": PlainClient, "vllm": VllmClient}[settings["engine"]]
+    return kind(settings["model"], settings["precision"])
 
 
 def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
@@ -42,6 +66,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.conversation.rendering import load_renderer
     from viva.judging.judge import PolicyRef
     from viva.sdk import settled
+    from viva.selfplay.critique import critique_group
     from viva.selfplay.round_robin import round_robin_group
     from viva.training.batch import plain_batch
     from viva.training.rollouts import run_groups
@@ -52,33 +77,28 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     renderer = load_renderer(tokenizer, model_name=settings["model"])
     reference = PolicyRef()
     judge = make_judge(settings, reference, renderer)
-    if settings["plain"]:
-        from plain import PlainClient
+    client = open_engine(settings)
 
-        client = PlainClient(settings["model"], settings["precision"])
-    else:
-        client = open_client(settings)
+    def builder(question: str, number: int, index: int) -> Any:
+        common = {"question": question, "num_agents": settings["agents"], "renderer": renderer, "seed": index}
+        if settings["system"] == "critique":
+            return critique_group(**common, ballots="labels", on_failure="continue")
+        rounds = settings["rounds"] if number else 1  # the latter to warm up
+        return round_robin_group(**common, max_rounds=rounds, judge=judge)
 
     async def play(number: int) -> dict[str, float]:
         rng = random.Random(number)
         builders = [
-            round_robin_group(
-                question=" ".join(str(rng.randrange(1000)) for _ in range(16)),
-                num_agents=settings["agents"],
-                max_rounds=settings["rounds"] if number else 1,  # the latter to warm up
-                renderer=renderer,
-                judge=judge,
-                seed=index,
-            )
+            builder(" ".join(str(rng.randrange(1000)) for _ in range(16)), number, index)
             for index in range(settings["conversations"])
         ]
         started = time.perf_counter()
-        sampler = (
-            client if settings["plain"] else await settled(client.save_weights_and_get_sampling_client())
-        )
+        sampler = await settled(client.save_weights_and_get_sampling_client())
         reference.sampling_client = sampler
-        policy = Policy(sampler=sampler, sampling=Sampling(seed=number, max_tokens=settings["max_tokens"]))
-        outcomes = await run_groups(builders, policy, max_retries=0)
+        sampling = Sampling(seed=number, max_tokens=settings["max_tokens"])
+        outcomes = await run_groups(
+            builders, Policy(sampler=Endless(sampler), sampling=sampling), max_retries=0
+        )
         rolled = time.perf_counter()
         assert all(outcome.group for outcome in outcomes), [outcome.void_reason for outcome in outcomes]
         data = plain_batch(outcomes).data_D

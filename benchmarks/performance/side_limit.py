@@ -30,10 +30,11 @@ BYTES = {"float32": 4, "bfloat16": 2}
 class Machine:
     """Times of products and reads, measured in this process."""
 
-    def __init__(self, size: Size, precision: str) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         import torch
 
-        self.size, self.precision, self.dtype = size, precision, getattr(torch, precision)
+        self.folder, self.size = settings["model"], SIZES[settings["size"]]
+        self.precision, self.dtype = settings["precision"], getattr(torch, settings["precision"])
 
     def product_s(self, rows: int, into: int, out: int) -> float:
         """Seconds of ``[rows, into] @ [out, into].T``, by torch or by oneDNN; the best of three."""
@@ -120,7 +121,7 @@ def best(act: Callable[[], Any]) -> float:
 
 def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     client = open_client(settings)
-    machine = Machine(SIZES[settings["size"]], settings["precision"])
+    machine = Machine(settings)
     products = Products(SIZES[settings["size"]], settings["precision"])
 
     def step(number: int) -> dict[str, float]:
@@ -142,10 +143,10 @@ def training_share(client: Any, machine: Machine, name: str, number: int) -> flo
     """Of one ``forward_backward`` and ``optim_step`` of a shape."""
     import tinker
 
-    shape, size, rng = SHAPES[name], machine.size, random.Random(number)
+    shape, folder, rng = SHAPES[name], machine.folder, random.Random(number)
     data = []
-    for prompt in prompts(size, shape, number) * shape.group:
-        tokens, context = prompt + tail(words(size), shape.completion, rng), len(prompt) - 1
+    for prompt in prompts(folder, shape, number) * shape.group:
+        tokens, context = prompt + tail(words(folder), shape.completion, rng), len(prompt) - 1
         inputs = {
             "target_tokens": tokens[1:],
             "logprobs": [0.0] * context + [-10.0] * shape.completion,
@@ -166,7 +167,7 @@ def prefill_share(client: Any, machine: Machine, number: int) -> float:
     """Of twelve prompts that share nothing, each followed by one token."""
     rows, length = 12, SHAPES["long"].prompt
     at_once = 4  # prompts in one batch of the engine
-    seconds = sample_s(client, machine.size, rows, 1, length, 1, number)
+    seconds = sample_s(client, machine.folder, rows, 1, length, 1, number)
     return rows / at_once * machine.products_s(at_once * length, at_once, backward=False) / seconds
 
 
@@ -175,20 +176,20 @@ def decode_share(
 ) -> float:
     """Of one step of decoding a group, prefill taken off."""
     length = SHAPES["balanced"].prompt
-    first = sample_s(client, machine.size, 1, rows, length, 1, number)
-    seconds = sample_s(client, machine.size, 1, rows, length, 1 + DECODE_TOKENS, number) - first
+    first = sample_s(client, machine.folder, 1, rows, length, 1, number)
+    seconds = sample_s(client, machine.folder, 1, rows, length, 1 + DECODE_TOKENS, number) - first
     least = machine.decode_s(rows, DECODE_LENGTH, rate, bandwidth)
     return least * DECODE_TOKENS / seconds
 
 
 def sample_s(
-    client: Any, size: Size, distinct: int, group: int, length: int, max_tokens: int, number: int
+    client: Any, folder: str, distinct: int, group: int, length: int, max_tokens: int, number: int
 ) -> float:
     """Seconds to sample from a sampler that knows nothing yet."""
     import tinker
 
     rng = random.Random(f"{number} {max_tokens}")
-    asked = [tail(words(size), length, rng) for _ in range(distinct)]
+    asked = [tail(words(folder), length, rng) for _ in range(distinct)]
     sampler = client.save_weights_and_get_sampling_client().result()
     sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1, stop=[])).result()
     params = tinker.SamplingParams(max_tokens=max_tokens, stop=[], seed=number)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from channel import serve
-from work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SHAPES, SIZES, advantages, prompts
+from work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SHAPES, advantages, prompts
 
 POLICY = "policy"
 
@@ -75,10 +75,10 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     backend.create_model(POLICY, types.LoraConfig(rank=LORA_RANK, alpha=LORA_ALPHA, seed=0))
     backend.models[POLICY].loaded_checkpoint_id = "live"  # samples from the weights that it trains
     adam = types.AdamParams(learning_rate=LEARNING_RATE, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0)
-    shape, size = SHAPES[settings["shape"]], SIZES[settings["size"]]
+    shape, folder = SHAPES[settings["shape"]], settings["model"]
 
     def step(number: int) -> dict[str, float]:
-        asked = [prompt for prompt in prompts(size, shape, number) for _ in range(shape.group)]
+        asked = [prompt for prompt in prompts(folder, shape, number) for _ in range(shape.group)]
         started = time.perf_counter()
         sampled = backend.sample(sample_batch(types, asked, shape.completion, number))["rollouts"]
         rolled = time.perf_counter()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from channel import serve
-from work import SIZES, tail, words
+from work import tail, words
 
 
 def load(settings: Mapping[str, Any]) -> Any:
@@ -37,11 +37,11 @@ def ragged(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     import torch
     from transformers import ContinuousBatchingConfig
 
-    model, size = load(settings), SIZES[settings["size"]]
+    model, ids = load(settings), words(settings["model"])
     paged = ContinuousBatchingConfig(
         page_size=64, num_blocks=512, max_batch_tokens=512, max_requests_per_batch=64, seed=0
     )
-    stop = list(words(size)[:: settings["stop_every"]])
+    stop = list(ids[:: settings["stop_every"]])
     model.generation_config.update(
         do_sample=True,
         temperature=1.0,
@@ -71,7 +71,7 @@ def ragged(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     def step(number: int) -> dict[str, float]:
         rng = random.Random(number)
         lengths = settings["prompts"] if number else settings["prompts"][:4]  # the latter to warm up
-        asked = [tail(words(size), length, rng) for length in lengths]
+        asked = [tail(ids, length, rng) for length in lengths]
         torch.manual_seed(number)
         started = time.perf_counter()
         tokens = generate(asked)
@@ -84,15 +84,15 @@ def ragged(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
 def judge(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     """A generated verdict for each pair behind one transcript, all in one batch."""
 
-    model, size = load(settings), SIZES[settings["size"]]
+    model, ids = load(settings), words(settings["model"])
     model.generation_config.update(
         do_sample=True, top_k=0, eos_token_id=None, pad_token_id=0, max_new_tokens=settings["verdict"]
     )
 
     def step(number: int) -> dict[str, float]:
         rng = random.Random(number)
-        transcript = tail(words(size), settings["transcript"], rng)
-        asked = [transcript + tail(words(size), settings["suffix"], rng) for _ in range(settings["pairs"])]
+        transcript = tail(ids, settings["transcript"], rng)
+        asked = [transcript + tail(ids, settings["suffix"], rng) for _ in range(settings["pairs"])]
         started = time.perf_counter()
         out = model.generate(**padded(asked))
         assert out.shape[1] == settings["transcript"] + settings["suffix"] + settings["verdict"]

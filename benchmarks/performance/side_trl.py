@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from channel import Channel
-from work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SHAPES, SIZES, prompts
+from work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SHAPES, prompts
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 MANY = 1000
@@ -25,10 +25,10 @@ def train(channel: Channel) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     settings = channel.settings
-    shape, size = SHAPES[settings["shape"]], SIZES[settings["size"]]
+    shape = SHAPES[settings["shape"]]
     bfloat16 = settings["precision"] == "bfloat16"
     tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
-    asked = [prompts(size, shape, number)[0] for number in range(MANY)]
+    asked = [prompts(settings["model"], shape, number)[0] for number in range(MANY)]
     texts = [tokenizer.decode(tokens) for tokens in asked]
     assert tokenizer(texts[0])["input_ids"] == asked[0]
     steps: Iterator[int] = channel.steps()

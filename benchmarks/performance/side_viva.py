@@ -1,7 +1,7 @@
 """Viva's local engine: a policy-gradient step, ragged rollouts, judging. Only the public clients are used.
 
-Settings: ``work`` (``step``, ``ragged`` or ``judge``), ``model`` (folder), ``size``, ``precision``, and what the work
-takes.
+Settings: ``work`` (``step``, ``batches``, ``ragged`` or ``judge``), ``model`` (folder), ``size``, ``precision``, and
+what the work takes.
 """
 
 import random
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from channel import serve
-from work import LEARNING_RATE, LORA_RANK, SHAPES, SIZES, advantages, prompts, tail, words
+from work import LEARNING_RATE, LORA_RANK, SHAPES, advantages, batch_figures, prompts, tail, words
 
 from viva.threads import prepare_threads
 
@@ -51,11 +51,11 @@ def policy_step(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]
     import tinker
 
     client = open_client(settings)
-    shape, size = SHAPES[settings["shape"]], SIZES[settings["size"]]
+    shape, folder = SHAPES[settings["shape"]], settings["model"]
 
     def step(number: int) -> dict[str, float]:
         params = tinker.SamplingParams(max_tokens=shape.completion, stop=[], seed=number)
-        asked = prompts(size, shape, number)
+        asked = prompts(folder, shape, number)
         started = time.perf_counter()
         sampler = client.save_weights_and_get_sampling_client()
         futures = [sampler.sample(tinker.ModelInput.from_ints(each), shape.group, params) for each in asked]
@@ -107,13 +107,13 @@ def ragged(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     import tinker
 
     client = open_client(settings)
-    size = SIZES[settings["size"]]
-    stop = words(size)[:: settings["stop_every"]]
+    ids = words(settings["model"])
+    stop = ids[:: settings["stop_every"]]
 
     def step(number: int) -> dict[str, float]:
         rng = random.Random(number)
         lengths = settings["prompts"] if number else settings["prompts"][:4]  # the latter to warm up
-        asked = [tail(words(size), length, rng) for length in lengths]
+        asked = [tail(ids, length, rng) for length in lengths]
         params = tinker.SamplingParams(max_tokens=settings["max_tokens"], stop=list(stop), seed=number)
         sampler = client.save_weights_and_get_sampling_client()
         started = time.perf_counter()
@@ -132,13 +132,13 @@ def judge(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     import tinker
 
     client = open_client(settings)
-    size = SIZES[settings["size"]]
+    ids = words(settings["model"])
     params = tinker.SamplingParams(max_tokens=1, seed=0)
 
     def step(number: int) -> dict[str, float]:
         rng = random.Random(number)
-        transcript = tail(words(size), settings["transcript"], rng)
-        asked = [transcript + tail(words(size), settings["suffix"], rng) for _ in range(settings["pairs"])]
+        transcript = tail(ids, settings["transcript"], rng)
+        asked = [transcript + tail(ids, settings["suffix"], rng) for _ in range(settings["pairs"])]
         sampler = client.save_weights_and_get_sampling_client()
         sampler.result()
         if settings["warm"]:
@@ -155,7 +155,43 @@ def judge(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     return step
 
 
-WORKS = {"step": policy_step, "ragged": ragged, "judge": judge}
+def batches(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
+    """Samples right after an update, which is not timed; a batch begins with a new sampler."""
+    import tinker
+
+    client, ids = open_client(settings), words(settings["model"])
+
+    def update(rng: random.Random) -> None:
+        prompt, reply = tail(ids, 8, rng), tail(ids, 8, rng)
+        inputs = {
+            "target_tokens": [*prompt, *reply][1:],
+            "weights": np.array([0.0] * 7 + [1.0] * 8, np.float32),
+        }
+        tokens = tinker.ModelInput.from_ints([*prompt, *reply][:-1])
+        client.forward_backward([tinker.Datum(model_input=tokens, loss_fn_inputs=inputs)], "cross_entropy")
+        client.optim_step(tinker.AdamParams(learning_rate=LEARNING_RATE)).result()
+
+    def step(number: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for distinct, samples, length, new in settings["batches"][: None if number else 2]:
+            rng = random.Random(f"{number} {distinct} {samples}")
+            asked = [tail(ids, length, rng) for _ in range(distinct)]
+            update(rng)
+            params = tinker.SamplingParams(max_tokens=new, stop=[], seed=number)
+            started = time.perf_counter()
+            sampler = client.save_weights_and_get_sampling_client().result()
+            refreshed = time.perf_counter()
+            futures = [sampler.sample(tinker.ModelInput.from_ints(each), samples, params) for each in asked]
+            tokens = sum(len(one.tokens) for future in futures for one in future.result().sequences)
+            ended = time.perf_counter()
+            assert tokens == distinct * samples * new
+            found |= batch_figures(distinct, samples, tokens, ended - started, refreshed - started)
+        return found
+
+    return step
+
+
+WORKS = {"step": policy_step, "batches": batches, "ragged": ragged, "judge": judge}
 
 if __name__ == "__main__":
     prepare_threads()

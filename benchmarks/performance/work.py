@@ -1,20 +1,36 @@
 """What is measured: model sizes, shapes and the tokens of a step. Only the standard library, for all environments."""
 
+import functools
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["SHAPES", "SIZES", "Shape", "Size", "advantages", "prompts", "words"]
+__all__ = [
+    "SHAPES",
+    "SIZES",
+    "Shape",
+    "Size",
+    "advantages",
+    "batch_figures",
+    "batch_title",
+    "prompts",
+    "tail",
+    "words",
+]
 
 LORA_RANK = 16
 LORA_ALPHA = 32
 """The local engine's, as in the tinker API."""
 LEARNING_RATE = 1e-6
+WORDS_FILE = "words.json"
+"""In a model's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A Llama architecture with tied embeddings and heads of 64."""
+    """A Llama architecture with tied embeddings, and heads of 64 but for the smallest."""
 
     vocab: int
     hidden: int
@@ -52,7 +68,9 @@ SIZES = {
     "1m": Size(vocab=4096, hidden=128, feed_forward=384, layers=4, heads=4, kv_heads=2),
     "42m": Size(vocab=32000, hidden=512, feed_forward=1536, layers=8, heads=8, kv_heads=4),
     "85m": Size(vocab=32000, hidden=768, feed_forward=2176, layers=9, heads=12, kv_heads=6),
+    "smollm2": Size(vocab=49152, hidden=576, feed_forward=1536, layers=30, heads=9, kv_heads=3, context=8192),
 }
+"""The last one is SmolLM2-135M-Instruct as others trained it; weights of the others are random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +95,17 @@ SHAPES = {
 }
 
 
-def words(size: Size) -> range:
-    """Ids of the tokenizer's whole words: their text has one spelling, whatever stands around them."""
-    return range(600, size.vocab - 8)
+@functools.cache
+def words(folder: str) -> Sequence[int]:
+    """Ids of the model's whole words, each with a space before it: any sequence of them is spelled in one way."""
+    found: Sequence[int] = json.loads((Path(folder) / WORDS_FILE).read_text())
+    return found
 
 
-def prompts(size: Size, shape: Shape, number: int) -> list[list[int]]:
+def prompts(folder: str, shape: Shape, number: int) -> list[list[int]]:
     """The prompts of a step, ``[distinct][prompt]``; other ones in every step."""
-    rng, ids = random.Random(number), words(size)
-    return [[rng.choice(ids) for _ in range(shape.prompt)] for _ in range(shape.distinct)]
+    rng = random.Random(number)
+    return [tail(words(folder), shape.prompt, rng) for _ in range(shape.distinct)]
 
 
 def advantages(count: int) -> list[float]:
@@ -96,3 +116,16 @@ def advantages(count: int) -> list[float]:
 def tail(words_of: Sequence[int], length: int, rng: random.Random) -> list[int]:
     """Random words."""
     return [rng.choice(words_of) for _ in range(length)]
+
+
+def batch_title(distinct: int, samples: int) -> str:
+    """A batch's name: its prompts and the samples of each."""
+    return f"{distinct} x {samples}"
+
+
+def batch_figures(
+    distinct: int, samples: int, tokens: int, seconds: float, refresh_s: float
+) -> dict[str, float]:
+    """A batch's milliseconds by token, the refresh of weights in it, and the seconds of that refresh."""
+    title = batch_title(distinct, samples)
+    return {title: 1000 * seconds / tokens, f"{title} refresh": refresh_s}

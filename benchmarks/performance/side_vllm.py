@@ -1,0 +1,119 @@
+"""vLLM's build for CPUs: batches of samples, with its prefix cache and continuous batching.
+
+Settings: ``work``, ``model`` (folder), ``precision``. Work ``batches`` has ``batches``, of which each is ``[prompts,
+samples, prompt tokens, new tokens]``. Before every batch the weights are read anew into the running engine (from the
+page cache; what merged and wrote them is not counted), and the prefix cache is emptied, as after a training step. Work
+``requests`` answers single requests from the standard input, all that wait in one batch, for `plain.VllmClient`.
+"""
+
+import itertools
+import json
+import os
+import queue
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from channel import Channel, serve
+from work import batch_figures, tail, words
+
+GIB_OF_KEYS_AND_VALUES = 4
+
+
+def load(settings: Mapping[str, Any]) -> Any:
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(GIB_OF_KEYS_AND_VALUES)
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    from vllm import LLM
+
+    return LLM(
+        model=settings["model"],
+        dtype=settings["precision"],
+        max_model_len=2048,
+        max_num_seqs=256,
+        enable_prefix_caching=True,
+        seed=0,
+    )
+
+
+def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
+    from vllm import SamplingParams
+
+    engine, ids = load(settings), words(settings["model"])
+
+    def step(number: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for distinct, samples, length, new in settings["batches"][: None if number else 2]:
+            rng = random.Random(f"{number} {distinct} {samples}")
+            asked = [{"prompt_token_ids": tail(ids, length, rng)} for _ in range(distinct)]
+            params = SamplingParams(n=samples, max_tokens=new, temperature=1.0, ignore_eos=True, logprobs=0)
+            started = time.perf_counter()
+            refresh(engine)
+            refreshed = time.perf_counter()
+            answers = engine.generate(asked, params, use_tqdm=False)
+            ended = time.perf_counter()
+            tokens = sum(len(one.token_ids) for answer in answers for one in answer.outputs)
+            assert tokens == distinct * samples * new
+            found |= batch_figures(distinct, samples, tokens, ended - started, refreshed - started)
+        return found
+
+    return step
+
+
+def refresh(engine: Any) -> None:
+    """What follows a training step."""
+    engine.collective_rpc("reload_weights")
+    engine.reset_prefix_cache()
+
+
+def answer_requests(channel: Channel) -> None:
+    """Answer ``{id, prompt, max_tokens, logprobs, seed}`` and ``{id, refresh}``, lines of JSON like the answers."""
+    from vllm import SamplingParams
+
+    wrapper = load(channel.settings)
+    engine = wrapper.llm_engine
+    lines: queue.Queue[str] = queue.Queue()
+    read = itertools.chain(sys.stdin, [""])
+    threading.Thread(target=lambda: [lines.put(line) for line in read], daemon=True).start()
+    channel.ready("vllm-cpu", "torch")
+    while True:
+        while not lines.empty() or not engine.has_unfinished_requests():
+            line = lines.get()
+            if not line:
+                return
+            request = json.loads(line)
+            if "refresh" in request:
+                refresh(wrapper)
+                channel.send({"id": request["id"]})
+                continue
+            params = SamplingParams(
+                max_tokens=request["max_tokens"],
+                temperature=1.0,
+                ignore_eos=True,
+                seed=request["seed"],
+                logprobs=request["logprobs"],
+            )
+            engine.add_request(str(request["id"]), {"prompt_token_ids": request["prompt"]}, params)
+        for output in engine.step():
+            if output.finished:
+                channel.send(answer_of(output))
+
+
+def answer_of(output: Any) -> dict[str, Any]:
+    one = output.outputs[0]
+    rows = [{token: found.logprob for token, found in row.items()} for row in one.logprobs]
+    return {
+        "id": int(output.request_id),
+        "tokens": list(one.token_ids),
+        "logprobs": [row[token] for row, token in zip(rows, one.token_ids, strict=True)],
+        "alternatives": rows,
+    }
+
+
+if __name__ == "__main__":
+    if json.loads(sys.argv[1])["work"] == "requests":
+        answer_requests(Channel())
+    else:
+        serve(make, ("vllm-cpu", "torch"))
