@@ -64,7 +64,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from transformers import AutoTokenizer
 
     from viva.conversation.rendering import load_renderer
-    from viva.judging.judge import PolicyRef
+    from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.sdk import settled
     from viva.selfplay.critique import critique_group
     from viva.selfplay.round_robin import round_robin_group
@@ -77,12 +77,13 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     renderer = load_renderer(tokenizer, model_name=settings["model"])
     reference = PolicyRef()
     judge = make_judge(settings, reference, renderer)
+    voter = PolicySelfComparisonJudge(reference, renderer)
     client = open_engine(settings)
 
     def builder(question: str, number: int, index: int) -> Any:
         common = {"question": question, "num_agents": settings["agents"], "renderer": renderer, "seed": index}
         if settings["system"] == "critique":
-            return critique_group(**common, ballots="labels", on_failure="continue")
+            return critique_group(**common, voter=voter, ballots="labels", on_failure="continue")
         rounds = settings["rounds"] if number else 1  # the latter to warm up
         return round_robin_group(**common, max_rounds=rounds, judge=judge)
 
