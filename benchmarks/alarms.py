@@ -91,7 +91,7 @@ def train(
     from viva.recipes.common import open_run
     from viva.recipes.config import parse_options
     from viva.recipes.critique_self_play import Config
-    from viva.recipes.evaluators import direct_sampler
+    from viva.recipes.loop import direct_sampler
     from viva.training.loop import train as train_run
 
     config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])

@@ -190,7 +190,7 @@ def test_a_mistake_is_told_before_a_model_is_loaded(run, options, message, capsy
 def test_a_result_that_cannot_be_written_is_refused_before_a_model_is_loaded(
     model, problems, capsys, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("viva.recipes.evaluation.build._open", None)
+    monkeypatch.setattr("viva.recipes.evaluation.build.open_target", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("")
     asked = ["eval", str(model), f"test_prompts_path={problems}"]
@@ -217,7 +217,7 @@ def untested_run(folder, **options):
 
 
 def test_a_run_without_a_test_set_is_not_measured_on_other_problems(tmp_path, problems, capsys, monkeypatch):
-    monkeypatch.setattr("viva.recipes.evaluation.build._open", None)
+    monkeypatch.setattr("viva.recipes.evaluation.build.open_target", None)
     run = untested_run(tmp_path / "run")
     assert viva.cli.main(["eval", str(run), "checkpoint=base"]) == 2
     told = capsys.readouterr().err
@@ -232,7 +232,7 @@ def test_a_run_without_a_test_set_is_not_measured_on_other_problems(tmp_path, pr
 
 
 def test_problems_without_known_answers_are_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("viva.recipes.evaluation.build._open", None)
+    monkeypatch.setattr("viva.recipes.evaluation.build.open_target", None)
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"query": "Why?"}\n{"query": "How?"}\n')
     run = untested_run(tmp_path / "run", test_prompts_path=str(asked))

@@ -2,10 +2,10 @@
 
     viva train agent 'command=python agent.py' train_prompts_path=problems.jsonl model_name=<hub name or path>
 
-Options are ``key=value``; ``--help`` lists them. Every episode is one process of the command. It reads its problem, one
-line of JSON, from its standard input; ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` are in its environment. Its reward is
-the number in its last line of output, or what it posts to ``/v1/reward``. What the policy told it is trained, token for
-token, against the other episodes of the same problem.
+Every episode is one process of the command. It reads its problem, one line of JSON, from its standard input;
+``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` are in its environment. Its reward is the number in its last line of output,
+or what it posts to ``/v1/reward``. What the policy told it is trained, token for token, against the other episodes of
+the same problem.
 """
 
 from __future__ import annotations
@@ -67,20 +67,15 @@ class Config(RecipeConfig):
         from viva.serve.episodes import EpisodeServer
         from viva.training.data import PromptDataset, PromptItem
 
-        server = EpisodeServer(opened.renderer)
-        command = AgentCommand(
-            argv=tuple(_arguments(self.command)),
-            timeout_s=self.agent_timeout_s,
-            slots=asyncio.Semaphore(self.max_processes),
-        )
+        server, argv = EpisodeServer(opened.renderer), tuple(_arguments(self.command))
+        slots = asyncio.Semaphore(self.max_processes)
+        command = AgentCommand(argv=argv, timeout_s=self.agent_timeout_s, slots=slots)
 
         def make_builder(item: PromptItem, seed: int) -> AgentGroupBuilder:
             del seed  # the policy's samples have seeds of their own
+            problem = {"question": item.question, "answer": item.answer}
             return AgentGroupBuilder(
-                server=server,
-                command=command,
-                problem={"question": item.question, "answer": item.answer},
-                group_size=self.group_size,
+                server=server, command=command, problem=problem, group_size=self.group_size
             )
 
         dataset = PromptDataset(order=plan.order, make_builder=make_builder)
@@ -88,11 +83,7 @@ class Config(RecipeConfig):
 
 
 def _arguments(command: str) -> list[str]:
-    """The command's words.
-
-    Raises:
-        ValueError: If there is no such program.
-    """
+    """The command's words, the first of which is a program that can be run."""
     try:
         words = shlex.split(command)
     except ValueError as error:

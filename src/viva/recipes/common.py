@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from viva.conversation.protocol import counted
 from viva.engine.gguf import gguf_folder, is_gguf
@@ -48,14 +48,9 @@ _BUILT_IN_RATE = 1.5e-3  # measured, see benchmarks/log.md
 
 
 def resolve_batch_size(batch_size: int | None, unit: int, name: str = "num_agents") -> int:
-    """The number of trajectories per batch.
+    """Trajectories per batch; by default the largest multiple of `unit` up to `DEFAULT_BATCH_SIZE` (or one unit).
 
-    Left out, it is the largest multiple of `unit` that is not above `DEFAULT_BATCH_SIZE` (or one unit).
-
-    Args:
-        batch_size: The option.
-        unit: Trajectories of the smallest batch, such as one conversation.
-        name: What the unit is called.
+    The unit is the smallest batch, such as one conversation; `name` is the option that sets it.
 
     Raises:
         ValueError: If a given size is not a positive multiple of the unit.
@@ -75,9 +70,7 @@ def resolve_batch_size(batch_size: int | None, unit: int, name: str = "num_agent
 def resolve_model(model_name: str, revision: str | None = None) -> str:
     """The name or folder the engine loads; ``tiny`` is the built-in policy, a GGUF file is unpacked into a folder.
 
-    Args:
-        model_name: The option.
-        revision: Branch, tag or commit of a model on the hub; the engine takes it as ``NAME@REVISION``.
+    The revision of a model on the hub is a branch, tag or commit; the engine takes it as ``NAME@REVISION``.
 
     Raises:
         ValueError: If it looks like a path that is not a model folder, or a revision is given for what is not on the
@@ -120,11 +113,7 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A run's options with relative paths as they hold here: it may have been copied, or be looked at from elsewhere.
 
     A path is looked for where the run was started, if that can be told (its folder still ends with its ``log_path``),
-    then in the run's folder. What lies in neither stays as it is, and means the current folder.
-
-    Args:
-        config: The options, from the run's ``config.json``.
-        folder: Where the run is now.
+    then in the run's folder, `folder`. What lies in neither stays as it is, and means the current folder.
     """
     from viva.judging.judge import POLICIES
 
@@ -144,11 +133,7 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def learning_rate(given: float | None, model_name: str, *, is_lora: bool, is_local: bool = False) -> float:
     """The rate that was given, else the built-in policy's own, else `viva.training.service`'s for the model.
 
-    Args:
-        given: The option.
-        model_name: See `resolve_model`.
-        is_lora: Whether an adapter is trained.
-        is_local: Whether the model will be loaded here, so that its ``config.json`` may be fetched before.
+    For a model that will be loaded here (`is_local`), its ``config.json`` may be fetched.
 
     Raises:
         ValueError: If none was given and nothing is known about the model.
@@ -217,16 +202,18 @@ class OpenRun:
         )
 
 
-async def open_run(
-    options: RunOptions, check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None = None
-) -> OpenRun:
+EngineCheck: TypeAlias = "Callable[[ServiceClient, TrainingClient], Awaitable[None]]"
+"""Refuses an engine by an exception."""
+
+
+async def open_run(options: RunOptions, check: EngineCheck | None = None) -> OpenRun:
     """Open the engine (a new adapter, or the state of the last checkpoint), then the folder.
 
-    Args:
-        options: Of the run.
-        check: Refuses an engine. Like all that can be wrong, this comes before anything in the folder is touched.
+    All that can be wrong is found before anything in the folder is touched.
     """
     from viva.run.folder import prepare_run_folder
+    from viva.training.service import make_service
+    from viva.training.sessions import end_session, ending_of
 
     prepared = prepare_run_folder(
         options.log_path,
@@ -235,39 +222,24 @@ async def open_run(
         free_options=options.free_options,
         ttl_seconds=options.ttl_seconds,
     )
+    service = None
     try:
-        return await _open_run(options, prepared, check)
-    except BaseException:
-        prepared.folder.close(refused=True)
-        raise
-
-
-async def _open_run(
-    options: RunOptions,
-    prepared: PreparedFolder,
-    check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None,
-) -> OpenRun:
-    from viva.training.service import make_service
-    from viva.training.sessions import end_session, ending_of
-
-    service = make_service(
-        options.engine,
-        state_dir=prepared.folder.state_dir,
-        one_run=True,
-        num_policies=options.num_policies,
-    )
-    try:
+        state_dir = prepared.folder.state_dir
+        service = make_service(
+            options.engine, state_dir=state_dir, one_run=True, num_policies=options.num_policies
+        )
         return await _open_run_on(service, options, prepared, check)
     except BaseException as error:
-        await end_session(service, ending_of(error))
+        try:
+            if service is not None:
+                await end_session(service, ending_of(error))
+        finally:
+            prepared.folder.close(refused=True)
         raise
 
 
 async def _open_run_on(
-    service: ServiceClient,
-    options: RunOptions,
-    prepared: PreparedFolder,
-    check: Callable[[ServiceClient, TrainingClient], Awaitable[None]] | None,
+    service: ServiceClient, options: RunOptions, prepared: PreparedFolder, check: EngineCheck | None
 ) -> OpenRun:
     from viva.conversation.rendering import load_renderer
     from viva.run.trackers import open_trackers
@@ -378,12 +350,7 @@ class FailedRunError(RuntimeError):
 
 
 def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
-    """Export and report a complete run, or say how an interrupted one goes on.
-
-    Args:
-        training: Of the run, recipe's or not, after its loop.
-        model: What the engine loaded, see `resolve_model`.
-        is_complete: What the loop returned.
+    """Export and report a run that its loop completed, or say how an interrupted one goes on.
 
     Raises:
         FailedRunError: If all conversations of all steps were void.
@@ -433,11 +400,9 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
 
 
 async def exit_code(run: Awaitable[Signals | None]) -> int:
-    """The process's exit code of a run from the command line.
+    """The process's exit code: 0 complete, 1 failed, 2 refused before training, 128 + signal interrupted and saved.
 
-    Returns:
-        0 complete, 2 refused before training, 1 failed, 128 + signal interrupted and saved; what went wrong is on the
-        error stream then.
+    What went wrong is told on the error stream.
     """
     try:
         received = await run
@@ -450,19 +415,15 @@ async def exit_code(run: Awaitable[Signals | None]) -> int:
     return 0 if received is None else 128 + received
 
 
-def say(text: str) -> None:
-    """One line for the user; it tells no secrets."""
+def say(text: str, *, is_error: bool = False) -> None:
+    """One line for the user, on the error stream if something went wrong; it tells no secrets."""
     from rich.console import Console
 
     from viva.run.secrets import printable
 
-    Console(highlight=False).print(printable(text), soft_wrap=True, markup=False)
+    Console(stderr=is_error, highlight=False).print(printable(text), soft_wrap=True, markup=False)
 
 
 def complain(text: str) -> None:
-    """One line about what went wrong, on the error stream; it tells no secrets."""
-    from rich.console import Console
-
-    from viva.run.secrets import printable
-
-    Console(stderr=True, highlight=False).print(printable(text), soft_wrap=True, markup=False)
+    """One line about what went wrong, on the error stream."""
+    say(text, is_error=True)

@@ -1,4 +1,7 @@
-"""The options that every recipe has; a recipe's own ``Config`` extends `RecipeConfig`."""
+"""The options that every recipe has; a recipe's own ``Config`` extends `RecipeConfig`.
+
+They mean the same in every recipe. All that can be wrong with them is reported before a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -176,12 +179,13 @@ class RecipeConfig(DataOptions):
     precision: Literal["float32", "fast", "bfloat16"] = "float32"
 
     def make_plan(self) -> Plan:
-        """Check all options and load the prompts; no model is loaded.
-
-        Raises:
-            ValueError: For anything the user has to fix.
-        """
+        """Check all options and load the prompts, not the model; `ValueError` for anything the user has to fix."""
         raise NotImplementedError
+
+    @property
+    def direct_temperature(self) -> float:
+        """The temperature of direct answers to test prompts."""
+        return self.temperature if self.eval_temperature is None else self.eval_temperature
 
     def free_options(self) -> frozenset[str]:
         """Options that do not change what any step computes; a resumed run may set them anew."""
@@ -254,11 +258,7 @@ def parse_options(
 
 
 def make_options(config_class: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
-    """Options from Python values.
-
-    Raises:
-        ValueError: If a name is unknown or a value of the wrong kind.
-    """
+    """Options from Python values; `ValueError` if a name is unknown or a value of the wrong kind."""
     known = chz.chz_fields(config_class)
     for name in values:
         if name not in known:
@@ -274,10 +274,7 @@ def make_options(config_class: type[ConfigT], values: Mapping[str, Any]) -> Conf
 def read_options(path: Path, config_class: type[Any], recipe: str | None) -> dict[str, Any]:
     """Options in a YAML or JSON file.
 
-    Args:
-        path: The file. A run's ``config.json`` names its recipe; what it records beside the options is left out.
-        config_class: Whose options they are.
-        recipe: The recipe that is to be run.
+    A run's ``config.json`` names its recipe, which must be `recipe`; what it records beside the options is left out.
 
     Raises:
         ValueError: If the file cannot be read, is of another recipe, or has an unknown name.
@@ -348,12 +345,7 @@ _HELP = "--help"
 def check_arguments(argv: Sequence[str], config_class: type[Any]) -> None:
     """Refuse arguments that are not of the form ``name=value``, and options that are given twice.
 
-    Args:
-        argv: As they were typed; with ``--help`` among them nothing else counts.
-        config_class: A class made with ``chz.chz``, whose options they are.
-
-    Raises:
-        ValueError: See above.
+    With ``--help`` among them nothing else counts.
     """
     if _HELP in argv:
         return
@@ -373,11 +365,7 @@ def check_arguments(argv: Sequence[str], config_class: type[Any]) -> None:
 
 
 def check_home(argument: str) -> None:
-    """Refuse a path, alone or behind ``name=``, that begins with ``~`` and names nobody's folder.
-
-    Raises:
-        ValueError: See above.
-    """
+    """Refuse a path, alone or behind ``name=``, that begins with ``~`` and names nobody's folder."""
     value = argument.partition("=")[2] or argument
     if value.startswith("~") and not set(value) & set(" \n") and os.path.expanduser(value) == value:
         raise ValueError(
@@ -387,11 +375,7 @@ def check_home(argument: str) -> None:
 
 
 def check_kinds(config: Any) -> None:
-    """Refuse lists and pairs that are none: a text that reads as Python's ``lambda`` is called by the reader.
-
-    Raises:
-        ValueError: See above.
-    """
+    """Refuse lists and pairs that are none: a text that reads as Python's ``lambda`` is called by the reader."""
     for name, field in chz.chz_fields(config).items():
         value = getattr(config, name)
         kinds = [get_origin(part) or part for part in _parts(field.final_type)]
@@ -410,12 +394,7 @@ def _no_option(argument: str, config_class: type[Any]) -> str:
 
 
 def told_mistake(error: BaseException, config_class: type[Any]) -> str:
-    """One line for the user.
-
-    Args:
-        error: What ``chz`` raised when it read the command line.
-        config_class: What it was to make.
-    """
+    """One line for the user about what ``chz`` raised when it read the options of a class."""
     text = str(error).strip()
     fields = chz.chz_fields(config_class)
     if found := _UNKNOWN.match(text):

@@ -3,8 +3,7 @@
     viva train conversation_preference_rl model_name=<hub name or path> num_agents=3 max_rounds=5 batch_size=12 \\
         train_prompts_path=prompts.jsonl log_path=/tmp/run1
 
-Options are ``key=value``; ``--help`` lists them. Everything that can be wrong with them is reported before a model
-is loaded.
+Options are ``key=value``; ``--help`` lists them.
 """
 
 from __future__ import annotations
@@ -43,11 +42,7 @@ class Config(ConversationConfig):
     log_path: str = "runs/conversation_preference_rl"
 
     def declared(self, reward: Reward) -> Protocol:
-        """The conversation in turns.
-
-        Raises:
-            ValueError: If it could not be held.
-        """
+        """The conversation in turns."""
         from viva.recipes.plan import at_least
         from viva.selfplay.round_robin import round_robin_protocol
 
@@ -58,11 +53,7 @@ class Config(ConversationConfig):
         )
 
     def paid_by(self) -> Reward:
-        """The reward, with this recipe's tournament where it is one.
-
-        Raises:
-            ValueError: If there is no such reward, or an option is given that would not change it.
-        """
+        """The reward, with this recipe's tournament where it is one."""
         from viva.rewards import Tournament, tournament
 
         own = tournament(pattern=self.tournament_pattern)

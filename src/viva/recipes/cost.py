@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ from viva.training.service import cached_config
 _RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol")
 """Recipes that can be counted."""
 _COUNTED = frozenset(
-    {
+    (
         *(
             "model_name",
             "max_steps",
@@ -60,22 +62,13 @@ _COUNTED = frozenset(
             "order",
         ),
         *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
-        "tournament_pattern",
-        *("protocol", "policies", "control", "reward", "scorer_policy", "scorer_model", "prompts"),
+        *("tournament_pattern", "protocol", "policies", "control", "prompts"),
+        *("reward", "scorer_policy", "scorer_model"),
         *("preset", "reward_weights", "prior_precision", "revision_votes", "votes_on_own", "ballots"),
-        *(
-            "strategies",
-            "assignment",
-            "group_size",
-            "hint",
-            "feedback",
-            "train_behind",
-            "keep",
-            "conversation",
-            "conversation_reward",
-        ),
+        *("strategies", "assignment", "group_size", "hint", "feedback", "train_behind", "keep"),
+        *("conversation", "conversation_reward"),
         *("estimator", "estimator_options", "baseline", "min_effective_share", "on_waste"),
-    }
+    )
 )
 """Options of recipes that are read for the count; others are told to have no part in it."""
 
@@ -118,8 +111,11 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
         ValueError: If there is no such recipe, or a number makes no sense.
     """
     own_names = {*chz.chz_fields(CostOptions), "help"}
-    is_own = [text.partition("=")[0].lstrip("-").partition(".")[0] in own_names for text in argv]
-    own = [text for text, yes in zip(argv, is_own, strict=True) if yes]
+    own: list[str] = []
+    theirs: list[str] = []
+    for text in argv:
+        name = text.partition("=")[0].lstrip("-").partition(".")[0]
+        (own if name in own_names else theirs).append(text)
     options = parse_options(CostOptions, own)
     recipe = options.recipe.replace("-", "_")
     if recipe not in _RECIPES:
@@ -133,7 +129,6 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
         raise ValueError("model must name at least one model, like 8b; got []")
     if not options.accelerators or min(options.accelerators) < 1:
         raise ValueError(f"accelerators must be numbers of 1 or more; got {options.accelerators}")
-    theirs = [text for text, yes in zip(argv, is_own, strict=True) if not yes]
     config = parse_options(importlib.import_module(f"viva.recipes.{recipe}").Config, theirs)
     at_least(config, {"lora_rank": 0})
     return _as_the_recipe_says(options, config, _names(own), _names(theirs)), config
@@ -166,11 +161,7 @@ def _names(argv: Sequence[str]) -> set[str]:
 
 
 def recipe_cost(config: RecipeConfig, text: Text) -> RecipeCost:
-    """Count one step of a configuration.
-
-    Args:
-        config: A recipe's ``Config``.
-        text: How long everything is.
+    """One step of a recipe's configuration, counted; `text` says how long everything is.
 
     Raises:
         ValueError: If the configuration could not be run, or has a strategy of the user's own.
@@ -214,27 +205,26 @@ def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wa
     calls: list[Call] = []
     judge = reward.judge
     if judge is not None:
-
-        def compared(question: str, first: str, second: str) -> list[tuple[str, str]]:
-            return _texts(judge_messages(question, first, second, judge.system_prompt))
-
         judged = judge_calls(
             [
                 (solution_key(*first), solution_key(*second))
                 for first, second in reward.matches(protocol, number)
             ],
-            messages=compared,
+            messages=lambda question, first, second: _texts(
+                judge_messages(question, first, second, judge.system_prompt)
+            ),
             prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
             text=text,
             wave=wave,
         )
         calls += judged if judge.endpoint is None else [replace(call, role="outside") for call in judged]
     if reward.scorer is not None:
-
-        def predicted(question: str, informant: str | None) -> list[tuple[str, str]]:
-            return _texts(scorer_messages(question, informant))
-
-        calls += scorer_calls(number, messages=predicted, text=text, wave=wave)
+        calls += scorer_calls(
+            number,
+            messages=lambda question, informant: _texts(scorer_messages(question, informant)),
+            text=text,
+            wave=wave,
+        )
     return calls
 
 
@@ -308,6 +298,7 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
     """
     shapes = [_shape(name) for name in options.model]
     update = "adapter" if cost.is_lora else "all weights"
+    hours = (f"hours of {counted(options.steps, 'step')}", *("prefill", "decode", "score", "train", "all"))
     parts = [
         [f"{cost.summary}; {update} trained"],
         text_table([("tokens per step", "each by itself", "prefixes once", "saved"), *_token_rows(cost)]),
@@ -316,15 +307,7 @@ def cost_text(cost: RecipeCost, options: CostOptions) -> str:
         ),
         text_table(
             [
-                (
-                    f"hours of {counted(options.steps, 'step')}",
-                    "prefill",
-                    "decode",
-                    "score",
-                    "train",
-                    "all",
-                    "without reuse",
-                ),
+                (*hours, "without reuse"),
                 *(row for shape in shapes for row in _hour_rows(cost, shape, options)),
             ]
         ),
@@ -351,7 +334,9 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
     if counts.num_judge_calls:
         rows.append(("prompts of the judge", *_passes(counts.judge_prompts)))
     if counts.num_outside_calls:
-        price = "" if cost.prices is None else f", price {_price(counts.outside, cost.prices):,.4f}"
+        price = ""
+        if cost.prices is not None:
+            price = f", price {sum(map(mul, counts.outside, cost.prices)) / 1e6:,.4f}"
         answers = counted(counts.num_outside_calls, "answer")
         rows.append((f"{answers} of the endpoint{price}", f"{sum(counts.outside):,.0f}", "", ""))
     rows.append(("read and sampled in all", f"{counts.total:,.0f}", "", ""))
@@ -359,10 +344,6 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
         rows.append(("scored before the update", *_passes(counts.scored)))
     rows.append((f"trained, {counts.num_datums} datums", *_passes(counts.trained)))
     return rows
-
-
-def _price(tokens: tuple[float, float], prices: tuple[float, float]) -> float:
-    return sum(number * price for number, price in zip(tokens, prices, strict=True)) / 1e6
 
 
 def _prices(reward: Reward | None) -> tuple[float, float] | None:
@@ -391,29 +372,12 @@ def _work_rows(cost: RecipeCost, shapes: Sequence[ModelShape]) -> list[tuple[str
 def _hour_rows(cost: RecipeCost, shape: ModelShape, options: CostOptions) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for number in options.accelerators:
-        times = [
-            step_time(
-                cost.calls,
-                cost.counts,
-                shape,
-                number,
-                assumptions=options,
-                reuse=reuse,
-                is_lora=cost.is_lora,
-            )
-            for reuse in (True, False)
-        ]
+        timed = partial(step_time, cost.calls, cost.counts, shape, number, assumptions=options)
+        once, each = (timed(reuse=reuse, is_lora=cost.is_lora) for reuse in (True, False))
         title = f"{shape.name} on {number}"
-        if times[0] is None or times[1] is None:
+        if once is None or each is None:
             rows.append((title, *["does not fit"] * 6))
             continue
-        seconds = (
-            times[0].prefill,
-            times[0].decode,
-            times[0].score,
-            times[0].train,
-            times[0].total,
-            times[1].total,
-        )
-        rows.append((title, *(f"{each * options.steps / 3600:.2f}" for each in seconds)))
+        seconds = (once.prefill, once.decode, once.score, once.train, once.total, each.total)
+        rows.append((title, *(f"{figure * options.steps / 3600:.2f}" for figure in seconds)))
     return rows

@@ -3,8 +3,7 @@
     viva train critique_self_play model_name=<hub name or path> num_agents=4 batch_size=16 \\
         train_prompts_path=prompts.jsonl log_path=/tmp/run2
 
-Options are ``key=value``; ``--help`` lists them. Everything that can be wrong with them is reported before a model
-is loaded. The options that all recipes share mean the same as in conversation preference RL.
+Options are ``key=value``; ``--help`` lists them.
 """
 
 from __future__ import annotations
@@ -71,11 +70,7 @@ class Config(ConversationConfig):
         return replace(rules, weights=weights, prior_precision=self.prior_precision)
 
     def declared(self, reward: Reward) -> Protocol:
-        """The conversation in which solutions are reviewed.
-
-        Raises:
-            ValueError: If it could not be held.
-        """
+        """The conversation in which solutions are reviewed."""
         from viva.selfplay.critique import critique_protocol
 
         return critique_protocol(
@@ -88,11 +83,7 @@ class Config(ConversationConfig):
         )
 
     def paid_by(self) -> Reward:
-        """The reward by the recipe's rules and judge, as far as they are its own.
-
-        Raises:
-            ValueError: If there is no such reward, or an option is given that would not change it.
-        """
+        """The reward by the recipe's rules and judge, as far as they are its own."""
         from viva.judging.judge import JudgeOptions
         from viva.rewards.comas import Comas
         from viva.rewards.critique import PeerReview

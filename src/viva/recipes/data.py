@@ -29,11 +29,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LazyPrompts(Sequence[PromptItem]):
-    """Several sources one after another, each read item by item.
-
-    Args:
-        parts: For each source its length, and what reads the item at a place.
-    """
+    """Several sources one after another: for each its length, and what reads the item at a place."""
 
     def __init__(self, parts: Sequence[tuple[int, Callable[[int], PromptItem]]]) -> None:
         self._readers = [read for _, read in parts]
@@ -50,11 +46,7 @@ class LazyPrompts(Sequence[PromptItem]):
     def __getitem__(self, index: slice) -> list[PromptItem]: ...
 
     def __getitem__(self, index: int | slice) -> PromptItem | list[PromptItem]:
-        """One prompt, read now, or several.
-
-        Raises:
-            IndexError: If there is none.
-        """
+        """One prompt, read now, or several."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = range(len(self))[index]
@@ -68,45 +60,33 @@ def item_digest(item: PromptItem) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
-def unchanged(
-    read: Callable[[int], PromptItem], digests: Sequence[int], source: str
-) -> Callable[[int], PromptItem]:
-    """A reader of the item at a place as it was.
+def unchanged(read: Callable[[int], PromptItem], digests: Sequence[int], source: str) -> LazyPrompts:
+    """The items of a file or data set, which raise `PromptsChangedError` where one is no longer what it was.
 
     Args:
-        read: Reads the item at a place as it is.
+        read: Reads the item at a place.
         digests: `item_digest` of every item.
-        source: File or data set, for the message.
-
-    Returns:
-        A function that raises `PromptsChangedError` where an item is no longer what it was.
+        source: For the message.
     """
 
     def checked(place: int) -> PromptItem:
+        told = (
+            f"{source} was changed while the run reads from it: prompt {place + 1} is no longer what it was when the "
+            "run began. Put the data back as they were, or give a copy of the new ones to a new run."
+        )
         try:
             item = read(place)
         except (ValueError, OSError) as error:
-            raise PromptsChangedError(_told(source, place)) from error
+            raise PromptsChangedError(told) from error
         if item_digest(item) != digests[place]:
-            raise PromptsChangedError(_told(source, place))
+            raise PromptsChangedError(told)
         return item
 
-    return checked
+    return LazyPrompts([(len(digests), checked)])
 
 
-def _told(source: str, place: int) -> str:
-    return (
-        f"{source} was changed while the run reads from it: prompt {place + 1} is no longer what it was when the run "
-        "began. Put the data back as they were, or give a copy of the new ones to a new run."
-    )
-
-
-def file_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Lines that are not blank.
-
-    Yields:
-        The line's number from 1, the byte at which it begins, and the line, without a byte order mark.
-    """
+def _file_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Lines that are not blank: number from 1, the byte at which it begins, and text without a byte order mark."""
     start = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -114,22 +94,6 @@ def file_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             if line[mark:].strip():
                 yield number, start + mark, line[mark:]
             start += len(line)
-
-
-def indexed_lines(path: Path, starts: Sequence[int]) -> Callable[[int], bytes]:
-    """A reader of the line at a place.
-
-    Args:
-        path: Of the file.
-        starts: First bytes of the lines, from `file_lines`.
-    """
-
-    def read(place: int) -> bytes:
-        with path.open("rb") as file:
-            file.seek(starts[place])
-            return file.readline()
-
-    return read
 
 
 NO_SOURCE_MESSAGE = """\
@@ -147,11 +111,7 @@ _FILE_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv
 
 
 def check_sources(options: DataOptions) -> None:
-    """Refuse sources that cannot work, before anything is loaded.
-
-    Raises:
-        ValueError: With what to change.
-    """
+    """Refuse sources that cannot work, before anything is loaded."""
     if not options.train_prompts and options.train_prompts_path is None and options.hf_dataset_name is None:
         raise ValueError(NO_SOURCE_MESSAGE)
     for name in ("train_prompts_path", "test_prompts_path"):
@@ -187,11 +147,7 @@ def as_asked(item: PromptItem, options: DataOptions) -> PromptItem:
 
 
 def check_prompts_path(option: str, path: str) -> None:
-    """Refuse a source that is no file, nor a family that can be made.
-
-    Raises:
-        ValueError: It begins with the option's name.
-    """
+    """Refuse a source that is no file, nor a family that can be made; the message begins with the option's name."""
     if is_generated(path):
         find_family(path)
     elif not Path(path).expanduser().is_file():
@@ -215,20 +171,16 @@ def load_prompts(options: DataOptions) -> tuple[Sequence[PromptItem], list[Promp
         hub_train, hub_test = load_hub(options, max_train=room, max_test=options.max_test_samples)
         train.append(hub_train)
         test += hub_test
-    parts = [(len(part), _reader(part, options)) for part in train]
+
+    def reader(part: Sequence[PromptItem]) -> Callable[[int], PromptItem]:
+        return lambda index: as_asked(part[index], options)
+
+    parts = [(len(part), reader(part)) for part in train]
     return LazyPrompts(parts), [as_asked(item, options) for item in test[: options.max_test_samples]]
 
 
-def _reader(part: Sequence[PromptItem], options: DataOptions) -> Callable[[int], PromptItem]:
-    return lambda index: as_asked(part[index], options)
-
-
 def load_test_prompts(options: DataOptions) -> list[PromptItem]:
-    """Test prompts alone, of the file or generator and the test split of the data set, the first ``max_test_samples``.
-
-    Raises:
-        ValueError: For anything that cannot be read.
-    """
+    """Test prompts alone, of the file or generator and the data set's test split, the first ``max_test_samples``."""
     _check_template(options.question_template)
     source = held_out_source(options)
     items = _own_test(options, _own_train(options) if source is not None and is_generated(source) else [])
@@ -273,15 +225,13 @@ def load_prompts_path(path: str, *, limit: int | None = None) -> LazyPrompts:
         return generated_item(family.problem(place))
 
     digests = array("Q", (item_digest(read(place)) for place in range(count)))
-    return LazyPrompts([(count, unchanged(read, digests, family.name))])
+    return unchanged(read, digests, family.name)
 
 
 def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:
     """Prompts of a JSONL file: objects with ``query``, ``prompt``, ``text`` or ``question``, and optionally ``answer``.
 
-    Args:
-        path: The file. It must stay as it is while prompts are read: one that was changed raises when it is asked for.
-        limit: Read only the first so many.
+    Only the first `limit` are read. The file must stay as it is: a prompt that was changed raises when it is asked for.
 
     Raises:
         ValueError: If a line is not such an object (the message starts with ``file:line``), the file is not UTF-8
@@ -290,7 +240,7 @@ def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:
     path = Path(path).expanduser()
     starts, digests = array("Q"), array("Q")
     try:
-        for number, start, line in islice(file_lines(path), limit):
+        for number, start, line in islice(_file_lines(path), limit):
             digests.append(item_digest(_parse_line(line, f"{path}:{number}")))
             starts.append(start)
     except UnicodeDecodeError as error:
@@ -299,12 +249,13 @@ def load_jsonl(path: str | Path, *, limit: int | None = None) -> LazyPrompts:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     if not starts:
         raise ValueError(f'{path} holds no prompts; write one object per line, like {{"query": "..."}}')
-    line_at = indexed_lines(path, starts)
 
     def read(place: int) -> PromptItem:
-        return _parse_line(line_at(place), f"{path}, prompt {place + 1}")
+        with path.open("rb") as file:
+            file.seek(starts[place])
+            return _parse_line(file.readline(), f"{path}, prompt {place + 1}")
 
-    return LazyPrompts([(len(starts), unchanged(read, digests, str(path)))])
+    return unchanged(read, digests, str(path))
 
 
 def _parse_line(line: bytes, place: str) -> PromptItem:
@@ -473,25 +424,18 @@ def _rows(options: DataOptions, splits: Mapping[str, Any], split: str, limit: in
     columns: list[str] = list(rows.column_names or ())
     if not hasattr(rows, "__len__"):  # a stream; tables that `datasets` saved are none
         rows = _fetched(options, rows, limit)
-        columns = columns or list(
-            rows[0] if rows else ()
-        )  # the columns of some kinds of files are in the rows
-    for option, column in (
-        ("hf_prompt_column", options.hf_prompt_column),
-        ("hf_answer_column", options.hf_answer_column),
-    ):
+        columns = columns or list(rows[0] if rows else ())  # of some kinds of files
+    for option in ("hf_prompt_column", "hf_answer_column"):
+        column: str | None = getattr(options, option)
         if column is not None and column not in columns:
             raise ValueError(
                 f"data set {name} has no column {column!r}; it has {_listed(columns)}."
                 f"{did_you_mean(column, columns)} Set {option}."
             )
-    count = len(rows) if limit is None else min(limit, len(rows))
 
     def item(index: int, row: Mapping[str, Any]) -> PromptItem:
-        answer = row[options.hf_answer_column] if options.hf_answer_column else None
-        return _item(
-            row[options.hf_prompt_column], answer, options.hf_prompt_column, f"{name} {split}[{index}]"
-        )
+        asked, known = options.hf_prompt_column, options.hf_answer_column
+        return _item(row[asked], row[known] if known else None, asked, f"{name} {split}[{index}]")
 
-    digests = array("Q", (item_digest(item(index, row)) for index, row in enumerate(islice(rows, count))))
-    return LazyPrompts([(count, unchanged(lambda index: item(index, rows[index]), digests, name))])
+    digests = array("Q", (item_digest(item(index, row)) for index, row in enumerate(islice(rows, limit))))
+    return unchanged(lambda index: item(index, rows[index]), digests, name)

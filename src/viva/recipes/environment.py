@@ -4,9 +4,8 @@
     viva train environment environment=path.py:DATASET 'environment_options={"level": 3}' max_steps=50
     viva train environment environment=verifiers:TASKSET 'environment_options={"python": "verifiers-env/bin/python"}'
 
-Options are ``key=value``; ``--help`` lists them. What is named is a data set builder, a data set class or a function
-that returns one; it is called with those of the run's values that it takes (renderer, sizes, seed, steps) and with
-``environment_options``. The options that all recipes share mean the same as in conversation preference RL.
+What is named is a data set builder, a data set class or a function that returns one; it is called with those of the
+run's values that it takes (renderer, sizes, seed, steps) and with ``environment_options``.
 """
 
 from __future__ import annotations
@@ -105,11 +104,7 @@ class Config(RecipeConfig):
 
 
 def _made_by(config: Config) -> Any:
-    """The maker of the data set.
-
-    Raises:
-        ValueError: If there is no such thing.
-    """
+    """The maker of the data set."""
     from viva.selfplay.user_code import is_target, load_target
 
     target = NAMED.get(config.environment, config.environment)
@@ -132,11 +127,7 @@ def _made_by(config: Config) -> Any:
 
 
 def _arguments(made_by: Any, known: dict[str, Any], config: Config) -> dict[str, Any]:
-    """The arguments it takes, of the run's values and the user's.
-
-    Raises:
-        ValueError: If the user's name one that it does not take.
-    """
+    """The arguments it takes, of the run's values and the user's."""
     takes = inspect.signature(made_by).parameters
     own = dict(config.environment_options or {})
     anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
@@ -150,11 +141,7 @@ def _arguments(made_by: Any, known: dict[str, Any], config: Config) -> dict[str,
 
 
 async def _dataset(config: Config, plan: Plan, opened: OpenRun) -> RLDataset:
-    """The environment's data set.
-
-    Raises:
-        ValueError: If it has fewer batches than the run has steps.
-    """
+    """The environment's data set."""
     from tinker_cookbook.renderers import register_renderer
     from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
     from tinker_cookbook.tokenizer_utils import register_tokenizer

@@ -47,10 +47,6 @@ class ExportOptions:
 def export_run(run_dir: str | Path, options: ExportOptions) -> list[Path]:
     """Write adapter and merged model, or the merged model as a GGUF file, and a card for each.
 
-    Args:
-        run_dir: The run's folder.
-        options: See `ExportOptions`.
-
     Returns:
         The folders written: ``adapter`` and ``model``, or ``model`` alone where all weights were trained; or the GGUF
         file.

@@ -31,12 +31,11 @@ def held_out_source(options: DataOptions) -> str | None:
     return train if named is None and train is not None and is_generated(train) else named
 
 
-def question_digest(question: str) -> bytes:
-    """A short digest of a question, to look for repetitions."""
+def _question_digest(question: str) -> bytes:
     return hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def held_out_family(options: DataOptions, source: str) -> Family:
+def _held_out_family(options: DataOptions, source: str) -> Family:
     """The family of generated test problems: as named, with a seed and a size of its own where there is none."""
     if options.test_prompts_path is None:  # the training problems' options
         family, *rest = find_family(source).name.split(",")
@@ -48,23 +47,18 @@ def held_out_family(options: DataOptions, source: str) -> Family:
 def load_generated_test(options: DataOptions, source: str, trained: Iterable[str]) -> list[PromptItem]:
     """The first ``max_test_samples`` test problems whose questions differ from each other and from those of training.
 
-    Args:
-        options: Limits.
-        source: The source's name.
-        trained: Questions to train on.
-
     Raises:
         ValueError: If there is no such family, or nothing is left.
     """
-    family, limit = held_out_family(options, source), options.max_test_samples
-    taken = {question_digest(question) for question in trained}
+    family, limit = _held_out_family(options, source), options.max_test_samples
+    taken = {_question_digest(question) for question in trained}
     seen: set[bytes] = set()
     items: list[PromptItem] = []
     looked = repeated = 0
     while looked < len(family) and (limit is None or len(items) < limit):
         problem = family.problem(looked)
         looked += 1
-        digest = question_digest(problem.question)
+        digest = _question_digest(problem.question)
         repeated += digest in taken
         if digest not in taken and digest not in seen:
             items.append(generated_item(problem))
@@ -89,5 +83,5 @@ def generated_record(options: DataOptions) -> dict[str, Any]:
     if train is not None and is_generated(train):
         record["train"] = find_family(train).name
     if test is not None and is_generated(test):
-        record["test"] = held_out_family(options, test).name
+        record["test"] = _held_out_family(options, test).name
     return {"reasoning_gym": {"version": PACKAGE_VERSION, **record}} if record else {}

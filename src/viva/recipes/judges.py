@@ -5,37 +5,38 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.base import Renderer
 
-    from viva.judging.comparison import Judge
-    from viva.judging.judge import JudgeOptions, PolicyRef, SamplingClient
-    from viva.judging.scorer import Scorer, ScorerOptions
-    from viva.recipes.common import OpenRun
+from viva.conversation.rendering import load_renderer
+from viva.hub import split_revision
+from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, Judge
+from viva.judging.endpoint import ChatEndpoint
+from viva.judging.endpoint_judge import EndpointJudge
+from viva.judging.judge import POLICIES, JudgeOptions, PolicyRef, SamplingClient, check_policy
+from viva.judging.scorer import Scorer, ScorerOptions
+from viva.recipes.common import NOBODY, OpenRun, resolve_model
+from viva.rewards.base import Reward
+from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
+from viva.sdk import AveragingTrainingClient, ServiceClient, settled
+from viva.training.followers import NEVER, Averaged, Current, Every, Follower, OutsideJudge
+from viva.training.service import EngineConfig
+
+if TYPE_CHECKING:
     from viva.recipes.evaluation.target import OpenPolicy, Target
     from viva.recipes.plan import Plan
-    from viva.rewards.base import Reward
-    from viva.sdk import AveragingTrainingClient, ServiceClient
-    from viva.training.followers import Follower
-    from viva.training.service import EngineConfig
 
 _RECORD = "judge_weights"
 """A key of ``config.json`` that is no option: a run goes on with the judge that it had."""
 
 
 def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> Plan:
-    """The plan of a run, with what the judge is told and the weights that it has in its record; nothing is loaded.
+    """The plan with what the judge of a reward is told and the weights that it has in its record; nothing is loaded.
 
-    Args:
-        plan: Without them.
-        reward: Asks the judge, if one is asked.
-        text: What the options tell it.
+    `text` is what the options tell the judge.
 
     Raises:
         ValueError: If the engine cannot have that judge, or there is no such model.
     """
-    from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
-
     options = None if reward is None else reward.judge
     if options is None:
         return plan
@@ -54,17 +55,13 @@ def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> P
 
 
 def with_eval_judge(plan: Plan) -> Plan:
-    """The plan of a run, with who compares its answers to test prompts with those before training.
+    """The plan with who compares answers to test prompts with those before training.
 
-    Args:
-        plan: Without it. Left out, the policy before training does it where no test prompt has a known answer.
+    Left out, the policy before training does it where no test prompt has a known answer.
 
     Raises:
         ValueError: If there is no such model, or there are no test prompts.
     """
-    from viva.judging.judge import POLICIES, JudgeOptions, check_policy
-    from viva.recipes.common import NOBODY
-
     name, is_open = plan.config.eval_judge, all(item.answer is None for item in plan.test)
     is_evaluated = bool(plan.test and plan.config.eval_every)
     if name == NOBODY or (name is None and not (is_evaluated and is_open)):
@@ -89,12 +86,7 @@ def with_eval_judge(plan: Plan) -> Plan:
 
 
 def judge_target(options: JudgeOptions, engine: EngineConfig, option: str = "judge") -> Target:
-    """The model that judges, as ``viva eval`` finds it.
-
-    Args:
-        options: Name it.
-        engine: Has to read it.
-        option: The option that gave it, for messages.
+    """The model that judges, as ``viva eval`` finds it; messages name the option that gave it.
 
     Raises:
         ValueError: If there is none, or it lies where the engine cannot read it.
@@ -113,11 +105,7 @@ def judge_target(options: JudgeOptions, engine: EngineConfig, option: str = "jud
 async def asked_by(
     reward: Reward | None, plan: Plan, opened: OpenRun
 ) -> tuple[Judge | None, Scorer | None, list[Follower]]:
-    """Judge and scorer that a reward asks for, and what gives them their weights at each step.
-
-    Raises:
-        ValueError: If a model cannot be had.
-    """
+    """Judge and scorer that a reward asks for, and what gives them their weights at each step."""
     judge, followers = None, []
     if reward is not None and reward.judge is not None:
         judge, followers = await judge_of(reward.judge, plan, opened)
@@ -128,10 +116,6 @@ async def asked_by(
 
 
 async def _scorer_of(options: ScorerOptions, plan: Plan, opened: OpenRun) -> tuple[Scorer, list[Follower]]:
-    from viva.judging.judge import JudgeOptions, PolicyRef
-    from viva.judging.scorer import Scorer
-    from viva.recipes.common import resolve_model
-
     if options.model is None:
         policy, followers = await policy_of(JudgeOptions(policy=options.policy), plan, opened, "scorer")
         return Scorer(policy, opened.renderer), followers
@@ -143,32 +127,23 @@ async def _scorer_of(options: ScorerOptions, plan: Plan, opened: OpenRun) -> tup
 
 async def open_model(service: ServiceClient, model: str) -> tuple[SamplingClient, Renderer]:
     """A model as it is, beside the one that is trained, and the renderer of its own chat format."""
-    from viva.conversation.rendering import load_renderer
-    from viva.hub import split_revision
-    from viva.sdk import settled
-
     client: Any = await settled(service.create_sampling_client(base_model=model))
     return client, load_renderer(client.get_tokenizer(), model_name=split_revision(model)[0])
 
 
 async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[Judge, list[Follower]]:
-    """The judge of a run, and what gives it its weights at each step.
-
-    Raises:
-        ValueError: If its model cannot be had.
-    """
+    """The judge of a run, and what gives it its weights at each step; `ValueError` if its model cannot be had."""
     if options.endpoint is not None:
-        from viva.judging.endpoint import ChatEndpoint
-        from viva.judging.endpoint_judge import EndpointJudge
-        from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
-        from viva.training.followers import OutsideJudge
-
         answers = AnswerFile(opened.folder.path / ANSWERS_FILE)
         endpoint = ChatEndpoint(options.endpoint, answers, usage=answers.usage())
         return EndpointJudge(endpoint, options), [OutsideJudge(endpoint, answers)]
-    if options.model is not None:
-        policy, renderer = await _other_model(options, plan, opened)
-        return options.make(policy, renderer), []
+    if options.model is not None:  # it stays as it is
+        own = opened.renderer
+        other = await open_judge(options, plan.engine, opened.service, model=plan.model, renderer=own)
+        name = options.model if options.checkpoint is None else f"{options.model} {options.checkpoint}"
+        client = opened.folder.journal.client(other.client, f"judge {name}")
+        policy = PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s)
+        return options.make(policy, other.renderer), []
     policy, followers = await policy_of(options, plan, opened)
     return options.make(policy, opened.renderer), followers
 
@@ -176,18 +151,10 @@ async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[
 async def policy_of(
     options: JudgeOptions, plan: Plan, opened: OpenRun, name: str = "judge"
 ) -> tuple[PolicyRef, list[Follower]]:
-    """The weights of the policy that is trained which options name, and what follows it for them.
+    """The weights of the trained policy that options name, and what follows it for them.
 
-    Args:
-        options: Name them.
-        plan: Of the run.
-        opened: The run.
-        name: What they are for, under which weights are saved in the run.
+    Weights that the run saves for it are called `name`.
     """
-    from viva.judging.judge import PolicyRef
-    from viva.sdk import settled
-    from viva.training.followers import NEVER, Averaged, Current, Every
-
     policy = PolicyRef(timeout_s=plan.config.policy_timeout_s)
     journal = opened.folder.journal
     if options.policy == "current" or (options.policy == "every" and options.every == 1):
@@ -211,13 +178,7 @@ async def policy_of(
 
 
 async def _averaging(opened: OpenRun) -> AveragingTrainingClient:
-    """The run's training client, which keeps an average from the run's beginning on.
-
-    Raises:
-        ValueError: If the engine has nothing like it.
-    """
-    from viva.sdk import AveragingTrainingClient
-
+    """The run's training client, which keeps an average from the run's beginning on."""
     client: object = opened.client
     if not isinstance(client, AveragingTrainingClient):
         raise ValueError(
@@ -229,31 +190,10 @@ async def _averaging(opened: OpenRun) -> AveragingTrainingClient:
     return client
 
 
-async def _other_model(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[PolicyRef, Renderer]:
-    """A model that stays as it is, and the renderer of its chat format."""
-    from viva.judging.judge import PolicyRef
-
-    other = await open_judge(options, plan.engine, opened.service, model=plan.model, renderer=opened.renderer)
-    name = options.model if options.checkpoint is None else f"{options.model} {options.checkpoint}"
-    client = opened.folder.journal.client(other.client, f"judge {name}")
-    return PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s), other.renderer
-
-
 async def open_judge(
     options: JudgeOptions, engine: EngineConfig, service: ServiceClient, *, model: str, renderer: Renderer
 ) -> OpenPolicy:
-    """Another model that judges.
-
-    Args:
-        options: Name it.
-        engine: That it is opened with.
-        service: Of that engine.
-        model: The one whose solutions it judges.
-        renderer: Of that one; the same model is addressed in the same format.
-
-    Raises:
-        ValueError: If it cannot be had.
-    """
+    """Another model that judges solutions of `model`, whose renderer it has if it is the same one."""
     from viva.recipes.evaluation.target import open_policy
 
     target = judge_target(options, engine)

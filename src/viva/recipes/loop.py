@@ -1,7 +1,8 @@
 """From a plan to a run: the loop's parts, the engine, and what the user reads at the beginning and the end."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import Any, cast
@@ -10,8 +11,13 @@ import tinker
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.conversation.protocol import counted
+from viva.eval.conversations import ConversationEvaluator, group_seed
+from viva.eval.direct import DirectEvaluator, DirectSampler
+from viva.eval.judged import WinRateEvaluator
+from viva.judging.judge import JudgeOptions
 from viva.recipes.common import (
     REFUSED,
+    EngineCheck,
     FailedRunError,
     OpenRun,
     RefusedRunError,
@@ -20,12 +26,11 @@ from viva.recipes.common import (
     say,
 )
 from viva.recipes.config import RecipeConfig
-from viva.recipes.evaluators import conversation_evaluators, direct_evaluators, win_rate_evaluators
+from viva.recipes.judges import judge_of, policy_of
 from viva.recipes.plan import Plan
 from viva.rewards.credit import Decoder, token_texts
-from viva.run.folder import RunFolder
 from viva.run.trackers import CONSOLE, OpenTracker
-from viva.sdk import Ending, ServiceClient, TrainingClient
+from viva.sdk import Ending, ServiceClient
 from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError
@@ -62,16 +67,13 @@ async def run_recipe(config: RecipeConfig) -> Signals | None:
         def close(tracker: OpenTracker) -> None:
             tracker.close(code)
 
-        def close_folder(folder: RunFolder) -> None:
-            folder.close(refused=code == REFUSED)
-
         async def end(service: ServiceClient) -> None:
             ending: Ending = "success" if code == 0 else "errored" if code < _SIGNALLED else "interrupted"
             await end_session(service, ending)
 
         def keep(opened: OpenRun) -> None:
             cleanup.push_async_callback(end, opened.service)  # last, when nothing else is open any more
-            cleanup.callback(close_folder, opened.folder)
+            cleanup.callback(lambda: opened.folder.close(refused=code == REFUSED))
             for tracker in opened.trackers:
                 cleanup.callback(close, tracker)
 
@@ -121,7 +123,7 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
     return None if is_complete else training.interrupts.received
 
 
-def _server_check(config: RecipeConfig) -> Callable[[ServiceClient, TrainingClient], Awaitable[None]]:
+def _server_check(config: RecipeConfig) -> EngineCheck:
     """The doctor's examination of what the run will ask of a server."""
     from viva.doctor.examination import check_engine
 
@@ -149,8 +151,7 @@ async def make_training(
     Args:
         plan: The checked options.
         opened: Folder and engine.
-        make_builder: The recipe's conversation for a prompt and a seed; in training, unless a data set is given, and in
-            test conversations. ``None``: there are none.
+        make_builder: Conversations to test and, without a data set, to train on; ``None``: there are none.
         dataset: What to train on, if it is more than one conversation for every prompt.
         experts: How batches of search strategies are estimated.
         samples_every: See `LoopConfig`.
@@ -164,7 +165,7 @@ async def make_training(
         if make_builder is None:
             raise ValueError("a recipe needs a data set, or a builder of conversations to make one of")
         dataset = PromptDataset(order=plan.order, make_builder=make_builder)
-    judged, more_followers = await win_rate_evaluators(plan, opened)
+    judged, more_followers = await _win_rate_evaluators(plan, opened)
     return Training(
         config=_loop_config(plan, opened, experts or ExpertConfig(), samples_every),
         client=opened.client,
@@ -173,7 +174,7 @@ async def make_training(
         resume_from=opened.resume_from,
         evaluators=[
             *direct_evaluators(plan, opened),
-            *conversation_evaluators(plan, opened, make_builder),
+            *_conversation_evaluators(plan, opened, make_builder),
             *evaluators,
             *judged,
         ],
@@ -183,6 +184,59 @@ async def make_training(
         show_steps=any(choice.name == CONSOLE for choice in plan.trackers),
         token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
     )
+
+
+def direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
+    """Evaluators of bare questions, where test prompts have answers."""
+    graded = [item for item in plan.test if item.answer is not None]
+    if not graded:
+        return []
+    direct = direct_sampler(plan, opened, plan.config.direct_temperature)
+    samples, greedy = plan.config.eval_samples, plan.config.eval_greedy
+    return [DirectEvaluator(items=graded, direct=direct, num_samples=samples, asks_greedy=greedy)]
+
+
+def direct_sampler(plan: Plan, opened: OpenRun, temperature: float) -> DirectSampler:
+    """Asks bare questions as the run does."""
+    config = plan.config
+    return DirectSampler(
+        renderer=opened.renderer,
+        # a question that took too long would end the run
+        sampling=replace(config.sampling(opened.context_window), temperature=temperature, timeout_s=None),
+        system_prompt=config.system_prompt,
+        check=plan.check,
+    )
+
+
+def _conversation_evaluators(
+    plan: Plan, opened: OpenRun, make_builder: BuilderFactory | None
+) -> list[Evaluator]:
+    """Evaluators of whole conversations on the first test prompts; none without a builder of them."""
+    config = plan.config
+    spoken = plan.test[: config.num_test_conversations]
+    if not spoken or make_builder is None:
+        return []
+    return [
+        ConversationEvaluator(
+            make_builders=lambda: [
+                make_builder(item, group_seed(config.seed, index)) for index, item in enumerate(spoken)
+            ],
+            sampling=config.sampling(opened.context_window),
+        )
+    ]
+
+
+async def _win_rate_evaluators(plan: Plan, opened: OpenRun) -> tuple[list[Evaluator], list[Follower]]:
+    """The evaluator of ``eval_judge``, if there is one, and what gives it the weights of the run's beginning."""
+    if plan.eval_judge is None:
+        return [], []
+    start, followers = await policy_of(JudgeOptions(policy="initial"), plan, opened, "start")
+    if plan.eval_judge.model is None:
+        judge = plan.eval_judge.make(start, opened.renderer)
+    else:
+        judge, _ = await judge_of(plan.eval_judge, plan, opened)  # nothing follows the run for it
+    direct = direct_sampler(plan, opened, plan.config.direct_temperature)
+    return [WinRateEvaluator(items=plan.test, direct=direct, start=start, judge=judge)], followers
 
 
 def _prompt_metrics(plan: Plan, opened: OpenRun) -> dict[str, float]:
@@ -267,11 +321,7 @@ _WORTH_TELLING_S = 60.0
 
 
 class StepTime:
-    """Watches a run's metrics and tells after the first measured step how long the others will take.
-
-    Args:
-        num_steps: Of the whole run.
-    """
+    """Tells after the first measured step of a run how long the others will take."""
 
     def __init__(self, *, num_steps: int) -> None:
         self._num_steps = num_steps

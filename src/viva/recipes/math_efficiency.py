@@ -3,8 +3,7 @@
     viva train math_efficiency model_name=<hub name or path> 'strategies=["iid", "prompt_augmentation"]' \\
         train_prompts_path=problems.jsonl log_path=/tmp/run3
 
-Options are ``key=value``; ``--help`` lists them. Everything that can be wrong with them is reported before a model
-is loaded. The options that all recipes share mean the same as in conversation preference RL.
+Options are ``key=value``; ``--help`` lists them.
 """
 
 from __future__ import annotations
@@ -128,11 +127,7 @@ class Config(AskedConfig):
         return self.max_tokens if self.token_budget is None else self.token_budget
 
     def experts(self) -> ExpertConfig:
-        """Settings of the estimator.
-
-        Raises:
-            ValueError: If estimator, its options and the baseline do not go together.
-        """
+        """Settings of the estimator; `ValueError` if its options and the baseline do not go together."""
         from viva.training.batch import ExpertConfig
 
         return ExpertConfig(
@@ -380,11 +375,7 @@ def _check_answers(plan: Plan) -> None:
 
 
 def _try_once(name: str, factory: StrategyFactory, task: Task) -> None:
-    """Refuse a strategy of the user's that makes no group of a problem, before the first step.
-
-    Raises:
-        ValueError: See above. What its code raises, but for a call that does not fit, passes through.
-    """
+    """Refuse a strategy of the user's that makes no group of a problem; what its own code raises passes through."""
     from tinker_cookbook.rl.types import EnvGroupBuilder
 
     try:

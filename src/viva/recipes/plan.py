@@ -9,6 +9,7 @@ from typing import Any
 import chz
 
 from viva.conversation.personas import persona
+from viva.engine.losses import find_loss
 from viva.hub import pinned, split_revision
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import JudgeOptions
@@ -18,14 +19,13 @@ from viva.recipes.data import load_prompts
 from viva.recipes.generated import generated_record
 from viva.recipes.judges import with_eval_judge
 from viva.rewards.base import Grader
-from viva.run.trackers import TrackerChoice, choose_trackers
+from viva.run.trackers import choose_trackers
 from viva.selfplay.user_code import find_check
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
 _SHORTEST_TTL = 24 * 3600
 """A run that stopped overnight has to find its checkpoint."""
-
 
 _LARGEST_COUNT = 10**9
 _LARGEST = {
@@ -77,12 +77,6 @@ class Plan(RunOptions):
         """Whether a reply gives an answer."""
         return self.check.is_right
 
-    @property
-    def eval_temperature(self) -> float:
-        """The temperature of direct answers to test prompts."""
-        given = self.config.eval_temperature
-        return self.config.temperature if given is None else given
-
 
 def plan_run(
     config: RecipeConfig,
@@ -95,16 +89,11 @@ def plan_run(
 ) -> Plan:
     """Check the options that all recipes have and load the prompts; a recipe checks its own ones first.
 
-    Args:
-        config: The options.
-        recipe: The recipe's name, for ``config.json``.
-        summary: One conversation in words, for the user.
-        record: Entries of ``config.json`` beside, or instead of, the options as they were given.
-        unit: The smallest batch; by default one conversation of ``num_agents``.
-        items: Prompts to train and to test on; by default those that the options name.
+    `record` has entries of ``config.json`` beside, or instead of, the options as they were given. By default, `unit` is
+    one conversation of ``num_agents``, and `items`, to train and to test on, are those that the options name.
 
     Raises:
-        ValueError: For anything the user has to mend.
+        ValueError: For anything the user has to fix.
     """
     _check(config)
     unit = unit or BatchUnit(samples=config.num_agents)
@@ -120,6 +109,7 @@ def plan_run(
     )
     model = resolve_model(config.model_name, config.model_revision)
     engine = _engine(config, model)
+    name, is_local = pinned(config.model_name, config.model_revision), engine.server is None
     _check_overlap(config, engine)
     plan = Plan(
         config=config,
@@ -141,30 +131,21 @@ def plan_run(
         },
         free_options=config.free_options(),
         num_steps=len(order),
-        trackers=_trackers(config),
+        trackers=choose_trackers(
+            config.trackers, wandb_project=config.wandb_project, wandb_name=config.wandb_name
+        ),
         load_checkpoint_path=config.load_checkpoint_path,
-        ttl_seconds=config.ttl_seconds if engine.server else None,
+        ttl_seconds=None if is_local else config.ttl_seconds,
         order=order,
         test=tuple(test_items),
         summary=summary,
         unit=unit,
-        learning_rate=_learning_rate(config, engine),
+        learning_rate=learning_rate(
+            config.learning_rate, name, is_lora=config.lora_rank > 0, is_local=is_local
+        ),
         check=find_check(config.grader),
     )
     return with_eval_judge(plan)
-
-
-def _trackers(config: RecipeConfig) -> tuple[TrackerChoice, ...]:
-    return choose_trackers(config.trackers, wandb_project=config.wandb_project, wandb_name=config.wandb_name)
-
-
-def _learning_rate(config: RecipeConfig, engine: EngineConfig) -> float:
-    return learning_rate(
-        config.learning_rate,
-        pinned(config.model_name, config.model_revision),
-        is_lora=config.lora_rank > 0,
-        is_local=engine.server is None,
-    )
 
 
 def _num_groups(config: RecipeConfig, unit: BatchUnit, groups_per_batch: int, num_prompts: int) -> int:
@@ -224,7 +205,8 @@ def _check(config: RecipeConfig) -> None:
         raise ValueError(f"num_epochs must be {_LARGEST['num_epochs']:,} or less; got {config.num_epochs:,}")
     not_negative(config, "eval_temperature", "grad_clip_norm")
     persona(0, config.personas)
-    _check_loss_config(config)
+    # the local engine's definition holds for remote ones too: `viva.doctor` compares them with it
+    find_loss(config.loss_fn).settings(config.loss_fn, config.loss_fn_config)
 
 
 def _check_overlap(config: RecipeConfig, engine: EngineConfig) -> None:
@@ -236,19 +218,8 @@ def _check_overlap(config: RecipeConfig, engine: EngineConfig) -> None:
         )
 
 
-def _check_loss_config(config: RecipeConfig) -> None:
-    """The embedded engine's definition holds for remote ones too: `viva.doctor` compares them with it."""
-    from viva.engine.losses import find_loss
-
-    find_loss(config.loss_fn).settings(config.loss_fn, config.loss_fn_config)
-
-
 def at_least(config: Any, smallest: Mapping[str, int]) -> None:
-    """Reject options below the smallest allowed value, or beyond all sense; what is left out (``None``) passes.
-
-    Raises:
-        ValueError: For the first that is too small or too large.
-    """
+    """Refuse options below the smallest allowed value, or beyond all sense; what is left out (``None``) passes."""
     for name, bound in smallest.items():
         value = getattr(config, name)
         if value is not None and value < bound:
@@ -258,11 +229,7 @@ def at_least(config: Any, smallest: Mapping[str, int]) -> None:
 
 
 def positive(config: RecipeConfig, *names: str) -> None:
-    """Reject options that are not positive finite numbers; what is left out (``None``) passes.
-
-    Raises:
-        ValueError: For the first that is not.
-    """
+    """Refuse options that are not positive finite numbers; what is left out (``None``) passes."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -270,11 +237,7 @@ def positive(config: RecipeConfig, *names: str) -> None:
 
 
 def not_negative(config: Any, *names: str) -> None:
-    """Reject options that are negative or not finite; what is left out (``None``) passes.
-
-    Raises:
-        ValueError: For the first that is.
-    """
+    """Refuse options that are negative or not finite; what is left out (``None``) passes."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value >= 0):

@@ -7,29 +7,28 @@ the seed), or the name of weights: a run, ``RUN@CHECKPOINT``, an adapter, anothe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from viva.conversation.messages import did_you_mean
 from viva.conversation.roles import Roles
+from viva.judging.judge import SamplingClient
+from viva.recipes.common import OpenRun
+from viva.rewards.base import Reward
+from viva.run.checkpoints import member_state
+from viva.sdk import TrainingClient, settled
+from viva.training.console import Begin
 from viva.training.followers import NEVER
-from viva.training.team import member_of
+from viva.training.loop import Evaluator, Reporting
+from viva.training.members import Members
+from viva.training.service import EngineConfig
+from viva.training.team import FixedMember, FrozenMember, PastSelves, member_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from viva.judging.judge import SamplingClient
-    from viva.recipes.common import OpenRun
     from viva.recipes.evaluation.target import Target
     from viva.recipes.plan import Plan
-    from viva.rewards.base import Reward
-    from viva.sdk import TrainingClient
-    from viva.training.console import Begin
-    from viva.training.loop import Evaluator
-    from viva.training.members import Members
-    from viva.training.service import EngineConfig
-    from viva.training.team import FrozenMember
 
 LEAGUE = 8
 """Past selves of a league."""
@@ -40,7 +39,7 @@ _RECORD = "member_weights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastWeights:
-    """Weights that a trained member had."""
+    """Weights that the trained member `of` had: of the `most` newest multiples of `every` steps."""
 
     of: str
     every: int
@@ -102,11 +101,7 @@ def other_weights(name: str, roles: Roles, engine: EngineConfig) -> Target:
 
 
 def judging_member(roles: Roles, named: str | None) -> str:
-    """The member whose weights judge: the named one, else ``critic``, else the main one.
-
-    Raises:
-        ValueError: If there is no such member.
-    """
+    """The member whose weights judge: the named one, else ``critic``, else the main one."""
     if named is None:
         return _CRITIC if _CRITIC in roles.weights else roles.trained[0]
     if named not in roles.weights:
@@ -162,21 +157,14 @@ async def open_members(roles: Roles, plan: Plan, opened: OpenRun) -> Members:
     Raises:
         ValueError: If weights cannot be read, or have other tokens.
     """
-    from viva.training.members import Members
-
     main, *others = roles.trained
-    trained = {main: opened.client}
-    for name in others:
-        trained[name] = await _open_trained(name, plan, opened)
+    trained = {main: opened.client} | {name: await _open_trained(name, plan, opened) for name in others}
     frozen = {name: await _open_frozen(name, roles, trained, plan, opened) for name in roles.frozen}
     return Members(trained=trained, frozen=frozen)
 
 
 async def _open_trained(name: str, plan: Plan, opened: OpenRun) -> TrainingClient:
     """A member's training client: its state beside the checkpoint, else weights as the main policy's were."""
-    from viva.run.checkpoints import member_state
-    from viva.sdk import settled
-
     service, start = opened.service, opened.resume_from
     where: dict[str, str] = {"base_model": plan.model} if plan.engine.engine == "local" else {}
     if start is not None:
@@ -191,8 +179,6 @@ async def _open_trained(name: str, plan: Plan, opened: OpenRun) -> TrainingClien
 async def _open_frozen(
     name: str, roles: Roles, trained: Mapping[str, TrainingClient], plan: Plan, opened: OpenRun
 ) -> FrozenMember:
-    from viva.sdk import settled
-    from viva.training.team import FixedMember, PastSelves
 
     journal, past = opened.folder.journal, past_weights(name, roles)
     if past is None:
@@ -228,8 +214,6 @@ class MemberEvaluator:
 
     def reporting(self, begin: Begin) -> MemberEvaluator:
         """The same evaluator with a place to report to."""
-        from viva.training.loop import Reporting
-
         return replace(self, inner=self.inner.reporting(begin)) if isinstance(self.inner, Reporting) else self
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:

@@ -43,15 +43,7 @@ def unknown_recipe(name: str) -> str:
 
 
 def train_recipe(recipe: str, argv: Sequence[str] | None) -> int:
-    """Run a recipe with command-line options.
-
-    Args:
-        recipe: One of `RECIPES`.
-        argv: Its options; ``None`` for the process's.
-
-    Returns:
-        The process's exit code, see `viva.recipes.common.exit_code`.
-    """
+    """Run one of `RECIPES` with command-line options (``None``: the process's); see `viva.recipes.common.exit_code`."""
     prepare_threads()
     config = parse_options(import_module(f"viva.recipes.{recipe}").Config, argv, recipe)
     from viva.recipes.common import complain, exit_code
@@ -87,8 +79,8 @@ def run_cookbook_program(
         module: From `cookbook_module`.
         argv: Command line that it sees.
         state_dir: For checkpoints; ``None``: beside the cookbook's own runs.
-        device: Of the engine.
-        precision: Of the engine.
+        device: See `viva.engine.install`.
+        precision: See `viva.engine.install`.
 
     Returns:
         The reason why it could not be run; ``None`` if it ran.

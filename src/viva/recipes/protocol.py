@@ -2,8 +2,7 @@
 
     viva train path.py:PROTOCOL reward=path.py:FUNCTION num_agents=2 train_prompts_path=prompts.jsonl
 
-Options are ``key=value``; ``--help`` lists them. The protocol is played by scripted agents before a model is loaded, so
-that its mistakes are reported first. The options that all recipes share mean the same as in conversation preference RL.
+The protocol is played by scripted agents before a model is loaded, so that its mistakes are reported first.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from viva.rewards.base import Grader, Reward
     from viva.run.alarms import Level, StopRule
     from viva.training.data import BuilderFactory
-    from viva.training.loop import Training
+    from viva.training.loop import Evaluator, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,7 @@ class Game:
             grader: Tells for the metrics whether a solution is right.
             judge: Where the reward asks for one.
             scorer: Where the reward asks for one.
-            voter_policy: The policy that talks, where the protocol has votes by label probabilities.
+            voter_policy: The policy that votes by label probabilities, where the protocol has such votes.
             roles: The policies that talk, if there are several.
         """
         from viva.judging.judge import PolicySelfComparisonJudge
@@ -121,11 +120,7 @@ class ConversationConfig(AskedConfig):
     )
 
     def stop_rule(self) -> StopRule | None:
-        """The rule that ends the run early.
-
-        Raises:
-            ValueError: If it could never end one, or always would.
-        """
+        """The rule that ends the run early; `ValueError` if it could never end one, or always would."""
         from viva.run.alarms import StopRule
 
         return StopRule.of({"stop_at": self.stop_at, "stop_on": self.stop_on})
@@ -159,19 +154,11 @@ class ConversationConfig(AskedConfig):
         return reward_named(self.named_reward())
 
     def declared(self, reward: Reward) -> Protocol:
-        """The protocol for a reward, before its words and controls.
-
-        Raises:
-            ValueError: If there could be no such conversation.
-        """
+        """The protocol for a reward, before its words and controls; `ValueError` if it could not be held."""
         raise NotImplementedError
 
     def game(self) -> Game:
-        """The conversation that the options declare, and its reward.
-
-        Raises:
-            ValueError: If it could not be held or paid.
-        """
+        """The conversation that the options declare, and its reward; `ValueError` if it could not be held or paid."""
         reward = self.asking(self.paid_by(), is_whole=is_own(self.named_reward()))
         protocol = self.changed(self.declared(reward))
         protocol.check()
@@ -191,62 +178,45 @@ class ConversationConfig(AskedConfig):
         """The loop's parts for an open run."""
         from viva.judging.judge import PolicyRef
         from viva.recipes.judges import asked_by
-        from viva.recipes.loop import make_training
-        from viva.training.followers import Current
-
-        game, talking = self.game(), PolicyRef(timeout_s=plan.config.policy_timeout_s)
-        roles = self.roles(game)
-        if roles is None:
-            judge, scorer, followers = await asked_by(game.reward, plan, opened)
-            make_builder = game.factory(
-                opened.renderer, plan.grader, judge=judge, scorer=scorer, voter_policy=talking
-            )
-            training = await make_training(
-                plan, opened, make_builder, followers=[*followers, Current(talking)]
-            )
-        else:
-            training = await self._several(game, roles, plan, opened)
-        return replace(training, stop_rule=self.stop_rule(), alarms=self.levels())
-
-    async def _several(self, game: Game, roles: Roles, plan: Plan, opened: OpenRun) -> Training:
-        """The loop's parts for a run with several policies."""
-        from viva.recipes.evaluators import direct_evaluators
-        from viva.recipes.judges import asked_by
-        from viva.recipes.loop import make_training
+        from viva.recipes.loop import direct_evaluators, make_training
         from viva.recipes.policies import MemberEvaluator, judging_member, open_members
         from viva.training.followers import Current
 
-        members = await open_members(roles, plan, opened)
-        judging = judging_member(roles, self.judge_member)
-        judged = replace(opened, client=members.trained.get(judging, opened.client))
+        game, talking = self.game(), PolicyRef(timeout_s=plan.config.policy_timeout_s)
+        roles, members, judging, judged = self.roles(game), None, None, opened
+        evaluators: list[Evaluator] = []
+        if roles is not None:
+            members = await open_members(roles, plan, opened)
+            judging = judging_member(roles, self.judge_member)
+            judged = replace(opened, client=members.trained.get(judging, opened.client))
+            evaluators = [
+                MemberEvaluator(inner=evaluator, name=name)
+                for name in members.others
+                for evaluator in direct_evaluators(plan, opened)
+            ]
         judge, scorer, followers = await asked_by(game.reward, plan, judged)
         training = await make_training(
             plan,
             opened,
-            game.factory(opened.renderer, plan.grader, judge=judge, scorer=scorer, roles=roles),
+            game.factory(
+                opened.renderer, plan.grader, judge=judge, scorer=scorer, voter_policy=talking, roles=roles
+            ),
             followers=[
-                Current(each.policy, judging) if isinstance(each, Current) else each for each in followers
+                Current(each.policy, judging) if isinstance(each, Current) else each
+                for each in (*followers, Current(talking))
             ],
-            evaluators=[
-                MemberEvaluator(inner=evaluator, name=name)
-                for name in members.others
-                for evaluator in direct_evaluators(plan, opened)
-            ],
+            evaluators=evaluators,
         )
-        return replace(training, members=members)
+        return replace(training, members=members, stop_rule=self.stop_rule(), alarms=self.levels())
 
     def roles(self, game: Game) -> Roles | None:
-        """The policies of a conversation; ``None`` where there is one.
-
-        Raises:
-            ValueError: If they do not fit it.
-        """
+        """The policies of a conversation; ``None`` where there is one. `ValueError` if they do not fit it."""
         from viva.conversation.roles import assign
 
         return assign(self.policies, game.protocol, game.num_agents)
 
     def changed(self, protocol: Protocol) -> Protocol:
-        """The protocol in the words that are given, and with the content taken away that is to be.
+        """The protocol in the words of ``prompts`` and with the content of ``control`` taken away.
 
         Raises:
             ValueError: If the words are for no segment of it, or the control is none for it.
@@ -324,11 +294,7 @@ class Config(ConversationConfig):
         return find_protocol(self.protocol, self.num_agents).reward
 
     def declared(self, reward: Reward) -> Protocol:
-        """The protocol with what the options change in it.
-
-        Raises:
-            ValueError: If there is none.
-        """
+        """The protocol with what the options change in it; `ValueError` if there is none."""
         from viva.selfplay.check import find_protocol
 
         del reward

@@ -47,16 +47,9 @@ def user_code(*names: str | None) -> dict[str, str | None]:
 def refuse_unused(
     config: RecipeConfig, names: Sequence[str], why: str, declared_by: type[RecipeConfig] | None = None
 ) -> None:
-    """Refuse options that were given and would change nothing.
+    """Refuse options that were given and would change nothing, with their names and ``why`` in the `ValueError`.
 
-    Args:
-        config: The options.
-        names: Of those that would change nothing.
-        why: In the message.
-        declared_by: Class with their defaults, where the recipe's own has options without one.
-
-    Raises:
-        ValueError: With their names and ``why``.
+    `declared_by` has their defaults, where the recipe's own class has options without one.
     """
     defaults = (declared_by or type(config))(log_path="")
     if given := [name for name in names if getattr(config, name) != getattr(defaults, name)]:
@@ -96,11 +89,7 @@ class JudgeConfig:
     )
 
     def endpoint(self, url: str, model: str | None) -> EndpointOptions:
-        """The judge at an address.
-
-        Raises:
-            ValueError: If an option is out of range, or the key is not in the environment.
-        """
+        """The judge at an address; `ValueError` if an option is out of range, or the key is not in the environment."""
         from viva.judging.endpoint import EndpointOptions
 
         prices = self.judge_prices
@@ -199,13 +188,27 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         Raises:
             ValueError: If there is no such model, or an option is given that would not change it.
         """
-        return self._scored(self._judged(reward, is_whole=is_whole), is_whole=is_whole)
+        from viva.judging.scorer import ScorerOptions
+        from viva.recipes.common import resolve_model
+
+        if reward.judge is None or is_whole:
+            self.refuse_judge(f"the reward {reward.name} asks no judge of this recipe")
+        else:
+            reward = reward.judged_by(self.judge_options(reward.judge))
+        if reward.scorer is None or is_whole:
+            if reward.scorer is not None and reward.scorer.model is not None:
+                resolve_model(reward.scorer.model)
+            why = f"the reward {reward.name} asks no scorer of this recipe"
+            refuse_unused(self, ["scorer_model", "scorer_policy"], why, AskedConfig)
+            return reward
+        model = None if self.scorer_model is None else resolve_model(self.scorer_model)
+        if model is not None:
+            why = f"scorer_model={self.scorer_model} is never trained"
+            refuse_unused(self, ["scorer_policy"], why, AskedConfig)
+        return reward.scored_by(ScorerOptions(policy=self.scorer_policy, model=model))
 
     def judge_options(self, options: JudgeOptions) -> JudgeOptions:
-        """The judge that these options name.
-
-        Args:
-            options: Of the reward, for what is not given.
+        """The judge that these options name; what they do not say is as in the reward's, `options`.
 
         Raises:
             ValueError: If there could be no such judge, or an option is given that would not change it.
@@ -266,35 +269,9 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         return text
 
     def refuse_judge(self, why: str) -> None:
-        """Refuse options of a judge where nobody asks one.
-
-        Raises:
-            ValueError: With their names and ``why``.
-        """
+        """Refuse options of a judge where nobody asks one."""
         from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
 
         # a run has the default text in its config.json, from which it may be evaluated with another reward
         has_text = self.judge_prompt != JUDGE_SYSTEM_PROMPT
         refuse_unused(self, [name for name in _JUDGE if has_text or name != "judge_prompt"], why, AskedConfig)
-
-    def _judged(self, reward: Reward, *, is_whole: bool) -> Reward:
-        if reward.judge is None or is_whole:
-            self.refuse_judge(f"the reward {reward.name} asks no judge of this recipe")
-            return reward
-        return reward.judged_by(self.judge_options(reward.judge))
-
-    def _scored(self, reward: Reward, *, is_whole: bool) -> Reward:
-        from viva.judging.scorer import ScorerOptions
-        from viva.recipes.common import resolve_model
-
-        if reward.scorer is None or is_whole:
-            if reward.scorer is not None and reward.scorer.model is not None:
-                resolve_model(reward.scorer.model)
-            why = f"the reward {reward.name} asks no scorer of this recipe"
-            refuse_unused(self, ["scorer_model", "scorer_policy"], why, AskedConfig)
-            return reward
-        model = None if self.scorer_model is None else resolve_model(self.scorer_model)
-        if model is not None:
-            why = f"scorer_model={self.scorer_model} is never trained"
-            refuse_unused(self, ["scorer_policy"], why, AskedConfig)
-        return reward.scored_by(ScorerOptions(policy=self.scorer_policy, model=model))

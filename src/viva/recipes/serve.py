@@ -46,10 +46,7 @@ class ServeOptions:
 def serve_model(target: str, options: ServeOptions, say: Callable[[str], None]) -> None:
     """Serve a run's checkpoint, a model or an adapter until the process is interrupted.
 
-    Args:
-        target: A run's folder, a hub name, the folder of a model or adapter, a GGUF file, or ``tiny``.
-        options: How.
-        say: Gets the address and the token.
+    The target is as for ``viva eval``; `say` gets the address and the token.
 
     Raises:
         ValueError: If a package is missing, an option makes no sense, or the policy cannot be opened.

@@ -15,10 +15,7 @@ any wrong one, and a wrong one earns 0 however short it is. They scale lengths b
 right replies. The fixed scale here makes rewards of different strategies, batches and steps comparable, which union
 baselines need, and bounds what brevity can cost: a right reply earns between 1 - a and 1, so a policy whose mean
 reward has not fallen has kept at least the share 1 - a of its accuracy. Paying by the inverse of the length has no such
-bound: a recipe that did so looked better on the replies that were finished, and had lost a third of its accuracy once
-truncated ones were counted.
-
-A truncated reply is wrong: whatever it says, it was not the policy that ended it. Its rate is a metric, ``truncated``.
+bound. A truncated reply is wrong; the rate of them is the metric ``truncated``.
 
 Another reward of `viva.rewards` (option ``reward``) pays groups of plain samples as a whole, instead.
 """
@@ -74,7 +71,6 @@ CONVERSATION = "conversation"
 
 DEFAULT_HINT = "Work slowly and check every step. Then write the full solution as short as you can."
 
-
 DEFAULT_LENGTH_WEIGHT = 0.1
 
 
@@ -89,11 +85,7 @@ class Graded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficientReward:
-    """The reward of replies to one problem, see the module.
-
-    Raises:
-        ValueError: If the budget or the weight makes no sense.
-    """
+    """The reward of replies to one problem, see the module; `ValueError` if the budget or the weight makes no sense."""
 
     answer: str | None
     """The known answer; GSM8K's worked solutions (``... #### 72``) are read as they are. ``None``: nothing is right."""
@@ -115,12 +107,9 @@ class EfficientReward:
             )
 
     def __call__(self, text: str, *, num_tokens: int, is_finished: bool) -> Graded:
-        """Grade one reply.
+        """Grade one reply that the policy ended or not.
 
-        Args:
-            text: What it says, without end-of-turn token and thinking.
-            num_tokens: Tokens that were sampled, those of thinking and the end of the turn included.
-            is_finished: Whether the policy ended it.
+        Its text is without end-of-turn token and thinking; the number of sampled tokens has them.
         """
         is_right = is_finished and self.answer is not None and self.grader(text, self.answer)
         share = min(num_tokens / self.token_budget, 1.0)
@@ -138,8 +127,8 @@ class EfficientEnv(PromptAugmentedEnv):
         renderer: From `viva.conversation.rendering.load_renderer`.
         question: The problem.
         reward: Of its replies.
-        sampling_convo_prefix: Messages before the question as it is sampled, such as a hint. None by default.
-        training_convo_prefix: Messages before the question as it is trained. None by default.
+        sampling_convo_prefix: See `PromptAugmentedEnv`.
+        training_convo_prefix: See `PromptAugmentedEnv`.
         leak_phrases: See `PromptAugmentedEnv`.
         is_paid: Whether the step pays the reward; if not, the group does.
     """
@@ -217,11 +206,6 @@ class Task:
     """The scorer that it asks for."""
 
     @property
-    def group_judge(self) -> Judge | None:
-        """The judge that the group's reward asks for."""
-        return None if self.group_reward is None or self.group_reward.judge is None else self.judge()
-
-    @property
     def hint(self) -> str:
         """The system message of ``prompt_augmentation``."""
         return DEFAULT_HINT if self.options.hint is None else self.options.hint
@@ -241,12 +225,13 @@ class Task:
 
     def group(self) -> ProblemGroupBuilder:
         """The bare problem, asked `group_size` times."""
+        asks_judge = self.group_reward is not None and self.group_reward.judge is not None
         return _AskedProblem(
             env_thunk=self.env,
             num_envs=self.group_size,
             dataset_name="problems",
             group_reward=self.group_reward,
-            judge=self.group_judge,
+            judge=self.judge() if asks_judge else None,
             scorer=self.group_scorer,
             seed=self.seed,
         )
@@ -339,14 +324,6 @@ def _record(env_group: Sequence[Env], rewards: Sequence[float] | None = None) ->
 StrategyFactory: TypeAlias = Callable[[Task], EnvGroupBuilder]
 
 
-def _iid(task: Task) -> EnvGroupBuilder:
-    return iid(task.group())
-
-
-def _best_of(task: Task) -> EnvGroupBuilder:
-    return BestOfGroupBuilder(inner=task.group(), keep=task.options.keep)
-
-
 def _prompt_augmentation(task: Task) -> EnvGroupBuilder:
     options = task.options
     return PromptAugmentedGroupBuilder(
@@ -393,11 +370,11 @@ def conversation(task: Task) -> EnvGroupBuilder:
 
 
 STRATEGIES: Mapping[str, StrategyFactory] = {
-    "iid": _iid,
+    "iid": lambda task: iid(task.group()),
     "prompt_augmentation": _prompt_augmentation,
     "feedback": _feedback,
     CONVERSATION: _conversation,
-    "best_of": _best_of,
+    "best_of": lambda task: BestOfGroupBuilder(inner=task.group(), keep=task.options.keep),
 }
 """The strategies of the recipe, by name."""
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import util
 from typing import TYPE_CHECKING
@@ -21,8 +21,6 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
-    from viva.serve.agents import AgentGroupBuilder
-    from viva.serve.episodes import EpisodeServer
 
 PREFIX = "verifiers:"
 _VERSION = "from importlib.metadata import version; print(version('verifiers'))"
@@ -75,12 +73,9 @@ def command_of(environment: str, options: Mapping[str, float | str | bool]) -> t
 class _Tasks(RLDataset):
     """One group of episodes for each task, in order; the script begins anew behind the last."""
 
-    server: EpisodeServer
-    argv: tuple[str, ...]
-    group_size: int
+    make_group: Callable[[int], EnvGroupBuilder]
     groups_per_batch: int
     num_steps: int
-    slots: asyncio.Semaphore
 
     def __len__(self) -> int:
         return self.num_steps
@@ -88,30 +83,21 @@ class _Tasks(RLDataset):
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """The groups of a step."""
         first = index * self.groups_per_batch
-        return [self._group(first + place) for place in range(self.groups_per_batch)]
-
-    def _group(self, number: int) -> AgentGroupBuilder:
-        from viva.serve.agents import AgentCommand, AgentGroupBuilder
-
-        return AgentGroupBuilder(
-            server=self.server,
-            command=AgentCommand(argv=self.argv, timeout_s=_TIMEOUT_S, slots=self.slots),
-            problem={"question": str(number), "answer": None},
-            group_size=self.group_size,
-        )
+        return [self.make_group(first + place) for place in range(self.groups_per_batch)]
 
 
 def tasks(
     opened: OpenRun, argv: tuple[str, ...], *, group_size: int, groups_per_batch: int, num_steps: int
 ) -> RLDataset:
     """The data set of a run."""
+    from viva.serve.agents import AgentCommand, AgentGroupBuilder
     from viva.serve.episodes import EpisodeServer
 
-    return _Tasks(
-        server=EpisodeServer(opened.renderer),
-        argv=argv,
-        group_size=group_size,
-        groups_per_batch=groups_per_batch,
-        num_steps=num_steps,
-        slots=asyncio.Semaphore(_MOST_PROCESSES),
-    )
+    server = EpisodeServer(opened.renderer)
+    command = AgentCommand(argv=argv, timeout_s=_TIMEOUT_S, slots=asyncio.Semaphore(_MOST_PROCESSES))
+
+    def make_group(number: int) -> AgentGroupBuilder:
+        problem: dict[str, str | None] = {"question": str(number), "answer": None}
+        return AgentGroupBuilder(server=server, command=command, problem=problem, group_size=group_size)
+
+    return _Tasks(make_group=make_group, groups_per_batch=groups_per_batch, num_steps=num_steps)

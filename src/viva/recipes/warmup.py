@@ -32,13 +32,12 @@ from viva.recipes.protocol import Game
 from viva.recipes.reward import refuse_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from viva.recipes.common import OpenRun
-    from viva.recipes.demonstrations import JudgeEvaluator, Pair
+    from viva.recipes.demonstrations import Pair
     from viva.recipes.plan import Plan
-    from viva.training.loop import Training
+    from viva.training.loop import Evaluator, Training
 
 EXAMPLES = "examples.jsonl"
 JUDGE = "judge"
@@ -71,11 +70,7 @@ class Config(RecipeConfig):
     log_path: str = "runs/warmup"
 
     def game(self) -> Game:
-        """The protocol to learn, without a reward.
-
-        Raises:
-            ValueError: If it cannot be found or played.
-        """
+        """The protocol to learn, without a reward; `ValueError` if it cannot be found or played."""
         from viva.recipes.demonstrations import Unpaid
         from viva.selfplay.check import find_protocol
 
@@ -127,8 +122,8 @@ class Config(RecipeConfig):
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run; makes the examples, unless the run has them."""
-        from viva.judging.judge import PolicyRef
-        from viva.recipes.demonstrations import Pair
+        from viva.judging.judge import JudgeOptions, PolicyRef
+        from viva.recipes.demonstrations import JudgeEvaluator, Pair
         from viva.recipes.loop import make_training
         from viva.training.data import Example, ExampleDataset, PromptOrder
         from viva.training.followers import Current
@@ -140,6 +135,10 @@ class Config(RecipeConfig):
         examples = tuple(Example.of(each) for each in kept if "completion" in each)
         pairs = tuple(Pair(**each["pair"]) for each in kept if "pair" in each)
         talking = PolicyRef(timeout_s=self.policy_timeout_s)
+        evaluators: list[Evaluator] = []
+        if pairs:
+            judge = JudgeOptions(mode=self.judge_mode, max_tokens=self.max_tokens)
+            evaluators = [JudgeEvaluator(pairs=pairs, renderer=opened.renderer, options=judge)]
         make_builder = None
         if self.is_protocol:
             make_builder = self.game().factory(opened.renderer, plan.grader, voter_policy=talking)
@@ -156,23 +155,12 @@ class Config(RecipeConfig):
                     num_groups=plan.order.num_groups,
                 )
             ),
-            evaluators=[self._evaluator(pairs, opened)] if pairs else (),
+            evaluators=evaluators,
         )
-
-    def _evaluator(self, pairs: Sequence[Pair], opened: OpenRun) -> JudgeEvaluator:
-        from viva.judging.judge import JudgeOptions
-        from viva.recipes.demonstrations import JudgeEvaluator
-
-        options = JudgeOptions(mode=self.judge_mode, max_tokens=self.max_tokens)
-        return JudgeEvaluator(pairs=pairs, renderer=opened.renderer, options=options)
 
 
 async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None:
-    """Write the examples, and the pairs that a judge is tested on.
-
-    Raises:
-        ValueError: If there are none; with what to do.
-    """
+    """Write the examples, and the pairs that a judge is tested on."""
     from viva.recipes.common import say
     from viva.recipes.demonstrations import (
         file_example,

@@ -6,7 +6,7 @@ Stored evaluations are shown and compared without sampling.
 import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from viva.eval.figures import comparison_text, evaluation_text, figures_of
 from viva.eval.records import (
     Asked,
     Costs,
-    Difference,
     Evaluation,
     Played,
     read_evaluation,
@@ -35,28 +34,29 @@ from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.scorer import Scorer
 from viva.recipes.common import resolve_model, say
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
-from viva.recipes.evaluation.judged import Judgement, have_judged, judged_text
 from viva.recipes.evaluation.judges import (
-    BASE,
+    Judgement,
     JudgePlan,
+    have_judged,
     judge_given,
+    judged_text,
     opened_judges,
     plan_judges,
     refuse_judge,
 )
 from viva.recipes.evaluation.plan import (
     EvalPlan,
-    TalkConfig,
     check_output,
     check_place,
     content_digest,
     draws_seed,
-    engine_of,
     make_plan,
+    open_target,
     result_path,
 )
-from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy, untrained
+from viva.recipes.evaluation.target import BASE, OpenPolicy, Target, find_target, untrained
 from viva.recipes.judges import open_judge, open_model
+from viva.recipes.protocol import ConversationConfig
 from viva.rewards.base import Grader, Reward
 from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
 from viva.sdk import settled
@@ -69,16 +69,6 @@ from viva.training.sessions import Engines
 
 _FOLDER = Path("runs/eval")
 """Results of targets that are no runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    evaluation: Evaluation
-    path: Path
-    """Path of the result file."""
-    costs: Costs
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Transcripts."""
 
 
 async def evaluate(name: str, options: EvalOptions) -> str:
@@ -104,7 +94,7 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
     """Evaluate a run folder, model, adapter or saved weights, and compare it if that is asked for; write the files.
 
     Returns:
-        The tables, for the terminal, and the evaluation.
+        The tables and the evaluation.
 
     Raises:
         ValueError: For anything the user has to fix; nothing was sampled then.
@@ -119,7 +109,9 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
         judges = plan_judges(options, base=untrained(target), current=target)
     else:
         refuse_judge(options)
-    stored = _read_stored(other) if other is not None and _is_result_file(other) else None
+    stored = None
+    if other is not None and _is_result_file(other):
+        stored = read_evaluation(Path(other).expanduser())
     if stored is not None:
         _check_comparable(plan.record, plan.digest, stored)
     against = None
@@ -133,21 +125,19 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
     async with AsyncExitStack() as stack:
         # all of them, before the first reply is sampled
         engines = await stack.enter_async_context(Engines())
-        policies = [await _open(plan, each, engines) for each in targets]
+        policies = [await open_target(each, options, engines) for each in targets]
         opened = await stack.enter_async_context(opened_judges(judges, options, engines, kept))
-        first = await _evaluate(plan, target, policies[0])
-        if options.output is not None:
-            first = replace(first, path=Path(options.output).expanduser())
-        text = _finish(first)
+        path = _path(plan, target) if options.output is None else Path(options.output).expanduser()
+        evaluation, text = await _evaluate(plan, target, policies[0], path)
         if against is not None:
-            second = await _evaluate(plan, against, policies[1])
-            text += f"\n{_finish(second)}"
-            stored, other = second.evaluation, str(second.path)
+            other = str(_path(plan, against))
+            stored, told = await _evaluate(plan, against, policies[1], Path(other))
+            text += f"\n{told}"
         if stored is not None and other is not None:
-            pair = (first.evaluation, stored)
+            pair = (evaluation, stored)
             judged = await have_judged(opened, options, pair) if opened else None
-            text += f"\n{_compare(*pair, judged, options, first.path, Path(other))}"
-    return text, first.evaluation
+            text += f"\n{_compare(*pair, judged, options, path, Path(other))}"
+    return text, evaluation
 
 
 def _print_plan(plan: EvalPlan) -> None:
@@ -159,27 +149,20 @@ def _print_plan(plan: EvalPlan) -> None:
     say("; ".join(parts))
 
 
-async def _open(plan: EvalPlan, target: Target, engines: Engines) -> OpenPolicy:
-    engine = engine_of(target, plan.options)
-    return await open_policy(
-        target,
-        engine,
-        renderer_name=plan.options.renderer_name or target.config.get("renderer_name"),
-        service=engines.service(engine),
-    )
-
-
-async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy) -> _Result:
+async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy, path: Path) -> tuple[Evaluation, str]:
+    """An evaluation and its table; both are written."""
     costs = Costs()
-    async with watched(engine_of(target, plan.options).base_url):
+    async with watched(opened.engine.base_url):
         with EvaluationConsole() as console:
             evaluation, rows = await _sample(plan, target, opened, console, costs)
     figures = summarise(
         figures_of(evaluation), resamples=plan.options.resamples, seed=draws_seed(plan.record)
     )
-    return _Result(
-        evaluation=replace(evaluation, figures=figures), path=_path(plan, target), costs=costs, rows=rows
-    )
+    evaluation = replace(evaluation, figures=figures)
+    write_evaluation(path, evaluation)
+    if rows:
+        write_transcripts(path.with_suffix(".transcripts.jsonl"), rows)
+    return evaluation, f"{evaluation_text(evaluation)}{costs.seconds_text()}\n{path}\n"
 
 
 async def _sample(
@@ -251,15 +234,11 @@ async def _sample(
 
 @asynccontextmanager
 async def conversations_of(
-    config: TalkConfig, opened: OpenPolicy, console: EvaluationConsole, path: Path
+    config: ConversationConfig, opened: OpenPolicy, console: EvaluationConsole, path: Path
 ) -> AsyncGenerator[Conversations]:
     """One kind of conversation with a policy, to be played on problems.
 
-    Args:
-        config: Of the recipe.
-        opened: The policy.
-        console: Shows how far they are.
-        path: Result file, beside which answers of a judge behind an endpoint are kept.
+    Beside `path`, the result file, answers of a judge behind an endpoint are kept.
     """
     game = config.game()
     asked = game.reward.judge
@@ -302,7 +281,7 @@ async def _fixed_judge(options: JudgeOptions, opened: OpenPolicy) -> OpenPolicy 
     )
 
 
-async def _fixed_scorer(reward: Reward, config: TalkConfig, opened: OpenPolicy) -> Scorer | None:
+async def _fixed_scorer(reward: Reward, config: ConversationConfig, opened: OpenPolicy) -> Scorer | None:
     """The scorer of a reward that asks for one which is not the policy as it is."""
     options = reward.scorer
     if options is None or (options.model is None and options.policy == "current"):
@@ -319,14 +298,6 @@ def _path(plan: EvalPlan, target: Target) -> Path:
     if target.folder is not None:
         return target.folder / "eval" / f"{target.checkpoint}-{content_digest(*how)}.json"
     return result_path(_FOLDER, target.name, *how, target.name, target.model)
-
-
-def _finish(result: _Result) -> str:
-    """Write the files; the table."""
-    write_evaluation(result.path, result.evaluation)
-    if result.rows:
-        write_transcripts(result.path.with_suffix(".transcripts.jsonl"), result.rows)
-    return f"{evaluation_text(result.evaluation)}{result.costs.seconds_text()}\n{result.path}\n"
 
 
 def _compare(
@@ -351,28 +322,28 @@ def _write_compared(
     target: Path | None,
 ) -> str:
     """The tables of a comparison; written where a file is named."""
-    differences = _differences_of(evaluation, against, options.resamples)
-    if judged is not None:
-        differences |= judged.rubrics
-    text = comparison_text(evaluation, against, differences)
+    differences = compare(
+        figures_of(evaluation),
+        figures_of(against),
+        resamples=options.resamples,
+        seed=draws_seed(evaluation.options),
+    )
     if judged is None:
         if target is not None:
             write_comparison(target, evaluation, against, differences)
-        return text
+        return comparison_text(evaluation, against, differences)
+    differences |= judged.rubrics
     if target is not None:
         write_comparison(target, evaluation, against, {**judged.figures, **differences}, judged.judges)
         write_transcripts(target.with_suffix(".transcripts.jsonl"), judged.rows)
     names = [str(each["name"]) for each in judged.judges]
+    text = comparison_text(evaluation, against, differences)
     return f"{text}\n{judged_text(judged.figures, names, judged.notes)}"
 
 
 def _is_result_file(name: str) -> bool:
     """Whether a target is the file of an earlier evaluation."""
     return name.endswith(".json") and Path(name).expanduser().is_file()
-
-
-def _read_stored(name: str) -> Evaluation:
-    return read_evaluation(Path(name).expanduser())
 
 
 async def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
@@ -391,7 +362,7 @@ async def _compare_files(name: str, other: str | None, options: EvalOptions) -> 
             f"with it output=..., resamples=... and judge=..., can be given; got {', '.join(ignored) or 'output'}"
         )
     check_output(options.output)
-    evaluation = _read_stored(name)
+    evaluation = read_evaluation(Path(name).expanduser())
     if other is None:
         refuse_judge(options)
         return evaluation_text(evaluation)
@@ -400,7 +371,7 @@ async def _compare_files(name: str, other: str | None, options: EvalOptions) -> 
             f"{name} is the file of an earlier evaluation and can be compared with another such file only; "
             f"got against={other}"
         )
-    against = _read_stored(other)
+    against = read_evaluation(Path(other).expanduser())
     _check_comparable(evaluation.options, evaluation.prompts_digest, against)
     judged = None
     if options.judge is not None or options.rubric is not None:
@@ -420,13 +391,6 @@ def _stored_target(evaluation: Evaluation) -> Target:
     told = evaluation.target
     model = None if told["kind"] in ("run", "model") else told["model"]
     return find_target(str(told["name"]), checkpoint=told.get("checkpoint"), model_name=model)
-
-
-def _differences_of(evaluation: Evaluation, against: Evaluation, resamples: int) -> dict[str, Difference]:
-    """Differences of two evaluations of the same problems, from paired draws."""
-    return compare(
-        figures_of(evaluation), figures_of(against), resamples=resamples, seed=draws_seed(evaluation.options)
-    )
 
 
 def _check_comparable(record: dict[str, Any], digest: str, stored: Evaluation) -> None:

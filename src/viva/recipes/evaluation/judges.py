@@ -1,31 +1,45 @@
-"""The judges that ``judge=`` names: found before anything is sampled, opened when it is their turn."""
+"""The judges that ``judge=`` names: found before anything is sampled, opened, and their verdicts on two policies."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import chz
+
+from viva.conversation.messages import text_table
 from viva.conversation.protocol import counted
+from viva.conversation.records import Solution
+from viva.eval.estimates import compare
+from viva.eval.figures import shown_figure, shown_interval
+from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
+from viva.eval.records import Difference, Evaluation, Figure
 from viva.eval.rubric import (
     Criterion,
     CriterionJudge,
     EndpointCriterionJudge,
     PolicyCriterionJudge,
+    Scores,
     read_rubric,
+    rubric_figures,
+    score_answers,
 )
 from viva.judging.comparison import Judge
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef
+from viva.judging.records import ComparisonRecord, ConversationRecord, JudgeRecord, Transcript, TurnRecord
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
-from viva.recipes.evaluation.plan import engine_of
-from viva.recipes.evaluation.target import Target, find_target, open_policy
+from viva.recipes.evaluation.plan import draws_seed, open_target
+from viva.recipes.evaluation.target import BASE, Target, find_target
 from viva.recipes.reward import ENDPOINT_OPTIONS, is_address
 from viva.run.kept_answers import AnswerFile
+from viva.training.console import Begin, EvaluationConsole
+from viva.training.remote import watched
 from viva.training.sessions import Engines
 
-BASE, CURRENT = "base", "current"
+_CURRENT = "current"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +76,12 @@ class OpenJudge:
 
 
 def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple[JudgePlan, ...]:
-    """The judges that ``judge=`` names.
-
-    Args:
-        options: Of the evaluation.
-        base: The first policy before training.
-        current: The first policy.
+    """The judges that ``judge=`` names; `current` is the first policy, `base` the same before training.
 
     Raises:
         ValueError: If there is no such model or run, or an option is out of range.
     """
-    find_rubric(options)
+    _find_rubric(options)
     names = [BASE] if options.judge is None else _names("judge", options.judge)
     addresses = [name for name in names if is_address(name)]
     if not addresses and (given := _given(options, ENDPOINT_OPTIONS)):
@@ -116,7 +125,7 @@ def _how(options: EvalOptions, mode: str) -> JudgeOptions:
 
 
 def _target(name: str, *, base: Target, current: Target) -> Target:
-    known = {BASE: base, CURRENT: current}
+    known = {BASE: base, _CURRENT: current}
     if name in known:
         return known[name]
     if "://" in name and not name.startswith("tinker://"):
@@ -130,21 +139,12 @@ def _target(name: str, *, base: Target, current: Target) -> Target:
         ) from error
 
 
-def find_rubric(options: EvalOptions) -> tuple[Criterion, ...]:
-    """The criteria of ``rubric=``; none where it is left out.
-
-    Raises:
-        ValueError: If the file holds none.
-    """
+def _find_rubric(options: EvalOptions) -> tuple[Criterion, ...]:
     return () if options.rubric is None else read_rubric(Path(options.rubric).expanduser())
 
 
 def refuse_judge(options: EvalOptions) -> None:
-    """Refuse options of a judge where nobody is judged.
-
-    Raises:
-        ValueError: With their names.
-    """
+    """Refuse options of a judge where nobody is judged."""
     if given := judge_given(options):
         raise ValueError(
             f"{', '.join(given)} would change nothing: a judge compares two policies; give against=base or "
@@ -163,22 +163,9 @@ def _given(options: EvalOptions, names: tuple[str, ...]) -> list[str]:
 
 @asynccontextmanager
 async def opened_judges(
-    plans: Sequence[JudgePlan],
-    options: EvalOptions,
-    engines: Engines,
-    kept: Path,
+    plans: Sequence[JudgePlan], options: EvalOptions, engines: Engines, kept: Path
 ) -> AsyncGenerator[list[OpenJudge]]:
-    """All judges, loaded before anything is sampled.
-
-    Args:
-        plans: Of the judges.
-        options: Of the evaluation.
-        engines: Of the command.
-        kept: File of the answers of endpoints.
-
-    Raises:
-        ValueError: If one cannot be loaded.
-    """
+    """All judges, loaded before anything is sampled; answers of endpoints are kept in the file `kept`."""
     async with AsyncExitStack() as stack:
         opened: list[OpenJudge] = []
         for plan in plans:
@@ -201,25 +188,20 @@ async def opened_judges(
 async def _opened_policy(
     plan: JudgePlan, target: Target, options: EvalOptions, engines: Engines
 ) -> OpenJudge:
-    engine = engine_of(target, options)
-    own = options.renderer_name if plan.name in (BASE, CURRENT) else None
-    opened = await open_policy(
-        target,
-        engine,
-        renderer_name=own or target.config.get("renderer_name"),
-        service=engines.service(engine),
-    )
+    if plan.name not in (BASE, _CURRENT):
+        options = chz.replace(options, renderer_name=None)
+    opened = await open_target(target, options, engines)
     policy = PolicyRef(sampling_client=opened.client)
     return OpenJudge(
         plan=plan,
         judge=plan.options.make(policy, opened.renderer),
         criteria=PolicyCriterionJudge(policy, opened.renderer),
         usage=None,
-        base_url=engine.base_url,
+        base_url=opened.engine.base_url,
     )
 
 
-def usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
+def _usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
     """One line of what an endpoint was asked and what that cost."""
     told = [
         f"judge {plan.name}: {counted(usage.requests, 'request')}, {counted(usage.kept, 'answer')} kept from before, "
@@ -230,3 +212,173 @@ def usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
     if isinstance(plan.source, EndpointOptions) and plan.source.prices is not None:
         told.append(f"price {usage.price(plan.source.prices):.4f}")
     return "; ".join(told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The verdicts of all judges on two policies' answers."""
+
+    judges: tuple[dict[str, Any], ...]
+    """By judge: its name, model and mode; of an endpoint also what was asked."""
+    figures: dict[str, Figure]
+    rubrics: dict[str, Difference]
+    """Scores of both policies' answers, where there is a rubric."""
+    rows: list[dict[str, Any]]
+    """Transcripts: the pairs with their verdicts, judge by judge."""
+    notes: tuple[str, ...]
+    """Lines about costs and failed comparisons."""
+
+
+async def have_judged(
+    judges: Sequence[OpenJudge], options: EvalOptions, evaluations: tuple[Evaluation, Evaluation]
+) -> Judgement:
+    """Have every judge compare the direct answers of two policies to the same prompts."""
+    first, second = evaluations
+    criteria = _find_rubric(options)
+    pairs_P_N = paired(first.asked, second.asked)
+    seed = int(first.options["seed"])
+    step = int(first.target.get("next_step") or 0)
+    judged: dict[str, list[list[JudgedPair]]] = {}
+    entries: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = [f"criterion_{place}: {each.text}" for place, each in enumerate(criteria, 1)]
+    rubrics: dict[str, Difference] = {}
+    with EvaluationConsole() as console:
+        for opened in judges:
+            plan = opened.plan
+            begin = _titled(console.begin, f"judge {plan.name}")
+            async with watched(opened.base_url):
+                judged[plan.name] = await judge_pairs(opened.judge, pairs_P_N, seed, begin)
+                begin = _titled(console.begin, "rubric")
+                scores = [
+                    await score_answers(opened.criteria, criteria, each.asked, seed, begin)
+                    for each in (evaluations if criteria else ())
+                ]
+            own = _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))
+            if criteria:
+                _add_scores(own, scores)
+                rubrics |= {
+                    f"rubric/{plan.name}/{name}": each
+                    for name, each in compare(
+                        *(rubric_figures(each, criteria) for each in scores),
+                        resamples=options.resamples,
+                        seed=draws_seed(first.options),
+                    ).items()
+                }
+            rows += own
+            entries.append(plan.summary)
+            if opened.usage is not None:
+                entries[-1]["usage"] = asdict(opened.usage)
+                notes.append(_usage_text(plan, opened.usage))
+            notes += _failures(plan.name, judged[plan.name], scores)
+    return Judgement(
+        judges=tuple(entries),
+        figures=figures_of_judges(judged, resamples=options.resamples, seed=draws_seed(first.options)),
+        rubrics=rubrics,
+        rows=rows,
+        notes=tuple(notes),
+    )
+
+
+def _titled(begin: Begin, title: str) -> Begin:
+    return lambda _, count, noun: begin(title, count, noun)
+
+
+def _add_scores(rows: list[dict[str, Any]], scores: Sequence[Scores]) -> None:
+    """Put every answer's scores into its pair's record, by agent."""
+    flat = [[answer for prompt in each for answer in prompt] for each in scores]
+    for row, *both in zip(rows, *flat, strict=True):
+        row["record"]["rubric"] = {
+            str(agent): [score.value for score in scores_C] for agent, scores_C in enumerate(both)
+        }
+
+
+def _failures(name: str, pairs_P_N: list[list[JudgedPair]], scores: Sequence[Scores]) -> list[str]:
+    """Lines about what failed, if anything did."""
+    compared = [each.failure for pairs in pairs_P_N for pair in pairs for each in pair.comparisons]
+    scored = [each.failure for policy in scores for prompt in policy for answer in prompt for each in answer]
+    return [
+        f"note: {counted(len(found), noun)} by {name} failed; the first: {found[0]}"
+        for noun, asked in (("comparison", compared), ("score", scored))
+        if (found := [failure for failure in asked if failure is not None])
+    ]
+
+
+def _rows(
+    name: str, judge: Judge, pairs_P_N: list[list[JudgedPair]], step: int, *, start: int
+) -> list[dict[str, Any]]:
+    """A transcript for every pair: the first policy is agent 0, the second agent 1."""
+    described = JudgeRecord.model_validate(judge.described())
+    rows: list[dict[str, Any]] = []
+    for group, pair in enumerate((pair for pairs in pairs_P_N for pair in pairs), start):
+        points = sum(pair.points) / len(pair.points) if pair.points else 0.5
+        record = ConversationRecord(
+            question=pair.question,
+            answer=pair.known,
+            protocol="two policies",
+            num_agents=2,
+            max_rounds=1,
+            order="simultaneous",
+            judge=described,
+            turns=tuple(
+                TurnRecord(
+                    agent_id=place, round_index=0, text=each.text, response=Solution(solution=each.text)
+                )
+                for place, each in enumerate(pair.answers)
+            ),
+            comparisons=tuple(ComparisonRecord(**asdict(each)) for each in pair.comparisons),
+            rewards={0: 2 * points - 1, 1: 1 - 2 * points},
+            correct=None
+            if pair.known is None
+            else {place: each.right for place, each in enumerate(pair.answers)},
+        )
+        transcript = Transcript(
+            step=step,
+            group=group,
+            strategy=f"judge {name}",
+            rewards=tuple(record.rewards.values()),
+            record=record,
+        )
+        rows.append(transcript.model_dump(mode="json"))
+    return rows
+
+
+_LEGEND = {
+    "win_rate": "win_rate: points of the first policy, a tie counting half; shown_first, shown_second: by its place; "
+    "length_controlled: at equal length; expected: by the judge's probabilities",
+    "flip_rate": "flip_rate: winners that change with the order; first_shown_rate: verdicts for the answer shown "
+    "first; longer_rate: for the longer one; 50 % of these two is no preference",
+    "failed_rate": "invalid_rate, failed_rate: of comparisons asked; they count for nobody",
+    "accuracy": "accuracy: verdicts for the right answer, of a right and a wrong one",
+    "kappa": "agreement, kappa: of both judges, pair by pair (Cohen's kappa: 0 is chance)",
+}
+
+
+def judged_text(figures: Mapping[str, Figure], judges: Sequence[str], notes: Sequence[str]) -> str:
+    """The figures of `viva.eval.judged.figures_of_judges` as tables, with a column for each judge, and notes below."""
+    keys = dict.fromkeys(
+        each.removeprefix(f"judge/{name}/")
+        for name in judges
+        for each in figures
+        if each.startswith(f"judge/{name}/")
+    )
+    rows = [("judged by", *(cell for name in judges for cell in (name, "95 % interval")), "prompts")]
+    for key in keys:
+        found = [figures.get(f"judge/{name}/{key}") for name in judges]
+        most = max(figure.num_problems for figure in found if figure is not None)
+        rows.append((key, *(cell for figure in found for cell in _cells(key, figure)), str(most)))
+    lines = text_table(rows)
+    between = [(name, figure) for name, figure in figures.items() if name.startswith("judges/")]
+    if between:
+        told = [("between judges", "value", "95 % interval", "prompts")]
+        told += [
+            (name.removeprefix("judges/"), *_cells(name, figure), str(figure.num_problems))
+            for name, figure in between
+        ]
+        lines += ["", *text_table(told)]
+    lines += ["", *(text for mark, text in _LEGEND.items() if any(mark in name for name in figures))]
+    return "\n".join([*lines, *notes]) + "\n"
+
+
+def _cells(name: str, figure: Figure | None) -> tuple[str, str]:
+    return ("-", "-") if figure is None else (shown_figure(name, figure.value), shown_interval(name, figure))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import chz
 
@@ -13,26 +13,27 @@ from viva.conversation.personas import persona
 from viva.conversation.protocol import counted
 from viva.judging.answers import AnswerCheck
 from viva.recipes.config import RecipeConfig
-from viva.recipes.conversation_preference_rl import Config as ConversationConfig
+from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.data import load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, OpenedOptions, recipe_options, stored_options
-from viva.recipes.evaluation.target import Target
+from viva.recipes.evaluation.target import OpenPolicy, Target, open_policy
 from viva.recipes.generated import held_out_source
 from viva.recipes.judges import judge_target
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
 from viva.recipes.protocol import Config as ProtocolConfig
+from viva.recipes.protocol import ConversationConfig
 from viva.recipes.reward import ENDPOINT_BOUNDS
 from viva.run.files import place_problem
 from viva.selfplay.user_code import find_check
 from viva.tiny import model_path
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
+from viva.training.sessions import Engines
 
-TalkConfig: TypeAlias = ConversationConfig | CritiqueConfig | ProtocolConfig
-CONVERSATIONS: dict[str, type[ConversationConfig] | type[CritiqueConfig] | type[ProtocolConfig]] = {
-    "conversation": ConversationConfig,
+CONVERSATIONS: dict[str, type[ConversationConfig]] = {
+    "conversation": PreferenceConfig,
     "critique": CritiqueConfig,
     "protocol": ProtocolConfig,
 }
@@ -61,7 +62,7 @@ class EvalPlan:
     kinds: tuple[str, ...]
     shared: RecipeConfig
     """Options of direct answers, seeds and data."""
-    conversations: dict[str, TalkConfig]
+    conversations: dict[str, ConversationConfig]
     """By kind."""
     items: tuple[PromptItem, ...]
     """Problems with known answers; where a judge compares, all."""
@@ -101,9 +102,7 @@ class EvalPlan:
             "grader": self.check.name,
             "seed": shared.seed,
             "max_tokens": shared.max_tokens,
-            "eval_temperature": shared.temperature
-            if shared.eval_temperature is None
-            else shared.eval_temperature,
+            "eval_temperature": shared.direct_temperature,
             "eval_greedy": shared.eval_greedy,
             "resamples": self.options.resamples,
         }
@@ -245,12 +244,8 @@ def check_place(path: Path) -> None:
         raise ValueError(f"{path} cannot be written: {path.parent} {problem}; give another output=FILE.json")
 
 
-def check_conversation(config: TalkConfig) -> None:
-    """Refuse options of a conversation that cannot be played.
-
-    Raises:
-        ValueError: For the first that is wrong.
-    """
+def check_conversation(config: ConversationConfig) -> None:
+    """Refuse options of a conversation that cannot be played."""
     at_least(config, {"num_agents": 2, "num_test_conversations": 1, "max_tokens": 1, "max_retries": 0})
     positive(config, "policy_timeout_s")
     not_negative(config, "temperature")
@@ -264,11 +259,8 @@ def _problems(shared: RecipeConfig, target: Target, options: EvalOptions) -> tup
     if held_out_source(shared) is not None or shared.hf_dataset_name is not None:
         items = load_test_prompts(shared)
         split = "" if shared.hf_test_split is None else f", split {shared.hf_test_split}"
-        places = [
-            held_out_source(shared),
-            None if shared.hf_dataset_name is None else f"{shared.hf_dataset_name}{split}",
-        ]
-        return items, f"of {' and '.join(place for place in places if place is not None)}"
+        hub = None if shared.hf_dataset_name is None else f"{shared.hf_dataset_name}{split}"
+        return items, f"of {' and '.join(place for place in (held_out_source(shared), hub) if place)}"
     if target.folder is None and target.model == str(model_path()):
         from viva.tiny.tasks import problems
 
@@ -310,3 +302,10 @@ def engine_of(target: Target, options: OpenedOptions) -> EngineConfig:
         device=options.device or stored.get("device"),
         precision=options.precision or stored.get("precision", "float32"),
     )
+
+
+async def open_target(target: Target, options: OpenedOptions, engines: Engines) -> OpenPolicy:
+    """A policy on its engine, with the renderer as given, else as of the policy's run."""
+    engine = engine_of(target, options)
+    renderer_name = options.renderer_name or target.config.get("renderer_name")
+    return await open_policy(target, engine, renderer_name=renderer_name, service=engines.service(engine))

@@ -25,15 +25,15 @@ from viva.recipes.evaluation import ScreenOptions, stored_options
 from viva.recipes.evaluation.build import conversations_of
 from viva.recipes.evaluation.plan import (
     CONVERSATIONS,
-    TalkConfig,
     check_conversation,
     check_output,
     check_place,
-    engine_of,
+    open_target,
     result_path,
 )
-from viva.recipes.evaluation.target import OpenPolicy, Target, find_target, open_policy
+from viva.recipes.evaluation.target import OpenPolicy, Target, find_target
 from viva.recipes.plan import at_least, not_negative
+from viva.recipes.protocol import ConversationConfig
 from viva.rewards import find_reward
 from viva.rewards.solutions import SolutionReward
 from viva.selfplay.user_code import find_check
@@ -44,7 +44,6 @@ from viva.training.sampling import Sampling
 from viva.training.sessions import Engines
 
 _FOLDER = Path("runs/screen")
-
 
 _DECIDES = (
     *("num_samples", "temperature", "max_tokens", "question_template", "system_prompt"),
@@ -59,7 +58,7 @@ class _Plan:
     items: tuple[PromptItem, ...]
     check: AnswerCheck
     rewards: dict[str, SolutionReward]
-    talks: dict[str, TalkConfig]
+    talks: dict[str, ConversationConfig]
     """Conversations, by kind."""
     task: str
     record: dict[str, Any]
@@ -70,10 +69,7 @@ class _Plan:
 async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
     """Screen a model for a task, and write the result file; its path is told.
 
-    Args:
-        name: A run folder, model, adapter or saved weights, as for ``viva eval``.
-        task: Problems, as in ``train_prompts_path``.
-        options: How they are asked.
+    The model is a run folder, model, adapter or saved weights as for ``viva eval``, the task as ``train_prompts_path``.
 
     Raises:
         ValueError: For anything the user has to fix; nothing was sampled then.
@@ -83,12 +79,9 @@ async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
     say(
         f"{plan.task}, {counted(options.num_samples, 'try', 'tries')} each, temperature {options.temperature:g}"
     )
-    engine = engine_of(plan.target, options)
-    renderer_name = options.renderer_name or plan.target.config.get("renderer_name")
     async with Engines() as engines:
-        service = engines.service(engine)
-        opened = await open_policy(plan.target, engine, renderer_name=renderer_name, service=service)
-        async with watched(engine.base_url):
+        opened = await open_target(plan.target, options, engines)
+        async with watched(opened.engine.base_url):
             with EvaluationConsole() as console:
                 screening = await _sample(plan, opened, options, console)
     write_screening(plan.path, screening)
@@ -132,8 +125,8 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
         told += f" ({len(items) - len(with_answer)} without a known answer left out)"
         items = with_answer
     record = {each: getattr(options, each) for each in _DECIDES} | {"grader": check.name}
-    digest = prompts_digest(items)
-    path = result_path(_FOLDER, f"{target.name}-{task}", record, digest, target.name, target.model)
+    what = (record, prompts_digest(items), target.name, target.model)
+    path = result_path(_FOLDER, f"{target.name}-{task}", *what)
     path = path if options.output is None else Path(options.output).expanduser()
     check_place(path)
     return _Plan(
@@ -143,12 +136,12 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
         rewards=rewards,
         talks=talks,
         task=told,
-        record=record | {"prompts_digest": digest},
+        record=record,
         path=path,
     )
 
 
-def _talk(kind: str, options: ScreenOptions) -> TalkConfig:
+def _talk(kind: str, options: ScreenOptions) -> ConversationConfig:
     """A conversation with the defaults of its recipe."""
     if kind not in ("conversation", "critique"):
         raise ValueError(f"kinds must be of conversation, critique; got {kind!r}")
@@ -215,8 +208,8 @@ async def _sample(
     return Screening(
         target=plan.target.summary | {"model": opened.model},
         task=plan.task,
-        options={name: value for name, value in plan.record.items() if name != "prompts_digest"},
-        prompts_digest=plan.record["prompts_digest"],
+        options=plan.record,
+        prompts_digest=prompts_digest(plan.items),
         has_answers=has_answers,
         problems=problems,
         played=played,

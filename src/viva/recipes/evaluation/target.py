@@ -21,7 +21,8 @@ from viva.sdk import ServiceClient, settled
 from viva.training.service import EngineConfig, context_window
 from viva.view.files import read_config
 
-_BASE = "base"
+BASE = "base"
+"""The checkpoint of a run before its first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +62,7 @@ class Target:
         return None if found is None else hashlib.sha256(found.read_bytes()).hexdigest()
 
     def check_readable(self, engine: EngineConfig, what: str) -> None:
-        """Refuse weights that lie where an engine cannot read them.
-
-        Raises:
-            ValueError: See above; ``what`` has them.
-        """
+        """Refuse weights that lie where an engine cannot read them; ``what`` has them, for the message."""
         is_here = self.weights is not None and "://" not in self.weights
         if self.weights is not None and is_here != (engine.engine == "local"):
             place = "on this machine" if is_here else "with a remote engine"
@@ -91,10 +88,7 @@ class OpenPolicy:
 def find_target(name: str, *, checkpoint: str | None = None, model_name: str | None = None) -> Target:
     """The target of a name: a run folder, else saved or exported weights, else a model.
 
-    Args:
-        name: From the command line.
-        checkpoint: Of a run.
-        model_name: Base model of weights that do not name it, or where it is now.
+    `model_name` is the base model of weights that do not name it, or where it is now.
 
     Raises:
         ValueError: If there is no such thing, or no such checkpoint.
@@ -129,12 +123,12 @@ def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: st
         folder=folder,
         config=config,
     )
-    if wanted == _BASE:
+    if wanted == BASE:
         if model is None:
             raise ValueError(
                 f"{folder} does not say which model it trained; checkpoint=base needs its config.json"
             )
-        return replace(target, checkpoint=_BASE, next_step=0)
+        return replace(target, checkpoint=BASE, next_step=0)
     run = RunFolder(folder)
     if wanted is not None and wanted.isdecimal():
         wanted = wanted.zfill(6)
@@ -154,10 +148,8 @@ def untrained(target: Target) -> Target:
         return target
     if target.model is None:
         raise ValueError(f"{target.name} does not say which model it was trained from; give model_name=...")
-    is_run = target.kind == "run"
-    return replace(
-        target, kind=target.kind if is_run else "model", weights=None, checkpoint=_BASE, next_step=0
-    )
+    kind = "run" if target.kind == "run" else "model"
+    return replace(target, kind=kind, weights=None, checkpoint=BASE, next_step=0)
 
 
 async def open_policy(
