@@ -39,17 +39,11 @@ class ConversationVoidError(RuntimeError):
 class MultiAgentCoordinator:
     """Synchronises the turns of N agents on one event loop.
 
-    Every agent takes part in as many lanes as the protocol has parallel segments; lane l plays only the rounds with
-    more than l segments. A turn belongs to the round it was given by `wait_for_turn`, whenever the reply arrives.
-    An agent that fails leaves in all its lanes, with a recorded reason, and what it said in the round of its failure
-    is dropped: otherwise it would depend on speed what of it is seen. The others go on without it, as long as the
-    protocol's failure rule lets them.
+    Lane l plays only the rounds with more than l parallel segments. A turn belongs to the round it was given by
+    `wait_for_turn`, whenever the reply arrives. An agent that fails leaves in all its lanes, with a recorded reason,
+    and what it said in that round is dropped: else it would depend on speed what of it is seen.
 
-    Args:
-        question: What the agents talk about.
-        num_agents: Their number; ids count from 0.
-        protocol: The rounds they play.
-        seed: Of the letters that agents go by.
+    ``seed`` is that of the letters that agents go by.
 
     Raises:
         ValueError: If a number is out of range or the protocol has mistakes.

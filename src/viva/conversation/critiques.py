@@ -209,13 +209,7 @@ def pair_instruction(view: View) -> str:
 def rivals(
     turns: Sequence[Turn], view: View, *, votes_on_own: bool | None = None
 ) -> dict[int | tuple[str, int], str]:
-    """Solutions that an agent votes on, by agent id: each one's last that it is shown, without its own.
-
-    Args:
-        turns: What it is shown.
-        view: Its place.
-        votes_on_own: See `may_vote_on_own`.
-    """
+    """Solutions that an agent votes on, by agent id: each one's last that it is shown (see `may_vote_on_own`)."""
     texts = {turn.agent_id: turn.response.solution for turn in turns if isinstance(turn.response, Solution)}
     keeps_own = may_vote_on_own(view, votes_on_own)
     return {
@@ -226,12 +220,7 @@ def rivals(
 
 
 def label_vote(name: str, *, votes_on_own: bool | None = None) -> Segment:
-    """A segment in which agents vote by label probabilities on the solutions that the round shows them.
-
-    Args:
-        name: Of the segment.
-        votes_on_own: Whether agents vote on their own solution; ``None``: only in a round of two, who have no other.
-    """
+    """A segment in which agents vote by label probabilities on the solutions that they are shown."""
     return Segment(
         name=name,
         instruction=pair_instruction,

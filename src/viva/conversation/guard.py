@@ -1,14 +1,11 @@
 """A tokenizer under which message text can never become a control token.
 
-Chat tokenizers turn ``<|im_end|>`` inside *text* into the control token, whatever ``add_special_tokens``
-says, and ``split_special_tokens`` misses added tokens that are not marked special. So text is shielded
-before it is rendered: a marker goes inside every occurrence of an added token, and
-`GuardedTokenizer.encode` encodes the pieces between markers on their own. What the renderer itself writes
-carries no markers and becomes control tokens as always.
+Chat tokenizers turn ``<|im_end|>`` inside *text* into the control token, and ``split_special_tokens`` misses added
+tokens that are not marked special. So a marker goes inside every occurrence of an added token in a text before it is
+rendered, and `GuardedTokenizer.encode` encodes the pieces between markers on their own.
 
-Every turn's prompt shows the whole transcript, and encoding it anew is nearly half of what a turn costs. Most
-pre-tokenizers always cut behind a line's end, so a line has the same tokens wherever it stands: those of a
-conversation's lines are kept with the conversation (`remembering`). For any other tokenizer the text is encoded whole.
+Most pre-tokenizers always cut behind a line's end, so a line has the same tokens wherever it stands: those of a
+conversation's lines are kept (`remembering`), which nearly halves a turn's cost. Others encode the text whole.
 """
 
 import itertools

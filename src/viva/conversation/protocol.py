@@ -100,11 +100,7 @@ def draw_aliases(agent_ids: Sequence[int], agent_id: int, round_index: int, key:
     id backwards: a preference for early letters cancels out and can be measured, and within each half the prompts
     share their prefix.
 
-    Args:
-        agent_ids: Agents of the round.
-        agent_id: Who looks at them.
-        round_index: Counted from 0.
-        key: What tells the conversation from others: its seed and question.
+    ``key`` tells the conversation from others: its seed and question.
     """
     shuffled = sorted(agent_ids)
     random.Random(f"aliases/{round_index}/{key}").shuffle(shuffled)

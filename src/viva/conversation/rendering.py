@@ -1,9 +1,7 @@
 """Messages to prompt tokens and sampled tokens to text, for every model family; text stays text.
 
-`load_renderer` picks tinker-cookbook's renderer for a model and puts a `GuardedTokenizer` under it;
-`build_prompt` is the only way from messages to a prompt; `read_reply` is the only way from sampled tokens
-to a reply. Code of others that asks such a renderer itself gets the same: it shields what it renders, and reads any
-reply in linear time.
+`load_renderer` picks a renderer for a model and puts a `GuardedTokenizer` under it; `build_prompt` and `read_reply` are
+the only ways to a prompt and to a reply. Code of others that asks such a renderer itself gets the same.
 """
 
 import re
@@ -61,9 +59,8 @@ _TALKS = (
 )
 """Conversations on which a family's renderer is compared with the tokenizer's template."""
 _TOOL_MARKS = ("<tool_call>", "<|tool_call", "<\uff5ctool\u2581call", "\uff5cDSML\uff5c", "to=functions.")
-"""Openings of tool calls. `viva.conversation.tools` reads calls off the text, so such a reply is text like any
-other and read without the renderer: the patterns for calls backtrack, and what stands in a call makes their readers
-fail (numbers of many digits, deep nesting)."""
+"""Openings of tool calls. `viva.conversation.tools` reads calls off the text, so such a reply is read without the
+renderer, whose patterns for calls backtrack and whose readers fail (numbers of many digits, deep nesting)."""
 
 
 def load_renderer(tokenizer: Any, *, model_name: str, renderer_name: str | None = None) -> Renderer:

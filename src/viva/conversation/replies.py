@@ -4,10 +4,9 @@ Five ways, in this order: the text is a JSON object; there is one in a fence mar
 fields stand in tags (or, a loose form of the first: the object stands among other text; of these two, what begins
 first); and else the whole text is the solution. Never raises, and takes time linear in the text.
 
-`ObjectScanner` reads objects directly off the text and keeps only the fields that were asked for, so depth costs
-nothing but a list entry. Why it is linear though it tries every place where an object may begin: a reading that meets
-a place outside a string settles what begins there, whether it ends well or not, so the place is not read again. A
-character can only be met inside or outside a string, so it is read a few times at most, whatever the text.
+Why `ObjectScanner` is linear though it tries every place where an object may begin: a reading that meets a place
+outside a string settles what begins there, so it is not read again. A character can only be met inside or outside a
+string, so it is read a few times at most, whatever the text.
 """
 
 import json

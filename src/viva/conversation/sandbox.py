@@ -1,12 +1,9 @@
 """A Python function in a child process, with limits of time, memory and output.
 
-The child runs this file as a script, which therefore imports nothing of Viva. It loads the function once, as
-`cloudpickle` wrote it, and forks for each call: so a call takes milliseconds, sees nothing that another one left, and
-can be ended. Lines go in (the function, then the arguments of each call, pickled) and come out (JSON). The limits keep
-a call from hanging the run or filling the machine; they are no wall against code that means harm, which has the rights
-of the user who trains. Variables of the environment whose names speak of keys, tokens or passwords are not handed on.
-
-Elsewhere a child of this kind is started by `start_child` and asked by `ask`, and limits itself by `limit`.
+The child runs this file as a script, which therefore imports nothing of Viva. It loads the function once and forks for
+each call: a call takes milliseconds, sees nothing that another one left, and can be ended. Lines go in (the function,
+then the arguments of each call, pickled) and come out (JSON). The limits are no wall against code that means harm.
+Variables of the environment whose names speak of keys, tokens or passwords are not handed on.
 """
 
 import atexit

@@ -5,8 +5,7 @@ A call is a block in the reply, as Hermes, Qwen and other families are trained t
     <tool_call>{"name": "calculate", "arguments": {"expression": "17 * 23"}}</tool_call>
 
 The first block counts, and nothing behind it. The function runs in a process of its own (`viva.conversation.sandbox`);
-what it returns, or why it returned nothing, is shown to the agent, quoted like everybody's text, and the agent is asked
-again. Reading a call never raises and takes time linear in the reply.
+what it returns, or why it returned nothing, is shown to the agent, quoted, and the agent is asked again.
 """
 
 from __future__ import annotations

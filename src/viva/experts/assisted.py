@@ -62,12 +62,8 @@ class PromptAugmentedEnv(ProblemEnv):
     Subclasses say what the question is and how answers are checked, as for every ``ProblemEnv``. With equal prefixes it
     is an ordinary problem.
 
-    Args:
-        renderer: From `viva.conversation.rendering.load_renderer`; of both contexts.
-        sampling_convo_prefix: Messages before the question, as the sampler sees it.
-        training_convo_prefix: Messages before the question, as it is trained.
-        leak_phrases: Words of the hint that should not turn up in replies; their rate is the metric ``leak``.
-        format_coef: See ``ProblemEnv``.
+    The prefixes are the messages before the question as it is sampled and as it is trained; the rate of
+    ``leak_phrases``, words of the hint that should not turn up in replies, is the metric ``leak``.
     """
 
     def __init__(
@@ -196,13 +192,9 @@ class GeneratedFeedback:
 class FeedbackEnv(ProblemEnv):
     """Two turns at one problem. The reward is that of the second; the first is in the metric ``first_correct``.
 
-    Args:
-        problem: Says what the question is and grades both attempts, as the subclass of ``ProblemEnv`` it is; its
-            ``convo_prefix`` stands before the question in every context.
-        feedback: What is said about the first attempt.
-        place: Of this environment in its group.
-        train_behind: ``attempt`` keeps the first attempt in the second one's training context, ``problem`` drops it.
-        leak_phrases: Words of the feedback that should not turn up in second attempts: metric ``leak``.
+    The problem says what the question is and grades both attempts; its ``convo_prefix`` stands in every context.
+    ``train_behind=attempt`` keeps the first attempt in the second one's training context, ``problem`` drops it. The
+    rate of ``leak_phrases`` in second attempts is the metric ``leak``.
     """
 
     def __init__(

@@ -2,14 +2,12 @@
 
 What is trained of a final turn is the solution, found on the sampled token ids, and nothing before it:
 
-- free text (critique self-play): everything after the marker ``Revise:`` or ``Defend:``, the stop token included. White
-  space between marker and solution is left out where a token begins with the solution, else it comes along (many
-  tokenizers join it to the first word);
+- free text (critique self-play): everything after the marker ``Revise:`` or ``Defend:``, the stop token included, and
+  white space before the solution where a token joins it to the first word;
 - JSON (round robin): the value of ``solution`` up to the last token that holds nothing else, and the stop token, if
-  nothing but the closing of the object stands between the two. The token and its logprob are those sampled behind
-  the brace, so the chance of closing the object just there is not in it: to the estimators the end looks more
-  certain than it was, and ratios that look at it are a little too small rather than too large;
-- a reply that was not structured: all of it. Thinking always stays out: it talks about the others.
+  nothing but the closing of the object stands between the two. Its logprob is that sampled behind the brace: the end
+  looks more certain than it was, and ratios that look at it are a little too small rather than too large;
+- a reply that was not structured: all of it. Thinking always stays out.
 
 A solution whose tokens spell something else (escaped in JSON, a first token that began before it) is not trained and
 counted in the metric ``unlocated``. An agent that defends without saying its solution again has none.

@@ -1,14 +1,12 @@
 """The loss's inputs for a batch of samples: estimator's weights times (reward minus baseline) times mixture factor.
 
-The loss ``importance_sampling`` multiplies each advantage by ``exp(p_theta - logprobs)``. An estimator chooses both
-its inputs: ``logprobs`` (the anchor) and ``advantages``. Anchored at ``p_old`` the loss sees staleness only, so that
-whatever it clips is staleness (Hilton et al. 2021, arXiv 2110.00641), and the context gap ``l_t`` (see
-`viva.experts.samples`) is a weight on the advantage.
+The loss ``importance_sampling`` multiplies each advantage by ``exp(p_theta - logprobs)``. Anchored at ``p_old`` it sees
+staleness only, so that whatever it clips is staleness (Hilton et al. 2021, arXiv 2110.00641), and the context gap
+``l_t`` (see `viva.experts.samples`) is a weight on the advantage.
 
-Baselines: weights of one strategy alone do not make ``E_q[w grad log p]`` zero (only their mixture does, or nothing
-does once they are truncated), so a baseline that looks at the sample itself, or that differs between strategies, turns
-into a bias and can reverse the gradient. The union baselines leave the sample out and give each stratum its full
-share of the mixture, which makes their expectation the same for every sample::
+Baselines: weights of one strategy alone do not make ``E_q[w grad log p]`` zero, so a baseline that looks at the sample
+itself, or that differs between strategies, is a bias and can reverse the gradient. The union baselines leave the sample
+out and give each stratum its full share of the mixture: their expectation is the same for every sample::
 
     b_(-i) = sum_s (n_s / N) mean_(j in s, j != i) w_j r_j   /   sum_s (n_s / N) mean_(j in s, j != i) w_j
 
@@ -16,8 +14,7 @@ with ``w = 1`` for ``prompt_union``. Advantages are ``(r_i - b_(-i)) (1 - 1/N)``
 is ``r_i - mean(r)``. For ``weighted`` the ratio leaves a difference of order ``1/N^2`` between strata.
 
 Mixtures: with ``n_s`` samples of strategy s among ``N`` and weights ``w_s`` that sum to one, the mixture estimate is
-``sum_s w_s mean_(i in s) g_i = (1/N) sum_i f_s(i) g_i`` with the factor ``f_s = w_s N / n_s``. The mean of the factors
-over the samples is one, so that a mixture changes what is learnt, not how large the step is.
+``sum_s w_s mean_(i in s) g_i = (1/N) sum_i f_s(i) g_i`` with the factor ``f_s = w_s N / n_s``, whose mean is one.
 
 Legend: ``_N`` samples of a batch or of one prompt, ``_T`` tokens of a completion. Logprobs are in nats.
 """
@@ -108,8 +105,7 @@ class Estimator:
     needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
     is_unbiased: ClassVar[bool] = False
     """Whether the expected first update is the gradient of expected reward under x_train, whatever the context gap,
-    with any constant as baseline. Later updates on the same batch add staleness, which the token-wise loss corrects
-    token by token only."""
+    with any constant as baseline. Later updates on the same batch add staleness."""
     baselines: ClassVar[tuple[Baseline, ...]]
     """Allowed baselines; the first is the default."""
     combines_strategies: ClassVar[bool] = False
@@ -338,9 +334,8 @@ def check_mixture(mixture: Mapping[str, float]) -> None:
 def mixture_factors(counts: Mapping[str, int], mixture: Mapping[str, float] | None) -> dict[str, float]:
     """``f_s = w_s N / n_s`` for every strategy of `counts`; 1 for all without a mixture.
 
-    Weights are relative: they are scaled to sum to one over the strategies that have samples, so a strategy with ``n_s
-    = 0`` (all its groups failed) leaves its share to the others and the mean stays one. Its own factor is 0. When only
-    strategies of weight 0 have samples, all factors are 0: nothing is trained.
+    Weights are scaled to sum to one over the strategies that have samples: one with ``n_s = 0`` has the factor 0 and
+    leaves its share to the others. When only strategies of weight 0 have samples, all factors are 0.
 
     Raises:
         ValueError: If a count is negative, a strategy has samples but no weight, or the weights define no mixture.

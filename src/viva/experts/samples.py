@@ -54,8 +54,7 @@ class Sample:
     finished: bool = True
     """Whether the completion ended by itself, not by the token limit."""
     context: str | None = None
-    """Name of the realised sampling context within the prompt; by default the strategy's. Strategies whose context is
-    itself sampled (feedback on an attempt) have one context per sample."""
+    """Name of the realised sampling context (feedback has one per sample) in the prompt; by default the strategy's."""
     sampling_logprobs_T: FloatArray
     """``log q(y_t | x_sample)`` of the distribution drawn from, temperature and truncation included."""
     old_logprobs_T: FloatArray | None = None

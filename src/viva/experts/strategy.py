@@ -10,8 +10,7 @@ A strategy is a tinker-cookbook ``EnvGroupBuilder`` with these attributes, all b
     credit() -> a `GroupCredit` on spans of tokens, or None        without it, the rewards of seats count
     record() -> what the transcript keeps of the last group        without it, nothing
 
-`ExpertGroupBuilder` puts them onto any builder. Sampled tokens and their logprobs are never touched: a strategy only
-says what of them is trained, and behind which context.
+`ExpertGroupBuilder` puts them onto any builder. Sampled tokens and their logprobs are never touched.
 
 Legend: ``_G`` members of a group (seats).
 """
@@ -187,13 +186,8 @@ def weighted_turns(group: TrajectoryGroup, weights: Sequence[float]) -> list[Seq
 class ExpertGroupBuilder(EnvGroupBuilder):
     """Any builder as a strategy.
 
-    Args:
-        inner: Makes the environments and computes the rewards. What it says about its own strategy holds where this
-            does not say otherwise.
-        strategy_id: Name of the strategy.
-        context_transform: Training context of a turn.
-        weight: Share in the mixture.
-        transition_weights: A weight for every turn, 0 to leave it out; there must be one for each turn that is played.
+    What ``inner`` says about its own strategy holds where this does not say otherwise. Of ``transition_weights`` there
+    is one for each turn that is played, 0 to leave it out.
 
     Raises:
         ValueError: If a weight makes no sense, or `inner` chooses its completions itself and weights are given.
@@ -270,9 +264,8 @@ def iid(builder: EnvGroupBuilder, *, weight: float | None = None) -> ExpertGroup
 class BestOfGroupBuilder(ExpertGroupBuilder):
     """Any builder or strategy, of which only the successes are imitated.
 
-    Args:
-        keep: ``best``: of the successes the one with the highest reward, the first of equals; ``all``: every one.
-        threshold: A success has finished and earned more than this.
+    ``best`` keeps of the successes the one with the highest reward, the first of equals; ``all`` every one. A success
+    has finished and earned more than the threshold.
     """
 
     strategy_id: str = "best_of"

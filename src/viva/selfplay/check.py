@@ -173,10 +173,8 @@ BUILT_IN = ("critique", "round_robin")
 def find_protocol(target: str, num_agents: int) -> Protocol:
     """A protocol by its built-in name, or from code.
 
-    Args:
-        target: ``critique``, ``round_robin``, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``. The attribute is a
-            `Protocol`, or a function that returns one and takes nothing, or ``num_agents``.
-        num_agents: Passed on to such a function.
+    The target is ``critique``, ``round_robin``, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``: a `Protocol`, or a
+    function that returns one and takes nothing, or ``num_agents``.
 
     Raises:
         ValueError: If there is no such protocol.

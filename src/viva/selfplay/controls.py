@@ -5,10 +5,9 @@
     no_critiques         nobody is asked for critiques
     no_exchange          what an agent solves with shows nothing of the others; votes, critiques and rewards stay
 
-In the first two everything is asked, sampled and paid as ever; only what is read where critiques are read differs.
-Conversations of one batch are held at the same time by the same policy, so a foreign critique costs no sampling, is
-as old as one's own and is there from the first step on; its reader waits until the other conversation's critics are
-done, who wait for nobody. A critique stays with the critic that wrote it: its tokens earn what its target gains.
+In the first two only what is read where critiques are read differs. A foreign critique comes from a conversation of the
+same batch: it costs no sampling and is as old as one's own; its reader waits until that conversation's critics are
+done, who wait for nobody. A critique's tokens earn what the target that it was written for gains.
 """
 
 import asyncio
@@ -167,10 +166,7 @@ def shuffled(turns: Sequence[Turn], num_agents: int, seed: str) -> dict[_Slot, D
     Each agent is shown as many as were written for it, by the same critics. A critic's only critique is dealt to an
     agent that is neither critic nor target; only then do the numbers change.
 
-    Args:
-        turns: What was said.
-        num_agents: At least 3.
-        seed: Of the order in which they are dealt around.
+    There must be at least 3 agents.
     """
     dealt: dict[_Slot, Dealt] = {}
     for place, turn in enumerate(turns):
@@ -199,10 +195,6 @@ def foreign(turns: Sequence[Turn], others: Sequence[Turn]) -> dict[_Slot, Dealt]
     The critique by the same critic of the same agent in the same round, if there is one, else any: the one that was
     dealt least often, the first of these. So each agent is shown as many as were written for it and none twice, unless
     the other conversation has fewer.
-
-    Args:
-        turns: What was said here.
-        others: What was said there.
     """
     slots, there = _slots(turns), _slots(others)
     known = {key: slot for slot, (key, _) in there.items()}
@@ -251,8 +243,7 @@ def as_read(turns: Sequence[Turn], dealt: Mapping[_Slot, Dealt]) -> list[Turn]:
 class CritiqueBoard:
     """Critiques of one conversation, put up for another one to read; closed when it is over for good.
 
-    Args:
-        question: What they are about; ``None`` for a board on which there will be none.
+    Without a question there will be none on it.
     """
 
     def __init__(self, question: str | None) -> None:

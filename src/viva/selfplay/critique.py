@@ -68,15 +68,10 @@ def critique_protocol(
 ) -> Protocol:
     """The protocol for a number of agents: at least 2, at most as many as there are letters for what they rank.
 
-    Args:
-        num_agents: How many.
-        personas: By default `CRITIQUE_PERSONAS`.
-        on_failure: See `Protocol`.
-        votes_on_own: See `may_vote_on_own`.
-        comparisons: Whether a last round has every agent rank the first and the revised solutions of all others
-            against one another. Its votes are about ``("initial", agent)`` and ``("revised", agent)``.
-        ballots: Whether agents write their rankings, or vote on each pair by label probabilities
-            (`viva.conversation.critiques`), of which no token is sampled, so that r_meta trains nothing.
+    Personas are by default `CRITIQUE_PERSONAS`; for ``votes_on_own`` see `may_vote_on_own`. With ``comparisons``, a
+    last round has every agent rank the first and the revised solutions of all others against one another, by votes
+    about ``("initial", agent)`` and ``("revised", agent)``. With ``ballots="labels"``, agents vote on each pair by
+    label probabilities (`viva.conversation.critiques`), of which no token is sampled, so that r_meta trains nothing.
 
     Raises:
         ValueError: If there are too few or too many agents, or the personas have gaps.
@@ -127,8 +122,7 @@ def critique_protocol(
 def compared_items(view: View) -> dict[str, Item]:
     """Solutions by letter in an agent's comparison: both of every other agent, shuffled.
 
-    Of two agents each compares its own, too: one vote about a revision would never rise above its noise. Agents with an
-    even id see one order, those with an odd id the reverse of it.
+    Of two agents each compares its own, too. Agents with an odd id see the reverse order of those with an even id.
     """
     items: list[Item] = [(stage, agent_id) for agent_id in sorted(view.aliases) for stage in _STAGES.values()]
     random.Random(view.seed).shuffle(items)

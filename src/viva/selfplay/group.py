@@ -62,14 +62,8 @@ class MultiAgentConversationEnv(Env):
     come at the end, from the group's builder. A rollout loop that catches a failed policy call must tell `abort`, or
     the other agents wait for ever.
 
-    Args:
-        agent_id: The agent.
-        coordinator: Shared by all seats of the conversation.
-        renderer: From `viva.conversation.rendering.load_renderer`.
-        lane: Which of the agent's parallel generations this seat makes.
-        deal: Of a control that has agents read other critiques than those of their solutions.
-        voter: The policy's label probabilities, where the protocol has votes without words.
-        roles: The policies of the conversation, if there are several.
+    ``deal`` is that of a control that has agents read other critiques than those of their solutions, ``voter`` the
+    policy whose label probabilities are votes without words.
     """
 
     def __init__(
@@ -335,10 +329,6 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
         """Pay the conversation.
-
-        Args:
-            trajectory_group: The sampled tokens, in the order of the environments.
-            env_group: The environments of one `make_envs`.
 
         Returns:
             Rewards and metrics, in the order of the environments; an agent's metrics are with its first lane. An agent

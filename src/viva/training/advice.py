@@ -41,9 +41,7 @@ class Cause:
 def spelled_out(encode: Callable[[str], Sequence[int]], texts: Sequence[str]) -> float | None:
     """Share of words of four letters or more that take more than a token for every two letters; ``None`` without words.
 
-    Args:
-        encode: Token ids of a text.
-        texts: Prompts, without chat format and instructions.
+    The texts are prompts without chat format and instructions.
     """
     words = [word for text in texts for word in _WORD.findall(text)]
     if not words:
@@ -70,9 +68,7 @@ def told_causes(rows: Sequence[Metrics]) -> list[tuple[int, Cause]]:
 def causes(rows: Sequence[Metrics], *, is_whole_run: bool = False) -> list[Cause]:
     """Causes that keep a run from learning.
 
-    Args:
-        rows: Metrics of its last steps with rollouts, up to `WINDOW`.
-        is_whole_run: Whether there were and will be no others: then fewer steps are enough.
+    ``rows`` are the metrics of the last steps with rollouts, up to `WINDOW`; fewer are enough where they are all.
     """
     found = [cause for check in _AT_ONCE if rows and (cause := check(rows[-1])) is not None]
     if len(rows) < WINDOW and not (is_whole_run and rows):

@@ -1,14 +1,11 @@
 """Sampling and training at the same time, on a remote engine that does both: rollouts ahead, and updates by group.
 
-Rollouts run ahead of the updates: with a staleness of ``k``, the rollouts of a step are made by the policy of ``k``
-updates before it, and begin as soon as that policy is there and the rollouts before them are done. Who samples a step
-is thus a matter of arithmetic, not of time. The sampling logprobs are those of the policy that sampled, so the loss's
-ratio is right. Some steps, and the first one, wait for the update before them. The loop has its evaluations and regular
-checkpoints there, so what is measured or resumed does not depend on what was under way.
+With a staleness of ``k``, the rollouts of a step are made by the policy of ``k`` updates before it, and begin as soon
+as that policy is there and the rollouts before them are done: who samples a step does not depend on time. The first
+step, and those with evaluations or after regular checkpoints, wait for the update before them.
 
 A batch is trained group by group while it is still being played: the loss is a sum, so the gradients of the groups add
-up to the one of the batch; the optimiser's step comes after the last. A group is sent as soon as it and all before it
-are played: the order of the sums does not depend on time.
+up to the one of the batch. A group is sent once it and all before it are played: the order of the sums is fixed.
 """
 
 import asyncio
@@ -41,12 +38,9 @@ class Played(Generic[T]):
 class RolloutsAhead(Generic[T]):
     """Starts the rollouts of all steps, one after the other.
 
-    Args:
-        play: Makes the rollouts of a step with a sampler of the policy after so many updates.
-        first_step: Where the run goes on.
-        num_steps: Where it ends.
-        max_staleness: Updates that a sampler may be behind; 0 never samples and trains at the same time.
-        starts_afresh: Whether a step waits for the update before it all the same.
+    ``play`` makes the rollouts of a step with a sampler of the policy after so many updates, of which that may be
+    ``max_staleness`` behind (0 never samples and trains at the same time); a step that ``starts_afresh`` waits all the
+    same.
     """
 
     def __init__(

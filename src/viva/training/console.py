@@ -20,11 +20,7 @@ from viva.training.advice import WINDOW, Cause, causes
 class StepProgress:
     """Conversations and tokens of one step so far; or questions, and what else an evaluation consists of.
 
-    Args:
-        num_groups: Conversations of the step.
-        expected_tokens: What the step is likely to sample, judging by those before; ``None`` if nothing is known.
-        clock: Seconds.
-        noun: What is counted.
+    ``expected_tokens`` is what the step is likely to sample, judging by those before; ``noun`` is what is counted.
     """
 
     def __init__(
@@ -60,11 +56,7 @@ class StepProgress:
 
     @property
     def share(self) -> float:
-        """The finished share of the step's rollouts, from 0 to 1.
-
-        Conversations run at the same time and end almost together, so tokens tell more, once it is known how many there
-        will be.
-        """
+        """The finished share of the step's rollouts, from 0 to 1; by tokens, once their number can be expected."""
         ended = self.num_done / self.num_groups if self.num_groups else 1.0
         if not self._expected_tokens or ended == 1.0:
             return ended
@@ -184,13 +176,7 @@ class _Display(ABC):
 class RunConsole(_Display):
     """Progress of one run. Use it as a context manager.
 
-    Args:
-        num_steps: Of the whole run.
-        first_step: The step at which it begins or goes on.
-        show_steps: Whether steps are shown; messages and warnings are in any case.
-        history: Metrics of the steps before.
-        console: By default the terminal.
-        clock: Seconds.
+    Messages and warnings are shown whatever ``show_steps`` says; ``history`` has the metrics of the steps before.
     """
 
     def __init__(

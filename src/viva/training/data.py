@@ -22,8 +22,7 @@ _BITS = 31  # fits the signed 32-bit field that samplers take
 def derive_seed(*parts: int | str) -> int:
     """A seed in ``[0, 2**31)`` that depends on every part and on nothing else.
 
-    Parts are encoded with their type and length, so ``("a", "b")`` and ``("ab",)`` or ``1`` and ``"1"`` give
-    unrelated seeds. The same on every machine and in every Python version.
+    Parts are encoded with their type and length: ``("a", "b")`` and ``("ab",)``, ``1`` and ``"1"`` are unrelated.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
@@ -62,8 +61,7 @@ def prompts_digest(*lists: Iterable[PromptItem]) -> str:
 class PromptOrder(Generic[ItemT]):
     """The prompts, or examples, of every batch: shuffled passes over the data, one after another, without gaps.
 
-    Position ``p`` of the endless sequence is entry ``p % n`` of pass ``p // n``. Every pass is a permutation, so all
-    prompts are seen equally often, also where a batch is larger than the data or spans two passes.
+    Position ``p`` of the endless sequence is entry ``p % n`` of pass ``p // n``, a permutation.
     """
 
     items: Sequence[ItemT]

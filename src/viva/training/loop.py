@@ -408,11 +408,7 @@ async def _rollouts(
 
 
 def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
-    """Tell about void groups; refuse to go on if nothing could be played.
-
-    Verdicts that cannot be read say something about the policy, not about the machinery: a step that has only those is
-    counted, and nothing is trained.
-    """
+    """Tell about void groups; refuse to go on if nothing could be played, unless it was for unreadable verdicts."""
     void = [outcome for outcome in outcomes_P if outcome.group is None]
     kinds = Counter(outcome.failures[-1].error_type for outcome in void)
     reasons = {outcome.failures[-1].error_type: str(outcome.void_reason) for outcome in reversed(void)}
@@ -471,8 +467,7 @@ def crossed(run: Training) -> str | None:
 async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
     """The last evaluation, logged as one more step, and the final checkpoint.
 
-    The checkpoint's log ends before that evaluation, so that a run that is made longer goes on as if it had never
-    stopped.
+    Its log ends before that evaluation: a run that is made longer goes on as if it had never stopped.
     """
     start = run.resume_from
     if start is not None and start.final and start.next_step == next_step == len(run.dataset):

@@ -1,9 +1,7 @@
 """A remote engine: whether it is there, whether it still is, and what its errors mean.
 
-The SDK sends a request again that got no answer, or 408, 409, 429 or 5xx, with growing pauses and for at most minutes,
-and numbers training requests so that a server can recognise a repetition. Four things it does not do, and this module
-does: report at once that no server answers at an address; stop waiting for results of a server that is gone; give
-remedies; keep the key from following a redirect to another host.
+What the SDK, which repeats requests for minutes, does not do: report at once that no server answers at an address; stop
+waiting for results of a server that is gone; give remedies; keep the key from following a redirect to another host.
 """
 
 import asyncio
@@ -153,9 +151,7 @@ def _problem(base_url: str) -> str | None:
 def check_address(base_url: str, *, is_hosted: bool = False) -> None:
     """Make sure that a server answers, within seconds; the SDK by itself tries for minutes.
 
-    Args:
-        base_url: Where it is.
-        is_hosted: Whether it is hosted Tinker, which cannot be started here.
+    Hosted Tinker cannot be started here, and is asked once.
 
     Raises:
         ValueError: If none does, or the address is none.
@@ -228,10 +224,8 @@ async def watched(
 ) -> AsyncGenerator[None]:
     """Within this context, the current task is stopped when a server is gone for good.
 
-    Args:
-        base_url: Its address; ``None`` watches nothing (hosted Tinker comes back, and keeps its state).
-        limit_s: How long it may be gone without a break. A server that only computes for long answers meanwhile.
-        every_s: Seconds between two looks.
+    A server may be gone for ``limit_s`` without a break; one that only computes for long answers meanwhile. Hosted
+    Tinker (``None``) is not watched: it comes back, and keeps its state.
 
     Raises:
         EngineLostError: When that is over.
@@ -316,9 +310,7 @@ _UNREACHABLE = "It may be down or restarting."
 def explain(error: BaseException, server: str | None) -> str | None:
     """The meaning of a remote engine's error and its remedy, in words; ``None`` if the error came from elsewhere.
 
-    Args:
-        error: What was raised; the SDK wraps some answers of servers into other errors.
-        server: The engine's name; ``None`` if it is none with a server.
+    ``server`` is the engine's name, ``None`` if it is none with a server. The SDK wraps some answers into other errors.
     """
     if isinstance(error, EngineError):
         return str(error)

@@ -67,11 +67,7 @@ async def score(
 ) -> Scores:
     """Score what the estimator needs, and what is trained behind another context, for its log-ratio.
 
-    Args:
-        client: The policy before its update.
-        samples_N: Of one batch.
-        estimator: Tells what it needs.
-        on_policy_N: Samples that need no score behind their training context: they were drawn there.
+    Samples that are on policy need no score behind their training context: they were drawn there.
 
     Raises:
         ValueError: If an estimator compares contexts and a sample has several turns, or samples of one prompt are

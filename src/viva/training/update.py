@@ -1,9 +1,8 @@
 """One policy update: datums in, weights changed, numbers out.
 
-Was an optimiser step applied twice? If the answer to a request is lost, the SDK sends it again under the same number.
-Servers that do not look at the number do it twice. Gradients sent twice are harmless where the server averages them; a
-repeated step is not: it moves the weights by what the optimiser remembers. No engine counts its steps aloud, but those
-that report the gradient's norm give it away: the first step has used the gradient up, so the second one's is exactly 0.
+Was an optimiser step applied twice? If an answer is lost, the SDK sends the request again, and servers that do not look
+at its number do it twice, which moves the weights by what the optimiser remembers. Engines that report the gradient's
+norm give it away: the first step has used the gradient up, so the second one's is exactly 0.
 
 Legend: ``_D`` datums.
 """
@@ -23,11 +22,8 @@ from viva.training.metrics import logprob_metrics, mean_by_key
 from viva.training.remote import EngineError
 
 EXACT_GAP = 1e-4
-"""Nats by which sampler and trainer may differ on a token if both compute in float32 with the same weights.
-
-It holds for the root mean square over the tokens of a step; a single token may differ by ten times as much, since
-rounding is amplified where a model's layers nearly cancel: 1.1e-4 was seen on one token of some hundred thousand.
-"""
+"""Nats by which sampler and trainer may differ if both compute in float32 with the same weights: root mean square over
+the tokens of a step. Where a model's layers nearly cancel, a single token may differ by ten times as much."""
 _RARE = 10
 
 
@@ -127,10 +123,8 @@ async def check_sampler(
 ) -> SamplerCheck:
     """Score sampled tokens before an update; nothing where an engine cannot score at the temperature of the samples.
 
-    Args:
-        client: The policy before the update.
-        data_D: Behind the contexts they were sampled in, with the sampler's logprobs.
-        temperature: Of the samples. Greedy ones (0) have the logprobs of temperature 1.
+    The datums have the contexts and the logprobs of the sampler. Greedy samples (temperature 0) have the logprobs of
+    temperature 1.
     """
     if not data_D:
         return SamplerCheck()
@@ -156,8 +150,7 @@ async def check_sampler(
 async def _anchored(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
     """Datums whose context tokens have the trainer's own logprobs as their sampling logprobs.
 
-    DRO's quadratic term pulls every token towards its sampling logprob, whatever its advantage. Context tokens were not
-    sampled; with the trainer's own value the term and its gradient vanish there.
+    DRO's quadratic term pulls every token towards its sampling logprob; with the trainer's own it vanishes.
     """
     bare_D = [_without_mask(datum) for datum in data_D]
     output = await client.forward(bare_D, "importance_sampling")
@@ -185,17 +178,12 @@ async def update_policy(
 ) -> UpdateResult:
     """``forward_backward`` and ``optim_step`` for every minibatch.
 
-    All requests are submitted before the first is awaited, so that a remote engine can pipeline them; engines run
-    them in that order. No data means no step: the weights stay as they are.
+    All requests are submitted before the first is awaited, so that a remote engine can pipeline them. No data means no
+    step.
 
-    Args:
-        client: The policy.
-        data_D: What to train on.
-        config: Loss and optimiser.
-        foreign_D: Datums whose logprobs are not those that the sampler drew from what is trained: another context,
-            another temperature, or the trainer's own. Metrics of drift and entropy leave them out.
-        check: What stands for them there.
-        sent: Requests that hold all of the datums, in order, if they were sent before, for a single substep.
+    The logprobs of ``foreign_D`` are not those of what is trained (another context, another temperature, or the
+    trainer's own): metrics of drift and entropy leave them out, and have ``check`` instead. ``sent`` are requests with
+    all of the datums, in order, that were sent before, for a single substep.
 
     Raises:
         FloatingPointError: If a number of the data or of the engine's answers is not finite.
@@ -362,12 +350,6 @@ def check_applied_once(
     loss_fn: str,
 ) -> None:
     """Make sure that a step used the gradient of the data it followed.
-
-    Args:
-        data_D: The data of the step.
-        output: The engine's answer about their loss.
-        response: Its answer about the step.
-        loss_fn: The loss.
 
     Raises:
         RepeatedStepError: If the gradient was used up before.
