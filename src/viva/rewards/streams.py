@@ -44,11 +44,7 @@ def peer_review(
 
 
 def only(stream: str, reward: PeerReview) -> PeerReview:
-    """A peer review that pays one stream, by the same rules.
-
-    Raises:
-        ValueError: If there is no such stream.
-    """
+    """A peer review that pays one stream, by the same rules; a `ValueError` if there is no such stream."""
     if stream not in STREAMS:
         raise ValueError(f"a stream of peer review is one of {', '.join(STREAMS)}; got {stream!r}")
     weights = {name: float(name == stream) for name in STREAMS}
