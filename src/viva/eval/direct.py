@@ -1,8 +1,7 @@
 """Direct answers to the bare question: once at temperature 0, and once or more as sampled.
 
-A gain at temperature 1 alone may be sharpening: a policy that answers right greedily before any training can learn to
-sample what it preferred already. So both are measured on the same questions, with the majority of several answers
-beside them, each strictly and, form apart, leniently (`viva.eval.records`).
+A gain at temperature 1 alone may be sharpening, so both are measured on the same questions, with the majority of
+several answers beside them, each strictly and, form apart, leniently (`viva.eval.records`).
 
 Equal tokens: a conversation costs many replies, so it is compared with as many direct answers as fit into the tokens
 that it took on the same problem, the judge's included. Their number depends on the problem's own answers only.
