@@ -30,7 +30,6 @@ Match: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 """Solutions that a judge is shown first and second: (agent, round) of each."""
 
 RewardFunction = Callable[[Conversation], Pay | Awaitable[Pay]]
-"""A user's reward."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,6 @@ class GroupCredit:
 
     spans: tuple[SpanCredit, ...]
     weights: Mapping[str, float]
-    """Weight of each stream."""
 
     def __post_init__(self) -> None:
         """Reject credit that cannot be given."""

@@ -91,6 +91,13 @@ class PeerReview(Reward):
         """The same reward with another judge, where it has one."""
         return self if self.compared_by is None else replace(self, compared_by=judge)
 
+    def only(self, stream: str) -> "PeerReview":
+        """The same rules, paying one stream; a `ValueError` if there is no such stream."""
+        if stream not in STREAMS:
+            raise ValueError(f"a stream of peer review is one of {', '.join(STREAMS)}; got {stream!r}")
+        weights = {name: float(name == stream) for name in STREAMS}
+        return replace(self, rules=replace(self.rules, weights=weights), name=stream)
+
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """Every agent's first solution against its revised one, in both orders."""
         own = [((agent_id, 0), (agent_id, 2)) for agent_id in range(num_agents)]
