@@ -43,7 +43,6 @@ class JudgedPair:
 
     question: str
     known: str | None
-    """The known answer, if there is one."""
     answers: tuple[Answer, Answer]
     comparisons: tuple[Comparison, ...] = ()
     """In both orders."""

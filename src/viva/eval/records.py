@@ -124,7 +124,6 @@ class Figure:
     """Lower end of the 95 % interval; ``None`` where resampling says nothing, see `viva.eval.estimates`."""
     high: float | None
     num_problems: int
-    """Problems that contribute to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +164,7 @@ class Evaluation:
 
 FORMAT = "viva evaluation 1"
 """First key of the file, so that a reader knows what it has."""
-
 COMPARISON_FORMAT = "viva comparison 1"
-"""The same for comparisons."""
 
 _EVALUATION: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
 

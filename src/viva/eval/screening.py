@@ -130,7 +130,6 @@ class Screening:
     """All that decides what is sampled and how it is graded."""
     prompts_digest: str
     has_answers: bool
-    """Whether answers are known."""
     problems: tuple[Screened, ...]
     played: dict[str, tuple[Played, ...]]
     """Conversations about the first problems, by kind."""

@@ -116,7 +116,7 @@ def _about_answers(figures: Figures) -> Advice:
 
 def _about_reward(name: str, figures: Figures) -> Advice:
     figure = figures[f"correlation/{name}"]
-    known = "unknown" if figure.value is None else _with_interval(figure, _signed)
+    known = "unknown" if figure.value is None else _with_interval(figure, "{:+.2f}".format)
     told = f"correlation with the truth within groups {known}"
     if name == "shuffled":
         return _note("shuffled", f"{told}: the zero line")
@@ -275,10 +275,6 @@ def _note(about: str, reason: str) -> Advice:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.0f} %"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}"
 
 
 def _ends(figure: Figure) -> tuple[float, float]:

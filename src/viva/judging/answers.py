@@ -321,4 +321,3 @@ CHECKS: dict[str, AnswerCheck] = {
         AnswerCheck(name="choice", is_right=_is_choice, vote=_choice, refuses=_refuse_choice),
     )
 }
-"""By name."""

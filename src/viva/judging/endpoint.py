@@ -70,7 +70,6 @@ class EndpointOptions:
     url: str
     """Base address, like ``https://host/v1`` or ``http://127.0.0.1:8000/v1``."""
     model: str
-    """Name of the model at the endpoint."""
     key_variable: str | None = None
     """Environment variable with the key; by default OPENAI_API_KEY for https addresses, and no key for http."""
     concurrency: int = 8
@@ -186,7 +185,6 @@ class EndpointUsage:
     requests: int = 0
     """Sent, attempts included."""
     kept: int = 0
-    """Answers that were there already."""
     failed: int = 0
     """Questions that got no answer."""
     prompt_tokens: int = 0
