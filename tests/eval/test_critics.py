@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from review_agents import but, honest, judge_of, play
 
-from viva.eval.critics import Criticised, Verdict, critic_figures, criticised, have_pairs_judged, verdict_of
 from viva.eval.records import Figure
+from viva.eval.screening import Criticised, Verdict, criticised, have_pairs_judged, verdict_of
 from viva.eval.screening_advice import screening_advice
-from viva.eval.screening_figures import conversation_screening
+from viva.eval.screening_figures import conversation_screening, critic_figures
 from viva.judging.ballots import Preference, Tie
 from viva.judging.comparison import Comparison, Outcome
 

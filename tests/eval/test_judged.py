@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from viva.eval.estimates import LengthTerm, length_controlled_win_rate
 from viva.eval.judged import (
     JudgedPair,
     agreement_figures,
@@ -19,7 +20,6 @@ from viva.eval.judged import (
     judged_figures,
     paired,
 )
-from viva.eval.length_control import LengthTerm, length_controlled_win_rate
 from viva.eval.records import WRONG, Asked
 from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome
 

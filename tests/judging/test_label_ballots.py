@@ -23,7 +23,7 @@ from viva.judging.ballots import (
 )
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison, Outcome, label_comparisons
-from viva.judging.label_ballots import LabelAnswer, LabelBallot, label_ballot
+from viva.judging.ranking import LabelAnswer, LabelBallot, label_ballot
 from viva.judging.records import TurnRecord
 
 SCORES = st.one_of(st.none(), st.floats(-1.0, 1.0))

@@ -31,7 +31,7 @@ def test_an_inner_meter_counts_its_part_and_an_outer_one_all(before, inside):
     count_tokens("judge", prompt=5, sampled=5)  # nobody listens any more
     assert inner.total.total == sum(prompt + sampled for _, prompt, sampled in inside)
     assert outer.total.total == sum(prompt + sampled for _, prompt, sampled in [*before, *inside])
-    assert set(inner.by_role()) == {role for role, *_ in inside}
+    assert set(inner.by_role) == {role for role, *_ in inside}
 
 
 async def test_tasks_that_are_started_meanwhile_count_with_their_own_meter():
@@ -39,7 +39,7 @@ async def test_tasks_that_are_started_meanwhile_count_with_their_own_meter():
         meter = Meter()
         with metering(meter):
             await asyncio.gather(*(asyncio.create_task(ask(number)) for _ in range(3)))
-        return meter.of("policy")
+        return meter.by_role["policy"]
 
     async def ask(number):
         await asyncio.sleep(0)
@@ -56,10 +56,10 @@ async def test_a_prompt_counts_in_full_for_every_sample_and_only_under_a_role(nu
     params = tinker.SamplingParams(max_tokens=9, temperature=1.0, seed=0)
     with metering(meter):
         await sample(client, prompt, params, num_samples)
-        assert meter.by_role() == {}
+        assert meter.by_role == {}
         response = await sample(client, prompt, params, num_samples, role="judge")
     sampled = sum(len(sequence.tokens) for sequence in response.sequences)
-    assert meter.by_role() == {"judge": Usage(prompt_tokens=5 * num_samples, sampled_tokens=sampled)}
+    assert meter.by_role == {"judge": Usage(prompt_tokens=5 * num_samples, sampled_tokens=sampled)}
 
 
 async def test_a_judges_comparisons_are_counted_and_those_of_the_same_words_cost_nothing():
@@ -69,6 +69,6 @@ async def test_a_judges_comparisons_are_counted_and_those_of_the_same_words_cost
         await judge.tournament("Which?", {0: "x", 1: "y", 2: "x"}, TournamentPattern.ALL_PAIRS_BOTH_WAYS, 0)
     assert len(client.prompts) == 4
     assert all(prompt.endswith(VERDICT_PREFIX) for prompt in client.prompts)
-    used = meter.of("judge")
+    used = meter.by_role["judge"]
     assert used.sampled_tokens == 4  # one label each
     assert used.prompt_tokens > 4 * len(VERDICT_PREFIX)

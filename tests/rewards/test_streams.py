@@ -6,7 +6,6 @@ from review_agents import CHANGING, everyone, play, streams_of
 import viva
 from viva.judging.judge import JudgeOptions
 from viva.rewards.review import STREAMS, review_rules
-from viva.rewards.streams import only
 
 SEGMENTS = {"r_sol": {0, 2}, "r_meta": {3}, "r_diag": {1}}
 """Rounds in which a stream's tokens are said."""
@@ -17,7 +16,7 @@ SEGMENTS = {"r_sol": {0, 2}, "r_meta": {3}, "r_diag": {1}}
 async def test_a_stream_alone_is_paid_what_the_whole_review_gives_it(stream, preset):
     reward = viva.rewards.find_reward(stream)
     assert (reward.name, reward.rules.weights) == (stream, {name: float(name == stream) for name in STREAMS})
-    alone = only(stream, viva.rewards.peer_review(preset=preset))
+    alone = viva.rewards.peer_review(preset=preset).only(stream)
     _, whole, _ = await play(everyone(CHANGING), rules=review_rules(preset))
     outcome, builder, _ = await play(everyone(CHANGING), rules=alone.rules)
     expected = {agent: own[stream] or 0.0 for agent, own in streams_of(whole).items()}
@@ -35,7 +34,7 @@ def test_options_are_those_of_peer_review():
     assert viva.rewards.r_diag(preset="paper").rules.diag == "sum"
     assert viva.rewards.r_sol(judge=JudgeOptions(policy="initial")).judge.policy == "initial"
     with pytest.raises(ValueError, match="one of r_sol, r_meta, r_diag; got 'r_dag'"):
-        only("r_dag", viva.rewards.peer_review())
+        viva.rewards.peer_review().only("r_dag")
 
 
 @pytest.mark.parametrize("name", [*STREAMS, "shuffled_r_sol"])

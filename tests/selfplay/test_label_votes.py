@@ -30,9 +30,9 @@ import viva
 from viva.conversation.critiques import label_vote
 from viva.conversation.protocol import Protocol, Round, Segment
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-from viva.judging.label_ballots import LabelBallot
+from viva.judging.ranking import LabelBallot
 from viva.judging.records import ConversationRecord
-from viva.rewards.streams import r_meta, r_sol
+from viva.rewards import r_meta, r_sol
 from viva.selfplay.check import check_protocol, dry_runs
 from viva.selfplay.controls import controlled
 from viva.selfplay.critique import critique_protocol

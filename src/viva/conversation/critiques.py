@@ -198,7 +198,7 @@ PAIR_REQUEST = """\
 Which solution is better, A or B? Reply with one JSON object and nothing else: {"preference": "A", "B" or "Tie"}"""
 """The request behind a pair of solutions, for votes without words: the policy, told that it is the agent, is shown two
 solutions as A and B and made to begin its verdict; the probabilities of the labels A, B and Tie at that place are the
-vote (`viva.judging.label_ballots`). For models that cannot write a ranking that can be read."""
+vote (`viva.judging.ranking`). For models that cannot write a ranking that can be read."""
 
 
 def pair_instruction(view: View) -> str:

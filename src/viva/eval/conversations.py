@@ -37,7 +37,6 @@ class ConversationEvaluator:
     """Fresh builders for one evaluation; their seeds come from `group_seed`."""
     sampling: Sampling
     begin: Begin = unseen
-    """Called when conversations begin."""
 
     def reporting(self, begin: Begin) -> "ConversationEvaluator":
         """The same evaluator with progress."""
@@ -75,14 +74,15 @@ def group_seed(seed: int, index: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversations(ConversationEvaluator):
+class Conversations:
     """One kind of conversation, to be played on problems."""
 
-    make_builders: Callable[[], Sequence[EnvGroupBuilder]] = tuple
     num_agents: int
     make_builder: BuilderMaker
+    sampling: Sampling
     judge: SamplingClient | None = None
     """``None``: the policy that talks."""
+    begin: Begin = unseen
 
 
 class _KeptGrader:
@@ -111,19 +111,19 @@ async def play_all(
 ) -> tuple[tuple[Played, ...], list[GroupOutcome], dict[str, float]]:
     """Hold one conversation on every problem; what was answered, the outcomes, and the loop's metrics.
 
-    Raises:
-        Exception: What the check raises.
+    What the check raises passes through.
     """
     grader = _KeptGrader(check, on_error=lambda: playing.cancel())
     judge = PolicyRef(
         sampling_client=conversations.judge or sampler, timeout_s=conversations.sampling.timeout_s
     )
-    evaluator = replace(
-        conversations,
+    evaluator = ConversationEvaluator(
         make_builders=lambda: [
             conversations.make_builder(item, group_seed(conversations.sampling.seed, index), judge, grader)
             for index, item in enumerate(items)
         ],
+        sampling=conversations.sampling,
+        begin=conversations.begin,
     )
     playing = asyncio.create_task(evaluator.play(sampler))
     try:

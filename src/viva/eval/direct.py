@@ -1,8 +1,7 @@
 """Direct answers to the bare question: once at temperature 0, and once or more as sampled.
 
-A gain at temperature 1 alone may be sharpening: a policy that answers right greedily before any training can learn to
-sample what it preferred already. So both are measured on the same questions, with the majority of several answers
-beside them, each strictly and, form apart, leniently (`viva.eval.records`).
+A gain at temperature 1 alone may be sharpening, so both are measured on the same questions, with the majority of
+several answers beside them, each strictly and, form apart, leniently (`viva.eval.records`).
 
 Equal tokens: a conversation costs many replies, so it is compared with as many direct answers as fit into the tokens
 that it took on the same problem, the judge's included. Their number depends on the problem's own answers only.
@@ -43,28 +42,14 @@ class DirectSampler:
         """The same at another temperature."""
         return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
-    async def answer(
-        self,
-        sampler: SamplingClient,
-        index: int,
-        item: PromptItem,
-        number: int = 0,
-        progress: StepProgress | None = None,
-    ) -> Answer:
-        """One answer, graded; a reply that is cut off, unreadable or not given (the question does not fit) is wrong.
-
-        The seed comes from the question's place in the test set and the answer's number.
-        """
-        answer, _ = await self.sample(sampler, index, item, number)
-        if progress is not None:
-            progress.on_reply(answer.num_tokens)
-            progress.on_group(answer)
-        return answer
-
     async def sample(
         self, sampler: SamplingClient, index: int, item: PromptItem, number: int
     ) -> tuple[Answer, Sequence[float]]:
-        """One answer, as `answer`, and the sampling logprobs of its tokens in nats."""
+        """One answer, graded, and the sampling logprobs of its tokens in nats.
+
+        A reply that is cut off, unreadable or not given (the question does not fit) is wrong. The seed comes from the
+        question's place in the test set and the answer's number.
+        """
         place = (index, number) if number else (index,)
         completer = SeededCompleter(sampler=sampler, sampling=self.sampling.seeded("direct", *place))
         prompt = build_prompt(self.renderer, direct_messages(item.question, self.system_prompt))
@@ -96,7 +81,6 @@ class DirectEvaluator:
     asks_greedy: bool = False
     """Whether each is also asked at temperature 0."""
     begin: Begin = unseen
-    """Called when questions begin."""
 
     def __post_init__(self) -> None:
         """Reject a test set that is empty or has a question without a known answer."""
@@ -221,7 +205,14 @@ async def _ask(
     numbers: range,
     progress: StepProgress | None = None,
 ) -> list[Answer]:
-    return await gather_or_cancel(direct.answer(sampler, index, item, number, progress) for number in numbers)
+    async def ask(number: int) -> Answer:
+        answer, _ = await direct.sample(sampler, index, item, number)
+        if progress is not None:
+            progress.on_reply(answer.num_tokens)
+            progress.on_group(answer)
+        return answer
+
+    return await gather_or_cancel(map(ask, numbers))
 
 
 async def _answers_within(

@@ -1,12 +1,25 @@
-"""Figures of a set of problems: unbiased estimates at k, and intervals by the bootstrap (Efron 1979).
+"""Figures of a set of problems: unbiased estimates at k, intervals by the bootstrap (Efron 1979), and win rates.
 
 A figure is a ratio of two sums over problems, both made of the same draw of problems with replacement. Intervals are
 thus clustered by problem. Two policies are compared on the same draws. Where all draws agree (every answer is right, or
 there is one problem only), there is no interval.
+
+The win rate at equal length is what a judge that likes long answers would have said of answers of one length (after
+Dubois, Galambosi, Liang and Hashimoto 2024, arXiv 2404.04475, section 3, with the difference of log lengths in the
+place of their tanh term, and without their term for a prompt's difficulty):
+
+    logit p_i = alpha + beta * x_i,    x_i = log(length of the first answer / length of the second) / s
+
+``p_i`` is the chance that the first policy wins pair i, ``s`` the root mean square of the log ratios. ``alpha`` and
+``beta`` maximise ``sum_i w_i (y_i log p_i + (1 - y_i) log(1 - p_i)) - (alpha^2 + beta^2) / 200``, where ``w_i`` is the
+number of readable verdicts on the pair and ``y_i`` the first policy's mean points in them (win 1, tie 1/2). The win
+rate is ``1 / (1 + exp(-alpha))``; where all first answers are longer, or all are shorter, there is none.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import comb
 from typing import TypeAlias, cast
@@ -27,11 +40,7 @@ def ladder(num_answers: int) -> list[int]:
 
 
 def pass_at_k(num_answers: int, num_right: int, k: int) -> float:
-    """Chance that at least one of k answers is right, k being chosen from n without replacement.
-
-    Raises:
-        ValueError: Unless 1 <= k <= n and 0 <= c <= n.
-    """
+    """Chance that at least one of k answers is right, k being chosen from n without replacement."""
     _check(num_answers, k)
     if not 0 <= num_right <= num_answers:
         raise ValueError(f"the number of right answers must be from 0 to {num_answers}; got {num_right}")
@@ -43,9 +52,6 @@ def majority_at_k(votes: Sequence[Vote], k: int) -> float:
 
     Ties share equally. A vote whose answers are graded differently, as by a grader that reads more than the final
     answer, counts by its share of right ones. Without votes the result is wrong.
-
-    Raises:
-        ValueError: Unless 1 <= k <= n.
     """
     _check(len(votes), k)
     counts = Counter(vote for vote, _ in votes if vote is not None)
@@ -85,9 +91,7 @@ def _choices(others: list[int], silent: int, most: int, size: int) -> list[int]:
     """Ways to choose `size` answers of which none is given more than `most` times, by how many are given so often."""
     able = [count for count in others if count >= most]  # the others cannot get there: they are chosen freely
     free = silent + sum(others) - sum(able)
-    ways: Counter[tuple[int, int]] = Counter(
-        {(0, 0): 1}
-    )  # by how many are chosen, and how many are at the limit
+    ways = Counter({(0, 0): 1})  # by how many are chosen, and how many are at the limit
     for count in able:
         longer: Counter[tuple[int, int]] = Counter()
         for (chosen, tied), number in ways.items():
@@ -107,6 +111,16 @@ def _check(num_answers: int, k: int) -> None:
 
 Terms: TypeAlias = Sequence[tuple[float, float]]
 """Numerator and denominator of a figure by problem; (0, 0) for a problem that does not contribute."""
+
+NOTHING = (0.0, 0.0)
+"""The term of a problem that does not contribute."""
+
+
+def term_of(values: Iterable[float | None]) -> tuple[float, float]:
+    """Sum and number of the values that are known."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known), float(len(known))
+
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -137,11 +151,7 @@ def summarise(figures: Mapping[str, Terms], *, resamples: int, seed: int) -> dic
 def compare(
     figures: Mapping[str, Terms], against: Mapping[str, Terms], *, resamples: int, seed: int
 ) -> dict[str, Difference]:
-    """Differences of the figures that two policies have in common, with 95 % intervals, paired by problem.
-
-    Raises:
-        ValueError: If a figure is of different numbers of problems.
-    """
+    """Differences of the figures that two policies have in common, with 95 % intervals, paired by problem."""
     common = {name: terms for name, terms in figures.items() if name in against}
     for name, terms in common.items():
         if len(terms) != len(against[name]):
@@ -218,3 +228,90 @@ def interval_of(values: npt.NDArray[np.float64]) -> tuple[float, float] | tuple[
     low, high = cast(tuple[float, float], tuple(np.quantile(defined, _QUANTILES).tolist()))
     # sums of thirds differ in the last digit by their order; that is no spread
     return (low, high) if float(np.ptp(defined)) > 1e-9 * max(1.0, abs(low)) else (None, None)
+
+
+_PRECISION = 0.01
+"""Precision of the normal prior of alpha and beta."""
+_LONGEST_STEP = 2.0
+_MOST_STEPS = 200
+_CLOSE = 1e-8
+"""Largest gradient at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthTerm:
+    """One judged pair of answers."""
+
+    prompt: int
+    """Place of its prompt, from 0."""
+    log_ratio: float
+    """Log of the first answer's length over the second's."""
+    points: float
+    """Mean points of the first policy in the readable verdicts, from 0 to 1."""
+    num_verdicts: int
+
+
+def length_controlled_win_rate(
+    terms: Sequence[LengthTerm], num_prompts: int, *, resamples: int, seed: int
+) -> Figure:
+    """The first policy's win rate at equal length, with a 95 % interval from resampled prompts.
+
+    Args:
+        terms: Pairs with at least one readable verdict.
+        num_prompts: Prompts that are drawn from, those without such a pair included.
+        resamples: Draws.
+        seed: Of the draws; the same as for other figures of the same prompts.
+    """
+    num_contributing = len({term.prompt for term in terms})
+    ratios = np.array([term.log_ratio for term in terms])
+    scale = float(np.sqrt(np.mean(ratios**2))) if len(terms) else 0.0
+    x = ratios / scale if scale else ratios
+    points = np.array([term.points for term in terms])
+    verdicts = np.array([float(term.num_verdicts) for term in terms])
+    prompts = np.array([term.prompt for term in terms], dtype=np.int64)
+    (value,) = _win_rates(x, points, verdicts[None, :]).tolist() if len(terms) else [float("nan")]
+    if np.isnan(value):
+        return Figure(value=None, low=None, high=None, num_problems=num_contributing)
+    drawn = [
+        _win_rates(x, points, counts[:, prompts] * verdicts)
+        for counts in draw_counts(num_prompts, resamples, seed)
+    ]
+    low, high = interval_of(np.concatenate(drawn))
+    return Figure(value=value, low=low, high=high, num_problems=num_contributing)
+
+
+def _win_rates(x: _Floats, points: _Floats, weights: _Floats) -> _Floats:
+    """The win rate at equal length for every row of weights, ``[row, pair]``; not a number where it is extrapolated."""
+    present = weights > 0
+    is_between = (present & (x <= 0)).any(axis=1) & (present & (x >= 0)).any(axis=1)
+    rates = np.full(len(weights), np.nan)
+    if is_between.any():
+        alpha = _fit(x, points, weights[is_between])[:, 0]
+        rates[is_between] = _sigmoid(alpha)
+    return rates
+
+
+def _fit(x: _Floats, points: _Floats, weights: _Floats) -> _Floats:
+    """Alpha and beta of every row, by Newton's method with steps of bounded length."""
+    found = np.zeros((len(weights), 2))
+    for _ in range(_MOST_STEPS):
+        p = _sigmoid(found[:, :1] + found[:, 1:] * x)
+        errors = weights * (points - p)
+        gradient = np.stack([errors.sum(axis=1), errors @ x], axis=1) - _PRECISION * found
+        if float(np.abs(gradient).max()) < _CLOSE * max(1.0, float(weights.sum(axis=1).max())):
+            return found
+        spread = weights * p * (1 - p)
+        a, b, c = spread.sum(axis=1) + _PRECISION, spread @ x, spread @ x**2 + _PRECISION
+        steps = (
+            np.stack(
+                [c * gradient[:, 0] - b * gradient[:, 1], a * gradient[:, 1] - b * gradient[:, 0]], axis=1
+            )
+            / (a * c - b * b)[:, None]
+        )
+        lengths = np.linalg.norm(steps, axis=1, keepdims=True)
+        found += steps * np.minimum(1.0, _LONGEST_STEP / np.maximum(lengths, _LONGEST_STEP))
+    raise RuntimeError(f"the regression on lengths did not converge in {_MOST_STEPS} steps")
+
+
+def _sigmoid(values: _Floats) -> _Floats:
+    return 0.5 * (1.0 + np.tanh(0.5 * values))

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from viva.conversation.messages import text_table
 from viva.conversation.protocol import counted
-from viva.eval.estimates import Terms, Vote, ladder, majority_at_k, pass_at_k, plurality
+from viva.eval.estimates import (
+    NOTHING,
+    Terms,
+    Vote,
+    ladder,
+    majority_at_k,
+    pass_at_k,
+    plurality,
+    term_of,
+)
 from viva.eval.records import (
     AgentAnswers,
     Answer,
@@ -22,7 +31,6 @@ from viva.eval.records import (
 from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
 
 _Term = tuple[float, float]
-_NOTHING: _Term = (0.0, 0.0)
 
 
 def figures_of(evaluation: Evaluation) -> dict[str, Terms]:
@@ -53,7 +61,7 @@ def direct_figures(asked: Sequence[Asked], greedy: Sequence[Asked] = ()) -> dict
     figures |= ladder_figures(asked)
     is_known = [each.answer is not None for each in asked]
     figures = {
-        name: [term if known else _NOTHING for term, known in zip(terms, is_known, strict=True)]
+        name: [term if known else NOTHING for term, known in zip(terms, is_known, strict=True)]
         for name, terms in figures.items()
         if any(is_known)
     }
@@ -89,8 +97,8 @@ def conversation_figures(played: Sequence[Played]) -> dict[str, Terms]:
     figures |= {
         "flip/right_to_wrong": [_flips(each, was_right=True) for each in played],
         "flip/wrong_to_right": [_flips(each, was_right=False) for each in played],
-        "rank_correlation": [_if_known(_truth(each, rank_correlation)) for each in played],
-        "reward_truth_gap": [_if_known(_truth(each, reward_truth_gap)) for each in played],
+        "rank_correlation": [term_of([_truth(each, rank_correlation)]) for each in played],
+        "reward_truth_gap": [term_of([_truth(each, reward_truth_gap)]) for each in played],
         "finish_rate": [
             (sum(answer.finished for answer in _finals(each)), len(each.agents)) for each in played
         ],
@@ -178,10 +186,6 @@ def _truth(
         return None
     scores = {place: score for place, (_, score) in enumerate(scored)}
     return relation(scores, {place: agent.final.right for place, (agent, _) in enumerate(scored)})
-
-
-def _if_known(value: float | None) -> _Term:
-    return _NOTHING if value is None else (value, 1.0)
 
 
 _LEGEND = {

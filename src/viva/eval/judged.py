@@ -2,8 +2,6 @@
 
 Legend: ``_P`` prompts, ``_N`` pairs of answers to one prompt, ``_J`` judges. In every comparison, 0 is the first policy
 and 1 the second.
-
-The win rate at equal length is that of `viva.eval.length_control`.
 """
 
 import itertools
@@ -17,8 +15,15 @@ import numpy.typing as npt
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
 from viva.eval.direct import DirectSampler, ask_all
-from viva.eval.estimates import Terms, draw_counts, interval_of, summarise
-from viva.eval.length_control import LengthTerm, length_controlled_win_rate
+from viva.eval.estimates import (
+    LengthTerm,
+    Terms,
+    draw_counts,
+    interval_of,
+    length_controlled_win_rate,
+    summarise,
+    term_of,
+)
 from viva.eval.records import Answer, Asked, Costs, Figure
 from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome
 from viva.judging.judge import PolicyRef, SamplingClient
@@ -26,7 +31,6 @@ from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed
 
 _ORDERS = ((0, 1), (1, 0))
-_NOTHING = (0.0, 0.0)
 _RESAMPLES = 1000
 """For the interval of one evaluation of a run."""
 _Z95 = 1.959963984540054
@@ -39,7 +43,6 @@ class JudgedPair:
 
     question: str
     known: str | None
-    """The known answer, if there is one."""
     answers: tuple[Answer, Answer]
     comparisons: tuple[Comparison, ...] = ()
     """In both orders."""
@@ -177,13 +180,9 @@ def _terms(pairs_P_N: Sequence[Sequence[JudgedPair]]) -> dict[str, Terms]:
     if any(pair.known is not None for pairs in pairs_P_N for pair in pairs):
         parts["accuracy"] = _accuracy
     return {
-        name: [_sums([value for pair in pairs for value in values(pair)]) for pairs in pairs_P_N]
+        name: [term_of(value for pair in pairs for value in values(pair)) for pairs in pairs_P_N]
         for name, values in parts.items()
     }
-
-
-def _sums(values: Sequence[float]) -> tuple[float, float]:
-    return (math.fsum(values), float(len(values))) if values else _NOTHING
 
 
 def _points_where(pair: JudgedPair, *, first: int) -> list[float]:
@@ -219,13 +218,10 @@ def _accuracy(pair: JudgedPair) -> list[float]:
 
 
 def cohen_kappa(table: npt.NDArray[np.float64]) -> float | None:
-    """Cohen's kappa of two judges: agreement beyond that of chance, ``(p_o - p_e) / (1 - p_e)``.
+    """Cohen's kappa (1960) of two judges' counts ``[class by one, class by the other]``: ``(p_o - p_e) / (1 - p_e)``.
 
-    ``p_o`` is the share on the diagonal, ``p_e`` the sum of the products of both judges' shares of each class (Cohen
-    1960). ``None`` without a pair, or where both name one and the same class only.
-
-    Args:
-        table: Counts, ``[class by one judge, class by the other]``.
+    ``p_o`` is the share on the diagonal, ``p_e`` the sum of the products of both judges' shares of each class. ``None``
+    without a pair, or where both name one and the same class only.
     """
     total = table.sum()
     if not total:

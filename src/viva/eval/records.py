@@ -124,7 +124,6 @@ class Figure:
     """Lower end of the 95 % interval; ``None`` where resampling says nothing, see `viva.eval.estimates`."""
     high: float | None
     num_problems: int
-    """Problems that contribute to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,21 +164,14 @@ class Evaluation:
 
 FORMAT = "viva evaluation 1"
 """First key of the file, so that a reader knows what it has."""
-
 COMPARISON_FORMAT = "viva comparison 1"
-"""The same for comparisons."""
 
 _EVALUATION: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
     """Write an evaluation, to be read back by `read_evaluation`."""
-    # halves of surrogate pairs, which a model's reply may hold, have no UTF-8
-    text = (
-        _json({"format": FORMAT, **asdict(evaluation)}, indent=1).encode("utf-8", "replace").decode("utf-8")
-    )
-    write_atomic(path, text + "\n")
-    note_written([path])
+    write_json(path, {"format": FORMAT, **asdict(evaluation)})
 
 
 def write_comparison(
@@ -199,23 +191,27 @@ def write_comparison(
         **({"judges": list(judges)} if judges else {}),
         "figures": {name: asdict(each) for name, each in figures.items()},
     }
-    write_atomic(path, _json(content, indent=1) + "\n")
+    write_json(path, content)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file without credentials, and note that it was written."""
+    text = json.dumps(redacted(content), ensure_ascii=False, allow_nan=False, indent=1)
+    # halves of surrogate pairs, which a model's reply may hold, have no UTF-8
+    write_atomic(path, text.encode("utf-8", "replace").decode("utf-8") + "\n")
     note_written([path])
 
 
 def write_transcripts(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write conversations in the form of a run's ``transcripts.jsonl``."""
-    text = "".join(_json(row) + "\n" for row in rows)
+    lines = [json.dumps(redacted(row), ensure_ascii=False, allow_nan=False) for row in rows]
+    text = "".join(f"{line}\n" for line in lines)
     write_atomic(path, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     note_written([path])
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read an evaluation.
-
-    Raises:
-        ValueError: If the file is none.
-    """
+    """Read an evaluation; a `ValueError` if the file is none."""
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -230,16 +226,8 @@ def read_evaluation(path: Path) -> Evaluation:
         raise ValueError(f"{path} is damaged: {place}: {first['msg']}") from error
 
 
-def _json(content: Mapping[str, Any], indent: int | None = None) -> str:
-    return json.dumps(redacted(content), ensure_ascii=False, allow_nan=False, indent=indent)
-
-
 def is_lenient(answer: Answer, known: str | None) -> bool:
-    """Whether a reply is right, or names the known answer, wherever it stands and however the reply ends.
-
-    Strict grading is `Answer.right`: the reply is finished, and the answer that it marks is right. What is right
-    leniently alone is an upper end of what form costs, since an answer's words may stand in a reply for another reason.
-    """
+    """Whether a reply is right, or names the known answer, wherever it stands and however the reply ends."""
     return answer.right or is_named(answer.text, known)
 
 

@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.base import Message, Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import quote
-from viva.eval.estimates import Terms
+from viva.eval.estimates import Terms, term_of
 from viva.eval.records import Asked
 from viva.judging.comparison import JudgeError
 from viva.judging.endpoint import ChatEndpoint
@@ -69,11 +69,7 @@ class CriterionJudge(ABC):
 
     @abstractmethod
     async def score(self, question: str, answer: str, criterion: str, seed: int) -> CriterionScore:
-        """The score of an answer.
-
-        Raises:
-            JudgeError: If the judge fails.
-        """
+        """The score of an answer; a `JudgeError` if the judge fails."""
 
 
 class PolicyCriterionJudge(CriterionJudge):
@@ -94,12 +90,7 @@ class PolicyCriterionJudge(CriterionJudge):
 
 
 class EndpointCriterionJudge(CriterionJudge):
-    """Yes or no, as a model behind an endpoint writes it.
-
-    Args:
-        endpoint: The model; it has to be open.
-        max_tokens: Longest reply, thinking included.
-    """
+    """Yes or no, as a model behind an open endpoint writes it, in ``max_tokens`` with its thinking."""
 
     def __init__(self, endpoint: ChatEndpoint, max_tokens: int) -> None:
         self._endpoint = endpoint
@@ -126,11 +117,7 @@ class Criterion:
 
 
 def read_rubric(path: Path) -> tuple[Criterion, ...]:
-    """The criteria in a YAML or JSON file: a list of texts, or of ``text`` and ``weight``.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """The criteria in a YAML or JSON file: a list of texts, or of ``text`` and ``weight``."""
     import yaml
 
     try:
@@ -214,14 +201,14 @@ def rubric_figures(scores_P_N_C: Scores, criteria_C: Sequence[Criterion]) -> dic
     - ``invalid_rate``: of all scores asked for, those that cannot be read or failed.
     """
     figures: dict[str, Terms] = {
-        "score": [_sums([_mean(each, criteria_C) for each in answers]) for answers in scores_P_N_C]
+        "score": [term_of(_mean(each, criteria_C) for each in answers) for answers in scores_P_N_C]
     }
     for place in range(len(criteria_C)):
         figures[f"criterion_{place + 1}"] = [
-            _sums([each[place].value for each in answers]) for answers in scores_P_N_C
+            term_of(each[place].value for each in answers) for answers in scores_P_N_C
         ]
     figures["invalid_rate"] = [
-        _sums([float(score.value is None) for each in answers for score in each]) for answers in scores_P_N_C
+        term_of(float(score.value is None) for each in answers for score in each) for answers in scores_P_N_C
     ]
     return figures
 
@@ -235,8 +222,3 @@ def _mean(scores_C: Sequence[CriterionScore], criteria_C: Sequence[Criterion]) -
     ]
     weight = math.fsum(weight for weight, _ in known)
     return math.fsum(weight * value for weight, value in known) / weight if known else None
-
-
-def _sums(values: Sequence[float | None]) -> tuple[float, float]:
-    known = [value for value in values if value is not None]
-    return math.fsum(known), float(len(known))

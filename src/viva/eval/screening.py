@@ -1,31 +1,75 @@
 """Screening a model for a task before a run is paid for: what it answers, and how it judges pairs of its answers.
 
+Critics are compared with the judge on conversations of critique self-play. A critique counts where its last words are a
+verdict ("72 is right.", "this is wrong"); in free text there is none, and nothing is guessed. All accuracies are of the
+same pairs of a right and a wrong first solution of one conversation, and chance is one half: a critic's pair is the two
+verdicts that it gave, a vote of the blind ranking is on a pair, and the judge compares the pair in both orders. Equal
+verdicts and ties count half.
+
 Legend: ``_P`` problems, ``_N`` answers to one problem.
 """
 
-import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.eval.critics import Criticised
+from viva.conversation.records import CritiqueReply, Solution
 from viva.eval.direct import DirectSampler
-from viva.eval.records import Answer, Cost, Figure, Played, is_lenient
+from viva.eval.records import Answer, Cost, Figure, Played, is_lenient, write_json
+from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
+from viva.judging.ballots import Vote
 from viva.judging.comparison import Comparison, Judge
 from viva.judging.judge import SamplingClient
-from viva.run.files import note_written, write_atomic
-from viva.run.secrets import redacted
+from viva.judging.records import ConversationRecord
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed
+from viva.training.rollouts import GroupOutcome
 
 FORMAT = "viva screen 1"
 """First key of the file."""
 _SHORT_REPLY = 5
 """Words up to which a reply without mark or number is taken to be an answer as a whole."""
+_LONGEST_ENDING = 80
+"""Characters of a critique's end in which its verdict is looked for."""
+_VERDICT = re.compile(
+    r"(?<!\bwhat )\b(?:is|looks|seems)\s+[*_\"']*(?:(?P<right>right|correct)|(?P<wrong>wrong|incorrect))[\s.!*_\"')]*$",
+    re.I,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One critique's verdict on a solution."""
+
+    critic: int
+    target: int
+    says_right: bool | None
+    """``None``: it does not end in a verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criticised:
+    """One conversation's first solutions, and what was said of them."""
+
+    question: str
+    solutions: dict[int, str]
+    """By agent id; those whose rightness is known."""
+    correct: dict[int, bool]
+    verdicts: tuple[Verdict, ...]
+    ballots: dict[int, list[Vote]]
+    """Votes of the blind ranking, by voter."""
+    judged: tuple[Comparison, ...] = ()
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """All pairs of a right and a wrong solution."""
+        right = [agent_id for agent_id, is_right in self.correct.items() if is_right]
+        return [(a, b) for a in right for b, is_right in self.correct.items() if not is_right]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +107,7 @@ class Screened:
     judged: Judged | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Advice:
     """Advice about a reward, or about how to sample."""
 
@@ -86,7 +130,6 @@ class Screening:
     """All that decides what is sampled and how it is graded."""
     prompts_digest: str
     has_answers: bool
-    """Whether answers are known."""
     problems: tuple[Screened, ...]
     played: dict[str, tuple[Played, ...]]
     """Conversations about the first problems, by kind."""
@@ -188,10 +231,69 @@ def is_readable(text: str, check: AnswerCheck) -> bool:
     return answer is not None and (answer != text.strip() or len(text.split()) <= _SHORT_REPLY)
 
 
+def verdict_of(text: str) -> bool | None:
+    """Whether a critique ends by calling what it criticises right; ``None`` if it ends in no verdict."""
+    found = _VERDICT.search(text.rstrip()[-_LONGEST_ENDING:])
+    return None if found is None else found["right"] is not None
+
+
+def criticised(outcomes: Sequence[GroupOutcome]) -> tuple[Criticised, ...]:
+    """The conversations that were held to their end, with graded first solutions."""
+    found: list[Criticised] = []
+    for outcome in outcomes:
+        if outcome.group is None:
+            continue
+        record = ConversationRecord.model_validate(record_of(outcome.builder))
+        if record.correct_initial is not None:
+            found.append(_read(record, record.correct_initial))
+    return tuple(found)
+
+
+def _read(record: ConversationRecord, graded: Mapping[int, bool]) -> Criticised:
+    solutions = {
+        turn.agent_id: turn.response.solution
+        for turn in record.turns
+        if turn.segment == "proposal" and isinstance(turn.response, Solution) and turn.agent_id in graded
+    }
+    verdicts = [
+        Verdict(critic=turn.agent_id, target=critique.target, says_right=verdict_of(critique.text))
+        for turn in record.turns
+        if isinstance(turn.response, CritiqueReply)
+        for critique in turn.response.critiques
+        if critique.target in solutions
+    ]
+    return Criticised(
+        question=record.question,
+        solutions=solutions,
+        correct={agent_id: graded[agent_id] for agent_id in solutions},
+        verdicts=tuple(verdicts),
+        ballots=record.ballots().get("ranking", {}),
+    )
+
+
+async def have_pairs_judged(
+    talks: Sequence[Criticised], judge: Judge, seed: int, *, most: int, begin: Begin = unseen
+) -> tuple[Criticised, ...]:
+    """The same with their pairs judged in both orders, of the first conversations up to so many pairs."""
+    chosen = [(place, pair) for place, talk in enumerate(talks) for pair in talk.pairs][:most]
+    progress = begin("critics' pairs", len(chosen), "pairs")
+
+    async def compare(place: int, right: int, wrong: int) -> list[Comparison]:
+        talk, place_seed = talks[place], derive_seed(seed, "critics' pairs", place, right, wrong)
+        both = await gather_or_cancel(
+            judge.compare(talk.question, talk.solutions, *order, place_seed)
+            for order in ((right, wrong), (wrong, right))
+        )
+        progress.on_group(both)
+        return both
+
+    found = await gather_or_cancel(compare(place, *pair) for place, pair in chosen)
+    by_place: dict[int, list[Comparison]] = {}
+    for (place, _), both in zip(chosen, found, strict=True):
+        by_place.setdefault(place, []).extend(both)
+    return tuple(replace(talk, judged=tuple(by_place.get(place, ()))) for place, talk in enumerate(talks))
+
+
 def write_screening(path: Path, screening: Screening) -> None:
     """Write all of it as JSON."""
-    content = redacted({"format": FORMAT, **asdict(screening)})
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
-    # halves of surrogate pairs, which a model's reply may hold, have no UTF-8
-    write_atomic(path, text.encode("utf-8", "replace").decode("utf-8") + "\n")
-    note_written([path])
+    write_json(path, {"format": FORMAT, **asdict(screening)})

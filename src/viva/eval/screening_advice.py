@@ -96,9 +96,9 @@ def _about_answers(figures: Figures) -> Advice:
     if mixed >= FEW_MIXED:
         reach = _percent(_value(figures, "solved/in_20_to_80_percent"))
         return Advice(
-            about="answers",
-            verdict="works",
-            reason=f"{_percent(mixed)} of the problems have right and wrong tries, which a known answer tells apart "
+            "answers",
+            "works",
+            f"{_percent(mixed)} of the problems have right and wrong tries, which a known answer tells apart "
             f"({reach} are solved in 20 to 80 % of tries)",
         )
     why = "hardly any is ever solved" if never > MOSTLY else "most are always solved"
@@ -108,40 +108,38 @@ def _about_answers(figures: Figures) -> Advice:
         else "take harder problems"
     )
     return Advice(
-        about="answers",
-        verdict="fails",
-        reason=f"only {_percent(mixed)} of the problems have right and wrong tries: {why}; {remedy}",
+        "answers",
+        "fails",
+        f"only {_percent(mixed)} of the problems have right and wrong tries: {why}; {remedy}",
     )
 
 
 def _about_reward(name: str, figures: Figures) -> Advice:
     figure = figures[f"correlation/{name}"]
-    known = "unknown" if figure.value is None else _with_interval(figure, _signed)
+    known = "unknown" if figure.value is None else _with_interval(figure, "{:+.2f}".format)
     told = f"correlation with the truth within groups {known}"
     if name == "shuffled":
         return _note("shuffled", f"{told}: the zero line")
     if figure.value is None:
-        return Advice(
-            about=name, verdict="fails", reason="it tells no answers apart, or none are right and wrong"
-        )
+        return Advice(name, "fails", "it tells no answers apart, or none are right and wrong")
     majority = _majority(figures) if name == "majority" else None
     if majority is not None and majority < MOSTLY:
         return Advice(
-            about=name,
-            verdict="fails",
-            reason=f"the most frequent answer is right on {_percent(majority)} of the problems only; on all others "
+            name,
+            "fails",
+            f"the most frequent answer is right on {_percent(majority)} of the problems only; on all others "
             f"training votes the right answer away ({told})",
         )
     if majority is not None and (figures["majority_less_sampled"].high or 0.0) < 0:
         return Advice(
-            about=name,
-            verdict="fails",
-            reason=f"voting collapses: the most frequent answer is right less often ({_percent(majority)}) than a "
+            name,
+            "fails",
+            f"voting collapses: the most frequent answer is right less often ({_percent(majority)}) than a "
             f"single one ({_percent(_value(figures, 'accuracy/sampled'))})",
         )
     low, high = _ends(figure)
     if figure.num_problems < FEW_PROBLEMS:
-        return Advice(about=name, verdict="unclear", reason=f"{told}, of {figure.num_problems} problems only")
+        return Advice(name, "unclear", f"{told}, of {figure.num_problems} problems only")
     verdict = "works" if low > 0 else "fails" if high <= 0 else "unclear"
     if verdict == "works" and majority is not None:
         told += f"; it can lift accuracy to about {_percent(majority)}, by sharpening"
@@ -149,14 +147,14 @@ def _about_reward(name: str, figures: Figures) -> Advice:
         told += (
             f"; it can lift accuracy to about the greedy one, {_percent(_value(figures, 'accuracy/greedy'))}"
         )
-    return Advice(about=name, verdict=verdict, reason=told)
+    return Advice(name, verdict, told)
 
 
 def _about_judge(figures: Figures) -> Advice:
     accuracy, bias = figures["judge/accuracy"], _value(figures, "judge/position_bias")
     told = f"the model as judge is right on {_with_interval(accuracy, _percent)} of pairs"
     if accuracy.value is None:
-        return Advice(about="tournament", verdict="fails", reason="no pair could be judged")
+        return Advice("tournament", "fails", "no pair could be judged")
     told += f", and follows the order in {_percent(bias)} of them"
     likelihood = figures.get("likelihood/accuracy")
     if likelihood is not None and likelihood.value is not None:
@@ -165,7 +163,7 @@ def _about_judge(figures: Figures) -> Advice:
         verdict = "works"
     else:
         verdict = "fails" if bias > MOSTLY or (accuracy.high or accuracy.value) <= 0.5 else "unclear"
-    return Advice(about="tournament", verdict=verdict, reason=told)
+    return Advice("tournament", verdict, told)
 
 
 def _about_talk(kind: str, figures: Figures) -> Advice:
@@ -173,28 +171,22 @@ def _about_talk(kind: str, figures: Figures) -> Advice:
     about, void = f"{REWARD_OF[kind]}, in {kind}", _value(figures, f"{kind}/void_rate")
     gap = figures[f"{kind}/reward_truth_gap"]
     if void > MOSTLY:
-        return Advice(
-            about=about, verdict="fails", reason=f"{_percent(void)} of the conversations come to nothing"
-        )
+        return Advice(about, "fails", f"{_percent(void)} of the conversations come to nothing")
     ended = _value(figures, f"{kind}/finish_rate")
     if ended < FEW_ENDED:
         reason = (
             f"only {_percent(ended)} of the final answers end by themselves: raise max_tokens, or warm it up"
         )
-        return Advice(about=about, verdict="fails", reason=reason)
+        return Advice(about, "fails", reason)
     if gap.value is None:
         reason = "no conversation ends with right and wrong answers that are paid differently"
-        return Advice(about=about, verdict="unclear", reason=reason)
+        return Advice(about, "unclear", reason)
     wrong = _with_interval(gap, _percent)
     told = f"it pays the wrong of two final answers more in {wrong} of pairs (50 %: knows nothing)"
     if gap.num_problems < FEW_PROBLEMS:
-        return Advice(
-            about=about, verdict="unclear", reason=f"{told}, of {gap.num_problems} conversations only"
-        )
+        return Advice(about, "unclear", f"{told}, of {gap.num_problems} conversations only")
     low, high = _ends(gap)
-    return Advice(
-        about=about, verdict="works" if high < 0.5 else "fails" if low >= 0.5 else "unclear", reason=told
-    )
+    return Advice(about, "works" if high < 0.5 else "fails" if low >= 0.5 else "unclear", told)
 
 
 def _about_critics(figures: Figures) -> Advice:
@@ -248,15 +240,13 @@ def _without_answers(figures: Figures) -> list[Advice]:
         bits = f"{entropy.value or 0.0:.1f} bits of entropy"
         told = f"{_percent(agreement.value)} of the answers to a problem agree ({bits})"
         if agreement.value > SETTLED:
-            found.append(
-                Advice(about="majority", verdict="fails", reason=f"{told}: nothing is left to sharpen")
-            )
+            found.append(Advice("majority", "fails", f"{told}: nothing is left to sharpen"))
         else:
             found.append(
                 Advice(
-                    about="majority",
-                    verdict="unclear",
-                    reason=f"{told}; whether the most frequent one is right, only known "
+                    "majority",
+                    "unclear",
+                    f"{told}; whether the most frequent one is right, only known "
                     "answers tell: give some, even twenty",
                 )
             )
@@ -264,7 +254,7 @@ def _without_answers(figures: Figures) -> list[Advice]:
         bias = _value(figures, "judge/position_bias")
         told = f"the model as judge follows the order in {_percent(bias)} of pairs of different answers"
         verdict = "fails" if bias > MOSTLY else "unclear"
-        found.append(Advice(about="tournament", verdict=verdict, reason=told))
+        found.append(Advice("tournament", verdict, told))
     return found
 
 
@@ -280,15 +270,11 @@ def _value(figures: Figures, name: str) -> float:
 
 
 def _note(about: str, reason: str) -> Advice:
-    return Advice(about=about, verdict="note", reason=reason)
+    return Advice(about, "note", reason)
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.0f} %"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}"
 
 
 def _ends(figure: Figure) -> tuple[float, float]:

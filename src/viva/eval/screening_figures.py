@@ -14,12 +14,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from viva.eval.critics import Criticised, critic_figures
-from viva.eval.estimates import Terms, ladder, majority_at_k, pass_at_k, summarise
+from viva.eval.estimates import (
+    NOTHING,
+    Terms,
+    draw_counts,
+    interval_of,
+    ladder,
+    majority_at_k,
+    pass_at_k,
+    summarise,
+    term_of,
+)
 from viva.eval.figures import conversation_figures
 from viva.eval.records import Figure, Played
-from viva.eval.screening import Screened, Try
+from viva.eval.screening import Criticised, Screened, Try
+from viva.judging.ballots import ballot_accuracy
 from viva.judging.comparison import Comparison, judge_accuracy, judge_health
 from viva.rewards.majority import answer_groups
 from viva.rewards.solutions import SolutionReward, Solutions
@@ -30,8 +41,6 @@ LOW, HIGH = 0.2, 0.8
 _ABOUT_TRUTH = ("correct/first", "correct/final", "correct/best", "rank_correlation", "reward_truth_gap")
 _ABOUT_TALK = ("finish_rate", "void_rate", "tokens")
 _Term = tuple[float, float]
-_NOTHING: _Term = (0.0, 0.0)
-_QUANTILES = (0.025, 0.975)
 
 
 def screening_figures(
@@ -109,17 +118,11 @@ def _reach(problems_P: Sequence[Screened]) -> dict[str, Terms]:
 
 
 def _replies(problems_P: Sequence[Screened]) -> dict[str, Terms]:
-    def share(flags: list[bool]) -> _Term:
-        return float(sum(flags)), float(len(flags))
-
     return {
-        "replies/finished": [share([one.answer.finished for one in each.tries_N]) for each in problems_P],
-        "replies/greedy_finished": [share([each.greedy.answer.finished]) for each in problems_P],
-        "replies/answer_found": [share([one.has_answer for one in each.tries_N]) for each in problems_P],
-        "replies/tokens": [
-            (float(sum(one.answer.num_tokens for one in each.tries_N)), float(len(each.tries_N)))
-            for each in problems_P
-        ],
+        "replies/finished": [term_of(one.answer.finished for one in each.tries_N) for each in problems_P],
+        "replies/greedy_finished": [term_of([each.greedy.answer.finished]) for each in problems_P],
+        "replies/answer_found": [term_of(one.has_answer for one in each.tries_N) for each in problems_P],
+        "replies/tokens": [term_of(one.answer.num_tokens for one in each.tries_N) for each in problems_P],
     }
 
 
@@ -128,9 +131,9 @@ def _opinions(problems_P: Sequence[Screened]) -> dict[str, Terms]:
     counts_P = [Counter(vote for vote, _ in _votes(each) if vote is not None) for each in problems_P]
     return {
         "answers/agreement": [
-            (max(counts.values()) / counts.total(), 1.0) if counts else _NOTHING for counts in counts_P
+            (max(counts.values()) / counts.total(), 1.0) if counts else NOTHING for counts in counts_P
         ],
-        "answers/entropy_bits": [(_entropy(counts), 1.0) if counts else _NOTHING for counts in counts_P],
+        "answers/entropy_bits": [(_entropy(counts), 1.0) if counts else NOTHING for counts in counts_P],
     }
 
 
@@ -147,21 +150,19 @@ def _judge(problems_P: Sequence[Screened], *, is_known: bool) -> dict[str, Terms
     names = {"judge/position_bias": "judge/position_bias", "judge/invalid": "judge/invalid_rate"}
     health_P = [judge_health(both) if both is not None else {} for both in both_P]
     figures: dict[str, Terms] = {
-        name: [(health[key], 1.0) if key in health else _NOTHING for health in health_P]
-        for name, key in names.items()
+        name: [term_of([health.get(key)]) for health in health_P] for name, key in names.items()
     }
-    figures["judge/first_shown_nats"] = [_NOTHING if both is None else _first_nats(both) for both in both_P]
+    figures["judge/first_shown_nats"] = [NOTHING if both is None else _first_nats(both) for both in both_P]
     if is_known:
-        figures["judge/accuracy"] = [_judge_accuracy(each) for each in problems_P]
+        figures["judge/accuracy"] = [
+            NOTHING
+            if each is None
+            else term_of(
+                [judge_accuracy(each.both, {each.first: True, each.second: False}).get("judge/accuracy")]
+            )
+            for each in (problem.judged for problem in problems_P)
+        ]
     return figures
-
-
-def _judge_accuracy(problem: Screened) -> _Term:
-    judged = problem.judged
-    if judged is None:
-        return _NOTHING
-    found = judge_accuracy(judged.both, {judged.first: True, judged.second: False})
-    return (found["judge/accuracy"], 1.0) if found else _NOTHING
 
 
 def _first_nats(both: Sequence[Comparison]) -> _Term:
@@ -171,7 +172,7 @@ def _first_nats(both: Sequence[Comparison]) -> _Term:
         for each in both
         if each.probabilities is not None and min(each.probabilities[:2]) > 0
     ]
-    return (math.fsum(odds) / 2, 1.0) if len(odds) == 2 else _NOTHING
+    return (math.fsum(odds) / 2, 1.0) if len(odds) == 2 else NOTHING
 
 
 def _likelihood(problems_P: Sequence[Screened]) -> dict[str, Terms]:
@@ -190,7 +191,7 @@ def _likelihood(problems_P: Sequence[Screened]) -> dict[str, Terms]:
             for is_wrong, bad in values
             if not is_wrong
         ]
-        return math.fsum(points) / len(points) if points else 0.0, float(bool(points))
+        return term_of([math.fsum(points) / len(points)] if points else [])
 
     return {
         "likelihood/accuracy": [pairs(each, False) for each in problems_P],
@@ -239,24 +240,59 @@ def _centred(problem: Screened, reward: SolutionReward, seed: int) -> tuple[floa
 def correlation(sums_P: Sequence[tuple[float, float, float]], *, resamples: int, seed: int) -> Figure:
     """Correlation within groups from the sums of a b, a^2 and b^2 by problem; ``None`` where nothing varies."""
     sums = np.asarray(sums_P, dtype=np.float64)
-    counts = np.random.default_rng(seed).multinomial(
-        len(sums), np.full(len(sums), 1 / len(sums)), size=resamples
-    )
-    value = _ratios(sums.sum(axis=0, keepdims=True))
-    drawn = _ratios(counts @ sums)
-    low = high = None
-    if len(drawn) >= 0.95 * resamples and float(np.ptp(drawn)) > 1e-9:
-        low, high = (float(each) for each in np.quantile(drawn, _QUANTILES))
+    (value,) = _ratios(sums.sum(axis=0, keepdims=True)).tolist()
+    drawn = [_ratios(counts @ sums) for counts in draw_counts(len(sums), resamples, seed)]
+    low, high = interval_of(np.concatenate(drawn))
     return Figure(
-        value=float(value[0]) if len(value) else None,
+        value=None if math.isnan(value) else value,
         low=low,
         high=high,
         num_problems=int((sums[:, 2] > 0).sum()),
     )
 
 
-def _ratios(
-    sums: "np.ndarray[tuple[int, int], np.dtype[np.float64]]",
-) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _ratios(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``[draw]``; not a number where nothing varies."""
     below = np.sqrt(sums[:, 1] * sums[:, 2])
-    return sums[below > 1e-12, 0] / below[below > 1e-12]
+    return np.divide(sums[:, 0], below, out=np.full(len(sums), np.nan), where=below > 1e-12)
+
+
+def critic_figures(talks: Sequence[Criticised]) -> dict[str, Terms]:
+    """Figures by conversation; those of pairs are means over them, so that a conversation counts once."""
+    if not talks:
+        return {}
+    columns = {
+        "critics": [_critic_pairs(talk) for talk in talks],
+        "ballots": [ballot_accuracy(talk.ballots, talk.correct) for talk in talks],
+        "judge": [judge_accuracy(talk.judged, talk.correct).get("judge/accuracy") for talk in talks],
+    }
+    figures: dict[str, Terms] = {
+        "critics/readable": [
+            (sum(each.says_right is not None for each in talk.verdicts), len(talk.verdicts)) for talk in talks
+        ],
+        "critics/true": [_true_verdicts(talk) for talk in talks],
+    }
+    for name, values in columns.items():
+        figures[f"{name}/pair_accuracy"] = [term_of([value]) for value in values]
+    for name in ("critics", "ballots"):
+        figures[f"{name}_less_judge"] = [
+            NOTHING if own is None or other is None else (own - other, 1.0)
+            for own, other in zip(columns[name], columns["judge"], strict=True)
+        ]
+    return figures
+
+
+def _true_verdicts(talk: Criticised) -> tuple[float, float]:
+    told = [each for each in talk.verdicts if each.says_right is not None]
+    return sum(each.says_right is talk.correct[each.target] for each in told), len(told)
+
+
+def _critic_pairs(talk: Criticised) -> float | None:
+    said = {(each.critic, each.target): each.says_right for each in talk.verdicts}
+    points: list[float] = []
+    for right, wrong in talk.pairs:
+        for critic in talk.correct:
+            good, bad = said.get((critic, right)), said.get((critic, wrong))
+            if good is not None and bad is not None:
+                points.append(0.5 + 0.5 * (good - bad))
+    return math.fsum(points) / len(points) if points else None

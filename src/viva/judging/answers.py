@@ -41,9 +41,8 @@ _UNITS = ("\\%", "%", "\\$", "$", "\u20ac", "\u00a3", "\\,", "\\!")
 def is_correct(text: str, answer: str) -> bool:
     """Whether the final answer of `text` equals `answer`.
 
-    A known answer may itself be a worked solution (GSM8K writes ``... #### 72``): what follows its mark counts, or all
-    of it if there is none.
-    One that names a problem of reasoning-gym is met where its scorer gives 1.
+    A known answer may be a worked solution (GSM8K writes ``... #### 72``): what follows its mark counts. One that names
+    a problem of reasoning-gym is met where its scorer gives 1.
     """
     problem = find_problem(answer)
     if problem is not None:
@@ -76,8 +75,7 @@ def extract_answer(text: str) -> str | None:
 def answer_key(text: str) -> str | None:
     """One spelling for the final answers that are equal as numbers, or as texts but for letter case, spaces and units.
 
-    What two replies must have in common to vote for the same answer. Equal expressions in different forms (``x/2`` and
-    ``0.5x``) have different keys. ``None`` for an empty text.
+    Equal expressions in different forms (``x/2`` and ``0.5x``) have different keys. ``None`` for an empty text.
     """
     given = extract_answer(text)
     if given is None:
@@ -323,4 +321,3 @@ CHECKS: dict[str, AnswerCheck] = {
         AnswerCheck(name="choice", is_right=_is_choice, vote=_choice, refuses=_refuse_choice),
     )
 }
-"""By name."""

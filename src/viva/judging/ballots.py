@@ -2,8 +2,8 @@
 
 A vote is a `Preference`, whole or divided (`SoftPreference`), or a `Tie`. "a beats b" and "b loses to a" are the same
 value, and so are both ways to write a tie. A ballot holds at most one vote of its voter on each pair, whatever was
-written, so that nobody can stuff it. Votes are not normalised by voter on top of that, because a voter could then make
-one vote heavier by keeping silent about other pairs. Functions that take the ballots of a group raise if a voter voted
+written, so that nobody can stuff it. Votes are not normalised by voter: silence on some pairs would make the other
+votes heavier. Functions that take the ballots of a group raise if a voter voted
 twice on a pair: pass what was written through `count_votes` first.
 
 The majority on a pair is the item with more than half of the votes, a tie giving half a vote to each, as in the
@@ -42,11 +42,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """One item is better than the other.
-
-    Raises:
-        ValueError: If both are the same item.
-    """
+    """One item is better than the other; a `ValueError` if both are the same item."""
 
     winner: Item
     loser: Item
@@ -160,9 +156,8 @@ def count_votes(votes: Iterable[Vote], *, items: Collection[Item], own: Collecti
         own: Items the voter may not vote on, such as its own solution.
 
     Returns:
-        The ballot. Every vote that is not in it is counted under one cause: ``unknown_item``; ``own``;
-        ``repeated`` (said before); ``contradiction`` (of a pair with two or three different votes, none counts,
-        because nobody can say which one is meant).
+        The ballot, and in it the number of dropped votes by cause: ``unknown_item``, ``own``, ``repeated``, or
+        ``contradiction`` (of a pair with several different votes none counts).
     """
     votes_by_pair: dict[frozenset[Item], dict[Vote, None]] = {}
     dropped: Counter[str] = Counter()
@@ -186,11 +181,7 @@ def count_votes(votes: Iterable[Vote], *, items: Collection[Item], own: Collecti
 
 
 def merged(votes: Sequence[Vote]) -> list[Vote]:
-    """Divided votes of one voter on the same pair as one, of the mean share; other votes as they are.
-
-    Solutions with the same words are one item for some rules, and a voter asked about each of them has then said the
-    same thing several times, not quite alike.
-    """
+    """Divided votes of one voter on the same pair as one, of the mean share; other votes as they are."""
     if not any(isinstance(vote, SoftPreference) for vote in votes):
         return list(votes)
     votes_by_pair: dict[_Pair, list[Vote]] = {}
@@ -205,11 +196,7 @@ def merged(votes: Sequence[Vote]) -> list[Vote]:
 
 
 def pooled(ballots: Ballots) -> list[Vote]:
-    """All votes of a group, by voter id.
-
-    Raises:
-        ValueError: If a voter voted twice on a pair.
-    """
+    """All votes of a group, by voter id."""
     votes: list[Vote] = []
     for voter in sorted(ballots):
         pairs = [pair_of(vote) for vote in ballots[voter]]
@@ -234,9 +221,6 @@ def agreement(ballots: Ballots, *, leave_one_out: bool) -> dict[int, float | Non
     """Agreement of every voter with the majority of all, or of the others, in [0, 1]; see the module.
 
     ``None`` where there is nothing to divide by: an empty ballot, or no pair that counts.
-
-    Raises:
-        ValueError: If a voter voted twice on a pair.
     """
     points = _points(pooled(ballots))
     return {
@@ -313,11 +297,8 @@ def ballot_health(
         ballots: Votes by voter, also of voters whose ballot is empty.
         forward: Voters who saw the items in one order; all others saw them in reverse.
         own: Each voter's own item.
-        lengths: Lengths of the items' texts, in any unit; votes on an item without one are left out of it.
+        lengths: Lengths of the items' texts; votes on an item without one are left out of it.
         unreadable: Voters with a line that was dropped as unreadable.
-
-    Raises:
-        ValueError: If a voter voted twice on a pair.
     """
     votes = pooled(ballots)
     preferences = [
@@ -360,12 +341,7 @@ def _cycles(ballots: Ballots) -> Iterator[bool]:
 
 
 def order_flips(ballots: Ballots, forward: Collection[int]) -> Iterator[bool]:
-    """For each pair that both halves of the voters decide, whether they prefer different items.
-
-    Args:
-        ballots: Votes by voter.
-        forward: Voters who saw the items in one order; all others saw them in reverse.
-    """
+    """For each pair that both halves of the voters decide, whether they prefer different items; see `ballot_health`."""
     one = majority(pooled({voter: votes for voter, votes in ballots.items() if voter in forward}))
     other = majority(pooled({voter: votes for voter, votes in ballots.items() if voter not in forward}))
     for pair, preference in one.items():
@@ -376,15 +352,7 @@ def order_flips(ballots: Ballots, forward: Collection[int]) -> Iterator[bool]:
 def ballot_accuracy(ballots: Ballots, correct: Mapping[int, bool]) -> float | None:
     """Share of the votes on a right and a wrong solution that prefer the right one, a tie counting half.
 
-    Args:
-        ballots: Votes on agent ids; those on anything else are left out.
-        correct: By agent id.
-
-    Returns:
-        In [0, 1], or ``None`` if there is no such vote.
-
-    Raises:
-        ValueError: If a voter voted twice on a pair.
+    ``None`` if there is no such vote. Votes on anything but agent ids are left out.
     """
     points: list[float] = []
     for vote in pooled(ballots):
@@ -404,18 +372,9 @@ def mutual_votes(ballots: Ballots) -> float | None:
 
         mutual = mean over {i, j} of d_ij * d_ji
 
-    the covariance form of a network's reciprocity (Garlaschelli and Loffredo, 2004). About 0 if voters err
-    independently, whatever they prefer in common. Two of four who always vote for each other and against the rest
-    give 1/8 where the others' votes are even: both halves of the group then favour their own.
-
-    Args:
-        ballots: Votes by voter, on items that go by the ids of voters.
-
-    Returns:
-        In [-1, 1], or ``None`` if no two voters could have favoured each other.
-
-    Raises:
-        ValueError: If a voter voted twice on a pair.
+    the covariance form of a network's reciprocity (Garlaschelli and Loffredo, 2004), in [-1, 1]. About 0 if voters err
+    independently; 1/8 if two of four always vote for each other and against the rest, whose votes are even. ``None`` if
+    no two voters could have favoured each other. Items go by the ids of voters.
     """
     points_by_voter = {voter: _points(votes) for voter, votes in ballots.items()}
     total = _points(pooled(ballots))

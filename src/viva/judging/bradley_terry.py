@@ -8,8 +8,7 @@ every strength has a Gaussian prior with mean 0, and the fit minimises
       + prior_precision / 2 * (sum of squared strengths + position squared)
 
 which is strictly convex: Newton's method on an N x N system finds its one minimum. A tie is half a win for each. An
-item that nobody voted on stays at the prior's mean. Standard errors come from the inverse of the Hessian, that is,
-from the normal approximation of the posterior (Laplace).
+item that nobody voted on stays at the prior's mean. Standard errors come from the inverse of the Hessian (Laplace).
 
 The penalty of ``choix.opt_pairwise`` is ``alpha`` times the sum of squares: its ``alpha`` is half the precision.
 """
@@ -36,8 +35,8 @@ class BradleyTerryError(RuntimeError):
     """The fit did not converge, so there are no strengths."""
 
 
-class Gain(NamedTuple):
-    """A difference of two scores, in [-1, 1], with its standard error."""
+class Score(NamedTuple):
+    """A score in [0, 1], or a difference of two, with its standard error."""
 
     value: float
     standard_error: float
@@ -94,14 +93,8 @@ class BradleyTerryFit:
             item: self._slope(item) * math.sqrt(self.covariance[i][i]) for i, item in enumerate(self.items)
         }
 
-    def gain(self, before: Item, after: Item) -> Gain:
-        """Score of ``after`` minus score of ``before``, with the covariance of the two in its standard error.
-
-        Only a joint fit can tell: in two fits, each with mean 0, nobody gains where everybody improves.
-
-        Raises:
-            ValueError: If an item is not in the fit.
-        """
+    def gain(self, before: Item, after: Item) -> Score:
+        """Score of ``after`` minus score of ``before``, with the covariance of the two in its standard error."""
         for item in (before, after):
             if item not in self.strengths:
                 raise ValueError(f"an item must be one of the fit's {list(self.items)}; got {item!r}")
@@ -109,7 +102,7 @@ class BradleyTerryFit:
         low, high = self._slope(before), self._slope(after)
         covariance = self.covariance
         variance = low**2 * covariance[i][i] + high**2 * covariance[j][j] - 2 * low * high * covariance[i][j]
-        return Gain(self.scores[after] - self.scores[before], math.sqrt(max(variance, 0.0)))
+        return Score(self.scores[after] - self.scores[before], math.sqrt(max(variance, 0.0)))
 
     def _slope(self, item: Item) -> float:
         score = _sigmoid(self.strengths[item])
@@ -251,13 +244,9 @@ def _sigmoid(x: float) -> float:
 
 
 def reward_truth_gap(scores: Mapping[int, float], correct: Mapping[int, bool]) -> float | None:
-    """Share of the pairs of a right and a wrong solution in which the wrong one has the higher score.
+    """Share of the pairs of a right and a wrong solution in which the wrong one has the higher score, equal ones half.
 
-    0: the score follows the truth; 0.5: it has nothing to do with it; 1: it pays for being wrong. Equal scores count
-    half.
-
-    Returns:
-        The gap in [0, 1], or ``None`` if all are right or all are wrong.
+    0.5: the score has nothing to do with the truth. ``None`` if all are right or all are wrong.
     """
     right = [score for agent_id, score in scores.items() if correct[agent_id]]
     wrong = [score for agent_id, score in scores.items() if not correct[agent_id]]
@@ -270,8 +259,7 @@ def reward_truth_gap(scores: Mapping[int, float], correct: Mapping[int, bool]) -
 def rank_correlation(scores: Mapping[int, float], others: Mapping[int, float]) -> float | None:
     """Spearman's correlation of scores with being right (the CoNL paper's Rank-rho), or with any other number.
 
-    Returns:
-        In [-1, 1], or ``None`` if all scores are equal, or all others (all are right, or all are wrong).
+    ``None`` if all scores are equal, or all others.
     """
     agents = sorted(scores)
     x = _ranks([scores[agent_id] for agent_id in agents])

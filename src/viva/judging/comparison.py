@@ -10,6 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.preference_envs import TournamentPattern
@@ -18,7 +19,7 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
 from viva.conversation.protocol import quote
 from viva.judging.ballots import Outcome
-from viva.judging.label_ballots import LabelBallot
+from viva.judging.ranking import LabelBallot
 
 JUDGE_SYSTEM_PROMPT = """\
 You compare two solutions of one problem: correctness first, then clarity.
@@ -62,20 +63,12 @@ def label_comparisons(ballots: Sequence[LabelBallot]) -> list[list[Comparison]]:
     for ballot in ballots:
         items = dict.fromkeys(item for answer in ballot.answers for item in (answer.first, answer.second))
         numbers = {item: number for number, item in enumerate(items)}
-        found.append(
-            [
-                Comparison(
-                    first=numbers[answer.first],
-                    second=numbers[answer.second],
-                    outcome=answer.outcome,
-                    score=answer.score,
-                    probabilities=answer.probabilities,
-                    off_set_mass=answer.off_set_mass,
-                    was_asked=answer.was_asked,
-                )
-                for answer in ballot.answers
-            ]
-        )
+        own: list[Comparison] = []
+        for answer in ballot.answers:
+            fields: dict[str, Any] = dict(answer)
+            fields.update(first=numbers[answer.first], second=numbers[answer.second])
+            own.append(Comparison(**fields))
+        found.append(own)
     return found
 
 
@@ -144,13 +137,6 @@ class Judge(ABC):
 
         The same words tie without being judged (`same_words`). A reply that cannot be read is
         a comparison whose outcome is ``INVALID``; a judge that fails raises, so that no score is made up.
-
-        Args:
-            question: The question.
-            solutions: By the keys that the comparison is to have.
-            first: Key of the one shown first.
-            second: Key of the other.
-            seed: Of whatever is sampled for it.
         """
 
     @abstractmethod
@@ -160,12 +146,9 @@ class Judge(ABC):
     async def tournament(
         self, question: str, solutions: Mapping[int, str], pattern: TournamentPattern, seed: int
     ) -> list[Comparison]:
-        """All comparisons of a pattern, concurrently, in the order of the pairs.
+        """All comparisons of a pattern, concurrently, in the order of the pairs; if one raises, the others end.
 
         With ``ALL_PAIRS_ONE_WAY``, the seed decides who of a pair is shown first.
-
-        Raises:
-            Exception: As `compare`; the other comparisons are cancelled then.
         """
         rng = random.Random(seed)
         orders = pairs(sorted(solutions), pattern)
@@ -187,11 +170,7 @@ class NoValidComparisonsError(RuntimeError):
 
 
 def pairs(agent_ids: Sequence[int], pattern: TournamentPattern) -> list[tuple[int, int]]:
-    """Pairs to compare, as (shown first, shown second); with ``ALL_PAIRS_ONE_WAY`` once each, in the order of ids.
-
-    Raises:
-        ValueError: If an id is given twice.
-    """
+    """Pairs to compare, as (shown first, shown second); with ``ALL_PAIRS_ONE_WAY`` once each, in the order of ids."""
     if len(set(agent_ids)) < len(agent_ids):
         raise ValueError(f"agent_ids must differ from one another; got {list(agent_ids)}")
     if pattern is TournamentPattern.ALL_PAIRS_BOTH_WAYS:
@@ -210,43 +189,35 @@ def win_minus_loss(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) 
         ValueError: If a comparison names an unknown agent, an agent against itself, contradicts another
             one, or its score does not go with its outcome.
     """
-    scores = _scores_by_agent(comparisons, agent_ids)
-    return {agent_id: math.fsum(values) / len(values) for agent_id, values in scores.items()}
+    return {agent: math.fsum(own) / len(own) for agent, own in _by_agent(comparisons, agent_ids).items()}
 
 
 def matchup_count(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, int]:
     """Number of valid matchups of every agent. Raises as `win_minus_loss`."""
-    return {agent_id: len(values) for agent_id, values in _scores_by_agent(comparisons, agent_ids).items()}
+    return {agent: len(own) for agent, own in _by_agent(comparisons, agent_ids).items()}
 
 
 def win_rate(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, float]:
     """Share of its valid matchups that an agent won, a tie counting half. Raises as `win_minus_loss`."""
-    points: dict[int, list[float]] = {agent_id: [] for agent_id in agent_ids}
-    checked = _checked(comparisons, agent_ids)
-    for comparison in checked:
-        if comparison.outcome is not Outcome.INVALID:
-            points[comparison.second].append(_POINTS[comparison.outcome])
-            points[comparison.first].append(1.0 - _POINTS[comparison.outcome])
-    _require_matchups(points, checked)
-    return {agent_id: math.fsum(values) / len(values) for agent_id, values in points.items()}
+    points = _by_agent(comparisons, agent_ids, of_points=True)
+    return {agent: math.fsum(own) / len(own) for agent, own in points.items()}
 
 
 _POINTS = {Outcome.A: 0.0, Outcome.TIE: 0.5, Outcome.B: 1.0}
 """Points that a comparison gives to the agent shown second."""
 
 
-def _scores_by_agent(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> dict[int, list[float]]:
-    scores: dict[int, list[float]] = {agent_id: [] for agent_id in agent_ids}
+def _by_agent(
+    comparisons: Iterable[Comparison], agent_ids: Sequence[int], *, of_points: bool = False
+) -> dict[int, list[float]]:
+    """Scores, or points, of every agent's valid matchups."""
+    values: dict[int, list[float]] = {agent_id: [] for agent_id in agent_ids}
     checked = _checked(comparisons, agent_ids)
     for comparison in checked:
         if comparison.score is not None:
-            scores[comparison.second].append(comparison.score)
-            scores[comparison.first].append(-comparison.score)
-    _require_matchups(scores, checked)
-    return scores
-
-
-def _require_matchups(values: Mapping[int, Sequence[float]], checked: Sequence[Comparison]) -> None:
+            won = _POINTS[comparison.outcome] if of_points else comparison.score
+            values[comparison.second].append(won)
+            values[comparison.first].append(1.0 - won if of_points else -won)
     missing = [agent_id for agent_id, own in values.items() if not own]
     if missing:
         raise NoValidComparisonsError(
@@ -254,6 +225,7 @@ def _require_matchups(values: Mapping[int, Sequence[float]], checked: Sequence[C
             "not be read (see void/judge/invalid_rate)",
             judge_health(checked),
         )
+    return values
 
 
 def _checked(comparisons: Iterable[Comparison], agent_ids: Sequence[int]) -> list[Comparison]:

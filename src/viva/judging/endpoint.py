@@ -65,16 +65,11 @@ class KeptAnswers(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
-    """Options of a model behind an endpoint: its address, and bounds.
-
-    Raises:
-        ValueError: If the address, a number, or the key's variable is wrong.
-    """
+    """Options of a model behind an endpoint: its address, and bounds."""
 
     url: str
     """Base address, like ``https://host/v1`` or ``http://127.0.0.1:8000/v1``."""
     model: str
-    """Name of the model at the endpoint."""
     key_variable: str | None = None
     """Environment variable with the key; by default OPENAI_API_KEY for https addresses, and no key for http."""
     concurrency: int = 8
@@ -146,11 +141,7 @@ class EndpointOptions:
         return urlsplit(self.url).hostname in _LOOPBACK
 
     def key(self) -> str | None:
-        """The key in the environment; ``None`` where none is sent.
-
-        Raises:
-            ValueError: If the variable is not set.
-        """
+        """The key in the environment; ``None`` where none is sent."""
         is_secure = self.url.startswith("https://")
         name = self.key_variable or (DEFAULT_KEY_VARIABLE if is_secure else None)
         if name is None:
@@ -194,7 +185,6 @@ class EndpointUsage:
     requests: int = 0
     """Sent, attempts included."""
     kept: int = 0
-    """Answers that were there already."""
     failed: int = 0
     """Questions that got no answer."""
     prompt_tokens: int = 0
@@ -218,8 +208,8 @@ class ChatEndpoint:
     Args:
         options: The endpoint.
         kept: Answers of earlier times.
-        usage: What of the budget was used before; by default nothing.
-        pause: Waits for some seconds; another one in tests.
+        usage: What of the budget was used before.
+        pause: Waits for some seconds.
     """
 
     def __init__(
@@ -254,11 +244,6 @@ class ChatEndpoint:
 
     async def ask(self, messages: Sequence[Message], *, max_tokens: int, top_logprobs: int = 0) -> ChatAnswer:
         """The answer to messages, sampled at temperature 0; the same messages are asked once.
-
-        Args:
-            messages: With roles and texts.
-            max_tokens: Of the longest answer.
-            top_logprobs: Alternatives of every sampled token; 0 asks for none.
 
         Raises:
             EndpointError: If there is no answer.
@@ -309,7 +294,10 @@ class ChatEndpoint:
             self.usage.requests += 1
             status, content, retry_after = await self._attempt(body)
             if status == 200:
-                return self._object(content)
+                found = _object(content)
+                if found is None:
+                    raise EndpointError(f"{self._reason(200, content)}: no chat completion")
+                return found
             reason = self._reason(status, content)
             if status in _REFUSED:
                 self._refusal = reason
@@ -367,11 +355,7 @@ class ChatEndpoint:
     def _reason(self, status: int, content: bytes) -> str:
         """One line of what went wrong."""
         text = content.decode("utf-8", "replace")
-        try:
-            told: object = json.loads(text)
-        except (ValueError, RecursionError):
-            told = None
-        error = cast("dict[str, Any]", told).get("error") if isinstance(told, dict) else None
+        error = (_object(text) or {}).get("error")
         if isinstance(error, dict):
             text = str(cast("dict[str, Any]", error).get("message", text))
         elif isinstance(error, str):
@@ -380,15 +364,6 @@ class ChatEndpoint:
         if self._key is not None:
             text = text.replace(self._key, "***")
         return f"{self.options.url}: {f'status {status}: ' if status else ''}{text or 'no text'}"
-
-    def _object(self, content: bytes) -> dict[str, Any]:
-        try:
-            found: object = json.loads(content)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise EndpointError(f"{self._reason(200, content)}: no chat completion")
-        return cast("dict[str, Any]", found)
 
     def _parsed(self, content: Mapping[str, Any]) -> ChatAnswer:
         try:
@@ -421,6 +396,15 @@ class ChatEndpoint:
             self.usage.prompt_tokens += prompt
             self.usage.sampled_tokens += sampled
         return prompt, sampled
+
+
+def _object(content: str | bytes) -> dict[str, Any] | None:
+    """The JSON object that an answer is, if it is one."""
+    try:
+        found: object = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
 def _digest(url: str, body: Mapping[str, Any]) -> str:

@@ -35,12 +35,7 @@ _MARK = re.compile(r'"preference"\s*:\s*"?')
 
 
 class EndpointJudge(Judge):
-    """Compares solutions through a `ChatEndpoint`, which has to be open.
-
-    Args:
-        endpoint: The model.
-        options: Mode, system message and bounds; the policy in them has no part here.
-    """
+    """Compares solutions through an open `ChatEndpoint`; the policy in the options has no part here."""
 
     def __init__(self, endpoint: ChatEndpoint, options: JudgeOptions) -> None:
         self.endpoint = endpoint
@@ -74,7 +69,7 @@ class EndpointJudge(Judge):
         return replace(found, text=answer.text, prompt=str(messages[-1]["content"]))
 
     def described(self) -> dict[str, str]:
-        """The system message; there is no beginning that is put before the judge's reply."""
+        """See `Judge.described`."""
         return {"system_prompt": self.options.system_prompt, "prefill": ""}
 
 
@@ -89,8 +84,7 @@ def label_masses(tokens: Sequence[TokenChoice]) -> tuple[float, float, float]:
     offset = 0
     for token in tokens:
         if offset <= start < offset + len(token.text):
-            before = token.text[: start - offset]
-            return _masses(token, before)
+            return _masses(token, token.text[: start - offset])
         offset += len(token.text)
     return 0.0, 0.0, 0.0
 

@@ -1,11 +1,10 @@
 """Whether two short answers are the same mathematical expression, by math-verify (which asks sympy).
 
-math-verify is made for whole solutions of well-behaved models. Here it gets short final answers only, and what a policy
-in training may write is looked at first: its patterns and sympy's simplification can take minutes on a few
-characters, it reads words as products of letters (``apples`` equals ``elppas``), and of an equation it takes one
-side (``10=9`` equals 9). The rest is compared in a process of its own, since nothing else ends what hangs. That process
-runs this file as a script. One line of JSON comes in per pair of texts
-(``[wanted, given]``) and one goes out: whether they are the same expression. The first line out says that it works.
+math-verify gets short final answers only, which are looked at first: its patterns and sympy's simplification can take
+minutes on a few characters, it reads words as products of letters (``apples`` equals ``elppas``), and of an equation it
+takes one side (``10=9`` equals 9). The rest is compared in a process of its own, since nothing else ends what hangs. It
+runs this file as a script: one line of JSON per pair of texts (``[wanted, given]``) comes in, and one goes out, whether
+they are the same expression. The first line out says that it works.
 """
 
 import atexit

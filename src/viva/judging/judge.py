@@ -57,22 +57,14 @@ class SamplingClient(Protocol):
 
 @dataclass(kw_only=True)
 class PolicyRef:
-    """Holds the sampling client that judges now.
-
-    The training loop sets it: at every step for a judge that follows the policy, once for one that stays what it
-    was.
-    """
+    """Holds the sampling client that judges now: set at every step for a judge that follows the policy, else once."""
 
     sampling_client: SamplingClient | None = None
     timeout_s: float | None = None
     """Longest time one comparison may take. Results then depend on the clock, so it is off by default."""
 
     def current(self) -> SamplingClient:
-        """The client that is set.
-
-        Raises:
-            RuntimeError: If none is.
-        """
+        """The client that is set; a `RuntimeError` if none is."""
         if self.sampling_client is None:
             raise RuntimeError(
                 "the judge has no policy: set PolicyRef.sampling_client to a sampling client before rewards "
@@ -192,11 +184,7 @@ class JudgeOptions:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> JudgeOptions:
-        """Options by name.
-
-        Raises:
-            ValueError: If a name is unknown, with the nearest known one.
-        """
+        """Options by name; one that is unknown is refused with the nearest known one."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
@@ -217,15 +205,7 @@ class JudgeOptions:
 
 
 def check_policy(policy: str, option: str = "policy") -> None:
-    """Refuse a name that is neither of `POLICIES` nor could be that of a model.
-
-    Args:
-        policy: The name.
-        option: Where it was given, for the message.
-
-    Raises:
-        ValueError: See above.
-    """
+    """Refuse a name that is neither of `POLICIES` nor could be that of a model; `option` is for the message."""
     if policy.startswith(("https://", "http://")):
         raise ValueError(
             f"{option} must name a policy or model, and {policy} is an endpoint's address; give a "
@@ -283,9 +263,7 @@ class PolicySelfComparisonJudge(Judge):
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
     ) -> Comparison:
-        """Compare the solutions of ``first``, shown as A, and ``second``; the same words tie without being judged.
-
-        The seed of the sampler matters only for ``verdict`` at a temperature above 0.
+        """See `Judge.compare`; the seed matters only for ``verdict`` at a temperature above 0.
 
         Raises:
             JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
@@ -299,13 +277,9 @@ class PolicySelfComparisonJudge(Judge):
             prompt = build_prompt(self.renderer, messages)
             async with asyncio.timeout(self.policy.timeout_s):
                 text, outcome = await self._verdict(prompt, seed)
+            score = VERDICT_SCORES[outcome]
             return Comparison(
-                first=first,
-                second=second,
-                outcome=outcome,
-                score=VERDICT_SCORES[outcome],
-                text=text,
-                prompt=asked,
+                first=first, second=second, outcome=outcome, score=score, text=text, prompt=asked
             )
         return await self.compare_by_labels(messages, first, second, seed)
 
@@ -314,16 +288,8 @@ class PolicySelfComparisonJudge(Judge):
     ) -> Comparison:
         """The comparison that a prompt asks for, by the probabilities of the labels where its verdict begins.
 
-        Args:
-            messages: Show both solutions, as A and as B, and ask for the JSON object with the ``preference``.
-            first: What the comparison calls the solution shown as A.
-            second: What it calls the other.
-            seed: Of the sampler; it makes no difference to what is read.
-
-        Raises:
-            ValueError: If the mode is not ``logprob``.
-            JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
-            TimeoutError: If it took longer than the policy's ``timeout_s``.
+        The messages show both solutions, as A (``first``) and as B, and ask for the JSON object with a ``preference``.
+        Raises a `ValueError` if the mode is not ``logprob``, else as `compare`.
         """
         if self._labels is None:
             raise ValueError(f"label probabilities need judge mode 'logprob'; got {self.mode!r}")
@@ -332,7 +298,7 @@ class PolicySelfComparisonJudge(Judge):
         return replace(found, prompt=str(messages[-1]["content"]))
 
     def described(self) -> dict[str, str]:
-        """The system message, and the beginning that is put before the judge's reply, for the record."""
+        """See `Judge.described`."""
         return {
             "system_prompt": self.system_prompt,
             "prefill": VERDICT_PREFIX if self.mode == "logprob" else "",
@@ -353,14 +319,7 @@ class PolicySelfComparisonJudge(Judge):
 class LabelReader:
     """Probabilities of some labels as the beginning of a model's reply, behind a given prefix, without generation.
 
-    Args:
-        policy: Holds the model's sampling client.
-        renderer: Of that model.
-        prefix: The reply's beginning; the next token is the label.
-        labels: Texts that may follow.
-
-    Raises:
-        ValueError: If the labels do not begin with different tokens.
+    The labels must begin with different tokens, else a `ValueError`.
     """
 
     def __init__(self, policy: PolicyRef, renderer: Renderer, prefix: str, labels: Sequence[str]) -> None:
@@ -375,9 +334,7 @@ class LabelReader:
     async def probabilities(self, messages: Sequence[Message], seed: int) -> tuple[float, ...]:
         """Probability of every label behind messages; what is missing to 1 went to anything else.
 
-        Raises:
-            JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
-            TimeoutError: If it took longer than the policy's ``timeout_s``.
+        Raises as `PolicySelfComparisonJudge.compare`.
         """
         prompt = build_prompt(self.renderer, messages, prefill=self.prefix)
         async with asyncio.timeout(self.policy.timeout_s):
@@ -419,11 +376,8 @@ class LabelReader:
             return response.prompt_logprobs[-1] if response.prompt_logprobs else None
 
         logprobs = await gather_or_cancel(ask(label) for label in self.tokens)
-        row = [
-            (label, logprob)
-            for label, logprob in zip(self.tokens, logprobs, strict=True)
-            if logprob is not None
-        ]
+        pairs = zip(self.tokens, logprobs, strict=True)
+        row = [(label, logprob) for label, logprob in pairs if logprob is not None]
         return row if len(row) == len(self.tokens) else None
 
 
@@ -459,10 +413,7 @@ _OUTCOMES = {
 
 
 def parse_verdict(text: str) -> Outcome:
-    """The verdict of a decoded reply without thinking, in time linear in its length.
-
-    ``Outcome.INVALID`` if no verdict is marked, the marked one is no label, or two of them disagree.
-    """
+    """The verdict of a reply; ``INVALID`` if none is marked, the marked one is no label, or two of them disagree."""
     labels = marked_fields(text, "preference")
     outcomes = {_OUTCOMES.get(label.strip().lower(), Outcome.INVALID) for label in labels}
     return outcomes.pop() if len(outcomes) == 1 else Outcome.INVALID

@@ -6,8 +6,7 @@ Families' scorers look at the whole problem, metadata included, so its known ans
 ``11 [reasoning_gym:chain_sum,seed=7,size=200#12:9f3a01bc]``, the digest being that of question, answer and metadata.
 Whoever has that text can make the problem again, and grade a stored reply.
 
-Right is a score of exactly 1. Less is no answer: the default scorer pays ``len(answer) / len(reply)`` for any reply
-that contains the answer.
+Right is a score of exactly 1: the default scorer pays ``len(answer) / len(reply)`` for any reply with the answer in it.
 
 Scorers of version 0.1.25 that run replies: by ``eval``, in the hope of a list (`_LITERALS`), and by sympy's
 ``parse_expr``, which is ``eval`` too (`_ARITHMETIC`, `_EXPRESSIONS`). What is no literal, or no short formula of
@@ -70,7 +69,7 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The question."""
+        """As asked."""
         return str(self.entry["question"])
 
     @property
@@ -128,11 +127,7 @@ def plain_answer(answer: str) -> str:
 
 
 def find_problem(answer: str) -> Problem | None:
-    """The problem that a known answer names, made again; ``None`` if it names none.
-
-    Raises:
-        ValueError: If the package is missing, or makes another problem now.
-    """
+    """The problem that a known answer names, made again; ``None`` if it names none. Another one now is an error."""
     found = _reference(answer)
     if found is None:
         return None
@@ -153,9 +148,6 @@ def find_family(name: str, *, seed: int = TRAIN_SEED, size: int | None = None) -
         name: Of the source.
         seed: Where the name gives none.
         size: Number of problems, where the name gives none; default: the family's own, 500.
-
-    Raises:
-        ValueError: If there is no such family or option, or an option has a value that the family refuses.
     """
     family, *parts = _split(name.removeprefix(PREFIX))
     options: dict[str, Any] = {"seed": seed} | ({} if size is None else {"size": size})

@@ -22,8 +22,7 @@ from viva.conversation.records import (
     Turn,
 )
 from viva.judging.ballots import Vote
-from viva.judging.label_ballots import LabelBallot
-from viva.judging.ranking import RankingReply
+from viva.judging.ranking import LabelBallot, RankingReply
 
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -69,12 +69,7 @@ def scorer_messages(question: str, informant: str | None) -> list[Message]:
 
 
 class Scorer:
-    """Scores replies with the model that a `PolicyRef` holds, looked up at every request.
-
-    Args:
-        policy: Holds the model's sampling client.
-        renderer: Of that model, from `viva.conversation.rendering.load_renderer`.
-    """
+    """Scores replies with the model that a `PolicyRef` holds, looked up at every request."""
 
     def __init__(self, policy: PolicyRef, renderer: Renderer) -> None:
         self.policy = policy
@@ -85,7 +80,7 @@ class Scorer:
 
         Raises:
             ScorerError: If the engine returns no log-probabilities of a prompt.
-            ValueError: If the reply has no token. The engine's own errors pass through.
+            ValueError: If the reply has no token.
             TimeoutError: If it took longer than the policy's ``timeout_s``.
         """
         tokens_T = reply_tokens(self.renderer, reply)
@@ -110,11 +105,8 @@ class Scorer:
     async def gains(self, question: str, replies_G: Mapping[int, str]) -> Gains:
         """How much every reply helps to predict every other one, in nats per token of the other.
 
-        All requests are in flight together; each pair of texts is asked for once. A reply without words predicts
-        nothing and is not predicted: its gains are 0.
-
-        Raises:
-            ScorerError: As `log_probability`; the other requests are cancelled then.
+        Each pair of texts is asked for once. A reply without words predicts nothing and is not predicted: its gains
+        are 0. Raises as `log_probability`.
         """
         pairs = list(itertools.permutations(replies_G, 2))
         words = {key: text for key, text in replies_G.items() if text.strip()}

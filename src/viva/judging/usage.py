@@ -6,7 +6,7 @@ counts as it did when it was sampled, so a resumed run has the figures of one th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -40,24 +40,16 @@ class Meter:
     """Adds up what is counted, by role."""
 
     def __init__(self) -> None:
-        self._by_role: dict[Role, Usage] = {}
+        self.by_role: dict[Role, Usage] = {}
 
     def add(self, role: Role, usage: Usage) -> None:
         """Count one answer."""
-        self._by_role[role] = self.of(role) + usage
-
-    def of(self, role: Role) -> Usage:
-        """The tokens of one role."""
-        return self._by_role.get(role, Usage())
+        self.by_role[role] = self.by_role.get(role, Usage()) + usage
 
     @property
     def total(self) -> Usage:
         """The tokens of all roles."""
-        return sum(self._by_role.values(), Usage())
-
-    def by_role(self) -> Mapping[Role, Usage]:
-        """The tokens of every role that was asked."""
-        return dict(self._by_role)
+        return sum(self.by_role.values(), Usage())
 
 
 _meters: ContextVar[tuple[Meter, ...]] = ContextVar("viva_token_meters", default=())

@@ -88,7 +88,6 @@ class Config(ConversationConfig):
         from viva.rewards.comas import Comas
         from viva.rewards.critique import PeerReview
         from viva.rewards.review import STREAMS
-        from viva.rewards.streams import only
 
         by_judge = self.revision_votes == "judge"
         own = PeerReview(rules=self.rules(), compared_by=JudgeOptions() if by_judge else None)
@@ -99,7 +98,7 @@ class Config(ConversationConfig):
         if isinstance(of, PeerReview) and not is_whole:
             if of.name in STREAMS:
                 refuse_unused(self, ["reward_weights"], f"reward={self.reward} pays one stream alone")
-                own = only(of.name, own)
+                own = own.only(of.name)
             if (
                 of.name == "r_meta"
                 and self.num_agents < 4

@@ -178,7 +178,6 @@ class Config(AskedConfig):
             ValueError: If there is no such reward or judge, or it does not go with the conversation.
         """
         from viva.rewards import peer_review, tournament
-        from viva.rewards.solutions import SolutionReward
         from viva.selfplay.critique import critique_protocol
         from viva.selfplay.round_robin import round_robin_protocol
 
@@ -192,8 +191,7 @@ class Config(AskedConfig):
             )
         if self.conversation_reward not in ("verifier", "own"):
             reward = reward_named(self.conversation_reward)
-            needs_answers = isinstance(reward, SolutionReward) and reward.needs_answers
-            if reward.scorer is not None or needs_answers:
+            if reward.scorer is not None or reward.needs_answers:
                 asks = "a scorer" if reward.scorer is not None else "the known answer"
                 raise ValueError(
                     f"conversation_reward={self.conversation_reward} asks {asks}; give verifier, own, or a reward that "

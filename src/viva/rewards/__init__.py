@@ -1,21 +1,21 @@
 """Rewards of conversations by name, and what the tokens of a conversation earn by them."""
 
 import inspect
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from viva.conversation.messages import unknown
-from viva.rewards.answers import answers
+from viva.judging.judge import JudgeOptions
 from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
 from viva.rewards.comas import comas
 from viva.rewards.critique import PeerReview
-from viva.rewards.log_probability import log_probability
-from viva.rewards.maca import maca
-from viva.rewards.majority import majority
+from viva.rewards.majority import maca, majority
 from viva.rewards.pairwise import Tournament, tournament
-from viva.rewards.peer_prediction import peer_prediction
+from viva.rewards.review import review_rules
 from viva.rewards.serl import serl, serl_votes
 from viva.rewards.shuffled import Shuffled
-from viva.rewards.streams import peer_review, r_diag, r_meta, r_sol
+from viva.rewards.solutions import answers, log_probability, peer_prediction
 
 __all__ = [
     "FunctionReward",
@@ -41,6 +41,44 @@ __all__ = [
     "shuffled",
     "tournament",
 ]
+
+
+def peer_review(
+    *,
+    preset: str = "robust",
+    weights: Mapping[str, float] | None = None,
+    judge: JudgeOptions | None = None,
+    **rules: Any,
+) -> PeerReview:
+    """The rewards of critique self-play: r_sol for solutions, r_meta for agreement, r_diag for useful critique.
+
+    Args:
+        preset: ``robust`` or ``paper``.
+        weights: Weights of the streams that differ from the preset's.
+        judge: Of the comparisons of revised with initial solutions; by default the policy being trained.
+        **rules: Other fields of `viva.rewards.review.ReviewRules`.
+
+    Raises:
+        ValueError: If a value is none of those allowed.
+    """
+    chosen = review_rules(preset)
+    chosen = replace(chosen, weights={**chosen.weights, **(weights or {})}, **rules)
+    return PeerReview(rules=chosen, compared_by=judge or JudgeOptions())
+
+
+def r_sol(**options: Any) -> PeerReview:
+    """The score of an agent's solution alone; options are those of `viva.rewards.peer_review` but for weights."""
+    return peer_review(**options).only("r_sol")
+
+
+def r_meta(**options: Any) -> PeerReview:
+    """Agreement with the others' final votes alone; options are those of `viva.rewards.peer_review` but for weights."""
+    return peer_review(**options).only("r_meta")
+
+
+def r_diag(**options: Any) -> PeerReview:
+    """Useful critique alone; options are those of `viva.rewards.peer_review` but for weights."""
+    return peer_review(**options).only("r_diag")
 
 
 def shuffled(of: object = "answers") -> Shuffled:
@@ -73,7 +111,6 @@ _NAMED = {
 }
 
 NAMES = tuple(_NAMED)
-"""Names that stand for rewards, see `find_reward`."""
 
 
 def find_reward(value: object) -> Reward:

@@ -30,7 +30,6 @@ Match: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 """Solutions that a judge is shown first and second: (agent, round) of each."""
 
 RewardFunction = Callable[[Conversation], Pay | Awaitable[Pay]]
-"""A user's reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,6 @@ class Reward(ABC):
 
     def judged_by(self, judge: JudgeOptions) -> "Reward":
         """The same reward with another judge; itself, if it needs none."""
-        del judge
         return self
 
     @property
@@ -104,13 +102,16 @@ class Reward(ABC):
 
     def scored_by(self, scorer: ScorerOptions) -> "Reward":
         """The same reward with another scorer; itself, if it needs none."""
-        del scorer
         return self
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """The comparisons that its judge makes of a conversation in which all solutions differ."""
-        del protocol, num_agents
         return []
+
+    @property
+    def needs_answers(self) -> bool:
+        """Whether it looks at the known answer; by default not."""
+        return False
 
     @property
     def agents_compare(self) -> bool:
@@ -118,19 +119,11 @@ class Reward(ABC):
         return False
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
-        """Refuse a protocol whose conversations it cannot pay; by default none.
-
-        Raises:
-            ValueError: With what to change.
-        """
+        """Refuse a protocol whose conversations it cannot pay, with a `ValueError` that says what to change."""
         del protocol, num_agents
 
     def check_played(self, conversation: Conversation) -> None:
-        """Refuse a protocol by how scripted agents play it; by default none.
-
-        Raises:
-            ValueError: With what to change.
-        """
+        """Refuse a protocol by how scripted agents play it, with a `ValueError` that says what to change."""
         del conversation
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
@@ -150,7 +143,6 @@ class Reward(ABC):
             NoValidComparisonsError: If a judge said nothing readable about an agent.
             BradleyTerryError: If a fit does not converge.
         """
-        del record, seed
         raise ValueError(
             f"the reward {self.name!r} needs more than a transcript holds, so stored conversations cannot be scored by "
             "it"
@@ -162,6 +154,8 @@ class Reward(ABC):
 
         Raises:
             ValueError: If it cannot be paid; a failed reward never becomes a number.
+            NoValidComparisonsError: If a judge said nothing readable about an agent.
+            BradleyTerryError: If a fit does not converge.
         """
 
 
@@ -222,19 +216,23 @@ def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, di
     }
 
 
-def correctness(played: Played) -> tuple[dict[int, bool] | None, dict[int, Metrics]]:
-    """Correctness of final solutions, and metrics by agent about first and final ones, where answers are known."""
-    correct = graded(played.conversation.final_solutions, played.answer, played.grader)
-    first = graded(played.conversation.first_solutions, played.answer, played.grader)
-    return correct, {} if correct is None or first is None else truth_metrics(first, correct)
+def correctness(played: Played) -> tuple[dict[int, bool] | None, dict[int, bool] | None]:
+    """Whether first and final solutions are right, see `graded`."""
+    talk = played.conversation
+    first, final = (
+        graded(each, played.answer, played.grader) for each in (talk.first_solutions, talk.final_solutions)
+    )
+    return first, final
+
+
+def check_compared(num_agents: int) -> None:
+    """Refuse a lone agent, of whom nobody can say whether it was better than others."""
+    if num_agents < 2:
+        raise ValueError(f"num_agents must be at least 2, or there is nobody to compare; got {num_agents}")
 
 
 def check_solutions(conversation: Conversation, what: str) -> None:
-    """Refuse a conversation in which an agent that did not fail gave no final solution.
-
-    Raises:
-        ValueError: It opens with `what`.
-    """
+    """Refuse a conversation in which an agent that did not fail gave no final solution; the error opens with `what`."""
     failed = {failure.agent_id for failure in conversation.failures}
     without = set(range(conversation.num_agents)) - failed - set(conversation.final_solutions)
     if without:
@@ -257,11 +255,6 @@ def segment_credit(
     played: Played, earned: Callable[[Turn, Sequence[int]], Earnings], weights: Mapping[str, float]
 ) -> GroupCredit:
     """Credit on the replies of agents that finished, in segments that have a stream.
-
-    Args:
-        played: The conversation.
-        earned: Earnings of one turn, given its sampled tokens.
-        weights: Weights of the streams.
 
     Raises:
         ValueError: If a seat does not have one transition for each reply that was written.
@@ -314,14 +307,13 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
 
 def paid(played: Played, scored: Scored) -> Scored:
     """The pay with the metrics that every reward can give, and told to the transcript."""
-    correct, truth = correctness(played)
-    first = graded(played.conversation.first_solutions, played.answer, played.grader)
+    first, correct = correctness(played)
+    truth = truth_metrics(first or {}, correct or {})
     flip = flips(first or {}, correct or {})
     totals = {agent_id: scored.rewards[agent_id, 0] for agent_id in played.agents}
     played.record.update(rewards=totals, correct=correct)
-    if first and len(
-        [turn for turn in played.conversation.turns if isinstance(turn.response, Solution)]
-    ) > len(first):
+    solutions = [turn for turn in played.conversation.turns if isinstance(turn.response, Solution)]
+    if first and len(solutions) > len(first):
         played.record["correct_initial"] = first
     gap = None if correct is None else reward_truth_gap(totals, correct)
     shared: Metrics = {} if gap is None else {"reward_truth_gap": gap}
@@ -349,11 +341,7 @@ class FunctionReward(Reward):
     name: str = "function"
 
     async def score(self, played: Played) -> Scored:
-        """Ask the function.
-
-        Raises:
-            ValueError: If it returns something else. What it raises itself passes through.
-        """
+        """Ask the function; what it raises itself passes through."""
         found = self.function(replace(played.conversation, answer=played.answer))
         if inspect.isawaitable(found):
             found = await found

@@ -6,22 +6,17 @@ one reads both and gives a score ``tau`` from 1 (an error that was named is fata
 
     r_solver = s        r_evaluator = 1 - s        r_scorer = 0;  -1, and 0 for the other two, if it cannot be read
 
-so solver and evaluator share 1 between them, and the scorer is paid for its form alone.
-
-Here it is played on the conversation of critique self-play, whose critiques, revisions and rankings hold the three
-roles; other protocols are refused. Nobody there gives a number, and the blind ranking is made before critique, so s
-is the Bradley-Terry score of the *proposal* in the joint fit of ``peer_review`` (`viva.rewards.review`), which
-compares it with what came after critique: it falls where a revision beats it, so a critique that found an error is
-paid, as by a scorer who accepts it. With V in [0, 1] the scores, i a solver and k a critic of it,
+Here it is played on critique self-play, where nobody gives a number: s is the Bradley-Terry score of the *proposal* in
+the joint fit of ``peer_review`` (`viva.rewards.review`), which falls where a revision beats it, so a critique that
+found an error is paid. With V in [0, 1] the scores, i a solver and k a critic of it,
 
     proposal of i           V_i^init
     critique of i by k      1 - V_i^init        on that critique's own tokens
     revision of i           V_i^final           the solution of the second round, which nobody evaluates any more
     verdict of i            0;  -1 if no vote in it can be read
 
-Solver and evaluator of a proposal share 1, as in the paper. What differs: s is everybody's opinion and not one
-scorer's, it has steps finer than halves, all critics of a proposal are paid alike, and a verdict is a ranking. Two
-separate fits would not let critique change s, so this reward has a joint one whatever the preset.
+Unlike the paper, s is everybody's opinion and not one scorer's, all critics of a proposal are paid alike, and a verdict
+is a ranking. Two separate fits would not let critique change s, so the fit must be joint.
 """
 
 import math
@@ -40,7 +35,7 @@ from viva.rewards.base import (
     Played,
     Reward,
     Scored,
-    graded,
+    correctness,
     paid,
     segment_credit,
     whole_reply,
@@ -84,11 +79,7 @@ class Comas(Reward):
     """Proposals against the critiques of them, by a joint fit of votes and comparisons."""
 
     review: PeerReview = field(default_factory=PeerReview)
-    """Makes the comparisons and the fit, which must be joint.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Makes the comparisons and the fit, which must be joint."""
     name: str = "comas"
 
     def __post_init__(self) -> None:
@@ -118,21 +109,12 @@ class Comas(Reward):
         return self.review.agents_compare
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
-        """Refuse a protocol without solver, evaluator and scorer.
-
-        Raises:
-            ValueError: With the segments that are missing.
-        """
+        """Refuse a protocol without solver, evaluator and scorer."""
         needed = (*SEGMENTS, "comparison") if self.agents_compare else SEGMENTS
         check_segments(self.name, protocol, needed, "scores proposals, critiques and votes")
 
     async def score(self, played: Played) -> Scored:
-        """Fit scores, and share each proposal's 1 between its author and its critics.
-
-        Raises:
-            BradleyTerryError: If the fit does not converge.
-            ValueError: If the trajectories are not those of the conversation.
-        """
+        """Fit scores, and share each proposal's 1 between its author and its critics."""
         judged = await self.review.judged(played)
         played.record["comparisons"] = judged_record(judged)
         earned = self.earned(played.conversation, judged)
@@ -142,14 +124,11 @@ class Comas(Reward):
         )
         rewards = {(agent_id, 0): earned.total(agent_id) for agent_id in played.agents}
         scored = paid(played, Scored(rewards=rewards, credit=credit))
-        first = graded(played.conversation.first_solutions, played.answer, played.grader)
-        final = graded(played.conversation.final_solutions, played.answer, played.grader)
-        figures = revision_judge_figures(judged, first, final)
+        figures = revision_judge_figures(judged, *correctness(played))
         return replace(scored, metrics={agent: own | figures for agent, own in scored.metrics.items()})
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
-        """The sums of all that agents earn; `ValueError` if something is not stored."""
-        del seed
+        """The sums of all that agents earn."""
         check_segments(self.name, record, SEGMENTS)
         conversation, judged = record.conversation(), stored_judged(record)
         check_linked(conversation, judged)
@@ -157,15 +136,7 @@ class Comas(Reward):
         return {agent_id: earned.total(agent_id) for agent_id in sorted(earned.revision)}
 
     def earned(self, conversation: Conversation, judged: Judged) -> ComasEarned:
-        """Earnings of all replies.
-
-        Args:
-            conversation: The conversation.
-            judged: Comparisons of first with revised solutions, as they are stored.
-
-        Raises:
-            BradleyTerryError: If the fit does not converge.
-        """
+        """Earnings of all replies."""
         votes = review_votes(conversation, judged)
         scores = score_review(votes, self.review.rules)
         worth = {agent_id: score.value for agent_id, score in scores.initial.items()}

@@ -12,10 +12,9 @@ The mean contains the span's own reward. With ``n = |S|`` spans,
 
     E[sum_s A_s grad log pi(s)] = w sum_s ( (1 - 1/n) E[r_s grad log pi(s)] - 1/n sum_{u != s} E[r_u grad log pi(s)] )
 
-Where the tokens of one span do not move the rewards of the others, the second sum vanishes: the plain policy gradient
-of ``w sum_s E[r_s]`` remains, smaller by the factor ``1 - 1/n``. Where they do (strengths of one Bradley-Terry fit sum
-to zero; a critique changes a revision's score), the second sum is the interaction: being better than the others pays,
-and so does making the others worse. A lone span (``n = 1``) has advantage 0.
+Where the tokens of one span do not move the rewards of the others, the second sum vanishes. Where they do (strengths of
+one Bradley-Terry fit sum to zero), being better than the others pays, and so does making the others worse. A lone span
+(``n = 1``) has advantage 0.
 
 Legend: ``_G`` members of a group (seats), ``_K`` transitions of a seat, ``_T`` action tokens.
 """
@@ -77,7 +76,6 @@ class GroupCredit:
 
     spans: tuple[SpanCredit, ...]
     weights: Mapping[str, float]
-    """Weight of each stream."""
 
     def __post_init__(self) -> None:
         """Reject credit that cannot be given."""
@@ -120,11 +118,7 @@ class GroupCredit:
 def stream_advantages(
     credit: GroupCredit, num_tokens_G_K: Sequence[Sequence[int]]
 ) -> list[list[list[float]] | None]:
-    """Advantages of all tokens of a group.
-
-    Args:
-        credit: The spans and their rewards.
-        num_tokens_G_K: Number of sampled tokens, per seat and transition.
+    """Advantages of all tokens of a group, given the numbers of sampled tokens per seat and transition.
 
     Returns:
         Per seat ``[transition][token]``, or ``None`` for a seat in which nothing carries a signal.
@@ -179,8 +173,7 @@ def token_ranges(
 
     Returns:
         ``[start, stop)`` in ``tokens_T`` for each range, in order. ``None`` where no token begins in the range, or the
-        text cannot be located in the ids: it does not stand at the end of the detokenised reply (white space and the
-        stop aside), or the pieces of the ids do not add up to the whole.
+        text does not stand at the end of the detokenised reply (white space and the stop aside).
 
     Raises:
         ValueError: If a range does not lie in the text.

@@ -36,8 +36,7 @@ from viva.judging.comparison import (
     same_words,
 )
 from viva.judging.judge import JudgeOptions
-from viva.judging.label_ballots import LabelBallot
-from viva.judging.ranking import RankingReply
+from viva.judging.ranking import LabelBallot, RankingReply
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import (
     Earnings,
@@ -92,19 +91,22 @@ class PeerReview(Reward):
         """The same reward with another judge, where it has one."""
         return self if self.compared_by is None else replace(self, compared_by=judge)
 
+    def only(self, stream: str) -> "PeerReview":
+        """The same rules, paying one stream; a `ValueError` if there is no such stream."""
+        if stream not in STREAMS:
+            raise ValueError(f"a stream of peer review is one of {', '.join(STREAMS)}; got {stream!r}")
+        weights = {name: float(name == stream) for name in STREAMS}
+        return replace(self, rules=replace(self.rules, weights=weights), name=stream)
+
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """Every agent's first solution against its revised one, in both orders."""
-        del protocol
         own = [((agent_id, 0), (agent_id, 2)) for agent_id in range(num_agents)]
         return [match for first, second in own for match in ((first, second), (second, first))]
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol without the segments that are scored.
 
-        Where nobody criticises, r_diag has nothing to pay: its stream stays empty beside others, and is refused alone.
-
-        Raises:
-            ValueError: With those that are missing.
+        Where nobody criticises, the stream r_diag stays empty beside others, and is refused alone.
         """
         needed = (*SEGMENTS, "comparison") if self.agents_compare else SEGMENTS
         if any(weight for stream, weight in self.rules.weights.items() if stream != "r_diag"):
@@ -139,10 +141,6 @@ class PeerReview(Reward):
         Returns:
             Weighted rewards: the first lane of an agent has r_sol, r_meta and the metrics, the second r_diag. The
             credit is what trains.
-
-        Raises:
-            BradleyTerryError: If a fit does not converge.
-            ValueError: If the trajectories are not those of the conversation.
         """
         conversation = played.conversation
         judged = await self.judged(played)
@@ -173,12 +171,10 @@ class PeerReview(Reward):
         return Scored(rewards=rewards, metrics=metrics_A, credit=credit)
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
-        """The weighted streams by the stored rules, or one of them; `ValueError` if something is not stored."""
-        del seed
-        unasked = (
-            () if self.name == "r_diag" else ("critique",)
-        )  # where nobody criticised, nothing is paid for it
-        check_segments(self.name, record, [name for name in SEGMENTS if name not in unasked])
+        """The weighted streams by the stored rules, or one of them."""
+        # where nobody criticised, nothing is paid for it
+        asked = [name for name in SEGMENTS if name != "critique" or self.name == "r_diag"]
+        check_segments(self.name, record, asked)
         rules = replace(stored_rules(record), weights=self.rules.weights) if record.rules else self.rules
         scores = score_review(stored_votes(record, rules), rules)
         if self.name not in STREAMS:
@@ -215,11 +211,7 @@ def judged_record(judged: Judged) -> list[dict[str, Any]]:
 
 
 def check_linked(conversation: Conversation, judged: Judged) -> None:
-    """Refuse a joint fit of two rounds that nothing links.
-
-    Raises:
-        ValueError: With what to do.
-    """
+    """Refuse a joint fit of two rounds that nothing links."""
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
     changed = [agent for agent in after if not same_words(before[agent], after[agent])]
     if changed and not judged and all(turn.segment != "comparison" for turn in conversation.turns):
@@ -237,11 +229,7 @@ def stored_judged(record: ConversationRecord) -> Judged:
 
 
 def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
-    """The votes of a stored conversation.
-
-    Raises:
-        ValueError: If a joint fit has nothing that links the two rounds, or an outcome is unknown.
-    """
+    """The votes of a stored conversation; refused if a joint fit has nothing that links the two rounds."""
     conversation, judged = record.conversation(), stored_judged(record)
     if rules.fit == "joint":
         check_linked(conversation, judged)
@@ -251,11 +239,7 @@ def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
 def check_segments(
     name: str, of: Protocol | ConversationRecord, needed: Iterable[str], what: str = "pays critique self-play"
 ) -> None:
-    """Refuse a protocol, or a stored conversation, without the segments that a reward looks at.
-
-    Raises:
-        ValueError: With those that are missing.
-    """
+    """Refuse a protocol, or a stored conversation, without the segments that a reward looks at."""
     if isinstance(of, Protocol):
         has, title = {segment.name for round_ in of.rounds for segment in round_.segments}, of.name
     else:
@@ -270,8 +254,7 @@ def check_segments(
 def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     """The votes of one conversation: ballots of both rounds, who criticised whom, and revised against initial.
 
-    Agents that failed are not scored; what they said before still counts. Each of the judge's two answers about an
-    agent is one vote, however many agents there are: see `viva.rewards.review.duel_of`.
+    Agents that failed are not scored; what they said before still counts.
     """
     failed = {failure.agent_id for failure in conversation.failures}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
@@ -355,10 +338,7 @@ def _metrics(
     correct_initial: Mapping[int, bool] | None,
     correct: Mapping[int, bool] | None,
 ) -> dict[int, Metrics]:
-    """Metrics by agent, for those that finished; what is about the whole conversation is reported by each of them.
-
-    Those about the truth need known answers and never enter a reward.
-    """
+    """Metrics by agent that finished; what is about the whole conversation is reported by each of them."""
     shared = _health(conversation, votes) | revision_judge_figures(judged, correct_initial, correct)
     truth: dict[int, Metrics] = {}
     if correct_initial is not None and correct is not None:

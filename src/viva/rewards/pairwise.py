@@ -23,10 +23,12 @@ from viva.rewards.base import (
     Reward,
     Scored,
     agent_pay,
+    check_compared,
     check_solutions,
     correctness,
     spoken,
     stored_comparisons,
+    truth_metrics,
 )
 
 
@@ -53,22 +55,11 @@ class Tournament(Reward):
         return [((first, last), (second, last)) for first, second in pairs(range(num_agents), self.pattern)]
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
-        """Refuse a conversation of one agent.
-
-        Raises:
-            ValueError: If there are fewer than two agents.
-        """
-        if num_agents < 2:
-            raise ValueError(
-                f"num_agents must be at least 2, or there is nobody to compare; got {num_agents}"
-            )
+        """Refuse a conversation of one agent."""
+        check_compared(num_agents)
 
     def check_played(self, conversation: Conversation) -> None:
-        """Refuse a conversation without final solutions.
-
-        Raises:
-            ValueError: With the agents that give none.
-        """
+        """Refuse a conversation in which an agent gives no final solution."""
         check_solutions(conversation, "a tournament compares")
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
@@ -76,7 +67,7 @@ class Tournament(Reward):
         return {"order": protocol.rounds[0].order, **super().new_record(protocol, judge)}
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
-        """Win minus loss of the stored comparisons; `ValueError` if there are none."""
+        """Win minus loss of the stored comparisons."""
         if not (comparisons := stored_comparisons(record).get(None)):
             raise ValueError(
                 "the reward 'tournament' needs comparisons of final solutions, and none are stored; runs that were "
@@ -85,12 +76,7 @@ class Tournament(Reward):
         return win_minus_loss(comparisons, sorted(record.conversation().final_solutions))
 
     async def score(self, played: Played) -> Scored:
-        """Judge the final solutions.
-
-        Raises:
-            NoValidComparisonsError: If the judge said nothing readable about an agent.
-            ValueError: If an agent that finished gave no solution.
-        """
+        """Judge the final solutions."""
         self.check_played(played.conversation)
         if played.judge is None:
             raise ValueError("a tournament needs a judge; got none")
@@ -100,7 +86,8 @@ class Tournament(Reward):
         )
         played.record["comparisons"] = [asdict(comparison) for comparison in comparisons]
         rewards = win_minus_loss(comparisons, list(solutions))
-        correct, truth = correctness(played)
+        first, correct = correctness(played)
+        truth = truth_metrics(first or {}, correct or {})
         played.record.update(rewards=rewards, correct=correct)
         shared = judge_health(comparisons) | ({} if correct is None else judge_accuracy(comparisons, correct))
         counts, rates = matchup_count(comparisons, list(rewards)), win_rate(comparisons, list(rewards))

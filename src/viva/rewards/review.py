@@ -9,23 +9,16 @@ paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``
 
 `ReviewRules` says what else each part can be. What happens at the edges:
 
-- A round without a single vote that counts has all scores at the prior's mean, 0.5, nothing to agree with (r_meta is
-  ``None``), and no gain is measured against it.
+- A round without a vote that counts has all scores at the prior's mean, 0.5, r_meta ``None``, and no measured gain.
 - A gain is measured only if votes link both solutions: in ``separate`` fits, if both were voted on; in a ``joint`` fit,
   if a chain of comparisons leads from one to the other. A gain that is not measured pays nothing.
 - Where all solutions are identical and count as one item, everybody has 0.5 and gains 0.
-- With two agents left, each may vote on the pair of both, if the protocol lets it; leave-one-out majority is then the
-  other's vote. Fewer than two have nothing to compare: an error.
 - r_meta needs voters who meet on a pair. Where nobody votes on its own solution, that takes four agents: among three,
-  each pair has one voter, so leave-one-out gives ``None`` and the paper's majority 1 for every preference. Two agents
-  agree or disagree both at once. So with fewer than four agents, r_meta trains nothing under leave-one-out, and nothing
-  but to avoid ties under the paper's formula, where a tie agrees with nobody.
-- In the paper's formula a pair without a majority is in the denominator and adds 0, so r_meta is 0 for who voted on no
-  other pair; it is ``None`` only for an empty ballot. Leave-one-out leaves such pairs out of both.
-- Ballots of label probabilities (`viva.judging.label_ballots`) are fractions of votes, and have no tokens: r_meta is
-  ``None`` for everybody.
+  each pair has one voter, so leave-one-out gives ``None`` and the paper's majority 1 for every preference. With fewer
+  than four, r_meta trains nothing under leave-one-out, and nothing but to avoid ties under the paper's formula.
+- In the paper's formula a pair without a majority is in the denominator and adds 0; leave-one-out leaves it out.
+- Ballots of label probabilities (`viva.judging.ranking`) have no tokens: r_meta is ``None`` for everybody.
 - Votes on anybody who is not among the agents are left out, and so are targets. Nobody is its own target.
-- A fit that does not converge raises `viva.judging.bradley_terry.BradleyTerryError`.
 """
 
 import math
@@ -47,7 +40,7 @@ from viva.judging.ballots import (
     pair_of,
     pooled,
 )
-from viva.judging.bradley_terry import Duel, fit_bradley_terry
+from viva.judging.bradley_terry import Duel, Score, fit_bradley_terry
 from viva.judging.comparison import Comparison
 from viva.judging.records import ConversationRecord
 
@@ -86,11 +79,7 @@ class ReviewRules:
     """Weights of the streams. One of weight 0 is measured, and trains nothing."""
 
     def __post_init__(self) -> None:
-        """Reject rules that say nothing.
-
-        Raises:
-            ValueError: If a choice is none of those allowed.
-        """
+        """Reject rules that say nothing."""
         for name, hint in get_type_hints(type(self)).items():
             choices: tuple[str, ...] = get_args(hint) if get_origin(hint) is Literal else ()
             if choices and getattr(self, name) not in choices:
@@ -100,15 +89,12 @@ class ReviewRules:
         if not 0.0 < self.prior_precision < math.inf:
             raise ValueError(f"prior_precision must be a positive number; got {self.prior_precision}")
         if set(self.weights) != set(STREAMS) or not all(map(math.isfinite, self.weights.values())):
+            unknown = sorted(set(self.weights) - set(STREAMS))
+            hints = [f"; unknown: {name!r}.{did_you_mean(name, STREAMS)}" for name in unknown]
             raise ValueError(
                 f"weights must give a finite number for each of {', '.join(STREAMS)}; got {dict(self.weights)}"
-                f"{_about_unknown(sorted(set(self.weights) - set(STREAMS)))}"
+                f"{''.join(hints)}"
             )
-
-
-def _about_unknown(names: Sequence[str]) -> str:
-    """A message about names that are no streams, with the ones that may be meant."""
-    return "".join(f"; unknown: {name!r}.{did_you_mean(name, STREAMS)}" for name in names)
 
 
 PRESETS: Mapping[str, ReviewRules] = {
@@ -179,14 +165,6 @@ class ReviewVotes:
             raise ValueError(f"scores need at least two agents, each once; got {list(self.agents)}")
 
 
-class Score(NamedTuple):
-    """The score of one solution."""
-
-    value: float
-    """Between 0 and 1."""
-    standard_error: float
-
-
 class SolutionGain(NamedTuple):
     """The gain of one agent's solution."""
 
@@ -238,27 +216,12 @@ class ReviewScores:
 def duel_of(comparison: Comparison, first: Item, second: Item) -> Duel | None:
     """A judge's comparison as one vote, so that a pair judged in both orders has two.
 
-    This is the most at which a gain's standard error still covers the spread of gains where nothing changed, also for
-    a judge whose opinion is alike in both orders and has nothing to do with quality: 0.82 to 0.89 of it among 2 to 8
-    agents (``benchmarks/judge_weight.py``). With a vote for every other agent the spread is up to 1.6 times the error;
-    with half a vote for an answer, two agents who both improve are hardly ever paid.
-
-    Args:
-        comparison: From `viva.judging.judge`.
-        first: The item that was shown first.
-        second: The item that was shown second.
-
-    Returns:
-        ``None`` if the comparison is invalid.
+    This is the most at which a gain's standard error still covers the spread of gains where nothing changed: 0.82 to
+    0.89 of it among 2 to 8 agents (``benchmarks/judge_weight.py``). ``None`` if the comparison is invalid.
     """
     if comparison.score is None:
         return None
-    return Duel(
-        first=first,
-        second=second,
-        share=(1.0 - comparison.score) / 2.0,
-        first_shown_first=True,
-    )
+    return Duel(first=first, second=second, share=(1.0 - comparison.score) / 2.0, first_shown_first=True)
 
 
 def stored_rules(record: ConversationRecord) -> ReviewRules:
@@ -270,12 +233,7 @@ def stored_rules(record: ConversationRecord) -> ReviewRules:
 
 
 def score_review(votes: ReviewVotes, rules: ReviewRules) -> ReviewScores:
-    """Score one conversation.
-
-    Raises:
-        ValueError: If a vote or target is malformed.
-        BradleyTerryError: If a fit does not converge.
-    """
+    """Score one conversation; a `BradleyTerryError` if a fit does not converge."""
     items = _Items(votes, rules)
     initial_ballots = items.ballots(votes.initial, "initial")
     final_ballots = items.ballots(votes.final, "revised")
@@ -335,8 +293,8 @@ def _values(scores: Mapping[int, Score]) -> dict[int, float]:
 class _Items:
     """Solutions grouped into items, and votes on agents or solutions as votes on those items.
 
-    After solutions became one item, a voter may have several votes on a pair; it keeps one of equal ones and none of
-    contradicting ones, as with everything else that is said twice (`count_votes`); divided votes become their mean.
+    A voter with several votes on a pair of items keeps one of equal ones and none of contradicting ones
+    (`count_votes`); divided votes become their mean.
     """
 
     def __init__(self, votes: ReviewVotes, rules: ReviewRules) -> None:

@@ -8,16 +8,13 @@ its answers in both orders, and is paid twice. With J the judgements, ``w(j)`` a
             c(i, k) = len_k / len_i  if  0.8 len_k < len_i < 1.2 len_k,  else 0         (length control; or c = 1)
     judge:  r_j = sign(R_w(j) - R_l(j));  -1 if the judgement cannot be read, 0 if it is a tie
 
-so a judgement is paid for agreeing with what all judgements together say. An equation for either is in the authors'
-code; ties are ours, their judge has none. A tie is half a win for both, as a judge without ties that tosses a coin
-would have it: two answers in the same words tie, and if that earned nothing, an answer would be paid for being rare.
-What cannot be read counts for nobody.
+so a judgement is paid for agreeing with all judgements together. Ties are ours, half a win for both: two answers in the
+same words tie, and if that earned nothing, an answer would be paid for being rare.
 
-``serl`` pays the actor: plain samples as in the paper, or the final solutions of a conversation, compared by the
-judge of the run. That judge speaks outside the conversation and no token of it is trained, so its consistency is a
-metric, ``serl/judge_consistency``. ``serl_votes`` pays both: in a conversation with ballots (critique self-play) the
-agents are the judges. A proposal earns R of the blind rankings, a revision R of the verdicts, and a verdict the mean
-r_j of its votes (-1 for one without a readable vote); critique earns nothing, since the paper has none.
+``serl`` pays the actor: plain samples as in the paper, or the final solutions of a conversation. The run's judge is not
+trained, so its consistency is a metric, ``serl/judge_consistency``. ``serl_votes`` pays both: in critique self-play the
+agents are the judges. A proposal earns R of the blind rankings, a revision R of the verdicts, a verdict the mean r_j of
+its votes (-1 without a readable vote), critique nothing.
 """
 
 import math
@@ -41,7 +38,7 @@ from viva.judging.comparison import (
 )
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
-from viva.rewards.base import Match, Played, Reward, Scored, paid, segment_credit, whole_reply
+from viva.rewards.base import Match, Played, Reward, Scored, paid, reply_credit
 from viva.rewards.critique import ballots_of, check_segments
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
@@ -57,11 +54,6 @@ class Judgement(NamedTuple):
     winner: int | None
     """``None``: a tie, or nothing that could be read."""
     is_read: bool = True
-
-    @property
-    def loser(self) -> int | None:
-        """The loser, if there is one."""
-        return None if self.winner is None else self.first + self.second - self.winner
 
 
 def judgements_of(comparisons: Iterable[Comparison]) -> list[Judgement]:
@@ -80,15 +72,12 @@ def judgements_of(comparisons: Iterable[Comparison]) -> list[Judgement]:
 def copeland(
     judgements: Sequence[Judgement], texts: Mapping[int, str], band: float | None = LENGTH_BAND
 ) -> dict[int, float]:
-    """Copeland scores R, in [0, 1 / (1 - band)].
+    """Copeland scores R by id, in [0, 1 / (1 - band)]; an answer without a readable judgement has none.
 
     Args:
         judgements: All of them.
         texts: The answers by id; judgements about others are left out.
         band: See `LENGTH_BAND`; ``None``: every win counts 1.
-
-    Returns:
-        By id; an answer that no judgement which could be read is about has none.
     """
     points: dict[int, list[float]] = {each: [] for each in texts}
     for one in judgements:
@@ -101,7 +90,6 @@ def copeland(
 
 
 def _worth(winner: str, loser: str, band: float | None) -> float:
-    """Worth of a win."""
     own, other = len(winner.strip()), len(loser.strip())
     if band is None:
         return 1.0
@@ -115,7 +103,8 @@ def consistency(judgements: Sequence[Judgement], scores: Mapping[int, float]) ->
         if not one.is_read:
             values.append(-1.0)
         elif one.first in scores and one.second in scores:
-            gap = 0.0 if one.winner is None else scores[one.winner] - scores[one.loser or 0]
+            lead = scores[one.first] - scores[one.second]
+            gap = 0.0 if one.winner is None else lead if one.winner == one.first else -lead
             values.append(math.copysign(1.0, gap) if gap else 0.0)
     return math.fsum(values) / len(values) if values else None
 
@@ -153,11 +142,7 @@ class Serl(SolutionReward):
         return [((first, last), (second, last)) for first, second in both]
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
-        """Have all pairs compared.
-
-        Raises:
-            ValueError: If there is no judge. What the judge raises passes through.
-        """
+        """The comparisons of all pairs."""
         if models.judge is None:
             raise ValueError(f"the reward {self.name!r} needs a judge; got none")
         both = TournamentPattern.ALL_PAIRS_BOTH_WAYS
@@ -169,12 +154,7 @@ class Serl(SolutionReward):
         return {"comparisons": [asdict(comparison) for comparison in group.comparisons or ()]}
 
     def pay(self, group: Solutions) -> list[float]:
-        """Copeland scores; 0 for a lone solution.
-
-        Raises:
-            NoValidComparisonsError: If nothing could be read about a solution.
-            ValueError: If no judge was asked.
-        """
+        """Copeland scores; 0 for a lone solution."""
         if group.comparisons is None:
             raise ValueError(
                 f"the reward {self.name!r} needs comparisons of the solutions in pairs, which are not known here; "
@@ -225,37 +205,26 @@ class SerlVotes(Reward):
         _check_band(self.length_band)
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
-        """Refuse a protocol without ballots.
-
-        Raises:
-            ValueError: With the segments that are missing.
-        """
+        """Refuse a protocol without ballots."""
         check_segments(self.name, protocol, _SEGMENTS, "pays solutions and the votes on them")
 
     async def score(self, played: Played) -> Scored:
-        """Count the ballots.
-
-        Raises:
-            ValueError: If nobody could be read about an agent's revision.
-        """
+        """Count the ballots."""
         earned = self.earned(played.conversation)
-        weights = dict.fromkeys(played.protocol.streams, 1.0)
 
         def of(turn: Turn) -> float | None:
             column = {"proposal": earned.initial, "revision": earned.final, "verdict": earned.judge}
             return column[turn.segment].get(turn.agent_id) if turn.segment in column else None
 
-        credit = segment_credit(played, lambda turn, tokens_T: whole_reply(tokens_T, of(turn)), weights)
         played.record["serl"] = {
             agent: {"initial": earned.initial.get(agent), "final": score, "judge": earned.judge.get(agent)}
             for agent, score in earned.final.items()
         }
         rewards = {(agent, 0): total for agent, total in earned.totals.items()}
-        return paid(played, Scored(rewards=rewards, credit=credit))
+        return paid(played, Scored(rewards=rewards, credit=reply_credit(played, of)))
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
-        """Revision and verdict together; `ValueError` if a segment is missing."""
-        del seed
+        """Revision and verdict together."""
         check_segments(self.name, record, _SEGMENTS)
         return self.earned(record.conversation()).totals
 

@@ -2,8 +2,8 @@
 
     r'_i = r_pi(i),    pi a uniformly random permutation of the group, drawn from the run's seed
 
-The rewards keep their distribution in every group (and every stream and round of it), and lose all connection with what
-was said: the expected advantage of every sample is 0. A training that learns from them learns from something else.
+The rewards keep their distribution in every group, stream and round, and the expected advantage of every sample is 0. A
+training that learns from them learns from something else.
 """
 
 import math
@@ -72,33 +72,33 @@ class Shuffled(SolutionReward):
 
     @property
     def needs_answers(self) -> bool:
-        """Same as of the reward that is permuted."""
-        return isinstance(self.of, SolutionReward) and self.of.needs_answers
+        """The other's."""
+        return self.of.needs_answers
 
     @property
     def pays_samples(self) -> bool:
-        """Same as of the reward that is permuted."""
+        """The other's."""
         return isinstance(self.of, SolutionReward) and self.of.pays_samples
 
     @property
     def agents_compare(self) -> bool:
-        """Same as of the reward that is permuted."""
+        """The other's."""
         return self.of.agents_compare
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
-        """Same as of the reward that is permuted."""
+        """The other's."""
         self.of.check(protocol, num_agents)
 
     def check_played(self, conversation: Conversation) -> None:
-        """Same as of the reward that is permuted."""
+        """The other's."""
         self.of.check_played(conversation)
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
-        """Same as of the reward that is permuted."""
+        """The other's."""
         return self.of.new_record(protocol, judge)
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
-        """Same as of the reward that is permuted."""
+        """The other's."""
         if not isinstance(self.of, SolutionReward):
             return group
         return await self.of.ask(group, question, models)
@@ -109,7 +109,7 @@ class Shuffled(SolutionReward):
 
     @property
     def pays_stored(self) -> bool:
-        """Same as of the reward that is permuted."""
+        """The other's."""
         return self.of.pays_stored
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
@@ -118,11 +118,7 @@ class Shuffled(SolutionReward):
         return dict(zip(own, permuted(list(own.values()), seed), strict=True))
 
     def pay(self, group: Solutions) -> list[float]:
-        """The other's, permuted.
-
-        Raises:
-            ValueError: If the other pays conversations only.
-        """
+        """The other's, permuted."""
         if not isinstance(self.of, SolutionReward):
             raise ValueError(
                 f"the reward {self.of.name!r} pays conversations; of samples or stored solutions shuffle answers, "
@@ -137,7 +133,7 @@ class Shuffled(SolutionReward):
     async def score(self, played: Played) -> Scored:
         """Ask the other, then permute the rewards of agents, and those of spans within their stream and round.
 
-        The transcript keeps in ``rewards`` what was paid, and in ``unshuffled`` what the other reward was.
+        The transcript keeps what the other reward was in ``unshuffled``.
         """
         scored = await self.of.score(played)
         rewards: dict[tuple[int, int], float] = {}

@@ -16,7 +16,7 @@ from viva.conversation.coordinator import MultiAgentCoordinator
 from viva.conversation.protocol import Protocol, Round, View, counted
 from viva.conversation.records import Conversation, ReplyStatus, Turn
 from viva.judging.ballots import Outcome
-from viva.judging.label_ballots import LabelAnswer, LabelBallot, label_ballot
+from viva.judging.ranking import LabelAnswer, LabelBallot, label_ballot
 from viva.selfplay.controls import scripted_reply
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.round_robin import round_robin_protocol

@@ -32,7 +32,7 @@ from viva.conversation.roles import Roles, Speaker
 from viva.conversation.tools import answer_call
 from viva.judging.comparison import Comparison, Judge, Outcome, same_words
 from viva.judging.judge import PolicySelfComparisonJudge
-from viva.judging.label_ballots import LabelAnswer, LabelBallot, label_ballot
+from viva.judging.ranking import LabelAnswer, LabelBallot, label_ballot
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader, Played, Reward

@@ -369,7 +369,7 @@ async def run_group(
                 failures=tuple(attempts.failures),
                 void_reason=attempts.void_reason,
                 retries=number,
-                usage=meter.by_role(),
+                usage=dict(meter.by_role),
                 asked=attempts.asked,
                 void_metrics=tuple(attempts.void_metrics),
             )

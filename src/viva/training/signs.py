@@ -38,8 +38,7 @@ from viva.judging.ballots import (
 )
 from viva.judging.bradley_terry import rank_correlation
 from viva.judging.comparison import Outcome, label_comparisons, pair_flips
-from viva.judging.label_ballots import LabelBallot
-from viva.judging.ranking import RankingReply
+from viva.judging.ranking import LabelBallot, RankingReply
 from viva.judging.records import ComparisonRecord, ConversationRecord
 
 SIGNS = (

@@ -9,11 +9,17 @@ import chz
 
 from viva.conversation.protocol import counted
 from viva.eval.conversations import play_all
-from viva.eval.critics import Criticised, criticised, have_pairs_judged
 from viva.eval.direct import DirectSampler
 from viva.eval.figures import shown_figure, shown_interval
 from viva.eval.records import Costs, Played, cost_lines
-from viva.eval.screening import Screener, Screening, write_screening
+from viva.eval.screening import (
+    Criticised,
+    Screener,
+    Screening,
+    criticised,
+    have_pairs_judged,
+    write_screening,
+)
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import conversation_screening, screening_figures
 from viva.judging.answers import AnswerCheck
