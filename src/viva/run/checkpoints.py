@@ -243,10 +243,10 @@ class Checkpoints:
         if checkpoint is None or (ttl_seconds is None and checkpoint.ttl_seconds is not None):
             name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")
             now = _environment_of(client)
-            state_path = self._relative(await _save_state(client, name, ttl_seconds))
+            state_path = self._relative(await _save(client.save_state, name, ttl_seconds))
             near = {name: self._relative(path) for name, path in (beside or {}).items()}
             for member, its in (members or {}).items():
-                path = await _save_state(its, f"{name}.{member}", ttl_seconds)
+                path = await _save(its.save_state, f"{name}.{member}", ttl_seconds)
                 near[member_state(member)] = self._relative(path)
             checkpoint = Checkpoint(
                 name=name,
@@ -295,12 +295,7 @@ class Checkpoints:
         Raises:
             ValueError: If the engine saved outside of the run's folder.
         """
-        options = {} if self.ttl_seconds is None else {"ttl_seconds": self.ttl_seconds}
-        try:
-            response = await client.save_weights_for_sampler(name, **options)
-        except tinker.ConflictError:
-            response = await client.save_weights_for_sampler(f"{name}-again", **options)
-        path = self._relative(str(response.path))
+        path = self._relative(await _save(client.save_weights_for_sampler, name, self.ttl_seconds))
         self._unlisted[name.rpartition("-")[0]] = {path, *map(self._relative, kept)}
         self._discard_beside()
         return path if _is_uri(path) else str(self.folder / path)
@@ -415,13 +410,13 @@ def _earlier(others: Sequence[Checkpoint], now: Mapping[str, str]) -> list[Mappi
     return [*last.earlier_environments, *changed]
 
 
-async def _save_state(client: TrainingClient, name: str, ttl_seconds: int | None) -> str:
+async def _save(save: Callable[..., Any], name: str, ttl_seconds: int | None) -> str:
     """Save under a name, or another one if an answer was lost: the engine has the state then, and refuses the name."""
     options = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
     try:
-        response = await client.save_state(name, **options)
+        response = await save(name, **options)
     except tinker.ConflictError:
-        response = await client.save_state(f"{name}-again", **options)
+        response = await save(f"{name}-again", **options)
     return str(response.path)
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, cast
@@ -82,12 +82,18 @@ def without_secrets(text: str) -> str:
 
 def redacted(value: Any) -> Any:
     """A JSON value without secrets, text by text: the whole as one text would not be JSON any more."""
+    return map_texts(without_secrets, value)
+
+
+def map_texts(change: Callable[[str], str], value: Any) -> Any:
+    """A JSON value with every text in it changed, keys among them."""
     if isinstance(value, str):
-        return without_secrets(value)
+        return change(value)
     if isinstance(value, (list, tuple)):
-        return [redacted(item) for item in cast("Sequence[Any]", value)]
+        return [map_texts(change, item) for item in cast("Sequence[Any]", value)]
     if isinstance(value, dict):
-        return {redacted(key): redacted(item) for key, item in cast("dict[str, Any]", value).items()}
+        items = cast("dict[Any, Any]", value).items()
+        return {map_texts(change, key): map_texts(change, item) for key, item in items}
     return value
 
 
