@@ -120,22 +120,21 @@ class Level:
             )
 
 
-def _own_start(unit: float, level: float) -> Level:
-    return Level(reference=None, unit=unit, level=level)
-
-
 MEASURED: Mapping[str, Level] = {
-    "answer_votes": _own_start(0.265, 6.31),
-    "against_majority": _own_start(0.203, 7.34),
-    "mutual_votes": _own_start(0.039, 5.62),
-    "order_flips": _own_start(0.308, 6.31),
-    "length_votes": _own_start(0.443, 6.31),
-    "length_pay": _own_start(1.39, 6.31),
-    "ties": _own_start(0.161, 6.95),
-    "invalid": _own_start(0.034, 15.5),
-    "answer_entropy": _own_start(0.17, 6.65),
-    "length_entropy": _own_start(0.202, 8.06),
-    "policy_entropy": _own_start(0.0495, 11.8),
+    name: Level(reference=None, unit=unit, level=level)
+    for name, unit, level in (
+        ("answer_votes", 0.265, 6.31),
+        ("against_majority", 0.203, 7.34),
+        ("mutual_votes", 0.039, 5.62),
+        ("order_flips", 0.308, 6.31),
+        ("length_votes", 0.443, 6.31),
+        ("length_pay", 1.39, 6.31),
+        ("ties", 0.161, 6.95),
+        ("invalid", 0.034, 15.5),
+        ("answer_entropy", 0.17, 6.65),
+        ("length_entropy", 0.202, 8.06),
+        ("policy_entropy", 0.0495, 11.8),
+    )
 }
 """Units and levels of the built-in policy's critique self-play, for runs of 20 steps with 4 conversations each: a tenth
 of honest ones may have a false alarm."""
