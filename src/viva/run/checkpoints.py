@@ -5,10 +5,9 @@ how long the log files were, and what the run was computed with. Random streams 
 functions of the seed and the step, so nothing else has to be kept. The index is written after the state is complete and
 replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
 
-Every line has a seal (`viva.model_files`) and the digests of the log files, so that damage is found: what cannot be
-trusted is passed over for the checkpoint before it, with a note. A line also has the digest of its state's manifest,
-and the index is there from the run's beginning, before the first state: a state that was exchanged, or an index that
-is gone, is refused, and no state is deleted for it.
+Every line has a seal (`viva.model_files`) and the digests of the log files: a damaged checkpoint is passed over for the
+one before it, with a note. A line also has the digest of its state's manifest, and the index is there from the run's
+beginning: a state that was exchanged, or an index that is gone, is refused, and no state is deleted for it.
 """
 
 import hashlib
@@ -145,10 +144,7 @@ class Checkpoints:
             )
 
     def check_state(self, checkpoint: Checkpoint) -> bool:
-        """Compare a state with the one that was saved for a checkpoint.
-
-        Returns:
-            Whether there is a digest to compare with; older versions saved none.
+        """Compare a state with the one that was saved for a checkpoint; whether there is a digest to compare with.
 
         Raises:
             MismatchError: If another one is in its place.
@@ -226,13 +222,10 @@ class Checkpoints:
         beside: Mapping[str, str] | None = None,
         members: Mapping[str, TrainingClient] | None = None,
     ) -> Checkpoint:
-        """Save the state, then add it to the index, then delete what is no longer kept.
+        """Save the state and those of `members` (a run's further policies), list them, and delete what is not kept.
 
-        With it go the states of `members`, a run's further policies, by name.
-
-        If the state after these steps is saved already, only the index is brought up to date. A best checkpoint takes
-        the mark from the one before. What the run leaves is saved for good: the last state and the best one. With
-        ``ttl_seconds`` what turns out not to be left, such as a former best state, is deleted on the server.
+        If the state after these steps is saved already, only the index is brought up to date. The last state and the
+        best one are saved for good; with ``ttl_seconds`` a former best state is deleted on the server.
 
         Raises:
             ValueError: If the engine saved outside of the run's folder.
@@ -280,17 +273,12 @@ class Checkpoints:
         return checkpoint
 
     async def save_beside(self, client: TrainingClient, name: str, *, kept: Collection[str] = ()) -> str:
-        """Save the weights for sampling, beside the states, and delete earlier ones that no checkpoint needs.
-
-        Those with a remote engine are not deleted; ``ttl_seconds`` holds for them.
+        """Save the weights for sampling beside the states, and delete earlier local ones that no checkpoint needs.
 
         Args:
             client: Has the weights.
             name: What they are saved for, and a number: ``judge-000010``.
             kept: Paths of weights that were saved for the same and are still needed.
-
-        Returns:
-            Their path, as the engine takes it.
 
         Raises:
             ValueError: If the engine saved outside of the run's folder.

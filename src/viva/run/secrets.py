@@ -68,9 +68,8 @@ it holds."""
 def without_secrets(text: str) -> str:
     """The text with secrets replaced by stars.
 
-    Hidden are the values of environment variables that are named like keys, tokens, secrets or passwords; credentials
-    recognised by their form, and blocks of private keys; user names and passwords in addresses, and keys in their
-    parameters; and keys in headers.
+    Secrets are values of environment variables named like keys or passwords, credentials of a known form, blocks of
+    private keys, user names and passwords in addresses, and keys in their parameters and in headers.
     """
     parts: list[str] = []
     end = 0

@@ -62,9 +62,7 @@ def rows_of(run: RunIndex, entries: Iterable[Entry]) -> list[dict[str, Any]]:
 def conversation_answer(run: RunIndex, step: int, group: int, query: Query) -> dict[str, Any]:
     """One conversation, with its tokens where they were kept, and its neighbours among those that match.
 
-    Raises:
-        NotFoundError: If there is none.
-        ValueError: If a line of a file is damaged.
+    Raises `NotFoundError` if there is none, and `ValueError` if a line of a file is damaged.
     """
     transcript = Transcript.parse(f"step {step}, group {group}", _line(run, step, group))
     tokens = run.tokens(step, group)
@@ -79,12 +77,7 @@ def conversation_answer(run: RunIndex, step: int, group: int, query: Query) -> d
 
 
 def text_answer(run: RunIndex, step: int, group: int, ref: str) -> dict[str, Any]:
-    """One whole text of a conversation.
-
-    Raises:
-        NotFoundError: If there is no such conversation.
-        ValueError: If it has no such text.
-    """
+    """One whole text of a conversation; `NotFoundError` without the conversation, `ValueError` without the text."""
     return {"text": text_at(_line(run, step, group), ref)}
 
 

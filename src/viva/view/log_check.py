@@ -69,11 +69,7 @@ class LogCheck:
         return found if self._index_problem is None else {INDEX: self._index_problem, **found}
 
     def advance(self, budget_s: float | None = None) -> bool:
-        """Read what was not read yet, and stop when the time is up.
-
-        Returns:
-            Whether all was compared that can be.
-        """
+        """Read what was not read yet until the time is up; whether all was compared that can be."""
         deadline = None if budget_s is None else time.monotonic() + budget_s
         self._read_index()
         for name, goals in self._goals.items():

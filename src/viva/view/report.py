@@ -41,14 +41,10 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 def write_report(
     run_dir: str | Path, output: str | Path | None = None, *, second: str | Path | None = None
 ) -> Path:
-    """Write the report of a run, from the run's own files alone, or of a result of ``viva eval``.
+    """Write the report of a run, from its own files alone, or of a result of ``viva eval``, and return its path.
 
-    Reads ``metrics.jsonl``, and ``config.json``, ``transcripts.jsonl``, ``tokens.jsonl`` and ``eval/`` where they
-    exist. The same files give the same bytes. A second run is laid over the first one.
-
-    Returns:
-        The file written, by default ``report.html`` in the run's folder, or beside the result file; it appears whole or
-        not at all.
+    The same files give the same bytes. A second run is laid over the first one. The file, by default ``report.html`` in
+    the run's folder or beside the result file, appears whole or not at all.
 
     Raises:
         ValueError: If the folder is not that of a run, or a file in it is damaged.

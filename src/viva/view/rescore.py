@@ -1,9 +1,9 @@
 """Scoring the stored conversations of a run by other rules, without sampling anything again.
 
-Ballots, critiques and comparisons are read back from the transcripts, scored as in training
-(`viva.rewards.review.score_review`) by the run's own rules with what the options change in them, and set side by side
-with the rewards that were paid; or, with ``reward=NAME``, conversations of any kind are scored by that reward as far as
-transcripts suffice, or with ``reward=all`` by each. One conversation is in memory at a time.
+Transcripts of critique self-play are scored as in training (`viva.rewards.review.score_review`) by the run's own rules
+with what the options change in them; with ``reward=NAME``, those of any kind by that reward as far as transcripts
+suffice, or with ``reward=all`` by each. The result stands beside the rewards that were paid. One conversation is in
+memory at a time.
 """
 
 import math

@@ -81,11 +81,7 @@ class RunIndex:
         )
 
     def refresh(self, budget_s: float) -> bool:
-        """Read what is new and stop when the time is up: metrics first, conversations last, then their digests.
-
-        Returns:
-            Whether everything that the files hold was read.
-        """
+        """Read what is new until the time is up: metrics, tokens, conversations, then digests; whether all was read."""
         deadline = time.monotonic() + budget_s
         self._refresh_config()
         for file, add, forget in self._parts:
