@@ -297,19 +297,14 @@ class StopRule:
         Compared is the largest share of its level that any of them has reached. A cumulative sum is often at 0: with
         alarms the last such step is best, after which the change began.
         """
+        names = [f"alarm/{name}" for name in self.alarms]
+        sums_of: list[list[float]] = [[], *([row[name] for name in names if name in row] for row in rows)]
         *before, now = (
             max((*(mean / self.levels[name] for name, mean in means.items()), *sums), default=math.inf)
-            for means, sums in zip(self._window_means(rows), self._sums(rows), strict=True)
+            for means, sums in zip(self._window_means(rows), sums_of, strict=True)
         )
         lowest = min(before, default=math.inf)
         return now < lowest or (bool(self.alarms) and now == lowest < math.inf)
-
-    def _sums(self, rows: Sequence[Mapping[str, float]]) -> Iterator[list[float]]:
-        """The alarms' shares of their levels before the first row, and after each."""
-        yield []
-        for row in rows:
-            names = [f"alarm/{name}" for name in self.alarms]
-            yield [row[name] for name in names if name in row]
 
     def _window_means(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
         """Mean over the window of every metric that fills it: before the first row, and after each; in linear time."""

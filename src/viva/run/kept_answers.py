@@ -97,12 +97,9 @@ class AnswerFile:
         told = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
         own = self._usage.setdefault(step if isinstance(step, int) else 0, EndpointUsage())
         own.requests += 1
-        own.prompt_tokens += _number(told.get("prompt_tokens"))
-        own.sampled_tokens += _number(told.get("completion_tokens"))
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+        prompt, sampled = (told.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        own.prompt_tokens += prompt if isinstance(prompt, int) else 0
+        own.sampled_tokens += sampled if isinstance(sampled, int) else 0
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -309,18 +309,15 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("Only GET is allowed.\n", 405)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and self._is_token(given):
+        if scope["path"] == "/" and same_secret(given, self._token):
             response = RedirectResponse("/", 303)
             response.set_cookie(
                 self._cookie, self._token, max_age=_COOKIE_S, httponly=True, samesite="strict", path="/"
             )
             return response
-        if not self._is_token(_cookie(headers, self._cookie)):
+        if not same_secret(_cookie(headers, self._cookie), self._token):
             return PlainTextResponse("Open the address that 'viva view' printed; it has the token.\n", 403)
         return None
-
-    def _is_token(self, given: str) -> bool:
-        return same_secret(given, self._token)
 
 
 def _cookie(headers: Headers, name: str) -> str:
