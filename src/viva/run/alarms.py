@@ -107,11 +107,7 @@ class Level:
     """Limit of the cumulative sum, in standard deviations of a step."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that measure nothing.
-
-        Raises:
-            ValueError: If one is not finite, or unit or level are not positive.
-        """
+        """Refuse numbers that measure nothing, by a `ValueError`."""
         numbers = [self.unit, self.level, *([] if self.reference is None else [self.reference])]
         if not all(map(math.isfinite, numbers)) or self.unit <= 0 or self.level <= 0:
             raise ValueError(
@@ -159,11 +155,7 @@ def read_levels(path: str | Path) -> dict[str, Level]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse alarms that there are not.
-
-    Raises:
-        ValueError: With the name that may be meant.
-    """
+    """Refuse alarms that there are not; the `ValueError` has the name that may be meant."""
     for name in names:
         if name not in ALARMS:
             hint = did_you_mean(name, ALARMS)
@@ -276,11 +268,7 @@ class StopRule:
                 raise ValueError(f"the level of {name} must be above 0 and at most 1; got {level}")
 
     def crossed(self, rows: Sequence[Mapping[str, float]]) -> str | None:
-        """The message of what crossed its level after the last row; ``None`` if nothing did.
-
-        Args:
-            rows: Metrics of all steps so far, in order.
-        """
+        """The message of what crossed its level after the last of all steps so far; ``None`` if nothing did."""
         *_, means = self._window_means(rows)
         for name, mean in means.items():
             if mean > self.levels[name]:
@@ -292,10 +280,9 @@ class StopRule:
         return None
 
     def is_best(self, rows: Sequence[Mapping[str, float]]) -> bool:
-        """Whether the watched metrics and alarms stand lower after the last row than after any row before.
+        """Whether the largest share of its level that a metric or alarm has reached is lower than after any row before.
 
-        Compared is the largest share of its level that any of them has reached. A cumulative sum is often at 0: with
-        alarms the last such step is best, after which the change began.
+        A cumulative sum is often at 0: with alarms the last such step is best, after which the change began.
         """
         names = [f"alarm/{name}" for name in self.alarms]
         sums_of: list[list[float]] = [[], *([row[name] for name in names if name in row] for row in rows)]

@@ -33,10 +33,9 @@ _LONGEST_COMMAND = 120
 
 
 class FolderLock:
-    """The lock of a folder, which one process holds until it lets go or dies; nothing is written before `acquire`.
+    """The kernel's lock of a folder, which one process holds, in several places at once, until it lets go or dies.
 
-    The kernel keeps it, so a process that was killed leaves none behind. Within one process it may be acquired several
-    times. The file stays: another process may be about to lock it.
+    Nothing is written before `acquire`. The file stays: another process may be about to lock it.
     """
 
     def __init__(self, folder: Path) -> None:

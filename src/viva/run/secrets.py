@@ -97,10 +97,7 @@ def map_texts(change: Callable[[str], str], value: Any) -> Any:
 
 
 def hidden_tokens(ids: Sequence[int], pieces: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Tokens and their texts without secrets, which may run over several of them.
-
-    Of a token that is part of a secret, the text is hidden as far as it is, and the id, which would reveal it, is -1.
-    """
+    """Tokens and their texts without secrets, which may run over several of them; the ids of these tokens are -1."""
     shown, kept = list(ids), list(pieces)
     spans = _secret_spans("".join(pieces))
     start = 0
