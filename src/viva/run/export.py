@@ -1,7 +1,7 @@
 """Weights outside of the engine: adapters in PEFT's format, models in that of transformers or as a GGUF file.
 
-Servers give away what was saved for sampling, as an archive. So a state is opened, saved for sampling under a name of
-its own, and its archive is read. No name in an archive is used: two files are looked for, and all else is passed over.
+A state on a server is saved for sampling, and the archive of that is read: two files are looked for in it, and no name
+in it is used.
 """
 
 import asyncio

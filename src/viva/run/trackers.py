@@ -1,9 +1,7 @@
 """Trackers of a run's metrics besides its own files: the console, TensorBoard, Trackio, Weights & Biases.
 
-Each tracker gets every step once. A run that is resumed repeats the steps since its last checkpoint, with the same
-results. What a tracker has been given is kept in ``trackers.json``: it is not given the same step again, unless it
-takes back what is repeated; and one that missed steps (it was added later, or the run was killed at a bad moment) is
-given them from ``metrics.jsonl``.
+Each tracker gets every step once, though a resumed run repeats those since its last checkpoint: ``trackers.json`` says
+what each was given. One that missed steps (it was added later, or the run was killed) gets them from ``metrics.jsonl``.
 
 The loggers of ``tinker_cookbook`` are not used: they know no resumed runs, and W&B's would send code and host name.
 """

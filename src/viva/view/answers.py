@@ -256,7 +256,7 @@ def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str
 
 
 def group_titles(titles: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Groups of sections by what they are about, each with its sections in order; every section is in one."""
+    """Groups of sections by what they are about, each with its sections in order."""
     known = list(titles)
     placed = {title for _, members in _GROUPS for title in members}
     groups = [*_GROUPS, ("more", tuple(title for title in known if title not in placed))]

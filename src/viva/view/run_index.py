@@ -239,8 +239,7 @@ def read_run(source: str | Path) -> RunIndex:
     """The index of a run, or of a result of ``viva eval``, read to its end.
 
     Raises:
-        ValueError: If it is neither, or its ``config.json`` is damaged. Lines that cannot be read are left out, and
-            named in `RunIndex.problems`.
+        ValueError: If it is neither, or its ``config.json`` is damaged; damaged lines are in `RunIndex.problems`.
     """
     run = RunIndex(Path(source))
     if run.kind == "run" and not (run.folder / METRICS_FILE).is_file():
