@@ -305,10 +305,13 @@ def _report(options: argparse.Namespace) -> int:
 
 @_refusing
 def _view(options: argparse.Namespace) -> int:
+    from viva.loopback import check_packages
     from viva.view.files import runs_text
-    from viva.view.server import serve
 
     if options.runs:
+        check_packages("viva view")
+        from viva.view.app import serve
+
         serve(options.runs, port=options.port, open_browser=options.open, say=_say_as_it_is)
     else:
         _write(f"{runs_text(Path())}\n")

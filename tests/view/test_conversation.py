@@ -25,7 +25,7 @@ def conversation(**changes):
 
 
 def seen(record, place):
-    return {each.turn: each.is_seen for each in sightings(record, place)}
+    return {each["turn"]: each["is_seen"] for each in sightings(record, place)}
 
 
 @pytest.mark.parametrize(

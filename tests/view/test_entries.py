@@ -148,20 +148,20 @@ def entries(draw: st.DrawFn) -> list[Entry]:
 
 @given(st.composite(entries)())
 def test_every_choice_is_recorded_and_shown_once(found: list[Entry]) -> None:
-    choices = choose(found)
+    choices = [entry for entry, _ in choose(found)]
     assert len(choices) <= 7
-    assert len({choice.entry.offset for choice in choices}) == len(choices)
-    assert all(choice.entry.has_record for choice in choices)
+    assert len({entry.offset for entry in choices}) == len(choices)
+    assert all(entry.has_record for entry in choices)
     recorded = [entry for entry in found if entry.has_record]
     assert bool(choices) == bool(recorded)
     failed = any(entry.is_void or entry.num_failures for entry in recorded)
-    assert failed == any(choice.entry.is_void or choice.entry.num_failures for choice in choices)
+    assert failed == any(entry.is_void or entry.num_failures for entry in choices)
 
 
 def test_best_and_worst_go_by_right_answers_where_they_are_known() -> None:
     rights = [1, 3, 0, 2]
     found = [replace(RECORDED, step=step, num_right=right, num_graded=3) for step, right in enumerate(rights)]
-    reasons = {choice.entry.step: choice.reason for choice in choose(found)}
+    reasons = {entry.step: reason for entry, reason in choose(found)}
     assert reasons[0] == "the first conversation of the run"
     assert reasons[3] == "the first conversation of the last step"
     assert "most agents right" in reasons[1]
@@ -173,7 +173,7 @@ def test_without_answers_they_go_by_how_clearly_the_judge_decided() -> None:
     found = [
         replace(RECORDED, step=step, reward_min=0.0, reward_max=spread) for step, spread in enumerate(spreads)
     ]
-    reasons = {choice.entry.step: choice.reason for choice in choose(found)}
+    reasons = {entry.step: reason for entry, reason in choose(found)}
     assert "most clearly" in reasons[1]
     assert "least difference" in reasons[2]
 
@@ -181,7 +181,7 @@ def test_without_answers_they_go_by_how_clearly_the_judge_decided() -> None:
 def test_the_conversations_that_revision_mended_and_spoiled_most_are_shown() -> None:
     mended = [0, 1, 2, -1, 0]
     found = [replace(RECORDED, step=s, num_right=1, num_graded=2, num_mended=m) for s, m in enumerate(mended)]
-    reasons = {choice.entry.step: choice.reason for choice in choose(found)}
+    reasons = {entry.step: reason for entry, reason in choose(found)}
     assert reasons[2] == "revision mended the most solutions"
     assert reasons[3] == "revision spoiled the most solutions"
     assert 1 not in reasons

@@ -250,10 +250,11 @@ def test_the_command_prints_old_and_new_side_by_side(
     assert max(map(len, out.splitlines())) <= 120
 
 
-def test_what_is_missing_is_a_dash(make_review_run: MakeRun) -> None:
+def test_what_is_missing_is_a_dash(make_review_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     result = rescore(make_review_run("paper"), RescoreOptions())
     nothing = replace(result.streams[1], means=(None, 0.5), truth=(None, None))
-    text = rescore_text(replace(result, streams=(nothing,)))
+    monkeypatch.setattr(Rescoring, "streams", (nothing,))
+    text = rescore_text(result)
     (row,) = [line.split() for line in text.splitlines() if line.startswith("r_meta ")]
     assert (row[1], row[2], row[-2:]) == ("-", "0.500", ["-", "-"])
 

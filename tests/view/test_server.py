@@ -14,7 +14,7 @@ from browser import served
 
 from viva.cli import main
 from viva.loopback import listen
-from viva.view.server import kept_token, serve
+from viva.view.app import kept_token, serve
 
 MakeRun = Callable[..., Path]
 
@@ -119,7 +119,7 @@ def test_the_token_is_kept_where_only_the_user_reads_it(
 
 
 def test_the_server_loads_no_heavy_package() -> None:
-    code = "import json, sys, viva.view.app, viva.view.server; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, viva.view.app; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy"}
     assert not heavy & set(json.loads(done.stdout))

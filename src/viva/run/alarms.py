@@ -107,11 +107,7 @@ class Level:
     """Limit of the cumulative sum, in standard deviations of a step."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that measure nothing.
-
-        Raises:
-            ValueError: If one is not finite, or unit or level are not positive.
-        """
+        """Refuse numbers that measure nothing, by a `ValueError`."""
         numbers = [self.unit, self.level, *([] if self.reference is None else [self.reference])]
         if not all(map(math.isfinite, numbers)) or self.unit <= 0 or self.level <= 0:
             raise ValueError(
@@ -120,22 +116,21 @@ class Level:
             )
 
 
-def _own_start(unit: float, level: float) -> Level:
-    return Level(reference=None, unit=unit, level=level)
-
-
 MEASURED: Mapping[str, Level] = {
-    "answer_votes": _own_start(0.265, 6.31),
-    "against_majority": _own_start(0.203, 7.34),
-    "mutual_votes": _own_start(0.039, 5.62),
-    "order_flips": _own_start(0.308, 6.31),
-    "length_votes": _own_start(0.443, 6.31),
-    "length_pay": _own_start(1.39, 6.31),
-    "ties": _own_start(0.161, 6.95),
-    "invalid": _own_start(0.034, 15.5),
-    "answer_entropy": _own_start(0.17, 6.65),
-    "length_entropy": _own_start(0.202, 8.06),
-    "policy_entropy": _own_start(0.0495, 11.8),
+    name: Level(reference=None, unit=unit, level=level)
+    for name, unit, level in (
+        ("answer_votes", 0.265, 6.31),
+        ("against_majority", 0.203, 7.34),
+        ("mutual_votes", 0.039, 5.62),
+        ("order_flips", 0.308, 6.31),
+        ("length_votes", 0.443, 6.31),
+        ("length_pay", 1.39, 6.31),
+        ("ties", 0.161, 6.95),
+        ("invalid", 0.034, 15.5),
+        ("answer_entropy", 0.17, 6.65),
+        ("length_entropy", 0.202, 8.06),
+        ("policy_entropy", 0.0495, 11.8),
+    )
 }
 """Units and levels of the built-in policy's critique self-play, for runs of 20 steps with 4 conversations each: a tenth
 of honest ones may have a false alarm."""
@@ -160,11 +155,7 @@ def read_levels(path: str | Path) -> dict[str, Level]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse alarms that there are not.
-
-    Raises:
-        ValueError: With the name that may be meant.
-    """
+    """Refuse alarms that there are not; the `ValueError` has the name that may be meant."""
     for name in names:
         if name not in ALARMS:
             hint = did_you_mean(name, ALARMS)
@@ -277,11 +268,7 @@ class StopRule:
                 raise ValueError(f"the level of {name} must be above 0 and at most 1; got {level}")
 
     def crossed(self, rows: Sequence[Mapping[str, float]]) -> str | None:
-        """The message of what crossed its level after the last row; ``None`` if nothing did.
-
-        Args:
-            rows: Metrics of all steps so far, in order.
-        """
+        """The message of what crossed its level after the last of all steps so far; ``None`` if nothing did."""
         *_, means = self._window_means(rows)
         for name, mean in means.items():
             if mean > self.levels[name]:
@@ -293,24 +280,18 @@ class StopRule:
         return None
 
     def is_best(self, rows: Sequence[Mapping[str, float]]) -> bool:
-        """Whether the watched metrics and alarms stand lower after the last row than after any row before.
+        """Whether the largest share of its level that a metric or alarm has reached is lower than after any row before.
 
-        Compared is the largest share of its level that any of them has reached. A cumulative sum is often at 0: with
-        alarms the last such step is best, after which the change began.
+        A cumulative sum is often at 0: with alarms the last such step is best, after which the change began.
         """
+        names = [f"alarm/{name}" for name in self.alarms]
+        sums_of: list[list[float]] = [[], *([row[name] for name in names if name in row] for row in rows)]
         *before, now = (
             max((*(mean / self.levels[name] for name, mean in means.items()), *sums), default=math.inf)
-            for means, sums in zip(self._window_means(rows), self._sums(rows), strict=True)
+            for means, sums in zip(self._window_means(rows), sums_of, strict=True)
         )
         lowest = min(before, default=math.inf)
         return now < lowest or (bool(self.alarms) and now == lowest < math.inf)
-
-    def _sums(self, rows: Sequence[Mapping[str, float]]) -> Iterator[list[float]]:
-        """The alarms' shares of their levels before the first row, and after each."""
-        yield []
-        for row in rows:
-            names = [f"alarm/{name}" for name in self.alarms]
-            yield [row[name] for name in names if name in row]
 
     def _window_means(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
         """Mean over the window of every metric that fills it: before the first row, and after each; in linear time."""

@@ -5,10 +5,9 @@ how long the log files were, and what the run was computed with. Random streams 
 functions of the seed and the step, so nothing else has to be kept. The index is written after the state is complete and
 replaced in one step, so a crash at any moment leaves the last good checkpoint in place.
 
-Every line has a seal (`viva.model_files`) and the digests of the log files, so that damage is found: what cannot be
-trusted is passed over for the checkpoint before it, with a note. A line also has the digest of its state's manifest,
-and the index is there from the run's beginning, before the first state: a state that was exchanged, or an index that
-is gone, is refused, and no state is deleted for it.
+Every line has a seal (`viva.model_files`) and the digests of the log files: a damaged checkpoint is passed over for the
+one before it, with a note. A line also has the digest of its state's manifest, and the index is there from the run's
+beginning: a state that was exchanged, or an index that is gone, is refused, and no state is deleted for it.
 """
 
 import hashlib
@@ -145,10 +144,7 @@ class Checkpoints:
             )
 
     def check_state(self, checkpoint: Checkpoint) -> bool:
-        """Compare a state with the one that was saved for a checkpoint.
-
-        Returns:
-            Whether there is a digest to compare with; older versions saved none.
+        """Compare a state with the one that was saved for a checkpoint; whether there is a digest to compare with.
 
         Raises:
             MismatchError: If another one is in its place.
@@ -226,13 +222,10 @@ class Checkpoints:
         beside: Mapping[str, str] | None = None,
         members: Mapping[str, TrainingClient] | None = None,
     ) -> Checkpoint:
-        """Save the state, then add it to the index, then delete what is no longer kept.
+        """Save the state and those of `members` (a run's further policies), list them, and delete what is not kept.
 
-        With it go the states of `members`, a run's further policies, by name.
-
-        If the state after these steps is saved already, only the index is brought up to date. A best checkpoint takes
-        the mark from the one before. What the run leaves is saved for good: the last state and the best one. With
-        ``ttl_seconds`` what turns out not to be left, such as a former best state, is deleted on the server.
+        If the state after these steps is saved already, only the index is brought up to date. The last state and the
+        best one are saved for good; with ``ttl_seconds`` a former best state is deleted on the server.
 
         Raises:
             ValueError: If the engine saved outside of the run's folder.
@@ -243,10 +236,10 @@ class Checkpoints:
         if checkpoint is None or (ttl_seconds is None and checkpoint.ttl_seconds is not None):
             name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")
             now = _environment_of(client)
-            state_path = self._relative(await _save_state(client, name, ttl_seconds))
+            state_path = self._relative(await _save(client.save_state, name, ttl_seconds))
             near = {name: self._relative(path) for name, path in (beside or {}).items()}
             for member, its in (members or {}).items():
-                path = await _save_state(its, f"{name}.{member}", ttl_seconds)
+                path = await _save(its.save_state, f"{name}.{member}", ttl_seconds)
                 near[member_state(member)] = self._relative(path)
             checkpoint = Checkpoint(
                 name=name,
@@ -280,27 +273,17 @@ class Checkpoints:
         return checkpoint
 
     async def save_beside(self, client: TrainingClient, name: str, *, kept: Collection[str] = ()) -> str:
-        """Save the weights for sampling, beside the states, and delete earlier ones that no checkpoint needs.
-
-        Those with a remote engine are not deleted; ``ttl_seconds`` holds for them.
+        """Save the weights for sampling beside the states, and delete earlier local ones that no checkpoint needs.
 
         Args:
             client: Has the weights.
             name: What they are saved for, and a number: ``judge-000010``.
             kept: Paths of weights that were saved for the same and are still needed.
 
-        Returns:
-            Their path, as the engine takes it.
-
         Raises:
             ValueError: If the engine saved outside of the run's folder.
         """
-        options = {} if self.ttl_seconds is None else {"ttl_seconds": self.ttl_seconds}
-        try:
-            response = await client.save_weights_for_sampler(name, **options)
-        except tinker.ConflictError:
-            response = await client.save_weights_for_sampler(f"{name}-again", **options)
-        path = self._relative(str(response.path))
+        path = self._relative(await _save(client.save_weights_for_sampler, name, self.ttl_seconds))
         self._unlisted[name.rpartition("-")[0]] = {path, *map(self._relative, kept)}
         self._discard_beside()
         return path if _is_uri(path) else str(self.folder / path)
@@ -415,13 +398,13 @@ def _earlier(others: Sequence[Checkpoint], now: Mapping[str, str]) -> list[Mappi
     return [*last.earlier_environments, *changed]
 
 
-async def _save_state(client: TrainingClient, name: str, ttl_seconds: int | None) -> str:
+async def _save(save: Callable[..., Any], name: str, ttl_seconds: int | None) -> str:
     """Save under a name, or another one if an answer was lost: the engine has the state then, and refuses the name."""
     options = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
     try:
-        response = await client.save_state(name, **options)
+        response = await save(name, **options)
     except tinker.ConflictError:
-        response = await client.save_state(f"{name}-again", **options)
+        response = await save(f"{name}-again", **options)
     return str(response.path)
 
 

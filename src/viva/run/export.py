@@ -1,7 +1,7 @@
 """Weights outside of the engine: adapters in PEFT's format, models in that of transformers or as a GGUF file.
 
-Servers give away what was saved for sampling, as an archive. So a state is opened, saved for sampling under a name of
-its own, and its archive is read. No name in an archive is used: two files are looked for, and all else is passed over.
+A state on a server is saved for sampling, and the archive of that is read: two files are looked for in it, and no name
+in it is used.
 """
 
 import asyncio
@@ -60,8 +60,8 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
     The model is its base: a folder, or a name, with ``@REVISION`` if it has one.
 
     Returns:
-        ``adapter/`` for LoRA (``peft.PeftModel.from_pretrained`` loads it), ``model/`` for full fine-tuning
-        (``transformers`` loads it), or ``None`` for a state that lies with a remote engine.
+        ``adapter/`` for LoRA (PEFT's format), ``model/`` for full fine-tuning (that of transformers), or ``None`` for a
+        state that lies with a remote engine.
 
     Raises:
         ValueError: If the state is damaged, holds neither, or was saved on another base model.
@@ -106,15 +106,7 @@ def description_of(model: str) -> tuple[Any, Any]:
 
 
 def merge_adapter_into_model(state_path: str, *, model: str, precision: str, folder: Path) -> Path:
-    """Write the base model with a saved adapter merged into it, as the local engine decodes with it, to ``model/``.
-
-    They are ``float32`` or ``bfloat16``, by `precision`. Where the base model's output layer shares its weights with
-    the input embeddings and the adapter changes it, the two part: the model that is written has an output layer of its
-    own.
-
-    Raises:
-        ValueError: If the state is damaged, or of another model.
-    """
+    """Write a `merged_model` to ``model/``, in ``float32`` or ``bfloat16``, by `precision`."""
     merged, tokenizer = merged_model(state_path, model, precision)
     with written_beside(folder / "model") as target:
         merged.save_pretrained(target)
@@ -125,6 +117,9 @@ def merge_adapter_into_model(state_path: str, *, model: str, precision: str, fol
 
 def merged_model(state_path: str, model: str, precision: str) -> tuple[Any, Any]:
     """A base model with the weights of a state, as the local engine decodes with it on the CPU, and its tokenizer.
+
+    Where the base model's output layer shares its weights with the input embeddings and the adapter changes it, the two
+    part.
 
     Raises:
         ValueError: If the state is damaged, or of another model.
@@ -350,12 +345,9 @@ def _named(config: dict[str, Any]) -> str | None:
 
 
 def gguf_metadata(place: str, model: str, name: str) -> Metadata:
-    """All but the weights of a GGUF file that is shown under a name.
+    """All but the weights of a GGUF file that programs show under a name.
 
-    Args:
-        place: Where the base model is. Of a GGUF file, everything is taken over.
-        model: The base model as the engine loads it.
-        name: In the file; its path says nothing to programs that load it.
+    The base model is at `place` (of a GGUF file, everything is taken over); the engine loads it as `model`.
 
     Raises:
         ValueError: If llama.cpp would not compute the same, or would cut text into other tokens.

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from viva.conversation.records import encodable
 from viva.model_files import force_to_disk, sealed, unsealed
-from viva.run.secrets import without_secrets
+from viva.run.secrets import map_texts, without_secrets
 
 LOCK = ".viva.lock"
 """File by which a process holds a folder; while it does, the file names the process."""
@@ -33,10 +33,9 @@ _LONGEST_COMMAND = 120
 
 
 class FolderLock:
-    """The lock of a folder, which one process holds until it lets go or dies; nothing is written before `acquire`.
+    """The kernel's lock of a folder, which one process holds, in several places at once, until it lets go or dies.
 
-    The kernel keeps it, so a process that was killed leaves none behind. Within one process it may be acquired several
-    times. The file stays: another process may be about to lock it.
+    Nothing is written before `acquire`. The file stays: another process may be about to lock it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -220,20 +219,10 @@ def parse_line(line: bytes) -> dict[str, Any]:
         value = json.loads(line.decode("utf-8", errors="replace"))
         if not isinstance(value, dict):
             raise ValueError(f"expected a JSON object, got {str(value)[:60]!r}")
-        return cast("dict[str, Any]", _mended(value))
+        # JSON can spell halves of surrogate pairs, UTF-8 cannot: U+FFFD stands there
+        return cast("dict[str, Any]", map_texts(encodable, value))
     except RecursionError:
         raise ValueError(f"nested too deeply to be read: {line[:60]!r}") from None
-
-
-def _mended(value: Any) -> Any:
-    """Strings with halves of surrogate pairs (JSON can spell them, UTF-8 cannot) get U+FFFD there."""
-    if isinstance(value, str):
-        return encodable(value)
-    if isinstance(value, list):
-        return [_mended(item) for item in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {_mended(key): _mended(item) for key, item in cast("dict[str, Any]", value).items()}
-    return value
 
 
 MARK = "written.jsonl"

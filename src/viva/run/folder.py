@@ -223,7 +223,7 @@ def prepare_run_folder(
     ask: Callable[[str], str] | None = None,
     ttl_seconds: int | None = None,
 ) -> PreparedFolder:
-    """Find out whether a run may use a folder, so that all else can be checked before anything in it is touched.
+    """Find out whether a run may use a folder, before anything in it is touched.
 
     Args:
         path: The folder.

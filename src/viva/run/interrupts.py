@@ -1,10 +1,8 @@
 """Ctrl-C and SIGTERM: stop within seconds, in a state that can be resumed.
 
-A signal cancels the running step. Inside `Interrupts.protected` (an update, a checkpoint) the step may end first, for
-`GRACE_S`; an update that takes longer is left unfinished, and the weights in memory with it. A thread of its own gets
-the signals, so that they are heard while the engine computes. It ends the process after `LIMIT_S` if that is still
-busy then, or at the second signal. Whatever the moment, the run folder is one that a killed run leaves: it can be
-resumed from the last checkpoint and the journal.
+A signal cancels the running step; inside `Interrupts.protected` (an update, a checkpoint) the step has `GRACE_S` to
+end first. A thread of its own hears signals while the engine computes; it ends the process at the second one, or after
+`LIMIT_S`. Whatever the moment, the run can be resumed from the last checkpoint and the journal.
 """
 
 import asyncio

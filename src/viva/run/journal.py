@@ -7,16 +7,15 @@ goes on from a checkpoint does the steps after it again, and takes their answers
 journal of the steps that it covers. A line that is torn or damaged is as if it had never been written: its call is made
 again.
 
-Engines differ in what an answer depends on:
+Its modes, by what an engine's answer depends on:
 
 ``turns``
-    An engine that answers every call by itself, as servers do. An answer is kept as it comes; those that come while
-    others are being written go to the disk together, with one fsync. Whatever was finished is not sampled again.
+    The call alone, as with servers. Every answer is kept as it comes; those that come while others are being written go
+    to the disk together, with one fsync.
 ``steps``
-    An engine whose answers depend, in their last bits, on what else it decodes and has decoded: the local one. Answers
-    of the journal beside fresh ones would change those, so a step is taken from the journal as a whole, once all of it
-    was sampled, or else sampled again: with the same result, to the bit. Its file is written in one piece, and counts
-    only under the versions and settings under which it was written.
+    In its last bits, also what else the engine decodes: the local one. Answers of the journal would change fresh ones
+    beside them, so a step is taken from the journal as a whole or sampled again, with the same result to the bit. Its
+    file is written in one piece, and counts only under the versions and settings under which it was written.
 ``off``
     Such an engine while it samples and trains at the same time: no step is whole.
 """

@@ -13,10 +13,9 @@ ANSWERS_FILE = "judge_answers.jsonl"
 
 
 class AnswerFile:
-    """Answers by the digest of what was asked, a line each; a line is whole or is not read.
+    """Answers by the digest of what was asked, a line each, without secrets; a torn line is not read.
 
-    Several processes may add to it: each line is written at once. Secrets in answers are not written. In memory are the
-    places of the lines, not the answers.
+    Several processes may add to it: each line is written at once. Only the places of the lines are in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,11 +38,7 @@ class AnswerFile:
         return None if row is None else row["answer"]
 
     def put(self, key: str, answer: Mapping[str, Any]) -> None:
-        """Keep an answer.
-
-        Raises:
-            OSError: If it cannot be written; the error names the file.
-        """
+        """Keep an answer; `OSError`, which names the file, if it cannot be written."""
         known = self._known()
         is_new = not self.path.is_file()
         row = {"key": key, "step": self.step, "answer": redacted(answer)}
@@ -65,11 +60,7 @@ class AnswerFile:
         self._count(row)
 
     def usage(self, through: int | None = None) -> EndpointUsage:
-        """Requests and tokens of the answers, each of them once.
-
-        Args:
-            through: Count those of the steps up to this one, which are the same however often a run was resumed.
-        """
+        """Requests and tokens of the answers, each once; of those for the steps up to `through`, if it is given."""
         self._known()
         counted = [each for step, each in self._usage.items() if through is None or step <= through]
         return EndpointUsage(
@@ -97,12 +88,9 @@ class AnswerFile:
         told = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
         own = self._usage.setdefault(step if isinstance(step, int) else 0, EndpointUsage())
         own.requests += 1
-        own.prompt_tokens += _number(told.get("prompt_tokens"))
-        own.sampled_tokens += _number(told.get("completion_tokens"))
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+        prompt, sampled = (told.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        own.prompt_tokens += prompt if isinstance(prompt, int) else 0
+        own.sampled_tokens += sampled if isinstance(sampled, int) else 0
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

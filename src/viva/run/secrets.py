@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, cast
@@ -68,9 +68,8 @@ it holds."""
 def without_secrets(text: str) -> str:
     """The text with secrets replaced by stars.
 
-    Hidden are the values of environment variables that are named like keys, tokens, secrets or passwords; credentials
-    recognised by their form, and blocks of private keys; user names and passwords in addresses, and keys in their
-    parameters; and keys in headers.
+    Secrets are values of environment variables named like keys or passwords, credentials of a known form, blocks of
+    private keys, user names and passwords in addresses, and keys in their parameters and in headers.
     """
     parts: list[str] = []
     end = 0
@@ -82,20 +81,23 @@ def without_secrets(text: str) -> str:
 
 def redacted(value: Any) -> Any:
     """A JSON value without secrets, text by text: the whole as one text would not be JSON any more."""
+    return map_texts(without_secrets, value)
+
+
+def map_texts(change: Callable[[str], str], value: Any) -> Any:
+    """A JSON value with every text in it changed, keys among them."""
     if isinstance(value, str):
-        return without_secrets(value)
+        return change(value)
     if isinstance(value, (list, tuple)):
-        return [redacted(item) for item in cast("Sequence[Any]", value)]
+        return [map_texts(change, item) for item in cast("Sequence[Any]", value)]
     if isinstance(value, dict):
-        return {redacted(key): redacted(item) for key, item in cast("dict[str, Any]", value).items()}
+        items = cast("dict[Any, Any]", value).items()
+        return {map_texts(change, key): map_texts(change, item) for key, item in items}
     return value
 
 
 def hidden_tokens(ids: Sequence[int], pieces: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Tokens and their texts without secrets, which may run over several of them.
-
-    Of a token that is part of a secret, the text is hidden as far as it is, and the id, which would reveal it, is -1.
-    """
+    """Tokens and their texts without secrets, which may run over several of them; the ids of these tokens are -1."""
     shown, kept = list(ids), list(pieces)
     spans = _secret_spans("".join(pieces))
     start = 0

@@ -1,21 +1,20 @@
 """Trackers of a run's metrics besides its own files: the console, TensorBoard, Trackio, Weights & Biases.
 
-Each tracker gets every step once. A run that is resumed repeats the steps since its last checkpoint, with the same
-results. What a tracker has been given is kept in ``trackers.json``: it is not given the same step again, unless it
-takes back what is repeated; and one that missed steps (it was added later, or the run was killed at a bad moment) is
-given them from ``metrics.jsonl``.
+Each tracker gets every step once, though a resumed run repeats those since its last checkpoint: ``trackers.json`` says
+what each was given. One that missed steps (it was added later, or the run was killed) gets them from ``metrics.jsonl``.
 
 The loggers of ``tinker_cookbook`` are not used: they know no resumed runs, and W&B's would send code and host name.
 """
 
 import secrets
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -116,136 +115,6 @@ def _unknown(name: str) -> str:
     return f"{told} (metrics.jsonl in log_path is always written.)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TrackedRun:
-    """A run as trackers know it."""
-
-    folder: Path
-    run_id: str
-    """Made when the run began; a resumed run has the same."""
-    project: str
-    name: str
-    config: Mapping[str, Any]
-    """The options of ``config.json``. Nothing else about program or machine is handed on."""
-    next_step: int | None
-    """The step at which the run goes on, or begins; ``None`` if it has nothing left to do."""
-
-
-class _Tracker(Protocol):
-    """A place that keeps metrics."""
-
-    @property
-    def takes_back(self) -> bool:
-        """Whether it forgets, when it is opened for a resumed run, the steps that this run repeats."""
-        ...
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep one step."""
-        ...
-
-    def close(self, exit_code: int) -> None:
-        """Write out what is pending; the exit code is that of the process, 0 if the run is complete."""
-        ...
-
-
-class _TensorBoard:
-    """Event files in the run's folder, for ``tensorboard --logdir LOG_PATH``; repeated steps hide earlier values."""
-
-    takes_back = True
-
-    def __init__(self, run: _TrackedRun) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
-
-        # also from step 0: a run that died before its first checkpoint has left steps that are repeated
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.next_step)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self, exit_code: int) -> None:
-        del exit_code  # the file has no place for it
-        self._writer.close()
-
-
-class _Trackio:
-    """A run in Trackio's local data base, or where its environment variables say; a resumed run goes on in it."""
-
-    takes_back = False
-
-    def __init__(self, run: _TrackedRun) -> None:
-        import trackio  # pyright: ignore[reportMissingImports] - an optional extra
-
-        self._run: Any = trackio.init(
-            project=run.project,
-            # Trackio knows runs by their names alone, and folders of different runs may have one name
-            name=f"{run.name}-{run.run_id}",
-            config=dict(run.config),
-            resume="allow",
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self, exit_code: int) -> None:
-        del exit_code  # Trackio does not keep it
-        self._run.finish()
-
-
-class _WeightsAndBiases:
-    """A run in Weights & Biases; a resumed run goes on in it.
-
-    Only options and metrics are sent: no source code, console text, package list, host name or machine statistics.
-    ``WANDB_MODE=offline`` keeps them in the run's folder for ``wandb sync``.
-    """
-
-    takes_back = False
-
-    def __init__(self, run: _TrackedRun) -> None:
-        import wandb  # pyright: ignore[reportMissingImports] - an optional extra
-
-        settings = wandb.Settings(
-            console="off",
-            disable_code=True,
-            disable_git=True,
-            host="undisclosed",
-            save_code=False,
-            x_disable_meta=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
-        )
-        hook = sys.excepthook
-        try:
-            self._run: Any = wandb.init(
-                project=run.project,
-                name=run.name,
-                id=run.run_id,
-                resume="allow",
-                config=dict(run.config),
-                dir=str(run.folder),
-                settings=settings,
-            )
-        except wandb.Error as error:
-            raise ValueError(
-                f"trackers=wandb cannot start: {error} Log in with 'wandb login', or set WANDB_MODE=offline."
-            ) from error
-        finally:
-            # that of wandb prints tracebacks with the secrets in them; `close` hands on the exit code
-            sys.excepthook = hook
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self, exit_code: int) -> None:
-        self._run.finish(exit_code=exit_code)  # with another code than 0 the run is shown as failed
-
-
-_TRACKERS = {"tensorboard": _TensorBoard, "trackio": _Trackio, _WANDB: _WeightsAndBiases}
-
-
 class _Memory:
     """``trackers.json``: the run's id for trackers, and which step each of them is to get next."""
 
@@ -270,18 +139,42 @@ class _Memory:
         write_json(self._path, content)
 
 
-class OpenTracker:
-    """A tracker with a memory; a `viva.training.loop.MetricSink`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrackedRun:
+    """A run as one of its trackers knows it."""
 
-    def __init__(self, name: str, tracker: _Tracker, memory: _Memory) -> None:
-        self._name = name
-        self._tracker = tracker
-        self._memory = memory
+    folder: Path
+    choice: TrackerChoice
+    memory: _Memory
+    name: str
+    config: Mapping[str, Any]
+    """The options of ``config.json``. Nothing else about program or machine is handed on."""
+    next_step: int | None
+    """The step at which the run goes on, or begins; ``None`` if it has nothing left to do."""
+
+
+class OpenTracker(ABC):
+    """A place that keeps the metrics of a run; a `viva.training.loop.MetricSink`."""
+
+    takes_back = False
+    """Whether it forgets, when it is opened for a resumed run, the steps that this run repeats."""
+
+    def __init__(self, run: _TrackedRun) -> None:
+        self._name = run.choice.name
+        self._memory = run.memory
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep one step."""
+
+    @abstractmethod
+    def close(self, exit_code: int = 0) -> None:
+        """Write out what is pending; the exit code is that of the process, 0 if the run is complete."""
 
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand on one step, if the tracker does not have it."""
-        if self._tracker.takes_back or step >= self._memory.next_step(self._name):
-            self._tracker.log(step, metrics)
+        if self.takes_back or step >= self._memory.next_step(self._name):
+            self.log(step, metrics)
             self._memory.remember(self._name, step + 1)
 
     def catch_up(self, rows: Sequence[Mapping[str, float]]) -> None:
@@ -292,9 +185,102 @@ class OpenTracker:
             if step >= missed_from:
                 self(step, {name: value for name, value in row.items() if name != "step"})
 
+
+class _TensorBoard(OpenTracker):
+    """Event files in the run's folder, for ``tensorboard --logdir LOG_PATH``; repeated steps hide earlier values."""
+
+    takes_back = True
+
+    def __init__(self, run: _TrackedRun) -> None:
+        super().__init__(run)
+        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+
+        # also from step 0: a run that died before its first checkpoint has left steps that are repeated
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.next_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
     def close(self, exit_code: int = 0) -> None:
-        """Write out what is pending, and hand on the exit code of the process whose run this was."""
-        self._tracker.close(exit_code)
+        del exit_code  # the file has no place for it
+        self._writer.close()
+
+
+class _Trackio(OpenTracker):
+    """A run in Trackio's local data base, or where its environment variables say; a resumed run goes on in it."""
+
+    def __init__(self, run: _TrackedRun) -> None:
+        super().__init__(run)
+        import trackio  # pyright: ignore[reportMissingImports] - an optional extra
+
+        self._run: Any = trackio.init(
+            project=run.choice.project,
+            # Trackio knows runs by their names alone, and folders of different runs may have one name
+            name=f"{run.name}-{run.memory.run_id}",
+            config=dict(run.config),
+            resume="allow",
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, exit_code: int = 0) -> None:
+        del exit_code  # Trackio does not keep it
+        self._run.finish()
+
+
+class _WeightsAndBiases(OpenTracker):
+    """A run in Weights & Biases; a resumed run goes on in it.
+
+    Only options and metrics are sent: no source code, console text, package list, host name or machine statistics.
+    ``WANDB_MODE=offline`` keeps them in the run's folder for ``wandb sync``.
+    """
+
+    def __init__(self, run: _TrackedRun) -> None:
+        super().__init__(run)
+        import wandb  # pyright: ignore[reportMissingImports] - an optional extra
+
+        settings = wandb.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            host="undisclosed",
+            save_code=False,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        hook = sys.excepthook
+        try:
+            self._run: Any = wandb.init(
+                project=run.choice.project,
+                name=run.name,
+                id=run.memory.run_id,
+                resume="allow",
+                config=dict(run.config),
+                dir=str(run.folder),
+                settings=settings,
+            )
+        except wandb.Error as error:
+            raise ValueError(
+                f"trackers=wandb cannot start: {error} Log in with 'wandb login', or set WANDB_MODE=offline."
+            ) from error
+        finally:
+            # that of wandb prints tracebacks with the secrets in them; `close` hands on the exit code
+            sys.excepthook = hook
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, exit_code: int = 0) -> None:
+        self._run.finish(exit_code=exit_code)  # with another code than 0 the run is shown as failed
+
+
+_TRACKERS = {"tensorboard": _TensorBoard, "trackio": _Trackio, _WANDB: _WeightsAndBiases}
 
 
 def open_trackers(
@@ -317,8 +303,8 @@ def open_trackers(
         for choice in chosen:
             run = _TrackedRun(
                 folder=folder.path,
-                run_id=memory.run_id,
-                project=choice.project,
+                choice=choice,
+                memory=memory,
                 name=choice.run_name or folder.path.resolve().name,
                 config=config,
                 next_step=next_step,
@@ -326,7 +312,7 @@ def open_trackers(
             place = folder.path / choice.name
             if choice.name in _IN_FOLDER and not place.exists():
                 note_written([place], as_folder=True)
-            tracker = OpenTracker(choice.name, _start(choice.name, run), memory)
+            tracker = _start(choice.name, run)
             cleanup.callback(tracker.close, _REFUSED)
             tracker.catch_up(folder.log.metrics())
             opened.append(tracker)
@@ -334,7 +320,7 @@ def open_trackers(
     return tuple(opened)
 
 
-def _start(name: str, run: _TrackedRun) -> _Tracker:
+def _start(name: str, run: _TrackedRun) -> OpenTracker:
     try:
         return _TRACKERS[name](run)
     except (OSError, RuntimeError, httpx.HTTPError) as error:

@@ -62,9 +62,7 @@ def rows_of(run: RunIndex, entries: Iterable[Entry]) -> list[dict[str, Any]]:
 def conversation_answer(run: RunIndex, step: int, group: int, query: Query) -> dict[str, Any]:
     """One conversation, with its tokens where they were kept, and its neighbours among those that match.
 
-    Raises:
-        NotFoundError: If there is none.
-        ValueError: If a line of a file is damaged.
+    Raises `NotFoundError` if there is none, and `ValueError` if a line of a file is damaged.
     """
     transcript = Transcript.parse(f"step {step}, group {group}", _line(run, step, group))
     tokens = run.tokens(step, group)
@@ -79,12 +77,7 @@ def conversation_answer(run: RunIndex, step: int, group: int, query: Query) -> d
 
 
 def text_answer(run: RunIndex, step: int, group: int, ref: str) -> dict[str, Any]:
-    """One whole text of a conversation.
-
-    Raises:
-        NotFoundError: If there is no such conversation.
-        ValueError: If it has no such text.
-    """
+    """One whole text of a conversation; `NotFoundError` without the conversation, `ValueError` without the text."""
     return {"text": text_at(_line(run, step, group), ref)}
 
 
@@ -263,7 +256,7 @@ def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str
 
 
 def group_titles(titles: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Groups of sections by what they are about, each with its sections in order; every section is in one."""
+    """Groups of sections by what they are about, each with its sections in order."""
     known = list(titles)
     placed = {title for _, members in _GROUPS for title in members}
     groups = [*_GROUPS, ("more", tuple(title for title in known if title not in placed))]

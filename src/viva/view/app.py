@@ -1,14 +1,18 @@
-"""The page's server: files of the page, and JSON about runs and results of ``viva eval``. It only reads.
+"""``viva view``: the page's files, and JSON about runs and results of ``viva eval``, served until the user stops it.
 
-Only a browser on this machine that was given the address may ask, and no page of another site.
+It only reads. Only a browser on this machine that was given the address may ask, and no page of another site.
 """
 
+import contextlib
 import hashlib
 import importlib
 import json
+import os
+import re
+import secrets
 import threading
+import webbrowser
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from pathlib import Path
@@ -23,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from viva import __version__
-from viva.loopback import is_own_host, same_secret
+from viva.loopback import is_own_host, listen, run_server, same_secret
 from viva.run.secrets import printable
 from viva.view.answers import (
     NotFoundError,
@@ -67,6 +71,59 @@ _HEADERS = {
 _COOKIE_S = 30 * 24 * 3600
 """Life of the cookie, so that bookmarks work the next day."""
 
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{32}")
+
+
+def serve(
+    folders: Sequence[Path],
+    *,
+    port: int = 0,
+    open_browser: bool = False,
+    say: Callable[[str], None],
+) -> None:
+    """Serve one or two runs, one laid over the other, or results of ``viva eval``, until the process is interrupted.
+
+    It listens on the loopback interface, where port 0 takes a free one; `say` gets the address.
+
+    Raises:
+        ValueError: If a folder is none of these, or the port is taken.
+    """
+    listener = listen(port)
+    with listener:
+        port = listener.getsockname()[1]
+        token = kept_token()
+        app = make_app(folders, token=token)
+        address = f"http://127.0.0.1:{port}/?token={token}"
+        say(f"{address}\nonly this machine can open it; Ctrl-C ends it")
+        if open_browser:
+            webbrowser.open(address)
+        run_server(app, listener)
+
+
+def kept_token() -> str:
+    """The user's token, the same at every start, so that bookmarks and open pages go on working.
+
+    It lies in a file that only the user can read. One that others can read or write is replaced; where nothing can be
+    written, the token is a new one at every start.
+    """
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    path = Path(home) / "viva" / "view-token"
+    try:
+        if os.name == "posix" and path.is_file() and path.stat().st_mode & 0o077:
+            path.unlink()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(24))
+        token = path.read_text(encoding="ascii", errors="replace").strip()
+        if _TOKEN.fullmatch(token):
+            return token
+        path.unlink()  # torn, or somebody else's; the next start makes another
+    except OSError:  # a home that cannot be written to, or none
+        pass
+    return secrets.token_urlsafe(24)
+
 
 def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:
     """The application for one or two runs, and any results of ``viva eval``; a request has to know the token.
@@ -96,7 +153,7 @@ def _file(request: Request) -> Response:
 
 
 def _answering(
-    handler: Callable[[Request], Any], lock: AbstractContextManager[Any]
+    handler: Callable[[Request], Any], lock: contextlib.AbstractContextManager[Any]
 ) -> Callable[[Request], Response]:
     """A handler that runs under a lock, and whose mistakes become answers that say what was wrong."""
 
@@ -143,7 +200,10 @@ class _Api:
         }
         return [
             *(Route(f"/api/{name}", _answering(handler, self._lock)) for name, handler in locked.items()),
-            *(Route(f"/api/{name}", _answering(handler, nullcontext())) for name, handler in waiting.items()),
+            *(
+                Route(f"/api/{name}", _answering(handler, contextlib.nullcontext()))
+                for name, handler in waiting.items()
+            ),
         ]
 
     def _all_runs(self, _: Request) -> Any:
@@ -249,18 +309,15 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("Only GET is allowed.\n", 405)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and self._is_token(given):
+        if scope["path"] == "/" and same_secret(given, self._token):
             response = RedirectResponse("/", 303)
             response.set_cookie(
                 self._cookie, self._token, max_age=_COOKIE_S, httponly=True, samesite="strict", path="/"
             )
             return response
-        if not self._is_token(_cookie(headers, self._cookie)):
+        if not same_secret(_cookie(headers, self._cookie), self._token):
             return PlainTextResponse("Open the address that 'viva view' printed; it has the token.\n", 403)
         return None
-
-    def _is_token(self, given: str) -> bool:
-        return same_secret(given, self._token)
 
 
 def _cookie(headers: Headers, name: str) -> str:

@@ -5,7 +5,7 @@ Tokens that were kept are joined with the turns that they are the replies of.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -48,7 +48,7 @@ def _record(record: ConversationRecord) -> dict[str, Any]:
     pairs, verdicts = judge_conversation(record)
     shown = _shown(record, "record")
     for place, turn in enumerate(shown["turns"]):
-        turn["sightings"] = [asdict(each) for each in sightings(record, place)]
+        turn["sightings"] = sightings(record, place)
     return shown | {
         "agent_ids": record.agent_ids,
         "rules": {printable(name): printable(str(value)) for name, value in sorted(record.rules.items())},
@@ -101,20 +101,10 @@ def clip(text: str) -> tuple[str, int, str]:
     return text[:_KEPT_HEAD], len(text) - _KEPT_HEAD - _KEPT_TAIL, text[-_KEPT_TAIL:]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """One earlier thing that was said, from the place of a later turn."""
-
-    turn: int
-    """Place of the earlier turn in the record."""
-    part: str
-    """The part that is shown: ``solution``, ``critique of agent 1`` or ``ranking``."""
-    is_seen: bool
-
-
-def sightings(record: ConversationRecord, place: int) -> list[Sighting]:
+def sightings(record: ConversationRecord, place: int) -> list[dict[str, Any]]:
     """Everything said before a turn, by its place in the record, and whether the turn's prompt shows it.
 
+    Of each ``turn`` (place in the record), ``part`` (like ``solution`` or ``critique of agent 1``) and ``is_seen``.
     Two agents that said the same are seen together: the words are there.
     """
     own = record.turns[place]
@@ -123,7 +113,7 @@ def sightings(record: ConversationRecord, place: int) -> list[Sighting]:
         not record.order and record.protocol in ("", "round_robin")
     )
     return [
-        Sighting(turn=index, part=part, is_seen=bool(text.strip()) and quote(text) in own.prompt)
+        {"turn": index, "part": part, "is_seen": bool(text.strip()) and quote(text) in own.prompt}
         for index, turn in enumerate(record.turns)
         if turn.round_index < own.round_index
         or (is_sequential and turn.round_index == own.round_index and turn.agent_id < own.agent_id)

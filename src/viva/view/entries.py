@@ -205,18 +205,10 @@ def facets(entries: Iterable[Entry]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A conversation and why it is shown."""
-
-    entry: Entry
-    reason: str
-
-
 def choose(
     entries: Sequence[Entry], *, with_tokens: Collection[tuple[int, int]] = frozenset()
-) -> list[Choice]:
-    """A few telling conversations, each once, in the order in which they are worth reading.
+) -> list[tuple[Entry, str]]:
+    """A few telling conversations, each once and with why it is shown, in the order in which they are worth reading.
 
     Where answers are known, best and worst go by the share of agents whose final solution is right; else by how clearly
     the judge decided (the spread of the rewards). Ties go to the later step, then the earlier group, so the choice is a
@@ -238,10 +230,10 @@ def choose(
     for entry in failed[-1:]:
         what = "in which an agent failed" if entry.num_failures else "that was void"
         found.append((entry, f"a conversation {what}"))
-    reasons: dict[int, Choice] = {}
+    choices: dict[int, tuple[Entry, str]] = {}
     for entry, reason in found:
-        reasons.setdefault(id(entry), Choice(entry=entry, reason=reason))
-    return list(reasons.values())
+        choices.setdefault(id(entry), (entry, reason))
+    return list(choices.values())
 
 
 def _extremes(sound: Sequence[Entry]) -> list[tuple[Entry, str]]:

@@ -1,9 +1,7 @@
-"""Every estimator on the stored samples of a run, without sampling or scoring anything again.
+"""Every estimator of `viva.experts` on the stored samples of a run, without sampling or scoring anything again.
 
-A run that keeps samples (``samples_every``) writes batches as they were estimated: rewards, sampling logprobs, and
-scores behind the training context and the other contexts of the prompt where they were made. Here each batch is
-estimated by every estimator of `viva.experts`, by the run's own baseline and mixture where they go with it, and the
-figures of all batches are set side by side.
+Batches that a run kept (``samples_every``) are estimated by each, with the run's own baseline and mixture where they go
+with it, and the figures of all batches are set side by side.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
 """The files that pages are about: a run's folder, a result of ``viva eval``, or a folder of results.
 
-Lines are parsed whatever they hold, as a file grows or all at once. What is computed from a file (`iter_transcripts`)
-raises where a line is damaged; what is shown to people is read by `viva.view.run_index`, without
-such lines. A torn last line is left out by both.
+What is computed from a file (`iter_transcripts`) raises where a line is damaged; what is shown to people is read by
+`viva.view.run_index`, without such lines. A torn last line is left out by both.
 """
 
 import math
@@ -26,10 +25,7 @@ _TAIL_BYTES = 256
 
 
 class GrowingFile:
-    """A file that another process appends to, and may cut back (a run that is resumed does).
-
-    Each line is read once, as soon as it is whole. A missing file is an empty one.
-    """
+    """A file that another process appends to and may cut back, as a resumed run does; a missing one is empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -206,11 +202,7 @@ def options_of(source: Path) -> dict[str, Any]:
 
 
 def names_of(sources: Sequence[Path]) -> list[str]:
-    """Names of folders or files, with as many of the folders above them as it takes to tell them apart.
-
-    Raises:
-        ValueError: If two are the same.
-    """
+    """Names of folders or files, with as much of their paths as tells them apart; `ValueError` if two are the same."""
     parts = [source.resolve().parts for source in sources]
     twice = [source for number, source in enumerate(sources) if parts[number] in parts[:number]]
     if twice:

@@ -102,8 +102,7 @@ NO_VERDICTS = JudgeCounts()
 def judge_conversation(record: ConversationRecord) -> tuple[list[PairVerdict], list[Verdicts]]:
     """The pairs that the judge compared, and the verdicts: first the judge's, then those of every segment with votes.
 
-    Raises:
-        ValueError: If a voter voted twice on a pair, or an item is compared with itself.
+    Raises `ValueError` if a voter voted twice on a pair, or an item is compared with itself.
     """
     before, after = record.correct_initial or {}, record.correct or {}
     pairs = judge_pairs(record.said())
@@ -169,8 +168,7 @@ def orders_of(pairs: Iterable[PairVerdict]) -> tuple[int, ...]:
     """Pairs counted by verdicts in their two orders: what is shown first wins, what is second, or neither.
 
     Of the nine counts, number ``3 * i + j`` is of pairs with verdict ``i`` when the lower item is shown first, and
-    ``j`` when the higher one is. Whoever wins by merit wins in both places: 1 (0, 1) and 3 (1, 0). Pairs that flip
-    are 0 and 4.
+    ``j`` when the higher one is. Wins by merit are 1 (0, 1) and 3 (1, 0); pairs that flip are 0 and 4.
     """
     counts = [0] * 9
     for pair in pairs:

@@ -9,7 +9,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from viva.conversation.protocol import counted
 from viva.run.files import naming
@@ -20,12 +20,6 @@ _BLOCK = 1 << 18
 _REMEDY = (
     "Put it back from a copy; to use what is left as it is, delete checkpoints.jsonl in a copy of the folder"
 )
-
-
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +40,7 @@ class _Progress:
     offset: int = 0
     lines: int = 0
     """Line breaks so far."""
-    hash: _Hash = field(default_factory=hashlib.sha256)
+    hash: Any = field(default_factory=hashlib.sha256)
     sound: list[_Goal] = field(default_factory=list[_Goal])
     sound_lines: int = 0
     """Lines up to the last of these."""
@@ -75,11 +69,7 @@ class LogCheck:
         return found if self._index_problem is None else {INDEX: self._index_problem, **found}
 
     def advance(self, budget_s: float | None = None) -> bool:
-        """Read what was not read yet, and stop when the time is up.
-
-        Returns:
-            Whether all was compared that can be.
-        """
+        """Read what was not read yet until the time is up; whether all was compared that can be."""
         deadline = None if budget_s is None else time.monotonic() + budget_s
         self._read_index()
         for name, goals in self._goals.items():
@@ -194,11 +184,7 @@ def _goes_on(path: Path, goal: _Goal) -> bool:
     with path.open("rb") as file:
         file.seek(goal.size)
         line = file.readline()
-    try:
-        row: object = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return False
-    step = cast("dict[str, Any]", row).get("step") if isinstance(row, dict) else None
+    step = (_row(line) or {}).get("step")
     return isinstance(step, int) and step >= goal.next_step
 
 
@@ -209,10 +195,15 @@ def _unreadable(path: Path, start: int, stop: int) -> int | None:
         number = 0
         while file.tell() < stop and (line := file.readline()):
             number += 1
-            try:
-                is_row = isinstance(json.loads(line.decode("utf-8")), dict)
-            except (ValueError, RecursionError):
-                is_row = False
-            if not is_row:
+            if _row(line) is None:
                 return number
     return None
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; ``None`` if it is none, or not UTF-8."""
+    try:
+        row: object = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", row) if isinstance(row, dict) else None

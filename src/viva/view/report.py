@@ -12,7 +12,7 @@ from typing import Any
 
 from viva import __version__
 from viva.run.files import note_written, write_atomic
-from viva.run.secrets import printable
+from viva.run.secrets import map_texts, printable
 from viva.view.answers import (
     conversation_answer,
     curve_layout,
@@ -41,14 +41,10 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 def write_report(
     run_dir: str | Path, output: str | Path | None = None, *, second: str | Path | None = None
 ) -> Path:
-    """Write the report of a run, from the run's own files alone, or of a result of ``viva eval``.
+    """Write the report of a run, from its own files alone, or of a result of ``viva eval``, and return its path.
 
-    Reads ``metrics.jsonl``, and ``config.json``, ``transcripts.jsonl``, ``tokens.jsonl`` and ``eval/`` where they
-    exist. The same files give the same bytes. A second run is laid over the first one.
-
-    Returns:
-        The file written, by default ``report.html`` in the run's folder, or beside the result file; it appears whole or
-        not at all.
+    The same files give the same bytes. A second run is laid over the first one. The file, by default ``report.html`` in
+    the run's folder or beside the result file, appears whole or not at all.
 
     Raises:
         ValueError: If the folder is not that of a run, or a file in it is damaged.
@@ -87,8 +83,8 @@ def _add_conversations(answers: dict[str, Any], number: int, run: RunIndex) -> l
     entries = sorted(run.entries.values(), key=lambda entry: (entry.step, entry.group))
     with_tokens = {(entry.step, entry.group) for entry in entries if run.has_tokens(entry.step, entry.group)}
     choices = choose(entries, with_tokens=with_tokens)
-    places = [(choice.entry.step, choice.entry.group) for choice in choices]
-    for at, (choice, (step, group)) in enumerate(zip(choices, places, strict=True)):
+    places = [(entry.step, entry.group) for entry, _ in choices]
+    for at, ((_, reason), (step, group)) in enumerate(zip(choices, places, strict=True)):
         try:
             found = conversation_answer(run, step, group, Query())
             found["tokens"] = _shortened(found["tokens"])
@@ -99,14 +95,14 @@ def _add_conversations(answers: dict[str, Any], number: int, run: RunIndex) -> l
             "previous": places[at - 1] if at else None,
             "next": places[at + 1] if at + 1 < len(places) else None,
         }
-        answers[f"conversation/{number}/{step}/{group}"] = found | around | {"reason": choice.reason}
-    rows = rows_of(run, [choice.entry for choice in choices])
+        answers[f"conversation/{number}/{step}/{group}"] = found | around | {"reason": reason}
+    rows = rows_of(run, [entry for entry, _ in choices])
     answers[f"conversations/{number}"] = {
         "total": len(choices),
         "all": len(entries),
         "page": 0,
         "size": max(1, len(choices)),
-        "rows": [row | {"reason": choice.reason} for row, choice in zip(rows, choices, strict=True)],
+        "rows": [row | {"reason": reason} for row, (_, reason) in zip(rows, choices, strict=True)],
         "facets": facets(entries),
     }
     return problems
@@ -133,21 +129,10 @@ def _shortened_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 def embedded_json(value: Any) -> str:
     """JSON for a ``<script>`` element, which no text in it can end: every text is without credentials and controls."""
-    text = json.dumps(_safe(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(map_texts(printable, value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
-
-
-def _safe(value: Any) -> Any:
-    """Every text of a value, names among them, without credentials and control characters."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, Mapping):
-        return {printable(str(name)): _safe(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_safe(item) for item in value]
-    return value
 
 
 def _page(title: str, answers: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """Scoring the stored conversations of a run by other rules, without sampling anything again.
 
-Ballots, critiques and comparisons are read back from the transcripts, scored as in training
-(`viva.rewards.review.score_review`) by the run's own rules with what the options change in them, and set side by side
-with the rewards that were paid; or, with ``reward=NAME``, conversations of any kind are scored by that reward as far as
-transcripts suffice, or with ``reward=all`` by each. One conversation is in memory at a time.
+Transcripts of critique self-play are scored as in training (`viva.rewards.review.score_review`) by the run's own rules
+with what the options change in them; with ``reward=NAME``, those of any kind by that reward as far as transcripts
+suffice, or with ``reward=all`` by each. The result stands beside the rewards that were paid. One conversation is in
+memory at a time.
 """
 
 import math
@@ -85,26 +85,84 @@ class StreamChange:
     num_conversations: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Rescoring:
-    """Rewards by other rules."""
+    """Rewards by other rules, of all conversations so far."""
 
-    num_conversations: int
-    num_void: int
+    names: InitVar[Sequence[str]]
+    """Of the streams."""
+    is_whole: bool = False
+    """Whether all rewards are set side by side."""
+    num_conversations: int = 0
+    num_void: int = 0
     """Void conversations, which have no rewards."""
-    num_other: int
+    num_other: int = 0
     """Conversations that were not critique self-play."""
-    streams: tuple[StreamChange, ...]
-    gaps: dict[str, tuple[float | None, float | None]]
-    """Reward-truth gap of r_sol and total, old and new: mean over conversations with right and wrong solutions."""
-    num_gaps: int
-    """Conversations counted in ``gaps``."""
     is_torn: bool = False
     """Whether the last stored conversation was cut while it was written, and is left out."""
     unpaid: dict[str, str] = field(default_factory=dict[str, str])
     """Rewards that could not be computed for every conversation, and why not for the first."""
-    is_whole: bool = False
-    """Whether all rewards are set side by side."""
+    _rewards: dict[str, list[tuple[_Rewards, _Rewards, _Rewards]]] = field(init=False)
+    """Old, new and truth of every conversation, by stream."""
+    _gaps: dict[str, tuple[list[float], list[float]]] = field(init=False)
+
+    def __post_init__(self, names: Sequence[str]) -> None:
+        """Begin with no conversation."""
+        self._rewards = {name: [] for name in names}
+        self._gaps = {name: ([], []) for name in ("r_sol", "total") if name in names}
+
+    @property
+    def streams(self) -> tuple[StreamChange, ...]:
+        """The change of every reward."""
+        return tuple(_change(name, rewards) for name, rewards in self._rewards.items())
+
+    @property
+    def gaps(self) -> dict[str, tuple[float | None, float | None]]:
+        """Reward-truth gap of r_sol and total, old and new: mean over conversations with right and wrong solutions."""
+        return {name: (_mean(old), _mean(new)) for name, (old, new) in self._gaps.items()}
+
+    @property
+    def num_gaps(self) -> int:
+        """Conversations counted in `gaps`."""
+        return len(self._gaps["total"][0]) if "total" in self._gaps else 0
+
+    def add(
+        self, record: ConversationRecord, rewards: Mapping[str, Reward], seed: int, *, skips: bool
+    ) -> None:
+        """Score a conversation by other rewards; with `skips` one that cannot be computed is left out, and noted."""
+        self.num_conversations += 1
+        right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
+        for name, reward in rewards.items():
+            try:
+                found = reward.stored_pay(record, seed)
+            except _UNPAID as error:
+                if not skips:
+                    raise
+                self.unpaid.setdefault(name, str(error))
+                continue
+            self._rewards[name].append((record.rewards, found, right))
+            self._add_gaps(record, {name: (record.rewards, found)})
+
+    def add_review(self, record: ConversationRecord, rules: ReviewRules) -> None:
+        """Score a conversation again."""
+        votes = stored_votes(record, rules)
+        scores = score_review(votes, rules)
+        self.num_conversations += 1
+        truth = _truth(record, votes)
+        new = (scores.r_sol, scores.r_meta, scores.r_diag, scores.totals)
+        for (name, rewards), found in zip(self._rewards.items(), new, strict=True):
+            old = {agent: streams.get(name) for agent, streams in record.streams.items()}
+            rewards.append((old, found, truth.get(name, {})))
+        paid = {"r_sol": (record.scores.final, scores.r_sol), "total": (record.rewards, scores.totals)}
+        self._add_gaps(record, paid)
+
+    def _add_gaps(self, record: ConversationRecord, paid: Mapping[str, tuple[_Paid, _Paid]]) -> None:
+        right = record.correct or {}
+        for name in self._gaps.keys() & paid.keys() if right else ():
+            for rewards, found in zip(paid[name], self._gaps[name], strict=True):
+                gap = reward_truth_gap(rewards, right) if rewards.keys() <= right.keys() else None
+                if gap is not None:
+                    found.append(gap)
 
 
 def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
@@ -116,21 +174,21 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
     """
     rewards = _rewards(options)
     _changed(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
-    totals = _Totals(tuple(rewards) or _STREAMS)
+    result = Rescoring(names=tuple(rewards) or _STREAMS, is_whole=options.reward == ALL)
     torn: list[str] = []
     for where, transcript in iter_transcripts(run_dir, torn):
         record = transcript.record
         if record is None or (not rewards and record.protocol != "critique_self_play"):
-            totals.num_other += 1
+            result.num_other += 1
         elif transcript.void or not (record.rewards if rewards else record.streams):
-            totals.num_void += 1
+            result.num_void += 1
         else:
             try:
                 if not rewards:
-                    totals.add_review(record, _changed(stored_rules(record), options))
+                    result.add_review(record, _changed(stored_rules(record), options))
                 else:
                     seed = random.Random(f"{transcript.step}/{transcript.group}").getrandbits(31)
-                    totals.add(record, rewards, seed, skips=options.reward == ALL)
+                    result.add(record, rewards, seed, skips=result.is_whole)
             except _UNPAID as error:
                 raise ValueError(f"{where}: {error}") from error
             except (LookupError, TypeError) as error:
@@ -138,23 +196,14 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
                     f"{where}: no such conversation can have been held ({type(error).__name__}: {error}); the file is "
                     "damaged or was changed. Put it back from a copy, or take this line out"
                 ) from error
-    if not totals.num_conversations:
+    if not result.num_conversations:
         hint = "Give another folder." if rewards else "Give the folder of a run of critique_self_play."
         raise ValueError(
-            f"{str(run_dir)!r} has no conversation to score again: {totals.num_void} were void, and "
-            f"{totals.num_other} {'without a record' if rewards else 'not critique self-play'}. {hint}"
+            f"{str(run_dir)!r} has no conversation to score again: {result.num_void} were void, and "
+            f"{result.num_other} {'without a record' if rewards else 'not critique self-play'}. {hint}"
         )
-    return Rescoring(
-        num_conversations=totals.num_conversations,
-        num_void=totals.num_void,
-        num_other=totals.num_other,
-        streams=tuple(_change(name, rewards) for name, rewards in totals.rewards.items()),
-        gaps={name: (_mean(old), _mean(new)) for name, (old, new) in totals.gaps.items()},
-        num_gaps=len(totals.gaps["total"][0]) if "total" in totals.gaps else 0,
-        is_torn=bool(torn),
-        unpaid=totals.unpaid,
-        is_whole=options.reward == ALL,
-    )
+    result.is_torn = bool(torn)
+    return result
 
 
 def _rewards(options: RescoreOptions) -> dict[str, Reward]:
@@ -189,67 +238,6 @@ def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
         if value is not None and name not in ("preset", "reward", "reward_weights")
     }
     return replace(chosen, **changes, weights={**chosen.weights, **(options.reward_weights or {})})
-
-
-@dataclass(slots=True)
-class _Totals:
-    """All conversations so far."""
-
-    streams: InitVar[Sequence[str]]
-    num_conversations: int = 0
-    num_void: int = 0
-    num_other: int = 0
-    unpaid: dict[str, str] = field(default_factory=dict[str, str])
-    """See `Rescoring`."""
-    rewards: dict[str, list[tuple[_Rewards, _Rewards, _Rewards]]] = field(init=False)
-    """Old, new and truth of every conversation, by stream."""
-    gaps: dict[str, tuple[list[float], list[float]]] = field(init=False)
-
-    def __post_init__(self, streams: Sequence[str]) -> None:
-        self.rewards = {name: [] for name in streams}
-        self.gaps = {name: ([], []) for name in ("r_sol", "total") if name in streams}
-
-    def add(
-        self, record: ConversationRecord, rewards: Mapping[str, Reward], seed: int, *, skips: bool
-    ) -> None:
-        """Score a conversation by other rewards; with `skips` one that cannot be computed is left out, and noted."""
-        self.num_conversations += 1
-        right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
-        for name, reward in rewards.items():
-            try:
-                found = reward.stored_pay(record, seed)
-            except _UNPAID as error:
-                if not skips:
-                    raise
-                self.unpaid.setdefault(name, str(error))
-                continue
-            self.rewards[name].append((record.rewards, found, right))
-            self._add_gaps(record, {name: (record.rewards, found)})
-
-    def add_review(self, record: ConversationRecord, rules: ReviewRules) -> None:
-        """Score a conversation again."""
-        votes = stored_votes(record, rules)
-        scores = score_review(votes, rules)
-        self.num_conversations += 1
-        truth = _truth(record, votes)
-        new = (scores.r_sol, scores.r_meta, scores.r_diag, scores.totals)
-        for (name, rewards), found in zip(self.rewards.items(), new, strict=True):
-            old = {agent: streams.get(name) for agent, streams in record.streams.items()}
-            rewards.append((old, found, truth.get(name, {})))
-        paid = {"r_sol": (record.scores.final, scores.r_sol), "total": (record.rewards, scores.totals)}
-        self._add_gaps(record, paid)
-
-    def _add_gaps(self, record: ConversationRecord, paid: Mapping[str, tuple[_Paid, _Paid]]) -> None:
-        right = record.correct
-        for name, gaps in self.gaps.items() if right else ():
-            if name not in paid:
-                continue
-            for rewards, found in zip(paid[name], gaps, strict=True):
-                if not right or not rewards.keys() <= right.keys():
-                    continue
-                gap = reward_truth_gap(rewards, record.correct or {})
-                if gap is not None:
-                    found.append(gap)
 
 
 def _change(stream: str, rewards: Sequence[tuple[_Rewards, _Rewards, _Rewards]]) -> StreamChange:
@@ -326,9 +314,9 @@ def rescore_text(result: Rescoring) -> str:
 
 def _side_by_side(result: Rescoring) -> str:
     """All rewards in one table, and why the others are not there."""
-    paid = result.streams[0]
+    streams = result.streams
     rows = [("reward", "conversations", "mean", "spread", "with paid", "with truth")]
-    old = next((each for each in result.streams if each.num_conversations), paid)
+    old = next((each for each in streams if each.num_conversations), streams[0])
     rows.append(
         (
             "(paid)",
@@ -339,7 +327,7 @@ def _side_by_side(result: Rescoring) -> str:
             _number(old.truth[0], sign="+"),
         )
     )
-    for each in result.streams:
+    for each in streams:
         if each.num_conversations:
             numbers = (_number(each.agreement, sign="+"), _number(each.truth[1], sign="+"))
             spread = (_number(each.means[1]), _number(each.deviations[1]))
@@ -362,6 +350,7 @@ def _head(result: Rescoring) -> str:
 
 
 def _old_and_new(result: Rescoring) -> str:
+    streams = result.streams
     heads = ("", "mean", "", "spread", "", "old with", "truth", "")
     rows = [
         (
@@ -369,7 +358,7 @@ def _old_and_new(result: Rescoring) -> str:
             *(_number(value) for value in (*change.means, *change.deviations)),
             *(_number(value, sign="+") for value in (change.agreement, *change.truth)),
         )
-        for change in result.streams
+        for change in streams
     ]
     table = [heads, ("reward", "old", "new", "old", "new", "new", "old", "new"), *rows]
     gaps = ""
@@ -379,7 +368,7 @@ def _old_and_new(result: Rescoring) -> str:
         )
         over = counted(result.num_gaps, "conversation")
         gaps = f"\nReward-truth gap over {over} with right and wrong solutions:\n  {shown}\n"
-    graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in result.streams)
+    graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in streams)
     return (
         f"{_head(result)}\n\n"
         f"{chr(10).join(text_table(table))}\n{gaps}\n{_LEGEND}"

@@ -81,11 +81,7 @@ class RunIndex:
         )
 
     def refresh(self, budget_s: float) -> bool:
-        """Read what is new and stop when the time is up: metrics first, conversations last, then their digests.
-
-        Returns:
-            Whether everything that the files hold was read.
-        """
+        """Read what is new until the time is up: metrics, tokens, conversations, then digests; whether all was read."""
         deadline = time.monotonic() + budget_s
         self._refresh_config()
         for file, add, forget in self._parts:
@@ -243,8 +239,7 @@ def read_run(source: str | Path) -> RunIndex:
     """The index of a run, or of a result of ``viva eval``, read to its end.
 
     Raises:
-        ValueError: If it is neither, or its ``config.json`` is damaged. Lines that cannot be read are left out, and
-            named in `RunIndex.problems`.
+        ValueError: If it is neither, or its ``config.json`` is damaged; damaged lines are in `RunIndex.problems`.
     """
     run = RunIndex(Path(source))
     if run.kind == "run" and not (run.folder / METRICS_FILE).is_file():

@@ -217,15 +217,20 @@ def _card(title: str, value: str, below: str = "") -> dict[str, str]:
     return {"title": title, "value": value, "below": below}
 
 
+def _share_card(title: str, share: float, half_width: float | None = None) -> dict[str, str]:
+    """A share with its 95 % interval, where one was recorded."""
+    low, high = (max(0.0, min(1.0, share + sign * (half_width or 0.0))) for sign in (-1, 1))
+    below = f"95 % interval {100 * low:.1f} to {100 * high:.1f} %" if half_width else ""
+    return _card(title, f"{100 * share:.1f} %", below)
+
+
 def _accuracy_cards(gain: Gain) -> list[dict[str, str]]:
     measured = [("before", gain.first_step, gain.before, gain.before_half_width)]
     if gain.last_step != gain.first_step:
         measured.append(("after", gain.last_step, gain.after, gain.after_half_width))
     cards: list[dict[str, str]] = []
     for name, step, value, half in measured:
-        low, high = max(0.0, value - (half or 0.0)), min(1.0, value + (half or 0.0))
-        below = f"95 % interval {100 * low:.1f} to {100 * high:.1f} %" if half else ""
-        cards.append(_card(f"{name} (step {step})", f"{100 * value:.1f} %", below))
+        cards.append(_share_card(f"{name} (step {step})", value, half))
     if gain.last_step != gain.first_step:
         low, high = (100 * (gain.difference + sign * (gain.half_width or 0.0)) for sign in (-1, 1))
         below = "" if gain.half_width is None else f"95 % interval {low:+.1f} to {high:+.1f}"
@@ -245,14 +250,13 @@ def _beside_cards(run: RunIndex) -> list[dict[str, str]]:
 
 
 def _judged_cards(run: RunIndex, won: Gain) -> list[dict[str, str]]:
-    half = won.after_half_width
-    low, high = (max(0.0, min(1.0, won.after + sign * (half or 0.0))) for sign in (-1, 1))
-    below = f"95 % interval {100 * low:.1f} to {100 * high:.1f} %" if half else ""
     title = f"judged better than before training (step {won.last_step})"
-    cards = [_card(title, f"{100 * won.after:.1f} %", below)]
-    return cards + [
-        _card(f"{name} (step {each.last_step})", f"{100 * each.after:.1f} %")
-        for name, each in _beside_judged(run, won.last_step)
+    return [
+        _share_card(title, won.after, won.after_half_width),
+        *(
+            _share_card(f"{name} (step {each.last_step})", each.after)
+            for name, each in _beside_judged(run, won.last_step)
+        ),
     ]
 
 
