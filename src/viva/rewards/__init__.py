@@ -7,15 +7,18 @@ from typing import Any, cast
 
 from viva.conversation.messages import unknown
 from viva.judging.judge import JudgeOptions
+from viva.rewards.answers import answers
 from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
 from viva.rewards.comas import comas
 from viva.rewards.critique import PeerReview
-from viva.rewards.majority import maca, majority
+from viva.rewards.log_probability import log_probability
+from viva.rewards.maca import maca
+from viva.rewards.majority import majority
 from viva.rewards.pairwise import Tournament, tournament
+from viva.rewards.peer_prediction import peer_prediction
 from viva.rewards.review import review_rules
 from viva.rewards.serl import serl, serl_votes
 from viva.rewards.shuffled import Shuffled
-from viva.rewards.solutions import answers, log_probability, peer_prediction
 
 __all__ = [
     "FunctionReward",
