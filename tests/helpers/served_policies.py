@@ -14,7 +14,7 @@ import uvicorn
 
 from viva.engine import LocalServiceClient
 from viva.loopback import listen
-from viva.serve.app import Access, ServerLimits, make_app
+from viva.serve.app import ServerLimits, make_app
 from viva.serve.sampling import ServedPolicy
 from viva.serve.tinker_engine import TinkerEngine
 from viva.serve.transport import EngineThread
@@ -111,7 +111,7 @@ def serving_policy(
         app = make_app(
             engine,
             {name: policy},
-            access=Access(token=TOKEN),
+            token=TOKEN,
             limits=ServerLimits(**limits),
             tinker=tinker,
         )

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import EOS, make_tokenizer
 
-from viva.serve.text import SampleText
+from viva.serve.sampling import SampleText
 
 TOKENIZER = make_tokenizer()
 TEXTS = st.text(st.sampled_from("abé中\U0001f642 \n"), max_size=30)

@@ -50,7 +50,7 @@ class Shuffled(SolutionReward):
 
     @property
     def judge(self) -> JudgeOptions | None:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.judge
 
     def judged_by(self, judge: JudgeOptions) -> "Shuffled":
@@ -59,7 +59,7 @@ class Shuffled(SolutionReward):
 
     @property
     def scorer(self) -> ScorerOptions | None:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.scorer
 
     def scored_by(self, scorer: ScorerOptions) -> "Shuffled":
@@ -67,49 +67,49 @@ class Shuffled(SolutionReward):
         return self.around(self.of.scored_by(scorer))
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.matches(protocol, num_agents)
 
     @property
     def needs_answers(self) -> bool:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.needs_answers
 
     @property
     def pays_samples(self) -> bool:
-        """The other's."""
+        """As of the reward that is permuted."""
         return isinstance(self.of, SolutionReward) and self.of.pays_samples
 
     @property
     def agents_compare(self) -> bool:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.agents_compare
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
-        """The other's."""
+        """As of the reward that is permuted."""
         self.of.check(protocol, num_agents)
 
     def check_played(self, conversation: Conversation) -> None:
-        """The other's."""
+        """As of the reward that is permuted."""
         self.of.check_played(conversation)
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.new_record(protocol, judge)
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
-        """The other's."""
+        """As of the reward that is permuted."""
         if not isinstance(self.of, SolutionReward):
             return group
         return await self.of.ask(group, question, models)
 
     def told(self, group: Solutions) -> dict[str, Any]:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.told(group) if isinstance(self.of, SolutionReward) else {}
 
     @property
     def pays_stored(self) -> bool:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.pays_stored
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
@@ -127,7 +127,7 @@ class Shuffled(SolutionReward):
         return permuted(self.of.pay(group), group.seed)
 
     def figures(self, group: Solutions) -> Metrics:
-        """The other's."""
+        """As of the reward that is permuted."""
         return self.of.figures(group) if isinstance(self.of, SolutionReward) else {}
 
     async def score(self, played: Played) -> Scored:

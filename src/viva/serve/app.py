@@ -23,7 +23,7 @@ from viva.serve.sampling import Job, Piece, ServedPolicy
 from viva.serve.tinker_app import tinker_routes
 from viva.serve.tinker_engine import TinkerEngine
 from viva.serve.transport import (
-    ClientGoneError,
+    Endpoint,
     EngineThread,
     TokenGuard,
     error_answer,
@@ -95,22 +95,13 @@ class ServerLimits:
             raise ValueError(f"timeout_s must be above 0; got {self.timeout_s}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """Rules of access."""
-
-    token: str
-    """A secret that every request has to carry."""
-    is_local: bool = True
-    """Whether the server is on the loopback address, where only this machine's own host names are right."""
-
-
 def make_app(
     engine: EngineThread,
     policies: dict[str, ServedPolicy],
     *,
-    access: Access,
+    token: str,
     limits: ServerLimits,
+    is_local: bool = True,
     tinker: TinkerEngine | None = None,
 ) -> ASGIApp:
     """The application.
@@ -118,8 +109,9 @@ def make_app(
     Args:
         engine: Where the policies compute.
         policies: By the name that requests give as ``model``.
-        access: Who may ask.
+        token: A secret that every request has to carry.
         limits: Bounds.
+        is_local: Whether it is on the loopback address, where only this machine's own host names are right.
         tinker: The engine for clients of Tinker's protocol; ``None`` answers none.
     """
     places = Places(limits.queue)
@@ -128,13 +120,13 @@ def make_app(
         Route("/v1/models", models.all),
         Route("/v1/models/{name:path}", models.one),
         *(
-            Route(path, _Completions(engine, models, body, places, limits), methods=["POST"])
+            Route(path, Endpoint(_Completions(engine, models, body, places, limits).answer), methods=["POST"])
             for path, body in (("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody))
         ),
         *(() if tinker is None else tinker_routes(engine, tinker)),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: http_error})
-    return TokenGuard(app, token=access.token, checks_host=access.is_local)
+    return TokenGuard(app, token=token, checks_host=is_local)
 
 
 class _Models:
@@ -198,16 +190,11 @@ class _Completions:
         self._places = places
         self._limits = limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; when its client goes, its samples leave the batch."""
-        try:
-            with self._places.take():
-                raw = await read_body(scope, receive, self._limits.body_bytes)
-                await unless_gone(self._answer(raw, scope, receive, send), receive)
-        except RequestError as error:
-            await error_answer(error)(scope, receive, send)
-        except ClientGoneError:
-            return
+        with self._places.take():
+            raw = await read_body(scope, receive, self._limits.body_bytes)
+            await unless_gone(self._answer(raw, scope, receive, send), receive)
 
     async def _answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         body = parse_body(self._body_class, raw)
@@ -310,5 +297,5 @@ def serve(
     if not is_local:
         say("note: other machines can reach this address, and the connection is not encrypted")
     say("Ctrl-C ends it")
-    access = Access(token=token, is_local=is_local)
-    run_server(make_app(engine, policies, access=access, limits=limits, tinker=tinker), listener)
+    app = make_app(engine, policies, token=token, limits=limits, is_local=is_local, tinker=tinker)
+    run_server(app, listener)

@@ -27,12 +27,10 @@ from viva.conversation.rendering import build_prompt
 from viva.loopback import LOOPBACK, listen, server_config
 from viva.serve.answers import Answer, chat_messages
 from viva.serve.bodies import ChatBody, RequestError, parse_body, read_json
-from viva.serve.sampling import Job, Piece, ScoredPrompt, Token
-from viva.serve.text import SampleText
+from viva.serve.sampling import Job, Piece, SampleText, ScoredPrompt, Token
 from viva.serve.transport import (
-    ClientGoneError,
+    Endpoint,
     TokenGuard,
-    error_answer,
     given_key,
     http_error,
     json_answer,
@@ -138,29 +136,34 @@ class EpisodeServer:
 
     def _app(self) -> TokenGuard:
         routes = [
-            Route("/v1/chat/completions", _Chat(self), methods=["POST"]),
-            Route("/v1/reward", _Reward(self), methods=["POST"]),
+            Route("/v1/chat/completions", Endpoint(self._chat), methods=["POST"]),
+            Route("/v1/reward", Endpoint(self._reward), methods=["POST"]),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: http_error})
         return TokenGuard(app, token=self._token, checks_host=True, ends_at=".")
 
-    def episode(self, scope: Scope) -> Episode:
-        """The episode that a request's key is of.
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        episode = self._episode(scope)
+        body = _read(await read_body(scope, receive, _BODY_BYTES))
+        answer = await unless_gone(self._ask(episode, body), receive)
+        await json_answer(answer)(scope, receive, send)
 
-        Raises:
-            RequestError: If it is over.
-        """
+    async def _reward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        episode = self._episode(scope)
+        given = read_json(await read_body(scope, receive, _BODY_BYTES))
+        if set(given) != {"reward"} or not is_reward(given["reward"]):
+            raise RequestError('the body must be {"reward": NUMBER} with a finite number')
+        episode.reward = float(given["reward"])
+        await json_answer({"reward": episode.reward})(scope, receive, send)
+
+    def _episode(self, scope: Scope) -> Episode:
         key = given_key(Headers(scope=scope))
         if key not in self._episodes:
             raise RequestError("the episode of this key is over", status=410, code="episode_over")
         return self._episodes[key]
 
-    async def ask(self, episode: Episode, body: ChatBody) -> dict[str, Any]:
-        """The policy's answer to an agent.
-
-        Raises:
-            RequestError: If the chat format does not take the messages, or too many calls wait.
-        """
+    async def _ask(self, episode: Episode, body: ChatBody) -> dict[str, Any]:
+        """The policy's answer to an agent."""
         with telling():
             prompt = build_prompt(self._renderer, chat_messages(body))
         call = AgentCall(body=body, prompt=prompt, reply=asyncio.get_running_loop().create_future())
@@ -184,20 +187,7 @@ class EpisodeServer:
             part = Token(id=token, text="", logprob=0.0, alternatives=())
             pieces.append(Piece(choice=0, token=part, text=said, finish_reason=reply.stop_reason))
         scored = ScoredPrompt(tokens=tuple(prompt.to_ints()))
-        job = Job(
-            prompts=(scored.tokens,),
-            num_samples=1,
-            max_tokens=None,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=-1,
-            seed=None,
-            stops=strings,
-            end_ids=ids,
-            num_alternatives=0,
-            num_prompt_alternatives=None,
-        )
-        return Answer(body, job).whole(pieces, [scored])
+        return Answer(body, Job(prompts=(scored.tokens,))).whole(pieces, [scored])
 
 
 def refuse(call: AgentCall) -> None:
@@ -213,40 +203,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Capture nothing."""
         yield
-
-
-class _Chat:
-    def __init__(self, server: EpisodeServer) -> None:
-        self._server = server
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            episode = self._server.episode(scope)
-            body = _read(await read_body(scope, receive, _BODY_BYTES))
-            answer = await unless_gone(self._server.ask(episode, body), receive)
-            await json_answer(answer)(scope, receive, send)
-        except RequestError as error:
-            await error_answer(error)(scope, receive, send)
-        except ClientGoneError:
-            return
-
-
-class _Reward:
-    def __init__(self, server: EpisodeServer) -> None:
-        self._server = server
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            episode = self._server.episode(scope)
-            given = read_json(await read_body(scope, receive, _BODY_BYTES))
-            if set(given) != {"reward"} or not is_reward(given["reward"]):
-                raise RequestError('the body must be {"reward": NUMBER} with a finite number')
-            episode.reward = float(given["reward"])
-            await json_answer({"reward": episode.reward})(scope, receive, send)
-        except RequestError as error:
-            await error_answer(error)(scope, receive, send)
-        except ClientGoneError:
-            return
 
 
 def is_reward(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Tinker's protocol over HTTP: the addresses that the ``tinker`` SDK asks, each a method of `TinkerEngine`."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,10 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from viva.serve.bodies import RequestError, read_json
 from viva.serve.tinker_engine import TinkerEngine
-from viva.serve.tinker_store import Result
 from viva.serve.tinker_wire import Gradients
 from viva.serve.transport import (
-    ClientGoneError,
+    Endpoint,
     EngineThread,
     error_answer,
     json_answer,
@@ -39,8 +38,6 @@ _CLIENT_CONFIG = {
 """Settings for the SDK: a batch comes in one piece, so that the engine packs it as it would in Python."""
 _DYNAMIC_CONFIG = {"sample_cancel_enabled": True}
 
-Call = Callable[[dict[str, Any]], Any]
-
 
 def tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
     """The addresses of the protocol.
@@ -49,7 +46,7 @@ def tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         thread: Where the engine computes.
         engine: The engine as clients of the protocol know it.
     """
-    calls: dict[str, Call] = {
+    calls: dict[str, Callable[[dict[str, Any]], Any]] = {
         "client/config": lambda _: _CLIENT_CONFIG,
         "client/dynamic_config": lambda _: _DYNAMIC_CONFIG,
         "telemetry": lambda _: {"status": "accepted"},
@@ -67,55 +64,40 @@ def tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         "weights_info": engine.weights.info,
         "retrieve_future": lambda body: engine.result(body, _WAIT_S),
     }
-    look = _Looks(thread, engine)
-    return [
-        *(Route(f"/api/v1/{name}", _Call(thread, call), methods=["POST"]) for name, call in calls.items()),
-        Route(
-            "/api/v1/forward_backward", _Call(thread, engine.forward_backward, Gradients), methods=["POST"]
-        ),
-        Route("/api/v1/healthz", look.health),
-        Route("/api/v1/get_server_capabilities", look.capabilities),
-        Route("/api/v1/samplers/{name:path}", look.sampler),
-        Route("/api/v1/sessions/{name}/finish", look.finish_session, methods=["POST"]),
-        Route(
-            "/api/v1/training_runs/{run}/checkpoints/{checkpoint:path}",
-            look.delete_checkpoint,
-            methods=["DELETE"],
-        ),
-    ]
 
+    def called(path: str, call: Callable[[Any], Any], read: Callable[[bytes], Any] = read_json) -> Route:
+        """An address to which a body is sent; `read` makes of it what the call takes."""
 
-class _Call:
-    """An address to which a body is sent.
-
-    Args:
-        thread: Where the engine computes.
-        call: Answers; in the engine's thread.
-        read: Makes of the body what it takes.
-    """
-
-    def __init__(
-        self, thread: EngineThread, call: Callable[[Any], Any], read: Callable[[bytes], Any] = read_json
-    ) -> None:
-        self._thread = thread
-        self._call = call
-        self._read = read
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        try:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             with telling():
-                raw = await read_body(scope, receive, _BODY_BYTES)
-                value = await unless_gone(self._answer(raw), receive)
+                body = read(await read_body(scope, receive, _BODY_BYTES))
+                value = await unless_gone(thread.run(_called(call, body)), receive)
             await _response(value)(scope, receive, send)
-        except RequestError as error:
-            await _refusal(error)(scope, receive, send)
-        except ClientGoneError:
-            return
 
-    async def _answer(self, raw: bytes) -> Any:
-        body = self._read(raw)
-        return await self._thread.run(_called(self._call, body))
+        return Route(f"/api/v1/{path}", Endpoint(answer, _refusal), methods=["POST"])
+
+    def asked(path: str, call: Callable[..., Any], method: str = "GET") -> Route:
+        """An address without a body; the call takes the path's parts that vary."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                with telling():
+                    value = await thread.run(_called(call, *request.path_params.values()))
+            except RequestError as error:
+                return _refusal(error)
+            return json_answer({} if value is None else value)
+
+        return Route(f"/api/v1/{path}", answer, methods=[method])
+
+    return [
+        *(called(path, call) for path, call in calls.items()),
+        called("forward_backward", engine.forward_backward, Gradients),
+        asked("healthz", lambda: {"status": "ok"}),
+        asked("get_server_capabilities", engine.capabilities),
+        asked("samplers/{name:path}", engine.samplers.describe),
+        asked("sessions/{name}/finish", engine.finish_session, "POST"),
+        asked("training_runs/{run}/checkpoints/{checkpoint:path}", engine.weights.delete, "DELETE"),
+    ]
 
 
 async def _called(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -128,11 +110,9 @@ async def _called(call: Callable[..., Any], *arguments: Any) -> Any:
         raise RequestError(f"{place}: {first['msg']}", param=place) from error
 
 
-def _response(value: Any) -> Response:
-    if isinstance(value, Result):
-        if isinstance(value.value, bytes):
-            return Response(value.value, media_type=_BINARY)
-        return json_answer(value.value)
+def _response(value: dict[str, Any] | bytes | None) -> Response:
+    if isinstance(value, bytes):
+        return Response(value, media_type=_BINARY)
     if value is None:  # a result that is not there yet
         return json_answer({"type": "try_again", "queue_state": "active"}, 408)
     return json_answer(value)
@@ -144,40 +124,3 @@ def _refusal(error: RequestError) -> Response:
     if error.status == 429:
         return answer
     return json_answer({"detail": str(error)}, error.status)
-
-
-class _Looks:
-    """Addresses without a body."""
-
-    def __init__(self, thread: EngineThread, engine: TinkerEngine) -> None:
-        self._thread = thread
-        self._engine = engine
-
-    async def health(self, _: Request) -> Response:
-        """Whether the server answers."""
-        return json_answer({"status": "ok"})
-
-    async def capabilities(self, _: Request) -> Response:
-        """The model that is served."""
-        return await self._answered(self._engine.capabilities)
-
-    async def sampler(self, request: Request) -> Response:
-        """Model and weights of a sampler."""
-        return await self._answered(self._engine.samplers.describe, str(request.path_params["name"]))
-
-    async def finish_session(self, request: Request) -> Response:
-        """End a session."""
-        return await self._answered(self._engine.finish_session, str(request.path_params["name"]))
-
-    async def delete_checkpoint(self, request: Request) -> Response:
-        """Delete saved weights."""
-        run, checkpoint = (str(request.path_params[name]) for name in ("run", "checkpoint"))
-        return await self._answered(self._engine.weights.delete, run, checkpoint)
-
-    async def _answered(self, call: Callable[..., Any | Awaitable[Any]], *arguments: str) -> Response:
-        try:
-            with telling():
-                value = await self._thread.run(_called(call, *arguments))
-        except RequestError as error:
-            return _refusal(error)
-        return json_answer({} if value is None else value)

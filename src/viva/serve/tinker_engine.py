@@ -7,7 +7,7 @@ A request is answered with its name at once; its result is fetched by the name. 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tinker
 from pydantic import BaseModel
@@ -26,8 +26,6 @@ from viva.serve.tinker_wire import Gradients, write_losses
 
 _MOST_RESULTS = 4096
 _MOST_MODELS = 16
-
-RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 @dataclass(kw_only=True)
@@ -79,27 +77,23 @@ class TinkerEngine:
         Raises:
             RequestError: If the engine cannot, or has too many.
         """
-        request = _read(CreateModelRequest, body)
-        model_id = f"{self._sessions.see(request.session_id)}:train:{request.model_seq_id}"
-        name = f"{model_id}:0"
-        if not self._results.knows(name):
+        request = CreateModelRequest.model_validate(body)
+        lora = request.lora_config or types.LoraConfig(rank=32)
+
+        def make() -> LocalTrainingClient:
             self._base.check(request.base_model)
             _check_adam(request.optimizer_config)
-            lora = request.lora_config or types.LoraConfig(rank=32)
-            self._add_model(
-                model_id,
-                lambda: self._service.create_lora_training_client(
-                    self._base.model,
-                    rank=lora.rank,
-                    seed=lora.seed,
-                    train_mlp=lora.train_mlp,
-                    train_attn=lora.train_attn,
-                    train_unembed=lora.train_unembed,
-                    user_metadata=request.user_metadata,
-                ),
+            return self._service.create_lora_training_client(
+                self._base.model,
+                rank=lora.rank,
+                seed=lora.seed,
+                train_mlp=lora.train_mlp,
+                train_attn=lora.train_attn,
+                train_unembed=lora.train_unembed,
+                user_metadata=request.user_metadata,
             )
-            self._results.add(name, _at_once({"model_id": model_id, "type": "create_model"}), _as_it_is)
-        return {"request_id": name, "model_id": model_id}
+
+        return self._add_model(request.session_id, request.model_seq_id, make, {"type": "create_model"})
 
     def load_weights(self, body: dict[str, Any]) -> dict[str, Any]:
         """Load saved weights, into a model or as a new one.
@@ -107,7 +101,7 @@ class TinkerEngine:
         Raises:
             RequestError: If there are none at the path.
         """
-        request = _read(LoadWeightsRequest, body)
+        request = LoadWeightsRequest.model_validate(body)
         path = self.weights.folder(request.path)
         if request.session_id is None:
             return self._train(
@@ -118,9 +112,8 @@ class TinkerEngine:
                 ),
                 lambda _: {"type": "load_weights", "path": request.path, "model_id": request.model_id},
             )
-        model_id = f"{self._sessions.see(request.session_id)}:train:{request.model_seq_id}"
-        name = f"{model_id}:0"
-        if not self._results.knows(name):
+
+        def make() -> LocalTrainingClient:
             if request.base_model is not None:
                 self._base.check(request.base_model)
             if request.optimizer_config is not None:
@@ -130,13 +123,10 @@ class TinkerEngine:
                 if request.optimizer
                 else self._service.create_training_client_from_state
             )
-            self._add_model(
-                model_id,
-                lambda: open_it(str(path), base_model=self._base.model, user_metadata=request.user_metadata),
-            )
-            value = {"type": "load_weights", "path": request.path, "model_id": model_id}
-            self._results.add(name, _at_once(value), _as_it_is)
-        return {"request_id": name, "model_id": model_id}
+            return open_it(str(path), base_model=self._base.model, user_metadata=request.user_metadata)
+
+        value = {"type": "load_weights", "path": request.path}
+        return self._add_model(request.session_id, request.model_seq_id, make, value)
 
     def get_info(self, body: dict[str, Any]) -> dict[str, Any]:
         """A model's facts, as the SDK's ``GetInfoResponse``."""
@@ -155,7 +145,7 @@ class TinkerEngine:
 
     def optim_step(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make a step."""
-        request = _read(OptimStepRequest, body)
+        request = OptimStepRequest.model_validate(body)
         params = request.optim_params
 
         def step(client: LocalTrainingClient) -> Awaitable[tinker.OptimStepResponse]:
@@ -167,7 +157,7 @@ class TinkerEngine:
 
     def save_weights(self, body: dict[str, Any]) -> dict[str, Any]:
         """Save weights and optimiser."""
-        request = _read(SaveWeightsRequest, body)
+        request = SaveWeightsRequest.model_validate(body)
         return self._train(
             request.model_id,
             request.seq_id,
@@ -179,7 +169,7 @@ class TinkerEngine:
 
     def save_weights_for_sampler(self, body: dict[str, Any]) -> dict[str, Any]:
         """Save weights to sample from, or keep a snapshot of them for this session."""
-        request = _read(SaveWeightsForSamplerRequest, body)
+        request = SaveWeightsForSamplerRequest.model_validate(body)
         if request.path is not None:
             return self._train(
                 request.model_id,
@@ -206,7 +196,7 @@ class TinkerEngine:
         model_id: str | None,
         seq_id: int | None,
         begin: Callable[[LocalTrainingClient], Awaitable[Any]],
-        write: Callable[[Any], dict[str, Any] | bytes],
+        write: Callable[[Any], Result],
     ) -> dict[str, Any]:
         """Begin an operation of a model in its turn.
 
@@ -241,12 +231,28 @@ class TinkerEngine:
         for name in [name for name in self._models if name.startswith(prefix)]:
             del self._models[name]
 
-    def _add_model(self, model_id: str, make: Callable[[], LocalTrainingClient]) -> None:
-        if len(self._models) >= _MOST_MODELS:
-            raise RequestError(
-                f"{_MOST_MODELS} adapters are being trained here; close a session first (ServiceClient.close)"
-            )
-        self._models[model_id] = _TrainedModel(client=make())
+    def _add_model(
+        self,
+        session_id: str,
+        model_seq_id: int | None,
+        make: Callable[[], LocalTrainingClient],
+        value: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Make a model, unless this request made it before; `value` is the result.
+
+        Raises:
+            RequestError: If there are too many.
+        """
+        model_id = f"{self._sessions.see(session_id)}:train:{model_seq_id}"
+        name = f"{model_id}:0"
+        if not self._results.knows(name):
+            if len(self._models) >= _MOST_MODELS:
+                raise RequestError(
+                    f"{_MOST_MODELS} adapters are being trained here; close a session first (ServiceClient.close)"
+                )
+            self._models[model_id] = _TrainedModel(client=make())
+            self._results.add(name, _at_once(value | {"model_id": model_id}), lambda done: done)
+        return {"request_id": name, "model_id": model_id}
 
     async def result(self, body: dict[str, Any], wait_s: float) -> Result | None:
         """A request's result, or ``None`` if it is not there after a while."""
@@ -264,10 +270,6 @@ class TinkerEngine:
         return self._service.get_server_capabilities().model_dump(mode="json")
 
 
-def _read(kind: type[RequestT], body: dict[str, Any]) -> RequestT:
-    return kind.model_validate(body)
-
-
 def _given(name: str | None) -> str:
     if name is None:
         raise RequestError("path must name what is saved")
@@ -280,10 +282,6 @@ def _check_adam(optimizer: types.OptimizerConfig) -> None:
 
 
 async def _at_once(value: dict[str, Any]) -> dict[str, Any]:
-    return value
-
-
-def _as_it_is(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 

@@ -76,11 +76,8 @@ _MOST_FETCHED = 256
 """Results that are kept after they were fetched, for a client that lost the answer and asks again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A result: JSON, or bytes in the SDK's binary form."""
-
-    value: dict[str, Any] | bytes
+Result = dict[str, Any] | bytes
+"""JSON, or bytes in the SDK's binary form."""
 
 
 class Results:
@@ -112,7 +109,7 @@ class Results:
                 status=429,
             )
 
-    def add(self, name: str, work: Awaitable[Any], write: Callable[[Any], dict[str, Any] | bytes]) -> None:
+    def add(self, name: str, work: Awaitable[Any], write: Callable[[Any], Result]) -> None:
         """Keep the result of work that has begun.
 
         Args:
@@ -153,16 +150,16 @@ class Results:
             del self._fetched[name]
 
 
-async def _finished(work: Awaitable[Any], write: Callable[[Any], dict[str, Any] | bytes]) -> Result:
+async def _finished(work: Awaitable[Any], write: Callable[[Any], Result]) -> Result:
     try:
-        return Result(value=write(await work))
+        return write(await work)
     except Exception as error:  # noqa: BLE001 - the engine's errors are results of the requests that they are of
         return _failed(told_error(error))
 
 
 def _failed(error: RequestError) -> Result:
     category = "user" if error.status < 500 else "server"
-    return Result(value={"error": str(error), "category": category})
+    return {"error": str(error), "category": category}
 
 
 def begun(begin: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -86,6 +87,23 @@ def given_key(headers: Headers) -> str:
     """The API key of a request; empty if it has none."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address as an application: its `RequestError` is an answer, and a client that has gone gets none."""
+
+    answer: Callable[[Scope, Receive, Send], Awaitable[None]]
+    refusal: Callable[[RequestError], Response] = error_answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        try:
+            await self.answer(scope, receive, send)
+        except RequestError as error:
+            await self.refusal(error)(scope, receive, send)
+        except ClientGoneError:
+            return
 
 
 class TokenGuard:
