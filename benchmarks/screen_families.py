@@ -27,8 +27,7 @@ from viva.recipes.evaluation.target import find_target, open_policy
 from viva.threads import prepare_threads
 from viva.training.data import PromptItem
 from viva.training.sampling import Sampling
-from viva.training.service import EngineConfig
-from viva.training.sessions import Engines
+from viva.training.service import EngineConfig, Engines
 
 PROBLEMS, TRIES, TEMPERATURE, MAX_TOKENS, LONGEST = 20, 8, 0.8, 48, 1500
 BEHIND = "Give only the final answer."

@@ -67,8 +67,7 @@ def measure(policy: str, problems: list[PromptItem], *, max_tokens: int) -> dict
 
 async def open_sampler(policy: str) -> OpenPolicy:
     """Client and renderer of a model, or of a run's policy."""
-    from viva.training.service import EngineConfig
-    from viva.training.sessions import Engines
+    from viva.training.service import EngineConfig, Engines
 
     engine = EngineConfig()
     service = Engines().service(engine)

@@ -138,7 +138,7 @@ class ServiceClient(Protocol):
         ...
 
     def close(self, status: Ending) -> Awaitable[None]:
-        """End the session with the server; see `viva.training.sessions.end_session`."""
+        """End the session with the server; see `viva.training.service.end_session`."""
         ...
 
 

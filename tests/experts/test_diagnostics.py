@@ -14,6 +14,7 @@ from viva.experts.diagnostics import (
     clustered_stderr,
     diagnose,
     effective_sample_size,
+    flat_metrics,
     recommend,
 )
 from viva.experts.estimation import estimate
@@ -74,12 +75,12 @@ def test_every_batch_can_be_diagnosed_and_every_figure_is_finite(batch, name):
     if name == "distill" and not any(sample.on_policy for sample in batch):
         return
     found = diagnose(batch, estimate(batch, make(name)))
-    assert list(found.strategies) == sorted({sample.strategy for sample in batch})
-    assert sum(figures.num_samples for figures in found.strategies.values()) == len(batch)
-    for key, value in found.metrics().items():
+    assert list(found) == sorted({sample.strategy for sample in batch})
+    assert sum(figures.num_samples for figures in found.values()) == len(batch)
+    for key, value in flat_metrics(found).items():
         assert key.startswith("experts/")
         assert math.isfinite(value)
-    for figures in found.strategies.values():
+    for figures in found.values():
         shares = [figures.zero_advantage_share, figures.finish_rate, figures.clipped_share]
         assert all(0 <= share <= 1 for share in shares)
 
@@ -88,8 +89,8 @@ def test_every_batch_can_be_diagnosed_and_every_figure_is_finite(batch, name):
 def test_the_order_of_samples_does_not_matter(batch, random):
     shuffled = list(batch)
     random.shuffle(shuffled)
-    first = diagnose(batch, estimate(batch, make("token_tis"))).metrics()
-    second = diagnose(shuffled, estimate(shuffled, make("token_tis"))).metrics()
+    first = flat_metrics(diagnose(batch, estimate(batch, make("token_tis"))))
+    second = flat_metrics(diagnose(shuffled, estimate(shuffled, make("token_tis"))))
     assert second == pytest.approx(first, rel=1e-6, abs=1e-9)
 
 
@@ -113,7 +114,7 @@ def test_the_figures_are_those_one_computes_by_hand():
         sample("iid", [0.0, 0.0], reward=1.0, checked_logprobs_T=np.array([-4.99, -5.01])),
     ]
     found = diagnose(batch, estimate(batch, make("token_tis"), baseline="stratum"))
-    hint = found.strategies["hint"]
+    hint = found["hint"]
     assert (hint.num_samples, hint.num_tokens) == (2, 3)
     assert hint.reward_mean == 0.5
     assert hint.reward_mean_stderr is None  # they are all of one prompt
@@ -128,18 +129,18 @@ def test_the_figures_are_those_one_computes_by_hand():
     assert hint.token_gap_mean == pytest.approx(math.log(0.5) / 3)
     assert hint.hint_reliance == pytest.approx(math.log(2) / 2)
     assert hint.self_check is None
-    iid = found.strategies["iid"]
+    iid = found["iid"]
     assert iid.zero_advantage_share == 1
     assert iid.hint_reliance is None
     assert iid.self_check == pytest.approx(0.01)
-    metrics = found.metrics()
+    metrics = flat_metrics(found)
     assert metrics["experts/hint/total_gap_p50"] == pytest.approx(hint.total_gap_mean)
     assert "experts/iid/hint_reliance" not in metrics
 
 
 def test_without_a_scoring_pass_ratios_are_unknown_and_the_rest_is_there():
     batch = [Sample(strategy="hint", reward=1.0, sampling_logprobs_T=np.array([-1.0]))]
-    figures = diagnose(batch, estimate(batch, make("importance_sampling"))).strategies["hint"]
+    figures = diagnose(batch, estimate(batch, make("importance_sampling")))["hint"]
     assert figures.effective_sample_size is None
     assert figures.token_gap_mean is None
     assert sorted(figures.metrics()) == [

@@ -102,7 +102,7 @@ def test_a_server_that_is_gone_ends_the_questions(capsys, monkeypatch) -> None:
             told.append(status)
 
     told = []
-    monkeypatch.setattr("viva.training.sessions.make_service", lambda *_, **__: Service())
+    monkeypatch.setattr("viva.training.service.make_service", lambda *_, **__: Service())
     monkeypatch.setattr(doctor, "watched", partial(watched, limit_s=0.0, every_s=0.01))
     assert viva.cli.main(["doctor", "base_url=http://127.0.0.1:9", "model_name=some/model"]) == 2
     assert "the server at http://127.0.0.1:9 has been out of reach" in capsys.readouterr().err

@@ -181,7 +181,7 @@ def test_another_kind_of_conversation_than_the_trained_one(run, capsys):
 )
 def test_a_mistake_is_told_before_a_model_is_loaded(run, options, message, capsys, monkeypatch):
     monkeypatch.setattr(
-        "viva.training.sessions.make_service", lambda *_, **__: pytest.fail("the engine was opened")
+        "viva.training.service.make_service", lambda *_, **__: pytest.fail("the engine was opened")
     )
     assert viva.cli.main(["eval", str(run), *(f"{name}={value}" for name, value in options.items())]) == 2
     assert message in capsys.readouterr().err
@@ -308,7 +308,7 @@ def test_the_built_in_policy_has_problems_of_its_own(monkeypatch, tmp_path, caps
         async def close(self, status):
             assert status == "success"
 
-    monkeypatch.setattr("viva.training.sessions.make_service", lambda *_, **__: Service())
+    monkeypatch.setattr("viva.training.service.make_service", lambda *_, **__: Service())
     monkeypatch.chdir(tmp_path)
     out, (path,) = evaluate(capsys, "tiny", max_test_samples=5, num_samples=4)
     assert path.parent == Path("runs/eval")

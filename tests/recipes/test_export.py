@@ -177,7 +177,7 @@ def test_an_adapter_in_bfloat16_from_a_server_is_exported(trained, tmp_path, mon
 
     monkeypatch.setattr("viva.run.export.fetch_adapter", fetch)
     monkeypatch.setattr(
-        "viva.training.sessions.make_service", lambda engine, *, state_dir: LocalServiceClient()
+        "viva.training.service.make_service", lambda engine, *, state_dir: LocalServiceClient()
     )
     options = ExportOptions(to=str(tmp_path / "out"), model_name=str(tmp_path / "base"))
     adapter, merged = export_run(run, options)

@@ -407,7 +407,7 @@ def test_the_samples_it_kept_can_be_estimated_again(finished):
     )
     assert "balance" in result.refused
     logged = lines(finished / "metrics.jsonl")[:2]
-    for name, figures in computed["shaped"].diagnostics.strategies.items():
+    for name, figures in computed["shaped"].diagnostics.items():
         mean = sum(row[f"experts/{name}/weight_mean"] for row in logged) / 2
         assert figures.weight_mean == pytest.approx(mean, rel=0.02)  # batches differ by a few tokens
 
@@ -461,5 +461,5 @@ def test_conversations_are_a_strategy_and_balance_scores_all_contexts(problems, 
     assert result.used == "balance"
     assert result.refused == {}
     (balance,) = [each for each in result.estimators if each.name == "balance"]
-    for name, figures in balance.diagnostics.strategies.items():
+    for name, figures in balance.diagnostics.items():
         assert row[f"experts/{name}/weight_mean"] == pytest.approx(figures.weight_mean)

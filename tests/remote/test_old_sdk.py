@@ -8,8 +8,7 @@ import tinker
 import viva.engine
 from viva.sdk import settled
 from viva.tiny import model_path
-from viva.training.service import EngineConfig, awaitable_service, make_service
-from viva.training.sessions import end_session
+from viva.training.service import EngineConfig, awaitable_service, end_session, make_service
 
 
 class Trainer(tinker.TrainingClient):

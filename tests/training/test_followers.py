@@ -15,8 +15,7 @@ from viva.engine.checkpoint import read_checkpoint, write_checkpoint
 from viva.judging.judge import PolicyRef
 from viva.model_files import MismatchError
 from viva.run.folder import RunFolder
-from viva.training.followers import Current, Every
-from viva.training.team import SavedWeights
+from viva.training.followers import Current, Every, SavedWeights
 
 
 @dataclass

@@ -16,10 +16,10 @@ from viva.engine import LocalServiceClient
 from viva.rewards import find_reward
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.batch import plain_batch
+from viva.training.followers import FixedMember
 from viva.training.members import Members, member_metrics, update_members
 from viva.training.rollouts import run_groups
-from viva.training.sampling import Policy, Sampling
-from viva.training.team import FixedMember, Team
+from viva.training.sampling import Policy, Sampling, Team
 from viva.training.update import UpdateConfig, update_policy
 
 

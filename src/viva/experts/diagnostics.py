@@ -1,14 +1,12 @@
 """Per-strategy off-policy diagnostics (effective sample size, ratio quantiles), a guard, and a recommendation.
 
-All figures are computed from samples and estimates alone, so a stored batch can be diagnosed again under every
-estimator without sampling.
-
 Legend: ``_N`` samples of a batch, ``_T`` tokens of a completion. Logprobs are in nats.
 """
 
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import numpy as np
 
@@ -77,19 +75,17 @@ class StrategyDiagnostics:
         return flat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnostics:
-    """All strategies of a batch, by name, in the order of the names."""
+Diagnostics: TypeAlias = dict[str, StrategyDiagnostics]
+"""All strategies of a batch, by name, in the order of the names."""
 
-    strategies: dict[str, StrategyDiagnostics]
 
-    def metrics(self) -> dict[str, float]:
-        """``experts/<strategy>/<figure>``."""
-        return {
-            f"experts/{strategy}/{name}": value
-            for strategy, figures in self.strategies.items()
-            for name, value in figures.metrics().items()
-        }
+def flat_metrics(diagnostics: Diagnostics) -> dict[str, float]:
+    """``experts/<strategy>/<figure>``."""
+    return {
+        f"experts/{strategy}/{name}": value
+        for strategy, figures in diagnostics.items()
+        for name, value in figures.metrics().items()
+    }
 
 
 def effective_sample_size(weights: FloatArray) -> float:
@@ -116,18 +112,16 @@ def clustered_stderr(values_C: Sequence[Sequence[float] | FloatArray]) -> float 
 
 
 def diagnose(samples_N: Sequence[Sample], estimates_N: Sequence[Estimate]) -> Diagnostics:
-    """Figures of every strategy that has samples; `ValueError` if there is not one estimate per sample."""
+    """Figures of every strategy that has samples, by name; `ValueError` if there is not one estimate per sample."""
     if len(samples_N) != len(estimates_N):
         raise ValueError(
             f"diagnose needs one estimate per sample; got {len(estimates_N)} for {len(samples_N)} samples"
         )
     pairs = list(zip(samples_N, estimates_N, strict=True))
-    return Diagnostics(
-        strategies={
-            strategy: _diagnose_strategy([pair for pair in pairs if pair[0].strategy == strategy])
-            for strategy in sorted({sample.strategy for sample in samples_N})
-        }
-    )
+    return {
+        strategy: _diagnose_strategy([pair for pair in pairs if pair[0].strategy == strategy])
+        for strategy in sorted({sample.strategy for sample in samples_N})
+    }
 
 
 def _diagnose_strategy(pairs: Sequence[tuple[Sample, Estimate]]) -> StrategyDiagnostics:
@@ -288,7 +282,7 @@ def check_diagnostics(
     else:
         advice = f"use {recommendation.estimator} with baseline {recommendation.baseline} ({recommendation.reason})"
     texts: list[str] = []
-    for strategy, figures in diagnostics.strategies.items():
+    for strategy, figures in diagnostics.items():
         if figures.effective_sample_size is None or figures.weight_mean is None:
             continue
         if figures.effective_sample_size < minimum:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder
     from viva.run.trackers import OpenTracker, TrackerChoice
     from viva.sdk import ServiceClient, TrainingClient
+    from viva.training.followers import SavedWeights
     from viva.training.loop import Training
     from viva.training.service import EngineConfig
-    from viva.training.team import SavedWeights
 
 DEFAULT_BATCH_SIZE = 128
 
@@ -182,7 +182,7 @@ class OpenRun:
     """To be closed when the run is over, like the trackers."""
     resume_from: Checkpoint | None
     service: ServiceClient
-    """To be closed as well, by `viva.training.sessions.end_session`."""
+    """To be closed as well, by `viva.training.service.end_session`."""
     client: TrainingClient
     renderer: Renderer
     context_window: int | None
@@ -190,7 +190,7 @@ class OpenRun:
 
     def saved_weights(self, client: TrainingClient, plan: Plan) -> SavedWeights:
         """Weights of a policy of this run that are saved at some steps."""
-        from viva.training.team import SavedWeights
+        from viva.training.followers import SavedWeights
 
         start, checkpoints = self.resume_from, self.folder.checkpoints
         return SavedWeights(
@@ -212,8 +212,7 @@ async def open_run(options: RunOptions, check: EngineCheck | None = None) -> Ope
     All that can be wrong is found before anything in the folder is touched.
     """
     from viva.run.folder import prepare_run_folder
-    from viva.training.service import make_service
-    from viva.training.sessions import end_session, ending_of
+    from viva.training.service import end_session, ending_of, make_service
 
     prepared = prepare_run_folder(
         options.log_path,

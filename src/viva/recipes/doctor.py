@@ -15,8 +15,7 @@ from viva.recipes.plan import at_least
 from viva.run.files import write_atomic
 from viva.sdk import settled
 from viva.training.remote import server_name, watched
-from viva.training.service import EngineConfig, choose_engine
-from viva.training.sessions import Engines
+from viva.training.service import EngineConfig, Engines, choose_engine
 
 _WIDTH = max(len(each.name) for each in (*PROBES, *FEATURES))
 

@@ -244,8 +244,7 @@ def _fetched(
 
     from viva.run.export import fetch_adapter, staged_adapter
     from viva.training.remote import explain
-    from viva.training.service import EngineConfig
-    from viva.training.sessions import Engines
+    from viva.training.service import EngineConfig, Engines
 
     engine = EngineConfig(engine="remote", base_url=base_url or config.get("base_url"))
 

@@ -37,8 +37,7 @@ from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedErro
 from viva.training.followers import Follower, JudgeStoppedError
 from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, Training, train
 from viva.training.remote import EngineError, explain, watched
-from viva.training.service import EngineConfig
-from viva.training.sessions import end_session
+from viva.training.service import EngineConfig, end_session
 from viva.training.update import EXACT_GAP, UpdateConfig
 
 _LOOKED_AT = 64

@@ -20,11 +20,11 @@ from viva.rewards.base import Reward
 from viva.run.checkpoints import member_state
 from viva.sdk import TrainingClient, settled
 from viva.training.console import Begin
-from viva.training.followers import NEVER
+from viva.training.followers import NEVER, FixedMember, FrozenMember, PastSelves
 from viva.training.loop import Evaluator, Reporting
 from viva.training.members import Members
+from viva.training.sampling import member_of
 from viva.training.service import EngineConfig
-from viva.training.team import FixedMember, FrozenMember, PastSelves, member_of
 
 if TYPE_CHECKING:
     from viva.recipes.evaluation.target import Target

@@ -2,10 +2,9 @@
 
     outcomes -> samples -> score -> estimate -> datums with anchors and weighted advantages
 
-In plain self-play every sample has its advantages already and is trained as it was sampled: nothing is scored, every
-weight is 1. Where a builder names a search strategy (`viva.experts.strategy`), an estimator weighs the whole batch.
-Where a sample was drawn from the very distribution that is trained (its context was not swapped, temperature 1), its
-stored logprobs are those of the policy; every other sample is scored once before the update, if the estimator asks.
+In plain self-play every sample has its advantages already, nothing is scored, and every weight is 1. Where a builder
+names a search strategy (`viva.experts.strategy`), an estimator weighs the whole batch. Samples that were not drawn from
+the very distribution that is trained (swapped context, other temperature) are scored first, if the estimator asks.
 
 Legend: ``_P`` groups of a batch, ``_N`` samples, ``_D`` datums.
 """
@@ -17,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import tinker
 
-from viva.experts.diagnostics import Diagnostics, check_diagnostics, diagnose, recommend
+from viva.experts.diagnostics import Diagnostics, check_diagnostics, diagnose, flat_metrics, recommend
 from viva.experts.estimation import (
     Estimate,
     Estimator,
@@ -181,11 +180,7 @@ async def make_batch(
 ) -> Batch:
     """Everything to train of a batch. The client's weights stay as they are.
 
-    Args:
-        client: The policy before its update.
-        outcomes_P: All groups of the batch, whatever their strategies.
-        config: How to estimate.
-        temperature: Of the sampler. Other truncation than this must be in the stored logprobs.
+    Other truncation of the sampler than its temperature must be in the stored logprobs.
 
     Raises:
         ValueError: If the strategies contradict each other, or completions or credit do not fit what was sampled.
@@ -228,7 +223,7 @@ async def _estimated_batch(
     unseen_N = [not (on_policy_N[index] and estimates_N[index].advantages_T.any()) for index in checks_N]
     unseen = [check for check, is_unseen in zip(checks_N.values(), unseen_N, strict=True) if is_unseen]
     factors = mixture_factors(strategy_counts(sample.strategy for sample in samples_N), mixture)
-    metrics = diagnostics.metrics() | strategy_metrics(outcomes_P, trained_N, factors)
+    metrics = flat_metrics(diagnostics) | strategy_metrics(outcomes_P, trained_N, factors)
     metrics |= advantage_metrics(_advantages_by_group(trained_N, estimates_N))
     metrics["experts/scored_tokens"] = scores.num_tokens + sum(
         datum.model_input.length for check in checks_N.values() for datum in check.data_D
@@ -297,7 +292,7 @@ def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: Exp
     )
     if texts and config.on_waste == "stop":
         raise EstimatorStoppedError("; ".join(texts))
-    for name, figures in diagnostics.strategies.items():
+    for name, figures in diagnostics.items():
         if figures.self_check is not None and figures.self_check > config.max_self_check:
             texts.append(
                 f"strategy {name!r}: sampler and trainer differ by {figures.self_check:.3g} nats per token on the same "

@@ -2,12 +2,11 @@
 
 Legend: ``_P`` groups, ``_G`` members of a group (seats), ``_T`` tokens, ``_D`` datums.
 
-Turns are merged into one datum as long as each observation extends everything before it (observation and action);
-when it does not, a new datum starts. Completion tokens and sampling logprobs are copied verbatim: never
-re-tokenised, recomputed or reordered. Everything but action tokens has advantage and mask exactly 0.
+Turns are merged into one datum as long as each observation extends everything before it; else a new datum starts.
+Completion tokens and sampling logprobs are copied verbatim. Everything but action tokens has advantage and mask 0.
 
-A context transform swaps what a turn was sampled in for what it is trained in, before anything is merged: every action
-token is trained behind exactly the transformed observation of its own turn (and the tokens of its turn before it).
+A context transform is applied before anything is merged: every action token is trained behind exactly the transformed
+observation of its own turn (and the tokens of its turn before it).
 """
 
 from collections.abc import Sequence
@@ -73,12 +72,12 @@ class _Sequence:
                 f"an action of {len(tokens_T)} tokens needs as many logprobs and advantages; "
                 f"got {len(logprobs_T)} logprobs and {len(advantages_T)} advantages"
             )
-        is_masked = float(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY, 0.0)) >= 1.0
+        masked = is_masked(transition)
         self.elements.extend(tokens_T)
         self.logprobs_T.extend(logprobs_T)
-        self.advantages_T.extend([0.0] * len(tokens_T) if is_masked else advantages_T)
-        if is_masked or not by_token:
-            self.mask_T.extend([0.0 if is_masked else 1.0] * len(tokens_T))
+        self.advantages_T.extend([0.0] * len(tokens_T) if masked else advantages_T)
+        if masked or not by_token:
+            self.mask_T.extend([0.0 if masked else 1.0] * len(tokens_T))
         else:
             self.mask_T.extend([float(value != 0.0) for value in advantages_T])
 
@@ -94,6 +93,11 @@ class _Sequence:
                 "mask": _float_tensor(self.mask_T[1:]),
             },
         )
+
+
+def is_masked(transition: Transition) -> bool:
+    """Whether the environment masks the turn as a parse error."""
+    return float(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY, 0.0)) >= 1.0
 
 
 def _float_tensor(values_T: list[float]) -> tinker.TensorData:
@@ -146,11 +150,6 @@ def trajectory_to_data(
     Takes time linear in the observations' total length. A trajectory without any token (an episode that ended
     before the first turn) gives no datum. Transitions that their environment marked as masked parse errors keep
     their place in the context with mask and advantage 0.
-
-    Args:
-        traj: One agent's episode.
-        advantage: See `Advantage`.
-        context_transform: Training context of a turn, from its observation and index; ``None`` trains what was sampled.
 
     Raises:
         ValueError: If per-transition or per-token advantages do not match the trajectory, or a transformed context is

@@ -1,19 +1,22 @@
-"""The weights that a judge has at each step: the policy's, those it had some steps ago, or their moving average.
+"""Weights of judges, and of members that are not trained, at each step: the policy's, earlier ones, or an average.
 
 A judge looks its policy up in a `PolicyRef`; a follower gives it what it is to have. Steps are counted from the run's
 beginning, so a run that is resumed judges with what it would have judged with. A judge behind an endpoint has weights
-of its own; its follower tells what it has cost.
+of its own; its follower tells what it has cost. A past self is the adapter of a trained member as it was after a
+multiple of so many steps. Saved weights are named in checkpoints as long as they are needed.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 
 from viva.judging.endpoint import ChatEndpoint, EndpointStoppedError
 from viva.judging.judge import PolicyRef, SamplingClient
+from viva.run.folder import RunFolder
 from viva.run.journal import Journal
 from viva.run.kept_answers import AnswerFile
-from viva.sdk import AveragingTrainingClient, settled
+from viva.sdk import AveragingTrainingClient, ServiceClient, TrainingClient, settled
 from viva.training.rollouts import GroupOutcome
-from viva.training.team import SavedWeights, member_of
+from viva.training.sampling import member_of
 
 NEVER = 10**18
 """Steps until weights are refreshed that stay as they were at the start."""
@@ -21,6 +24,55 @@ NEVER = 10**18
 
 class JudgeStoppedError(RuntimeError):
     """The judge behind an endpoint gives no further answer: its budget is spent, or it refuses to be asked."""
+
+
+class SavedWeights:
+    """Weights of a policy at some steps, which a run saves beside its checkpoints and samples from later.
+
+    The local engine finds the base of saved weights as ``base_model``, which a server knows; ``start`` has the paths by
+    name beside the checkpoint that the run goes on from.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: TrainingClient,
+        service: ServiceClient,
+        base_model: str | None,
+        folder: RunFolder,
+        start: Mapping[str, str],
+    ) -> None:
+        self._client = client
+        self._service = service
+        self._where = {} if base_model is None else {"base_model": base_model}
+        self._folder = folder
+        self._paths = dict(start)
+
+    async def open(self, name: str, whose: str, *, is_new: bool, kept: Iterable[str] = ()) -> SamplingClient:
+        """A client of the weights of a name.
+
+        With ``is_new`` they are those that the policy has now, and are saved first; ``kept`` names older ones still
+        needed, ``whose`` is for the message.
+
+        Raises:
+            ValueError: If they were to be saved by an earlier process, and its checkpoint does not name them.
+        """
+        if is_new:
+            older = self.paths(kept).values()
+            self._paths[name] = await self._folder.checkpoints.save_beside(self._client, name, kept=older)
+        elif name not in self._paths:
+            raise ValueError(
+                f"the checkpoint that the run goes on from does not name the weights of its {whose}, {name}. Give "
+                "another log_path, or start anew with behavior_if_exists=delete."
+            )
+        opened = await settled(
+            self._service.create_sampling_client(model_path=self._paths[name], **self._where)
+        )
+        return self._folder.journal.client(opened, name)
+
+    def paths(self, names: Iterable[str]) -> dict[str, str]:
+        """Paths of those names that are saved."""
+        return {name: self._paths[name] for name in names if name in self._paths}
 
 
 class Follower(ABC):
@@ -54,12 +106,7 @@ class Follower(ABC):
 
 
 class Current(Follower):
-    """The policy that samples; of several policies, one.
-
-    Args:
-        policy: Gets its client.
-        member: Its name among several.
-    """
+    """The policy that samples; of several policies, one."""
 
     def __init__(self, policy: PolicyRef, member: str | None = None) -> None:
         self.policy = policy
@@ -76,12 +123,8 @@ class Every(Follower):
 
     Its weights are saved in the run when it is refreshed; checkpoints name those that they need.
 
-    Args:
-        policy: Gets them.
-        saved: Keeps them.
-        every: Steps between two refreshments, 2 or more; `Current` does it at each.
-        max_staleness: Updates that the policy which samples may be behind.
-        name: What they are for; they are saved under it with a number.
+    ``every`` is 2 or more, `Current` refreshes at each step; the policy that samples may be ``max_staleness`` updates
+    behind. Weights are saved under the name with a number.
     """
 
     def __init__(
@@ -129,11 +172,7 @@ class Every(Follower):
 class Averaged(Follower):
     """The exponential moving average of the policy's weights after each step, from those of the beginning on.
 
-    Args:
-        policy: Gets it.
-        decay: Share of the average that stays at each step.
-        client: Keeps the average, which was begun, and saves it with its state.
-        journal: Of the run.
+    The client keeps the average, which was begun, and saves it with its state; ``decay`` is the share that stays.
     """
 
     def __init__(
@@ -161,12 +200,7 @@ class Averaged(Follower):
 
 
 class OutsideJudge(Follower):
-    """A judge behind an endpoint: its answers are kept by step, and it is closed in the end.
-
-    Args:
-        endpoint: The judge.
-        answers: Of the run.
-    """
+    """A judge behind an endpoint: its answers are kept by step, and it is closed in the end."""
 
     def __init__(self, endpoint: ChatEndpoint, answers: AnswerFile) -> None:
         self._endpoint = endpoint
@@ -189,6 +223,72 @@ class OutsideJudge(Follower):
     async def close(self) -> None:
         """Close its connections."""
         await self._endpoint.close()
+
+
+class FrozenMember(ABC):
+    """A policy that takes part and is not trained."""
+
+    @abstractmethod
+    async def reach(self, step: int) -> Sequence[SamplingClient]:
+        """Clients that may speak for it after so many steps, oldest first."""
+
+    def beside(self, next_step: int) -> dict[str, str]:
+        """Paths by name of what a run needs beside the state to go on after so many steps."""
+        del next_step
+        return {}
+
+
+class FixedMember(FrozenMember):
+    """Weights that stay the same over the whole run."""
+
+    def __init__(self, client: SamplingClient) -> None:
+        self._client = client
+
+    async def reach(self, step: int) -> Sequence[SamplingClient]:
+        """The one client."""
+        del step
+        return [self._client]
+
+
+class PastSelves(FrozenMember):
+    """A trained member as it was after the last multiples of so many steps, the run's beginning included.
+
+    It is saved every so many steps, and of the saved ones the newest are met, ``most`` of them.
+    """
+
+    def __init__(self, name: str, saved: SavedWeights, *, every: int, most: int) -> None:
+        self._name = name
+        self._weights = saved
+        self._every = every
+        self._most = most
+        self._clients: dict[int, SamplingClient] = {}
+        """By the number of steps after which they were saved."""
+
+    async def reach(self, step: int) -> Sequence[SamplingClient]:
+        """Save the policy where it becomes a past self, and open those that are met from now on."""
+        met = self._met(step)
+        for saved in met:
+            if saved in self._clients:
+                continue
+            kept = [self._saved_name(older) for older in met if older < step]
+            self._clients[saved] = await self._weights.open(
+                self._saved_name(saved), f"member {self._name}", is_new=saved == step, kept=kept
+            )
+        self._clients = {saved: self._clients[saved] for saved in met}
+        return list(self._clients.values())
+
+    def beside(self, next_step: int) -> dict[str, str]:
+        """The past selves that are met next, but for one that the next step begins with."""
+        return self._weights.paths(
+            self._saved_name(saved) for saved in self._met(next_step) if saved < next_step
+        )
+
+    def _met(self, step: int) -> list[int]:
+        newest = step // self._every
+        return [number * self._every for number in range(max(0, newest - self._most + 1), newest + 1)]
+
+    def _saved_name(self, saved: int) -> str:
+        return f"past-{self._name}-{saved:06d}"
 
 
 def check_judge(outcome: GroupOutcome, step: int) -> None:

@@ -1,9 +1,8 @@
 """The members of a run with several policies: their snapshots, updates and metrics.
 
-Every trained member has a training client, and with it weights, an optimiser and a state of its own. A member is
-trained on the tokens that it sampled, with the advantages that they have among all tokens of their conversation; tokens
-of members that are not trained get no gradient. Metrics of a member begin with its name; ``optim/...`` without a name
-are sums of counts and means of everything else over the members that took a step.
+Every trained member has a training client of its own, and is trained on the tokens that it sampled, with the advantages
+that they have among all tokens of their conversation. Metrics of a member begin with its name; ``optim/...`` without a
+name are sums of counts and means of everything else over the members that took a step.
 
 Legend: ``_P`` groups of a batch, ``_D`` datums.
 """
@@ -19,9 +18,10 @@ from viva.run.journal import Journal
 from viva.sdk import TrainingClient, settled
 from viva.selfplay.group import speakers_of
 from viva.training.batch import Batch
+from viva.training.followers import FrozenMember
 from viva.training.metrics import mean_by_key
 from viva.training.rollouts import GroupOutcome
-from viva.training.team import FrozenMember, Team
+from viva.training.sampling import Team
 from viva.training.update import UpdateConfig, UpdateResult, check_sampler, update_policy
 
 _COUNTS = ("optim/datums", "optim/steps", "optim/tokens")
@@ -67,12 +67,7 @@ async def update_members(
 ) -> UpdateResult:
     """Train each member on the datums that it sampled.
 
-    Args:
-        members: The policies before the update.
-        batch: Of plain self-play.
-        config: Loss and optimiser, the same for all.
-        num_checked: Datums of each member that are scored at another temperature than 0 or 1, see `check_sampler`.
-        temperature: Of the samples.
+    Of each member, so many datums are scored at another temperature than 0 or 1, see `check_sampler`.
 
     Returns:
         The logprobs of all datums, in the order of the batch.

@@ -16,7 +16,7 @@ import tinker
 from tinker_cookbook.rl.types import Trajectory
 
 from viva.experts.diagnostics import clustered_stderr
-from viva.experts.strategy import ExpertGroupBuilder, strategy_of, unpaid_seats_of
+from viva.experts.strategy import ExpertGroupBuilder, strategy_of
 from viva.judging.records import ConversationRecord
 from viva.judging.usage import Role, Usage
 from viva.rewards.credit import GroupCredit
@@ -82,17 +82,6 @@ def _members(outcome: GroupOutcome) -> list[tuple[Trajectory, Mapping[str, float
     return [member for seat, member in enumerate(members) if seat not in outcome.failed_seats]
 
 
-def _rewards(outcomes_P: Iterable[GroupOutcome]) -> list[float]:
-    """Total rewards of the seats that count and were paid: place holders are no rewards."""
-    return [
-        reward
-        for outcome in outcomes_P
-        if outcome.group is not None
-        for seat, reward in enumerate(outcome.group.get_total_rewards())
-        if seat not in outcome.failed_seats and seat not in unpaid_seats_of(outcome.builder)
-    ]
-
-
 def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     """Rewards, lengths, the environments' own metrics, and failures of one batch.
 
@@ -114,7 +103,8 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= mean_by_key(own for _, own in members)
     metrics |= mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
     metrics |= _length_metrics([traj for traj, _ in members])
-    metrics |= summary("reward", _rewards(outcomes_P))
+    rewards = [reward for outcome in outcomes_P for reward in outcome.paid_rewards() if reward is not None]
+    metrics |= summary("reward", rewards)
     metrics |= signs(_conversations(outcomes_P))
     void = mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
     metrics |= {f"void/{name}": value for name, value in void.items()}
@@ -186,7 +176,8 @@ def _tag_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     for outcome in outcomes_P:
         for tag in sorted(set(outcome.builder.logging_tags())):
             if num_groups[tag] < len(outcomes_P):
-                rewards_by_tag.setdefault(tag, []).extend(_rewards([outcome]))
+                paid = [reward for reward in outcome.paid_rewards() if reward is not None]
+                rewards_by_tag.setdefault(tag, []).extend(paid)
     metrics: dict[str, float] = {}
     for tag, rewards in sorted(rewards_by_tag.items()):
         metrics[f"env/{tag}/groups"] = num_groups[tag]
@@ -211,11 +202,7 @@ def advantage_metrics(advantages_P_N: Sequence[Sequence[float]]) -> dict[str, fl
 
 
 def credit_metrics(credits_P: Sequence[tuple[GroupCredit, int]]) -> dict[str, float]:
-    """Rewards of every stream, and how many sampled tokens earn nothing.
-
-    Args:
-        credits_P: The credit of every group that gives one, and the number of tokens the group sampled.
-    """
+    """Rewards of every stream, and how many of the sampled tokens, counted beside each credit, earn nothing."""
     rewards_by_stream: dict[str, list[float]] = {}
     for credit, _ in credits_P:
         for span in credit.spans:
@@ -265,11 +252,6 @@ def strategy_metrics(
     outcomes_P: Sequence[GroupOutcome], samples_N: Sequence[TrainedSample], factors: Mapping[str, float]
 ) -> dict[str, float]:
     """For every strategy that was tried, also if all its groups are void.
-
-    Args:
-        outcomes_P: Groups of the batch.
-        samples_N: What is trained of them.
-        factors: Mixture factor of every strategy that has samples.
 
     Returns:
         Under ``experts/<strategy>/``: ``num_samples`` (n_s), ``mixture_factor``, ``masked_token_share`` (of the sampled

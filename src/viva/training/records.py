@@ -27,7 +27,7 @@ import numpy as np
 import tinker
 
 from viva.experts.estimation import Estimate
-from viva.experts.strategy import credit_of, is_strategy, record_of, strategy_of, unpaid_seats_of
+from viva.experts.strategy import credit_of, is_strategy, record_of, strategy_of
 from viva.rewards.credit import GroupCredit
 from viva.run.secrets import hidden_tokens
 from viva.training.batch import Batch
@@ -51,18 +51,9 @@ def transcript_row(step: int, index: int, outcome: GroupOutcome) -> dict[str, An
         "failures": [asdict(failure) for failure in outcome.failures],
         "strategy": strategy_of(outcome.builder).strategy_id if is_strategy(outcome.builder) else None,
         "tags": list(outcome.builder.logging_tags()),
-        "rewards": _rewards(outcome),
+        "rewards": None if outcome.group is None else outcome.paid_rewards(),
         "record": record_of(outcome.builder),
     }
-
-
-def _rewards(outcome: GroupOutcome) -> list[float | None] | None:
-    """The reward of every seat: the 0.0 of one that earned none is a place holder, and no reward."""
-    if outcome.group is None:
-        return None
-    without = outcome.failed_seats | unpaid_seats_of(outcome.builder)
-    rewards_G = outcome.group.get_total_rewards()
-    return [None if seat in without else reward for seat, reward in enumerate(rewards_G)]
 
 
 def chosen_groups(outcomes_P: Sequence[GroupOutcome], *, seed: int, step: int) -> list[int]:
@@ -84,12 +75,7 @@ def token_rows(
 ) -> list[dict[str, Any]]:
     """Records of the groups at the `chosen` places.
 
-    Args:
-        outcomes_P: All groups of the batch.
-        chosen: Places of those to keep.
-        batch: Made of the groups.
-        logprobs_D: Of the batch's datums, from the update.
-        texts: Without it, only ids are kept, and contexts are not.
+    Logprobs are those of the update. Without texts, only ids are kept, and contexts are not.
     """
     turns_P: dict[int, list[dict[str, Any]]] = {index: [] for index in chosen}
     start = 0

@@ -32,6 +32,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, TrajectoryGroup
 
 from viva.conversation.coordinator import gather_or_cancel
+from viva.experts.strategy import unpaid_seats_of
 from viva.judging.usage import Meter, Role, Usage, count_tokens, metering
 from viva.selfplay.group import MultiAgentConversationEnv, close_board, pair_up
 from viva.training.sampling import SeededCompleter
@@ -112,6 +113,14 @@ class GroupOutcome:
     """Calls of the policy for each turn, in all attempts, where environments are placed in a conversation."""
     void_metrics: tuple[Metrics, ...] = ()
     """Metrics of void attempts, also of those that were played again: of each turn, and of what ended the attempt."""
+
+    def paid_rewards(self) -> list[float | None]:
+        """The reward of every seat, ``None`` where it failed or has a place holder; of a void group, nothing."""
+        if self.group is None:
+            return []
+        without = self.failed_seats | unpaid_seats_of(self.builder)
+        rewards_G = self.group.get_total_rewards()
+        return [None if seat in without else reward for seat, reward in enumerate(rewards_G)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,11 +357,7 @@ async def run_group(
 ) -> GroupOutcome:
     """Play one group of any tinker-cookbook environments, all seats concurrently, and compute its rewards.
 
-    Args:
-        builder: Makes the environments and computes the group's rewards. Its ``cleanup`` is called after every attempt.
-        policy: Hands each seat its completer.
-        group_index: The group's place in its batch; part of the seeds.
-        max_retries: How often a void group is played again.
+    ``group_index`` is part of the seeds. The builder's ``cleanup`` is called after every attempt.
 
     Returns:
         The outcome. It never raises for what happened inside the group, see the module's rules.

@@ -20,7 +20,6 @@ import numpy as np
 import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import (
-    PARSE_ERROR_MASKED_METRIC_KEY,
     Trajectory,
     TrajectoryGroup,
     Transition,
@@ -32,6 +31,7 @@ from viva.rewards.credit import GroupCredit, group_advantages, stream_advantages
 from viva.selfplay.group import speakers_of
 from viva.training.data_processing import (
     Element,
+    is_masked,
     model_input,
     observation_elements,
     training_context,
@@ -257,7 +257,7 @@ def _credited_plans(credit: GroupCredit, group: TrajectoryGroup) -> list[list[_P
         plan: list[_Part] = []
         for turn, transition in enumerate(trajectory.transitions):
             values_T = (
-                [0.0] * len(transition.ac.tokens) if own is None or _is_masked(transition) else own[turn]
+                [0.0] * len(transition.ac.tokens) if own is None or is_masked(transition) else own[turn]
             )
             weights = tuple(float(value != 0.0) for value in values_T)
             plan.append(_Part(turn=turn, start=0, weights=weights, advantages=tuple(values_T)))
@@ -267,23 +267,20 @@ def _credited_plans(credit: GroupCredit, group: TrajectoryGroup) -> list[list[_P
 
 def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
     """Per seat all turns. Turns of a policy that is not trained weigh nothing."""
-    plans_G = _equal_plans(outcome, group)
+    credit = credit_of(outcome.builder)
+    plans_G = _centred_plans(outcome, group) if credit is None else _credited_plans(credit, group)
     for seat, plan in enumerate(plans_G):
         names = speakers_of(outcome.builder, seat, group.trajectories_G[seat])
         if names is not None:
-            plans_G[seat] = [part if names[part.turn].is_trained else _silent(part) for part in plan]
+            plans_G[seat] = [
+                part if names[part.turn].is_trained else replace(part, weights=(0.0,) * len(part.weights))
+                for part in plan
+            ]
     return plans_G
 
 
-def _silent(part: _Part) -> _Part:
-    return replace(part, weights=(0.0,) * len(part.weights))
-
-
-def _equal_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
-    """Per seat all turns, whoever speaks. Where all rewards of a group are equal, nothing is trained."""
-    credit = credit_of(outcome.builder)
-    if credit is not None:
-        return _credited_plans(credit, group)
+def _centred_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
+    """Per seat all turns. Where all rewards of a group are equal, nothing is trained."""
     advantages = centred_rewards_of(outcome)
     carries_signal = any(advantages.values())
     plans_G: list[list[_Part]] = []
@@ -291,7 +288,7 @@ def _equal_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Pa
         advantage, plan = advantages.get(seat, 0.0), list[_Part]()
         for turn, transition in enumerate(trajectory.transitions):
             count = len(transition.ac.tokens)
-            weights = [float(carries_signal and not _is_masked(transition))] * count
+            weights = [float(carries_signal and not is_masked(transition))] * count
             if (
                 not transition.ob.length and weights
             ):  # nothing stands before the first token to predict it from
@@ -299,11 +296,6 @@ def _equal_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Pa
             plan.append(_Part(turn=turn, start=0, weights=tuple(weights), advantages=(advantage,) * count))
         plans_G.append(plan)
     return plans_G
-
-
-def _is_masked(transition: Transition) -> bool:
-    """Whether the environment masks the turn as a parse error."""
-    return float(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY, 0.0)) >= 1.0
 
 
 def _chosen_parts(
@@ -324,7 +316,7 @@ def _chosen_parts(
         if completion.with_end and (stop == length or transition.ac.stop_reason != "stop"):
             raise ValueError(f"{completion} has no stop token behind it in a turn of {length} tokens")
         is_empty = stop == completion.start and not completion.with_end
-        if _is_masked(transition) or completion.weight == 0 or is_empty:
+        if is_masked(transition) or completion.weight == 0 or is_empty:
             continue
         # with the context, the tokens before the completion go as well; else they stay and are masked
         start = completion.start if is_swapped else 0

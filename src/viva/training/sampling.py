@@ -1,15 +1,17 @@
 """Sampling of replies: their settings, and the policy from which every seat takes a seeded completer of its own."""
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
 from viva.judging.judge import SamplingClient, sample
+from viva.sdk import answers_together
 from viva.training.data import derive_seed
-from viva.training.team import Team
 
 
 class PromptTooLongError(ValueError):
@@ -33,6 +35,41 @@ class Sampling:
     def seeded(self, *place: str | int) -> "Sampling":
         """The same with the seed of a place."""
         return replace(self, seed=derive_seed(self.seed, *place))
+
+
+class Team:
+    """Sampling clients of all policies of a run, by member; as a client itself it is that of the main one.
+
+    A member has a pool of clients that may speak for it: several for a league of past selves.
+    """
+
+    def __init__(self, main: str, pools: Mapping[str, Sequence[SamplingClient]]) -> None:
+        self._pools = pools
+        client = pools[main][-1]
+        self.answers_together = all(answers_together(each) for pool in pools.values() for each in pool)
+
+        # judges look at the signature for what the client can return
+        @functools.wraps(client.sample)
+        def sample(*args: Any, **options: Any) -> Any:
+            return client.sample(*args, **options)
+
+        self.sample = sample
+
+    def member(self, name: str, draw: int = -1) -> SamplingClient:
+        """The client of a member; of a league the one that a random number draws, by default the newest."""
+        pool = self._pools[name]
+        return pool[-1 if draw < 0 else draw % len(pool)]
+
+
+def member_of(sampler: SamplingClient, name: str) -> SamplingClient:
+    """The client of a member.
+
+    Raises:
+        TypeError: If the client is that of a single policy.
+    """
+    if not isinstance(sampler, Team):
+        raise TypeError(f"{name!r} is a member of a run with several policies; got a single sampling client")
+    return sampler.member(name)
 
 
 @dataclass(kw_only=True)

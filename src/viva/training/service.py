@@ -1,7 +1,9 @@
-"""The engine of a run: the embedded one, or a remote one with the same interface.
+"""The engine of a run: the embedded one, or a remote one with the same interface; and the end of its session.
 
 SDKs up to tinker 0.22, which SkyRL's newest release needs, block until a client is made; newer ones answer at once with
-a future of it. `make_service` gives both the newer form.
+a future of it. `make_service` gives both the newer form. From the first request on, the SDK tells a server every 10 s
+that its session is alive, in a thread that goes on as long as the process: whoever opens a service client ends its
+session, too, within `FAREWELL_S`. A server that does not hear of it ends the session minutes after the last sign.
 
 The learning rate where the user gives none: models that tinker-cookbook knows get its ``hyperparam_utils.get_lr`` (only
 where that needs no network). For a model in a local folder, the same shape of rule is applied to its ``config.json``:
@@ -10,12 +12,16 @@ family and 0.0775 for all others, capped at `LARGEST_RATE`: a power law fitted t
 for a model of a few million.
 """
 
+import asyncio
+import logging
 import os
+import tempfile
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from inspect import getattr_static, signature
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias, cast
 
 import tinker
 from packaging.requirements import Requirement
@@ -39,10 +45,7 @@ _FULL_SHARE = 0.1
 def default_learning_rate(model_name: str, *, is_lora: bool = True, may_fetch: bool = False) -> float:
     """A sensible learning rate for a hub name or a local model folder.
 
-    Args:
-        model_name: Hub name, with ``@REVISION`` if it has one, or folder.
-        is_lora: Whether an adapter is trained, or all weights.
-        may_fetch: Whether the hub may be asked for the model's ``config.json``. Without it no network is used.
+    Without ``may_fetch`` no network is used; with it, the hub is asked for the model's ``config.json``.
 
     Raises:
         ValueError: If nothing is known about the model, or the hub does not give its ``config.json``.
@@ -120,10 +123,7 @@ _NO_KEY = "tml-none"
 def choose_engine(engine: EngineChoice | None, *, base_url: str | None, model: str | None) -> EngineChoice:
     """The engine that is named, else the remote one if there is an address, or a key and a model from the hub.
 
-    Args:
-        engine: The option.
-        base_url: The server's address.
-        model: What the engine is to load. A local folder stays here: hosted Tinker could not read it.
+    A model in a local folder stays here: hosted Tinker could not read it.
     """
     if engine is not None:
         return engine
@@ -198,11 +198,8 @@ def make_service(
 ) -> ServiceClient:
     """The engine's service client. The local engine saves under `state_dir` and opens no connection.
 
-    Args:
-        config: Which engine.
-        state_dir: Of the local engine.
-        one_run: Training clients save there by names of their own, which go on after a restart.
-        num_policies: Policies that talk by turns; adapters of several share the local engine's batches.
+    With ``one_run``, training clients save by names of their own, which go on after a restart; adapters of several
+    ``num_policies``, which talk by turns, share the local engine's batches.
 
     Raises:
         ValueError: If no server answers at the address, this SDK is too new for it, or `check_installed` refuses.
@@ -314,3 +311,54 @@ def awaitable_service(service: tinker.ServiceClient) -> ServiceClient:
     twin = getattr_static(type(service), "create_lora_training_client_async")
     is_new = hasattr(twin, "__deprecated__")
     return cast(ServiceClient, service if is_new else _BlockingService(service))
+
+
+FAREWELL_S: dict[Ending, float] = {"success": 5.0, "errored": 5.0, "interrupted": 1.0}
+"""Seconds that a server may take to hear of a session's end; who interrupts wants to be off."""
+
+_log = logging.getLogger(__name__)
+
+
+def ending_of(error: BaseException | None) -> Ending:
+    """How something ended that raised this."""
+    if error is None:
+        return "success"
+    return "errored" if isinstance(error, Exception) else "interrupted"
+
+
+async def end_session(service: ServiceClient, ending: Ending) -> None:
+    """End a session: tell the server, and stop the signs of life whatever it answers, which changes nothing here."""
+    try:
+        async with asyncio.timeout(FAREWELL_S[ending]):
+            await service.close(ending)
+    except (tinker.TinkerError, TimeoutError, RuntimeError) as error:
+        _log.info("the server did not take the end of a session: %s", without_secrets(repr(error)))
+
+
+class Engines:
+    """Service clients of a command, one for each engine; their sessions end with the context.
+
+    Without a ``state_dir``, local engines are for sampling, which saves nothing.
+    """
+
+    def __init__(self, state_dir: Path | None = None) -> None:
+        self._state_dir = state_dir or Path(tempfile.gettempdir())
+        self._services: dict[EngineConfig, ServiceClient] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*(end_session(each, ending_of(error)) for each in self._services.values()))
+
+    def service(self, config: EngineConfig) -> ServiceClient:
+        """The service client of an engine, opened when it is first asked for.
+
+        Raises:
+            ValueError: As `make_service`.
+        """
+        if config not in self._services:
+            self._services[config] = make_service(config, state_dir=self._state_dir)
+        return self._services[config]

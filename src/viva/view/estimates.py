@@ -203,7 +203,7 @@ def _sample_lines(result: Estimation) -> list[str]:
     if not result.estimators:
         return []
     rows = [("strategy", "samples", "reward", "finished", "gap/token", "gap in all", "self-check")]
-    for strategy, figures in result.estimators[0].diagnostics.strategies.items():
+    for strategy, figures in result.estimators[0].diagnostics.items():
         reward = _number(figures.reward_mean) + _half_width(figures.reward_mean_stderr, ".3f")
         finished, gap = _number(figures.finish_rate), _number(figures.token_gap_mean, "+.4f")
         total = _number(figures.total_gap_mean, "+.2f") + _half_width(figures.total_gap_mean_stderr, ".2f")
@@ -223,7 +223,7 @@ def _estimator_lines(result: Estimation) -> list[str]:
     ]
     for each in result.estimators:
         name = each.name + (" (unbiased)" if each.is_unbiased else "")
-        for strategy, figures in each.diagnostics.strategies.items():
+        for strategy, figures in each.diagnostics.items():
             weights = (
                 figures.weight_mean,
                 figures.effective_sample_size,

@@ -5,8 +5,7 @@ import time
 from sdk_heartbeats import heartbeats
 
 from viva.sdk import settled
-from viva.training.service import EngineConfig
-from viva.training.sessions import Engines
+from viva.training.service import EngineConfig, Engines
 
 
 async def test_a_session_that_is_over_sends_no_sign_of_life(server, tmp_path):

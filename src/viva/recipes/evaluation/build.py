@@ -65,7 +65,7 @@ from viva.training.data import PromptItem
 from viva.training.records import transcript_row
 from viva.training.remote import watched
 from viva.training.sampling import Sampling
-from viva.training.sessions import Engines
+from viva.training.service import Engines
 
 _FOLDER = Path("runs/eval")
 """Results of targets that are no runs."""

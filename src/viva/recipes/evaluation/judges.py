@@ -37,7 +37,7 @@ from viva.recipes.reward import ENDPOINT_OPTIONS, is_address
 from viva.run.kept_answers import AnswerFile
 from viva.training.console import Begin, EvaluationConsole
 from viva.training.remote import watched
-from viva.training.sessions import Engines
+from viva.training.service import Engines
 
 _CURRENT = "current"
 

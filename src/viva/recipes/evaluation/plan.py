@@ -29,8 +29,7 @@ from viva.run.files import place_problem
 from viva.selfplay.user_code import find_check
 from viva.tiny import model_path
 from viva.training.data import PromptItem, derive_seed, prompts_digest
-from viva.training.service import EngineConfig, choose_engine
-from viva.training.sessions import Engines
+from viva.training.service import EngineConfig, Engines, choose_engine
 
 CONVERSATIONS: dict[str, type[ConversationConfig]] = {
     "conversation": PreferenceConfig,

@@ -47,7 +47,7 @@ from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.remote import watched
 from viva.training.sampling import Sampling
-from viva.training.sessions import Engines
+from viva.training.service import Engines
 
 _FOLDER = Path("runs/screen")
 
