@@ -74,6 +74,28 @@ async def test_a_reply_that_is_cut_off_is_wrong(renderer):
     assert (metrics["test/direct_accuracy"], metrics["test/direct_finish_rate"]) == (0.0, 0.0)
 
 
+class Flaky(Sampler):
+    """Fails the first calls of every question."""
+
+    def __init__(self, tokenizer, failures):
+        super().__init__(tokenizer, lambda text: "It is 1.")
+        self.left = dict.fromkeys(range(4), failures)
+
+    async def sample(self, prompt, num_samples, sampling_params):
+        number = int(self.tokenizer.decode(prompt.to_ints()).split("What is ")[1][0])
+        if self.left[number]:
+            self.left[number] -= 1
+            raise ConnectionError("the server is gone")
+        return await super().sample(prompt, num_samples, sampling_params)
+
+
+async def test_a_question_whose_call_fails_is_asked_again_as_often_as_a_conversation(renderer):
+    metrics = await evaluator(renderer, max_retries=2)(Flaky(renderer.tokenizer, 2), 0)
+    assert (metrics["test/direct_accuracy"], metrics["test/direct_questions"]) == (0.25, 4)
+    with pytest.raises(ConnectionError):
+        await evaluator(renderer, max_retries=1)(Flaky(renderer.tokenizer, 2), 0)
+
+
 class Warm(Sampler):
     """At temperature 0 it names the answer of every question and is cut at one; else it answers by the seed."""
 

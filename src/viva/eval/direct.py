@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import tinker
+from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
@@ -48,13 +50,14 @@ class DirectSampler:
         """One answer, graded, and the sampling logprobs of its tokens in nats.
 
         A reply that is cut off, unreadable or not given (the question does not fit) is wrong. The seed comes from the
-        question's place in the test set and the answer's number.
+        question's place in the test set and the answer's number. A call that fails is made again, with another seed,
+        up to ``max_retries`` times; what it raises then passes through.
         """
         place = (index, number) if number else (index,)
         completer = SeededCompleter(sampler=sampler, sampling=self.sampling.seeded("direct", *place))
         prompt = build_prompt(self.renderer, direct_messages(item.question, self.system_prompt))
         try:
-            reply = await completer(prompt, self.renderer.get_stop_sequences())
+            reply = await self._reply(completer, prompt)
         except PromptTooLongError:
             return WRONG, ()
         count_tokens("policy", prompt=prompt.length, sampled=len(reply.tokens))
@@ -68,6 +71,17 @@ class DirectSampler:
             text=text,
         )
         return answer, reply.logprobs
+
+    async def _reply(self, completer: SeededCompleter, prompt: tinker.ModelInput) -> TokensWithLogprobs:
+        for left in reversed(range(self.sampling.max_retries + 1)):
+            try:
+                return await completer(prompt, self.renderer.get_stop_sequences())
+            except PromptTooLongError:
+                raise
+            except Exception:
+                if left == 0:
+                    raise
+        raise ValueError(f"max_retries must be 0 or more; got {self.sampling.max_retries}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
