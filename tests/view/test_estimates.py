@@ -75,7 +75,7 @@ def test_the_figures_are_those_of_the_batches_by_the_runs_own_settings(tmp_path)
         )
         if one.strategy == "hint"
     ]
-    assert figures.diagnostics.strategies["hint"].weight_mean == pytest.approx(np.concatenate(weights).mean())
+    assert figures.diagnostics["hint"].weight_mean == pytest.approx(np.concatenate(weights).mean())
 
 
 def test_the_last_batches_can_be_looked_at_alone(tmp_path):
