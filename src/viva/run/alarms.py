@@ -119,17 +119,17 @@ class Level:
 MEASURED: Mapping[str, Level] = {
     name: Level(reference=None, unit=unit, level=level)
     for name, unit, level in (
-        ("answer_votes", 0.265, 6.31),
-        ("against_majority", 0.203, 7.34),
-        ("mutual_votes", 0.039, 5.62),
-        ("order_flips", 0.308, 6.31),
-        ("length_votes", 0.443, 6.31),
-        ("length_pay", 1.39, 6.31),
-        ("ties", 0.161, 6.95),
-        ("invalid", 0.034, 15.5),
-        ("answer_entropy", 0.17, 6.65),
-        ("length_entropy", 0.202, 8.06),
-        ("policy_entropy", 0.0495, 11.8),
+        ("answer_votes", 0.254, 6.31),
+        ("against_majority", 0.198, 7.83),
+        ("mutual_votes", 0.0476, 7.81),
+        ("order_flips", 0.299, 7.16),
+        ("length_votes", 0.469, 7.66),
+        ("length_pay", 1.29, 6.31),
+        ("ties", 0.166, 7.87),
+        ("invalid", 0.0326, 12.6),
+        ("answer_entropy", 0.166, 6.31),
+        ("length_entropy", 0.205, 7.25),
+        ("policy_entropy", 0.0471, 10.4),
     )
 }
 """Units and levels of the built-in policy's critique self-play, for runs of 20 steps with 4 conversations each: a tenth
