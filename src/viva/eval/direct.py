@@ -76,9 +76,7 @@ class DirectSampler:
         for left in reversed(range(self.sampling.max_retries + 1)):
             try:
                 return await completer(prompt, self.renderer.get_stop_sequences())
-            except PromptTooLongError:
-                raise
-            except Exception:
+            except (tinker.TinkerError, OSError):  # timeouts and lost connections are of the latter
                 if left == 0:
                     raise
         raise ValueError(f"max_retries must be 0 or more; got {self.sampling.max_retries}")
