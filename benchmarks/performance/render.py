@@ -60,7 +60,11 @@ def _section(name: str, row: Row, record: Record) -> str:
     table = [f"| {' | '.join(line)} |" for line in lines_of(row, record)]
     costs = [f"- {label}: {_cost(row, side)}" for label, side in record["sides"].items()]
     notes = [f"- {note}" for note in row.notes]
-    title = row.work if row.model == "42m" else f"{row.work}, model of {row.model.upper()}"
+    title = (
+        row.work
+        if row.model == "42m"
+        else f"{row.work}, {'SmolLM2-135M' if row.model == 'smollm2' else 'model of ' + row.model.upper()}"
+    )
     return "\n".join(
         [
             f"## {title[0].upper()}{title[1:]}",
