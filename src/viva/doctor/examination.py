@@ -156,7 +156,7 @@ class Report:
     engine: str
     """``local``, ``Tinker``, or the server's name with its address."""
     server: str
-    """How the server names itself and its version; empty where it says nothing, or there is none."""
+    """The server's own name and version; empty where it says nothing, or there is none."""
     model: str
     settings: Mapping[str, str | float]
     findings: Sequence[Finding]

@@ -21,7 +21,7 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreTokenizer:
-    """How text is cut before byte-pair merges."""
+    """The cutting of text before byte-pair merges."""
 
     cuts: tuple[str, ...] = ()
     """Regular expressions whose matches are cut out of the text, one after the other."""

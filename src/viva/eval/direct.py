@@ -10,6 +10,7 @@ that it took on the same problem, the judge's included. Their number depends on 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import tinker
@@ -73,13 +74,11 @@ class DirectSampler:
         return answer, reply.logprobs
 
     async def _reply(self, completer: SeededCompleter, prompt: tinker.ModelInput) -> TokensWithLogprobs:
-        for left in reversed(range(self.sampling.max_retries + 1)):
-            try:
-                return await completer(prompt, self.renderer.get_stop_sequences())
-            except (tinker.TinkerError, OSError):  # timeouts and lost connections are of the latter
-                if left == 0:
-                    raise
-        raise ValueError(f"max_retries must be 0 or more; got {self.sampling.max_retries}")
+        stop = self.renderer.get_stop_sequences()
+        for _ in range(self.sampling.max_retries):
+            with suppress(tinker.TinkerError, OSError):  # timeouts and lost connections are of the latter
+                return await completer(prompt, stop)
+        return await completer(prompt, stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

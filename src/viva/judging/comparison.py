@@ -10,7 +10,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.preference_envs import TournamentPattern
@@ -63,12 +62,20 @@ def label_comparisons(ballots: Sequence[LabelBallot]) -> list[list[Comparison]]:
     for ballot in ballots:
         items = dict.fromkeys(item for answer in ballot.answers for item in (answer.first, answer.second))
         numbers = {item: number for number, item in enumerate(items)}
-        own: list[Comparison] = []
-        for answer in ballot.answers:
-            fields: dict[str, Any] = dict(answer)
-            fields.update(first=numbers[answer.first], second=numbers[answer.second])
-            own.append(Comparison(**fields))
-        found.append(own)
+        found.append(
+            [
+                Comparison(
+                    first=numbers[answer.first],
+                    second=numbers[answer.second],
+                    outcome=answer.outcome,
+                    score=answer.score,
+                    probabilities=answer.probabilities,
+                    off_set_mass=answer.off_set_mass,
+                    was_asked=answer.was_asked,
+                )
+                for answer in ballot.answers
+            ]
+        )
     return found
 
 

@@ -28,7 +28,7 @@ from viva.judging.comparison import JudgeError
 from viva.judging.usage import count_tokens
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
-"""Where the key is, for https addresses."""
+"""The environment variable with the key, for https addresses."""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _BUSY = frozenset({408, 409, 425, 429})

@@ -29,7 +29,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -293,9 +293,15 @@ class LabelAnswer(BaseModel):
     @classmethod
     def of(cls, comparison: "Comparison", first: Item, second: Item) -> "LabelAnswer":
         """A judge's comparison of two items."""
-        fields: dict[str, Any] = {name: getattr(comparison, name) for name in cls.model_fields}
-        fields.update(first=first, second=second)
-        return cls(**fields)
+        return cls(
+            first=first,
+            second=second,
+            outcome=comparison.outcome,
+            score=comparison.score,
+            probabilities=comparison.probabilities,
+            off_set_mass=comparison.off_set_mass,
+            was_asked=comparison.was_asked,
+        )
 
 
 class LabelBallot(RankingReply):

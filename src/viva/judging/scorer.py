@@ -103,7 +103,7 @@ class Scorer:
         return math.fsum(logprobs_T) / len(logprobs_T)
 
     async def gains(self, question: str, replies_G: Mapping[int, str]) -> Gains:
-        """How much every reply helps to predict every other one, in nats per token of the other.
+        """The help of every reply in predicting every other one, in nats per token of the other.
 
         Each pair of texts is asked for once. A reply without words predicts nothing and is not predicted: its gains
         are 0. Raises as `log_probability`.

@@ -167,7 +167,7 @@ class RunOptions:
     trackers: tuple[TrackerChoice, ...] = ()
     """From `viva.run.trackers.choose_trackers`."""
     load_checkpoint_path: str | None = None
-    """Where a new run takes its weights from."""
+    """The checkpoint with the weights of a new run."""
     ttl_seconds: int | None = None
     """See `viva.run.checkpoints.Checkpoint`."""
     num_policies: int = 1

@@ -425,8 +425,8 @@ def _rows(options: DataOptions, splits: Mapping[str, Any], split: str, limit: in
     if not hasattr(rows, "__len__"):  # a stream; tables that `datasets` saved are none
         rows = _fetched(options, rows, limit)
         columns = columns or list(rows[0] if rows else ())  # of some kinds of files
-    for option in ("hf_prompt_column", "hf_answer_column"):
-        column: str | None = getattr(options, option)
+    asked, known = options.hf_prompt_column, options.hf_answer_column
+    for option, column in (("hf_prompt_column", asked), ("hf_answer_column", known)):
         if column is not None and column not in columns:
             raise ValueError(
                 f"data set {name} has no column {column!r}; it has {_listed(columns)}."
@@ -434,7 +434,6 @@ def _rows(options: DataOptions, splits: Mapping[str, Any], split: str, limit: in
             )
 
     def item(index: int, row: Mapping[str, Any]) -> PromptItem:
-        asked, known = options.hf_prompt_column, options.hf_answer_column
         return _item(row[asked], row[known] if known else None, asked, f"{name} {split}[{index}]")
 
     digests = array("Q", (item_digest(item(index, row)) for index, row in enumerate(islice(rows, limit))))

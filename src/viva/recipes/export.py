@@ -89,7 +89,7 @@ class _Source:
     name: str
     """The base model as it is called."""
     place: str
-    """Where the base model is: a GGUF file, a folder, or its name."""
+    """The base model's place: a GGUF file, a folder, or its name."""
     model: str
     """The base model as the engine loads it."""
     trained_on: str

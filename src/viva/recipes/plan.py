@@ -70,7 +70,7 @@ class Plan(RunOptions):
     check: AnswerCheck
     """The check of answers, where they are known."""
     eval_judge: JudgeOptions | None = None
-    """Who compares answers to test prompts with those before training."""
+    """The judge that compares answers to test prompts with those before training."""
 
     @property
     def grader(self) -> Grader:

@@ -58,7 +58,7 @@ def refuse_unused(
 
 @chz.chz
 class JudgeConfig:
-    """How a judge is asked, and within what bounds one behind an endpoint."""
+    """Options of a judge, and bounds of one behind an endpoint."""
 
     judge_mode: Literal["logprob", "verdict"] | None = chz.field(
         default=None,

@@ -82,6 +82,10 @@ def _members(outcome: GroupOutcome) -> list[tuple[Trajectory, Mapping[str, float
     return [member for seat, member in enumerate(members) if seat not in outcome.failed_seats]
 
 
+def _paid(outcomes_P: Iterable[GroupOutcome]) -> list[float]:
+    return [reward for outcome in outcomes_P for reward in outcome.paid_rewards() if reward is not None]
+
+
 def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     """Rewards, lengths, the environments' own metrics, and failures of one batch.
 
@@ -103,8 +107,7 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= mean_by_key(own for _, own in members)
     metrics |= mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
     metrics |= _length_metrics([traj for traj, _ in members])
-    rewards = [reward for outcome in outcomes_P for reward in outcome.paid_rewards() if reward is not None]
-    metrics |= summary("reward", rewards)
+    metrics |= summary("reward", _paid(outcomes_P))
     metrics |= signs(_conversations(outcomes_P))
     void = mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
     metrics |= {f"void/{name}": value for name, value in void.items()}
@@ -176,8 +179,7 @@ def _tag_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     for outcome in outcomes_P:
         for tag in sorted(set(outcome.builder.logging_tags())):
             if num_groups[tag] < len(outcomes_P):
-                paid = [reward for reward in outcome.paid_rewards() if reward is not None]
-                rewards_by_tag.setdefault(tag, []).extend(paid)
+                rewards_by_tag.setdefault(tag, []).extend(_paid([outcome]))
     metrics: dict[str, float] = {}
     for tag, rewards in sorted(rewards_by_tag.items()):
         metrics[f"env/{tag}/groups"] = num_groups[tag]

@@ -194,7 +194,7 @@ def check_version(base_url: str) -> None:
 
 
 def server_name(base_url: str) -> str:
-    """How a server names itself and its version; empty if it says nothing."""
+    """A server's own name and version; empty if it says nothing."""
     found = _described(base_url, "info")
     parts = [found.get(name) for name in ("title", "version")] if isinstance(found, dict) else []
     return " ".join(part[:_LONGEST_NAME] for part in parts if isinstance(part, str))

@@ -320,7 +320,7 @@ _log = logging.getLogger(__name__)
 
 
 def ending_of(error: BaseException | None) -> Ending:
-    """How something ended that raised this."""
+    """The ending of something that raised this."""
     if error is None:
         return "success"
     return "errored" if isinstance(error, Exception) else "interrupted"

@@ -9,7 +9,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from viva.conversation.protocol import counted
 from viva.run.files import naming
@@ -20,6 +20,12 @@ _BLOCK = 1 << 18
 _REMEDY = (
     "Put it back from a copy; to use what is left as it is, delete checkpoints.jsonl in a copy of the folder"
 )
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,7 @@ class _Progress:
     offset: int = 0
     lines: int = 0
     """Line breaks so far."""
-    hash: Any = field(default_factory=hashlib.sha256)
+    hash: _Hash = field(default_factory=hashlib.sha256)
     sound: list[_Goal] = field(default_factory=list[_Goal])
     sound_lines: int = 0
     """Lines up to the last of these."""

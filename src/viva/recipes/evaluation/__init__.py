@@ -17,7 +17,7 @@ KINDS = ("direct", "conversation", "critique", "protocol")
 ConfigT = TypeVar("ConfigT", bound=RecipeConfig)
 
 _DEFAULT_CONVERSATIONS = 24
-"""Where the target is no run: the recipes' own default serves to watch a run, not to measure it."""
+"""For targets that are no run: the recipes' own default serves to watch a run, not to measure it."""
 
 
 @chz.chz
