@@ -87,6 +87,7 @@ AREAS = {
             "judging/test_bradley_terry.py",
             "judging/test_consensus.py",
             "judging/test_judging_edges.py",
+            "judging/test_label_ballots.py",
             "judging/test_ranking.py",
             "judging/test_tournament.py",
         ),
