@@ -27,9 +27,6 @@ __all__ = ["PlainClient", "VllmClient"]
 
 HERE = Path(__file__).parent
 
-ROWS = 4
-"""Rows in one training micro-batch."""
-
 
 def done(value: Any) -> asyncio.Future[Any]:
     future = asyncio.get_running_loop().create_future()
@@ -38,9 +35,10 @@ def done(value: Any) -> asyncio.Future[Any]:
 
 
 class PlainClient:
-    """Samples and trains one model."""
+    """Samples and trains one model, `micro_batch` rows at once."""
 
-    def __init__(self, folder: str, precision: str) -> None:
+    def __init__(self, folder: str, precision: str, micro_batch: int) -> None:
+        self._rows = micro_batch
         base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision))
         adapter = LoraConfig(
             r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear", lora_dropout=0.0
@@ -85,8 +83,8 @@ class PlainClient:
     ) -> asyncio.Future[tinker.ForwardBackwardOutput]:
         assert loss_fn == "importance_sampling"
         records: list[dict[str, tinker.TensorData]] = []
-        for start in range(0, len(data), ROWS):
-            records += self._train(data[start : start + ROWS])
+        for start in range(0, len(data), self._rows):
+            records += self._train(data[start : start + self._rows])
         output = tinker.ForwardBackwardOutput(
             loss_fn_output_type="array", loss_fn_outputs=records, metrics={"loss:sum": 0.0}
         )
@@ -122,8 +120,8 @@ class VllmClient(PlainClient):
     The weights that it reads are those of the start: they take as long to read as trained ones, and nothing is merged.
     """
 
-    def __init__(self, folder: str, precision: str) -> None:
-        super().__init__(folder, precision)
+    def __init__(self, folder: str, precision: str, micro_batch: int) -> None:
+        super().__init__(folder, precision, micro_batch)
         python = HERE.parent.parent / ".venv-engines" / "bin" / "python"
         settings = json.dumps({"work": "requests", "model": folder, "precision": precision})
         self._process = subprocess.Popen(
@@ -155,8 +153,11 @@ class VllmClient(PlainClient):
         topk_sample_logprobs: int = 0,
     ) -> asyncio.Future[tinker.SampleResponse]:
         assert num_samples == 1
-        params = {"seed": sampling_params.seed, "max_tokens": sampling_params.max_tokens}
-        request = params | {"prompt": prompt.to_ints(), "logprobs": topk_sample_logprobs}
+        request = {
+            "prompt": prompt.to_ints(),
+            "max_tokens": sampling_params.max_tokens,
+            "logprobs": topk_sample_logprobs,
+        }
 
         async def answered() -> tinker.SampleResponse:
             answer = await self._ask(request)
@@ -188,3 +189,6 @@ class VllmClient(PlainClient):
             answer = json.loads(line)
             loop, future = self._waiting.pop(answer["id"])
             loop.call_soon_threadsafe(future.set_result, answer)
+        ended = RuntimeError(f"vLLM ended with {self._process.wait()}, see above")
+        for loop, future in self._waiting.values():
+            loop.call_soon_threadsafe(future.set_exception, ended)

@@ -176,14 +176,14 @@ def _batches(
     )
 
 
-def _real_conversation(system: str, work: str) -> Row:
-    """A step on SmolLM2, beside rollouts by vLLM with a plain update."""
+def _real_conversation(system: str, conversations: int, micro_batch: int, work: str) -> Row:
+    """A step on SmolLM2, beside rollouts by vLLM with a plain update of as many rows at once as memory holds."""
 
     def side(engine: str, precision: Mapping[str, str]) -> Side:
-        settings = {"agents": 4, "rounds": 3, "max_tokens": 64, "verdict": 1, "conversations": 8}
+        settings = {"agents": 4, "rounds": 3, "max_tokens": 64, "verdict": 1, "conversations": conversations}
         return Side(
             script="side_conversation.py",
-            settings=settings | {"engine": engine, "system": system} | precision,
+            settings=settings | {"engine": engine, "system": system, "micro_batch": micro_batch} | precision,
         )
 
     vllm, vllm_bf16 = "vLLM and a plain update, float32", "vLLM and a plain update, bfloat16"
@@ -202,9 +202,9 @@ def _real_conversation(system: str, work: str) -> Row:
             Ratio(over=vllm_bf16, under=OURS_BF16, aim=6),
         ),
         notes=(
-            "All run the same conversations, eight at once, with turns of exactly 64 tokens; judge and votes are label "
-            "probabilities. vLLM answers all requests that wait in one batch, with its prefix cache.",
-            "The plain update: padded rows, four at once, an unmerged adapter, no gradient checkpointing.",
+            f"All run the same conversations, {conversations} at once, with turns of exactly 64 tokens; judge and "
+            "votes are label probabilities. vLLM answers all requests that wait in one batch, with its prefix cache.",
+            f"The plain update: padded rows, {micro_batch} at once, an unmerged adapter, no gradient checkpointing.",
         ),
     )
 
@@ -217,6 +217,7 @@ def _conversation(agents: int, rounds: int) -> Row:
             "rounds": rounds,
             "max_tokens": 64,
             "verdict": 64,
+            "micro_batch": 4,
         }
         return Side(
             script="side_conversation.py",
@@ -448,10 +449,13 @@ ROWS: dict[str, Row] = {
         "256 samples of 32 tokens behind prompts of 128, right after an update",
     ),
     "conversation-smollm2": _real_conversation(
-        "round_robin", "full step of conversation preference RL: 4 agents x 3 rounds, 12 judge calls, update"
+        "round_robin",
+        4,
+        1,
+        "full step of conversation preference RL: 4 agents x 3 rounds, 12 judge calls, update",
     ),
     "critique-smollm2": _real_conversation(
-        "critique", "full step of critique self-play: 4 agents, votes by labels, update"
+        "critique", 2, 2, "full step of critique self-play: 4 agents, votes by labels, update"
     ),
     **{f"{shape}-smollm2": _real_step(shape) for shape in ("long", "balanced")},
 }

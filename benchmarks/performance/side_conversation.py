@@ -3,9 +3,10 @@
 Settings: ``engine`` (``viva``; ``plain``: one reply after another, see `plain`; ``vllm``: rollouts by vLLM, the plain
 update), ``system`` (``round_robin`` or ``critique``, whose votes are label probabilities), ``model`` (folder),
 ``precision``, ``agents``, ``rounds`` of a round robin, ``conversations`` (played together), ``max_tokens`` of a turn,
-and ``verdict`` tokens of a plain judge call. All run the package's own conversation, credit and update; they differ in
-the client. Nothing ends a turn before its last token, so that all do the same work. The judge's verdicts are replaced,
-after they were computed, by fixed ones that give every agent something to learn from.
+``verdict`` tokens of a plain judge call, and ``micro_batch`` rows of a plain update. Step 0, which warms up, plays one
+conversation. All run the package's own conversation, credit and update; they differ in the client. Nothing ends a turn
+before its last token, so that all do the same work. The judge's verdicts are replaced, after they were computed, by
+fixed ones that give every agent something to learn from.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ def open_engine(settings: Mapping[str, Any]) -> Any:
     from plain import PlainClient, VllmClient
 
     kind = {"plain": PlainClient, "vllm": VllmClient}[settings["engine"]]
-    return kind(settings["model"], settings["precision"])
+    return kind(settings["model"], settings["precision"], settings["micro_batch"])
 
 
 def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
@@ -84,14 +85,14 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         common = {"question": question, "num_agents": settings["agents"], "renderer": renderer, "seed": index}
         if settings["system"] == "critique":
             return critique_group(**common, voter=voter, ballots="labels", on_failure="continue")
-        rounds = settings["rounds"] if number else 1  # the latter to warm up
+        rounds = settings["rounds"] if number else 1
         return round_robin_group(**common, max_rounds=rounds, judge=judge)
 
     async def play(number: int) -> dict[str, float]:
         rng = random.Random(number)
         builders = [
             builder(" ".join(str(rng.randrange(1000)) for _ in range(16)), number, index)
-            for index in range(settings["conversations"])
+            for index in range(settings["conversations"] if number else 1)
         ]
         started = time.perf_counter()
         sampler = await settled(client.save_weights_and_get_sampling_client())

@@ -102,12 +102,14 @@ class Worker:
         return json.loads(line)
 
     def _last_words(self) -> str:
-        self._process.wait()
+        code = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read()
         sys.stderr.write(said[-4000:])
+        if code < 0:
+            return f"ended by {signal.Signals(-code).name}; the kernel sends SIGKILL where memory is short"
         lines = [line for line in said.splitlines() if line.strip()]
-        return lines[-1].strip()[:200] if lines else f"ended with {self._process.returncode}"
+        return lines[-1].strip()[:200] if lines else f"ended with {code}"
 
 
 def take_turns(workers: Mapping[str, Worker], repeats: int, say: Any) -> dict[str, Any]:
