@@ -1,6 +1,8 @@
 """The speed benchmark's pure parts, its sides' protocol, and that its page is what its results say."""
 
+import asyncio
 import json
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -156,6 +158,38 @@ def test_what_a_side_has_started_ends_with_it(tmp_path: Path) -> None:
     assert not is_running(child)
 
 
+def test_a_side_that_the_system_ends_is_reported_with_the_signal_not_with_its_last_line(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, sys\nprint('all is well', file=sys.stderr, flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    side = Worker(str(script), Path(sys.executable), {}, environment=PATH, timeout_s=60)
+    with pytest.raises(SideFailedError, match="ended by SIGKILL"):
+        side.versions()
+    side.close()
+
+
+async def test_samples_that_wait_for_a_server_that_ends_fail() -> None:
+    from plain import VllmClient
+
+    client = object.__new__(VllmClient)  # without its models
+    client._waiting, client._count = {}, 0
+    client._process = subprocess.Popen(
+        [sys.executable, "-c", "input(); raise SystemExit(3)"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    waiting = client._ask({"refresh": True})
+    await asyncio.to_thread(client._listen)
+    with pytest.raises(RuntimeError, match="vLLM ended with 3"):
+        await asyncio.wait_for(waiting, 10)
+    with client._process:
+        pass
+
+
 def test_a_row_of_which_no_side_could_be_started_is_a_row_without_figures() -> None:
     assert take_turns({}, 2, lambda text: None) == {}
 
@@ -251,7 +285,7 @@ async def test_the_plain_way_computes_what_the_engine_computes(folder: Path) -> 
         for tokens in (prompts(model, shape, 1)[0][:length] for length in (9, 20, 5))
     ]
     ours = LocalServiceClient(device="cpu").create_lora_training_client(model, rank=4, seed=0)
-    plain = PlainClient(model, "float32")
+    plain = PlainClient(model, "float32", micro_batch=2)
     found = [await client.forward_backward(data, "importance_sampling") for client in (ours, plain)]
     for one, other in zip(*(each.loss_fn_outputs for each in found), strict=True):
         assert one["logprobs"].to_numpy() == pytest.approx(other["logprobs"].to_numpy(), abs=1e-4)
