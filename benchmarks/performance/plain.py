@@ -190,5 +190,5 @@ class VllmClient(PlainClient):
             loop, future = self._waiting.pop(answer["id"])
             loop.call_soon_threadsafe(future.set_result, answer)
         ended = RuntimeError(f"vLLM ended with {self._process.wait()}, see above")
-        for loop, future in self._waiting.values():
+        for loop, future in list(self._waiting.values()):  # others may still ask
             loop.call_soon_threadsafe(future.set_exception, ended)

@@ -180,11 +180,17 @@ def _real_conversation(system: str, conversations: int, micro_batch: int, work: 
     """A step on SmolLM2, beside rollouts by vLLM with a plain update of as many rows at once as memory holds."""
 
     def side(engine: str, precision: Mapping[str, str]) -> Side:
-        settings = {"agents": 4, "rounds": 3, "max_tokens": 64, "verdict": 1, "conversations": conversations}
-        return Side(
-            script="side_conversation.py",
-            settings=settings | {"engine": engine, "system": system, "micro_batch": micro_batch} | precision,
-        )
+        settings = {
+            "engine": engine,
+            "system": system,
+            "agents": 4,
+            "rounds": 3,
+            "max_tokens": 64,
+            "verdict": 1,
+            "conversations": conversations,
+            "micro_batch": micro_batch,
+        }
+        return Side(script="side_conversation.py", settings=settings | precision)
 
     vllm, vllm_bf16 = "vLLM and a plain update, float32", "vLLM and a plain update, bfloat16"
     return Row(
