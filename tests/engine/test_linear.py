@@ -1,6 +1,7 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import pytest
 import torch
@@ -8,29 +9,78 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from viva.engine.linear import JointPart, PackedLinear, can_pack, pack_linears, product
+from viva.engine.kernels import can_compile
+from viva.engine.linear import (
+    JointPart,
+    PackedLinear,
+    TiledLinear,
+    can_pack,
+    join_linears,
+    pack_linears,
+    product,
+)
 from viva.engine.model import load_base_model
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.zeros(1, 1)), reason="this torch has no packed product")
 
 
+Product = type[TiledLinear] | type[PackedLinear]
+BFLOAT16 = pytest.param(
+    torch.bfloat16,
+    marks=pytest.mark.skipif(
+        not can_pack(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no packed product in bfloat16 here"
+    ),
+)
+TILED = pytest.param(
+    TiledLinear, marks=pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+)
+
+
+@pytest.mark.parametrize("kind", [TILED, PackedLinear])
 @settings(deadline=None)
 @given(
     shape=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     inputs=st.integers(1, 70),
-    outputs=st.integers(1, 70),
+    outputs=st.integers(1, 150),
     biased=st.booleans(),
 )
 def test_a_packed_layer_computes_what_the_layer_computed(
-    shape: list[int], inputs: int, outputs: int, biased: bool
+    kind: Product, shape: list[int], inputs: int, outputs: int, biased: bool
 ) -> None:
     generator = torch.Generator().manual_seed(inputs * outputs)
     weight = torch.randn(outputs, inputs, generator=generator)
     bias = torch.randn(outputs, generator=generator) if biased else None
     values = torch.randn(*shape, inputs, generator=generator)
+    others = torch.randn(*shape, outputs, generator=generator)
+    expected = nn.functional.linear(values, weight, bias)
+    before = others.clone()
     with torch.inference_mode():
-        output = PackedLinear(weight, bias)(values)
-    torch.testing.assert_close(output, nn.functional.linear(values, weight, bias), atol=1e-5, rtol=1e-5)
+        layer = kind(weight, bias)
+        torch.testing.assert_close(layer(values), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(layer.added_to(others, values), others + expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(others, before)
+
+
+@pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+@pytest.mark.parametrize("num_rows", [191, 192, 193, 400, 1000])
+@torch.inference_mode()
+def test_a_row_of_many_is_to_the_bit_what_it_is_alone(num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    values, layer = torch.randn(num_rows, 33), TiledLinear(torch.randn(70, 33), torch.randn(70))
+    whole = layer(values)
+    for row in (0, 5, 100, num_rows - 1):
+        assert torch.equal(whole[row], layer(values[row]))
+    transposed = values.T.contiguous().T
+    assert torch.equal(whole, layer(transposed))
+
+
+@pytest.mark.parametrize(("is_wide", "kind"), [(False, TiledLinear), (True, PackedLinear)])
+@pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+def test_the_kernel_multiplies_where_vectors_are_short(
+    is_wide: bool, kind: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("viva.engine.linear.IS_WIDE", is_wide)
+    assert type(join_linears([nn.Linear(4, 4)])) is kind
 
 
 LAYOUTS: dict[str, Callable[[Callable[[int, int], torch.Tensor], int, int], torch.Tensor]] = {
@@ -83,7 +133,9 @@ def test_packing_a_copy_leaves_the_base_model_alone(model_dir: Callable[[str], s
     linears = [name for name, layer in base.module.named_modules() if isinstance(layer, nn.Linear)]
     packed = pack_linears(base.decode_copy())
     assert [
-        name for name, layer in packed.named_modules() if isinstance(layer, PackedLinear | JointPart)
+        name
+        for name, layer in packed.named_modules()
+        if isinstance(layer, TiledLinear | PackedLinear | JointPart)
     ] == linears
     assert all(isinstance(base.module.get_submodule(name), nn.Linear) for name in linears)
     assert not any(isinstance(layer, nn.Linear) for layer in packed.modules())
@@ -105,7 +157,7 @@ class _Attention(nn.Module):
         return [layer(values) for layer, values in zip(layers, inputs, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
 @pytest.mark.parametrize("biased", [(True, True, True), (False, False, False), (True, False, True)])
 @torch.inference_mode()
 def test_layers_of_one_input_compute_what_they_would_alone(
@@ -113,7 +165,7 @@ def test_layers_of_one_input_compute_what_they_would_alone(
 ) -> None:
     torch.manual_seed(0)
     module = _Attention(biased=biased).to(dtype)
-    alone = [PackedLinear(layer.weight, layer.bias) for layer in module.children()]
+    alone = [join_linears([cast(nn.Linear, layer)]) for layer in module.children()]
     together = pack_linears(copy.deepcopy(module))
     assert isinstance(together.q_proj, JointPart) == (len(set(biased)) == 1)
     for rows in (1, 5, 40):

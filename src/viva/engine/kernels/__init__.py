@@ -9,10 +9,9 @@ Callers ask `can_compile` and have torch's operations for where it is false: on 
 everywhere with ``VIVA_KERNELS=off`` in the environment.
 """
 
-from viva.engine.kernels.adapters import LowRank, add_low_rank, chunks_of, records_of, tiles_of
 from viva.engine.kernels.ahead import can_compile
 from viva.engine.kernels.attention import attend_rows
-from viva.engine.kernels.compiler import as_array, use_threads
+from viva.engine.kernels.compiler import IS_WIDE, as_array, use_threads
 from viva.engine.kernels.layers import (
     Norm,
     draw,
@@ -23,9 +22,19 @@ from viva.engine.kernels.layers import (
     normalise_back,
     place,
 )
+from viva.engine.kernels.products import (
+    LowRank,
+    add_low_rank,
+    chunks_of,
+    multiply,
+    records_of,
+    tiled,
+    tiles_of,
+)
 from viva.engine.kernels.trees import TreePlan, attend_tree
 
 __all__ = [
+    "IS_WIDE",
     "LowRank",
     "Norm",
     "TreePlan",
@@ -39,10 +48,12 @@ __all__ = [
     "gate",
     "gate_back",
     "gate_pair",
+    "multiply",
     "normalise",
     "normalise_back",
     "place",
     "records_of",
+    "tiled",
     "tiles_of",
     "use_threads",
 ]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numba.core.errors import NumbaError
 
-from viva.engine.kernels import adapters, layers
+from viva.engine.kernels import layers, products
 from viva.engine.kernels.attention import attend_rows
 from viva.engine.kernels.compiler import is_code_kept
 from viva.engine.kernels.trees import TreePlan, attend_tree
@@ -76,9 +76,10 @@ def compile_all() -> None:
     turn, first = np.ones((1, 8), np.float32), np.zeros(1, np.int64)
     layers.place(torch.ones(1, 1, 24), norms, (turn, turn), (first, first), store, 1)
     layers.draw(rows, torch.ones(2, dtype=torch.float64), (), (0.5, 0.5))
-    adapter = adapters.LowRank([(rows, rows.T)], 1.0)
-    where = adapters.tiles_of([8]), adapters.chunks_of([2]), np.arange(2)
-    adapters.add_low_rank(torch.ones(2, 8), rows, adapters.records_of([adapter], 1), *where)
+    products.multiply(rows, products.tiled(rows), torch.ones(2, 2), keep=True)
+    adapter = products.LowRank([(rows, rows.T)], 1.0)
+    where = products.tiles_of([8]), products.chunks_of([2]), np.arange(2)
+    products.add_low_rank(torch.ones(2, 8), rows, products.records_of([adapter], 1), *where)
 
 
 def _use_tree(heads: torch.Tensor) -> None:

@@ -1,7 +1,10 @@
-"""Low-rank products of several adapters, added to the products of the base's weights.
+"""Products of tokens with weights, and with low-rank adapters, which are added to them.
 
-One call serves all rows of a batch, wherever the rows of an adapter lie. It reads an adapter's numbers once for up to
-32 tokens, in the order in which they are stored.
+The outputs of a weight are divided into tiles, whose numbers are stored in the order in which they are read. A few
+tokens cost what reading them once from memory costs. An output's sum has the same order however many tokens there are.
+
+One call adds the adapters of all rows of a batch, wherever the rows of an adapter lie. It reads an adapter's numbers
+once for up to 32 tokens.
 
 Shapes: ``n`` tokens of ``I`` inputs and ``O`` outputs; ``P`` layers side by side that read the same input; an adapter
 has rank ``r`` in each of them, ``R`` in all; ``N`` adapters.
@@ -16,14 +19,18 @@ from torch.nn.functional import pad
 
 from viva.engine.kernels.compiler import (
     TILE_COLUMNS,
+    TILE_ROWS,
     Array,
     Kernel,
     add_rest,
+    add_tile,
     as_rows,
     inner,
     numbers_at,
 )
 
+_MOST_TOKENS = 192
+"""Tokens that meet a tile of a weight before the next tile; the inputs of more would not stay in a cache."""
 _CHUNK = 32
 """Tokens of an adapter that are computed together."""
 _DOTS = 4
@@ -45,7 +52,7 @@ class LowRank:
         pairs = [pair for pair in factors if pair is not None]
         down = torch.cat([pair[0].float() for pair in pairs])
         parts = [pad(down, (0, 0, 0, -len(down) % _DOTS)).flatten()]
-        parts += [_tiled(pair[1].float() * scale) for pair in pairs]
+        parts += [tiled(pair[1].float() * scale) for pair in pairs]
         self._numbers = torch.cat(parts)
         ends = np.cumsum([len(part) for part in parts])
         begins = iter(self._numbers.data_ptr() + _BYTES * ends)
@@ -58,10 +65,70 @@ class LowRank:
             first += rank
 
 
-def _tiled(up: torch.Tensor) -> torch.Tensor:
-    """``[O, r]`` as a matrix of ``r`` rows for each tile of outputs, the last one filled up with zeros."""
-    filled = pad(up, (0, 0, 0, -len(up) % TILE_COLUMNS))
-    return filled.reshape(-1, TILE_COLUMNS, up.shape[1]).transpose(1, 2).flatten()
+def tiled(weight: torch.Tensor) -> torch.Tensor:
+    """``[O, I]`` as a matrix of ``I`` rows for each tile of outputs, the last one filled up with zeros, flat."""
+    filled = pad(weight, (0, 0, 0, -len(weight) % TILE_COLUMNS))
+    return filled.reshape(-1, TILE_COLUMNS, weight.shape[1]).transpose(1, 2).flatten()
+
+
+def multiply(inputs: torch.Tensor, tiles: torch.Tensor, outputs: torch.Tensor, *, keep: bool) -> None:
+    """Products of tokens with a weight.
+
+    Args:
+        inputs: ``[..., I]`` float32, contiguous.
+        tiles: The weight, by `tiled`.
+        outputs: ``[..., O]``, as the inputs; written to.
+        keep: Whether products are added to what the outputs hold.
+    """
+    _multiply(as_rows(inputs), tiles.numpy(), as_rows(outputs), int(keep))
+
+
+@inner
+def _multiply_tile(
+    inputs: Array,
+    first: int,
+    last: int,
+    size: int,
+    tiles: Array,
+    begin: int,
+    outputs: Array,
+    place: int,
+    width: int,
+    keep: int,
+) -> None:
+    """Products of tokens ``first`` to ``last`` with the tile that begins at a place, to outputs from another on."""
+    whole = first + (last - first) // TILE_ROWS * TILE_ROWS
+    right_at = begin, TILE_COLUMNS
+    for row in range(first, whole, TILE_ROWS):
+        sums_at = place + (row - first) * width, width
+        add_tile(inputs, (row * size, size, 1), tiles, right_at, outputs, sums_at, size, keep)
+    sums_at = place + (whole - first) * width, width
+    add_rest(last - whole, inputs, (whole * size, size, 1), tiles, right_at, outputs, sums_at, size, keep)
+
+
+@Kernel
+def _multiply(inputs: Array, tiles: Array, outputs: Array, keep: int) -> None:
+    """`multiply` of matrices."""
+    num_rows, size = inputs.shape
+    width = outputs.shape[1]
+    blocks = -(-width // TILE_COLUMNS)
+    parts = max(1, -(-num_rows // _MOST_TOKENS))
+    step = -(-num_rows // (parts * TILE_ROWS)) * TILE_ROWS
+    flat, result = inputs.reshape(-1), outputs.reshape(-1)
+    for unit in numba.prange(parts * blocks):
+        first, block = unit // blocks * step, unit % blocks
+        last = min(first + step, num_rows)
+        begin, column = block * size * TILE_COLUMNS, block * TILE_COLUMNS
+        columns = min(TILE_COLUMNS, width - column)
+        if columns == TILE_COLUMNS:
+            place = first * width + column
+            _multiply_tile(flat, first, last, size, tiles, begin, result, place, width, keep)
+        else:
+            sums = np.zeros((last - first, TILE_COLUMNS), np.float32)
+            if keep:
+                sums[:, :columns] = outputs[first:last, column:]
+            _multiply_tile(flat, first, last, size, tiles, begin, sums.reshape(-1), 0, TILE_COLUMNS, keep)
+            outputs[first:last, column:] = sums[:, :columns]
 
 
 def records_of(adapters: Sequence[LowRank | None], num_layers: int) -> Array:
