@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from viva.engine.adapters import Adapter
 
-BLOCK = 16
+BLOCK = 8
 """Tokens per block; prefixes are shared in multiples of it."""
 _MARGIN = 4
 """Tokens decoded in front of the longest stop string, so that a decoder's treatment of the first token of a text

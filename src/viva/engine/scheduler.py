@@ -32,7 +32,7 @@ class EngineLimits:
     """Tokens in one training micro-batch, padding included (a longer sequence is a micro-batch of its own)."""
     logits: int = 2**25
     """Logits held at once while training, prompt scoring or sampling."""
-    prefix_cache_bytes: int = 2**28
+    prefix_cache_bytes: int = 2**30
     """Keys and values of finished sequences kept for prompts that continue them, per snapshot (or base model, where
     adapters share a batch)."""
     merged_models: int = 2
