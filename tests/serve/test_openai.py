@@ -77,7 +77,8 @@ def test_a_completion_of_tokens_is_what_the_engine_samples(server: Served, model
     assert [choice.token_ids for choice in answer.choices] == [each.tokens for each in expected]
     assert [choice.prompt_token_ids for choice in answer.choices] == [prompts[0]] * 2 + [prompts[1]] * 2
     for choice, sequence in zip(answer.choices, expected, strict=True):
-        assert choice.logprobs.token_logprobs == sequence.logprobs
+        # behind a scored prompt the first token comes by another kernel of attention, which rounds otherwise
+        assert choice.logprobs.token_logprobs == pytest.approx(sequence.logprobs, abs=1e-5)
         assert all(2 <= len(row) <= 3 or "\ufffd" in row for row in choice.logprobs.top_logprobs)
     assert answer.usage.prompt_tokens == 5
 

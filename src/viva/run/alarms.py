@@ -120,16 +120,16 @@ MEASURED: Mapping[str, Level] = {
     name: Level(reference=None, unit=unit, level=level)
     for name, unit, level in (
         ("answer_votes", 0.254, 6.31),
-        ("against_majority", 0.198, 7.83),
-        ("mutual_votes", 0.0476, 7.81),
-        ("order_flips", 0.299, 7.16),
-        ("length_votes", 0.469, 7.66),
-        ("length_pay", 1.29, 6.31),
-        ("ties", 0.166, 7.87),
-        ("invalid", 0.0326, 12.6),
-        ("answer_entropy", 0.166, 6.31),
-        ("length_entropy", 0.205, 7.25),
-        ("policy_entropy", 0.0471, 10.4),
+        ("against_majority", 0.196, 6.57),
+        ("mutual_votes", 0.0445, 7.2),
+        ("order_flips", 0.288, 7.69),
+        ("length_votes", 0.465, 6.31),
+        ("length_pay", 1.31, 6.31),
+        ("ties", 0.16, 6.82),
+        ("invalid", 0.0335, 9.63),
+        ("answer_entropy", 0.163, 7.5),
+        ("length_entropy", 0.206, 6.6),
+        ("policy_entropy", 0.0459, 8.5),
     )
 }
 """Units and levels of the built-in policy's critique self-play, for runs of 20 steps with 4 conversations each: a tenth
