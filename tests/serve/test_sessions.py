@@ -130,8 +130,12 @@ def test_a_run_that_fails_or_is_refused_ends_its_session(
 def test_ctrl_c_ends_the_session(
     served: Served, model: str, tmp_path: Path, endings: list[tuple[str, str]]
 ) -> None:
+    pressed: list[bool] = []
+
     def reward(_: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
+        if not pressed:  # conversations end together, and a second signal would end the process at once
+            pressed.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
         return {0: 1.0, 1: 0.0}
 
     with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT"):
