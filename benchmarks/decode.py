@@ -1,8 +1,10 @@
 """Processor time of one decode step, and of the prefill before it, on the local engine.
 
     python benchmarks/decode.py [steps=24] [precision=float32] [rows=1,12,32] [prompts=128,768] [threads=1]
+        [model=PATH] [products=oneDNN,kernel]
 
-A random Llama of 42 million weights (8 layers, 512 wide, 32,000 tokens, tied) with a merged LoRA 16.
+A random Llama of 42 million weights (8 layers, 512 wide, 32,000 tokens, tied), or a model of at least as many tokens,
+with a merged LoRA 16. ``products`` compares what multiplies by the weights in float32; else the engine chooses.
 ``group`` is one prompt with all rows as its samples, ``distinct`` is a prompt for every row. Medians over the steps;
 with one thread processor time, so that other work on the machine counts little, with more the clock's.
 """
@@ -12,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from _random_model import save_random_model
@@ -68,6 +70,24 @@ def measure(
     return sum(seconds[:-steps]), statistics.median(seconds[-steps:])
 
 
+def compare(
+    trainer: Any, products: Sequence[str], measure_one: Callable[[Any], tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Medians of three tries by each kind of product, in turns."""
+    from viva.engine import linear
+
+    tries: dict[str, list[tuple[float, float]]] = {name: [] for name in products}
+    chosen = linear.IS_WIDE
+    try:
+        for _ in range(3):
+            for name in products:
+                linear.IS_WIDE = {"kernel": False, "oneDNN": True, "": chosen}[name]
+                tries[name].append(measure_one(trainer.save_weights_and_get_sampling_client()))
+    finally:
+        linear.IS_WIDE = chosen
+    return {name: tuple(map(statistics.median, zip(*found, strict=True))) for name, found in tries.items()}
+
+
 def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     steps = int(given.get("steps", "24"))
@@ -80,21 +100,24 @@ def main() -> None:
     torch.set_num_threads(threads)
     clock = time.process_time if threads == 1 else time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
-        save_model(folder)
+        if "model" not in given:
+            save_model(folder)
         service = LocalServiceClient(device="cpu", precision=given.get("precision", "float32"))
-        trainer = service.create_lora_training_client(folder, rank=16, seed=0)
-        print("| rows | prompt | prompts | prefill, ms | decode step, ms | tokens per second |")
-        print("|---|---|---|---|---|---|")
+        trainer = service.create_lora_training_client(given.get("model", folder), rank=16, seed=0)
+        print("| rows | prompt | prompts | products | prefill, ms | decode step, ms | tokens per second |")
+        print("|---|---|---|---|---|---|---|")
         for prompt in map(int, given.get("prompts", "128,768").split(",")):
             for rows in map(int, given.get("rows", "1,12,32").split(",")):
                 for shared in (True, False) if rows > 1 else (True,):
-                    client = trainer.save_weights_and_get_sampling_client()
-                    prefill, step = measure(client, rows, prompt, steps, shared, clock)
-                    kind = "group" if shared else "distinct"
-                    print(
-                        f"| {rows} | {prompt} | {kind} | {prefill * 1e3:.0f} | {step * 1e3:.1f} | {rows / step:.0f} |",
-                        flush=True,
+                    found = compare(
+                        trainer,
+                        given.get("products", "").split(","),
+                        lambda client, r=rows, p=prompt, s=shared: measure(client, r, p, steps, s, clock),
                     )
+                    kind = "group" if shared else "distinct"
+                    for name, (prefill, step) in found.items():
+                        cells = f"{prefill * 1e3:.0f} | {step * 1e3:.1f} | {rows / step:.0f}"
+                        print(f"| {rows} | {prompt} | {kind} | {name} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -97,11 +97,13 @@ def count(folder: Path, system: str, conversations: int, room: int) -> Counts:
 
 def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    system = given.get("system", "critique")
+    system = given.pop("system", "critique")
     numbers = [
-        [int(each) for each in given.get(name, default).split(",")]
+        [int(each) for each in given.pop(name, default).split(",")]
         for name, default in (("conversations", "1,2,4"), ("room", "5825,23301,1000000"))
     ]
+    if given:
+        sys.exit(f"unknown option {next(iter(given))!r}; allowed: system, conversations, room")
     prepare_threads()
     print("| conversations | room, tokens | asked | computed | least | batches |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:

@@ -19,7 +19,7 @@ from torch import nn
 
 from viva.engine.kernels import LowRank, add_low_rank, can_compile, chunks_of, records_of, tiles_of
 from viva.engine.layers import fuse_layers
-from viva.engine.linear import PackedLinear, TiledLinear, join_linears, pack_linears
+from viva.engine.linear import JointProduct, join_linears, pack_linears
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -170,11 +170,7 @@ class AdaptableLinear(nn.Module):
     """Layers of one input as one packed product of the base's weights, and each row's adapter."""
 
     def __init__(
-        self,
-        product: TiledLinear | PackedLinear,
-        names: tuple[str, ...],
-        sizes: tuple[int, ...],
-        rows: AdapterRows,
+        self, product: JointProduct, names: tuple[str, ...], sizes: tuple[int, ...], rows: AdapterRows
     ) -> None:
         super().__init__()
         self.out_features = product.out_features

@@ -103,7 +103,7 @@ class PackedLinear(nn.Module):
         return self._sum(inputs, others, self._packed, self._bias, "add")
 
 
-def join_linears(layers: Sequence[nn.Linear]) -> TiledLinear | PackedLinear:
+def join_linears(layers: Sequence[nn.Linear]) -> "JointProduct":
     """Layers that read the same input, all with a bias or all without, as one product."""
     frozen = [{key: value.detach() for key, value in layer.named_parameters()} for layer in layers]
     biases = [each["bias"] for each in frozen if "bias" in each]
@@ -119,6 +119,8 @@ def can_tile(weight: torch.Tensor) -> bool:
 
 class JointProduct(Protocol):
     """The product of layers that read the same input."""
+
+    out_features: int
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[..., I]`` inputs to ``[..., O]`` outputs."""

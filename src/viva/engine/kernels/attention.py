@@ -15,12 +15,9 @@ import torch
 from viva.engine.kernels.compiler import (
     MAX_LANES,
     TILE_COLUMNS,
-    TILE_ROWS,
     Array,
     Kernel,
-    Place,
-    add_rest,
-    add_tile,
+    add_rows,
     as_array,
     exp,
     fetch,
@@ -176,20 +173,6 @@ _LOWEST = np.float32(-1e30)
 
 
 @inner
-def _multiply(left: Array, at: Place, rows: int, right: Array, sums: Array, count: int, keep: int) -> None:
-    """`add_tile` for any number of rows; factors and sums have the columns of a tile."""
-    begin, row_step, step = at
-    whole = rows // TILE_ROWS * TILE_ROWS
-    for row in range(0, whole, TILE_ROWS):
-        place = (row * TILE_COLUMNS, TILE_COLUMNS)
-        add_tile(
-            left, (begin + row * row_step, row_step, step), right, (0, TILE_COLUMNS), sums, place, count, keep
-        )
-    place, at = (whole * TILE_COLUMNS, TILE_COLUMNS), (begin + whole * row_step, row_step, step)
-    add_rest(rows - whole, left, at, right, (0, TILE_COLUMNS), sums, place, count, keep)
-
-
-@inner
 def _hide(scores: Array, first: int, count: int, places: Array, window: int) -> None:
     """Give keys behind a query, or beyond its window, a score of ``-inf``."""
     least, most = places.min(), places.max()
@@ -236,6 +219,7 @@ def _attend_many(
     num_new, size, heads = query.shape[1], query.shape[3], store.shape[2]
     groups = query.shape[2] // heads
     blocks = -(-num_new * groups // TILE_COLUMNS)
+    tile = 0, TILE_COLUMNS
     for unit in numba.prange(len(query) * heads * blocks):
         row, head, block = unit // (heads * blocks), unit // blocks % heads, unit % blocks
         keys, values = store[0, row, head].reshape(-1), store[1, row, head].reshape(-1)
@@ -256,12 +240,12 @@ def _attend_many(
         stop = places[TILE_COLUMNS - 1] + 1
         for first in range(max(0, places[0] + 1 - window), stop, _MANY_BLOCK):
             count = min(_MANY_BLOCK, stop - first)
-            _multiply(keys, (first * size, size, 1), count, asked.reshape(-1), scores.reshape(-1), size, 0)
+            key_at, value_at = (first * size, size, 1), (first * size, 1, size)
+            weights = scores.reshape(-1)
+            add_rows(count, keys, key_at, asked.reshape(-1), tile, weights, tile, size, 0)
             _hide(scores, first, count, places, window)
             _weigh_columns(scores, count, tops, totals, average)
-            _multiply(
-                values, (first * size, 1, size), size, scores.reshape(-1), average.reshape(-1), count, 1
-            )
+            add_rows(size, values, value_at, weights, tile, average.reshape(-1), tile, count, 1)
         for column in range(used):
             token, group = (begin + column) // groups, (begin + column) % groups
             sums[row, head * groups + group, token] = tops[column] + np.log(totals[column])

@@ -392,6 +392,29 @@ def add_rest(
         _add(5, left, at, right, right_at, sums, sums_at, count, keep)
 
 
+@inner
+def add_rows(
+    rows: int,
+    left: Array,
+    at: Place,
+    right: Array,
+    right_at: RowPlace,
+    sums: Array,
+    sums_at: RowPlace,
+    count: int,
+    keep: int,
+) -> None:
+    """`add_tile` of any number of rows."""
+    begin, row_step, step = at
+    place, width = sums_at
+    whole = rows // TILE_ROWS * TILE_ROWS
+    for row in range(0, whole, TILE_ROWS):
+        tile, target = (begin + row * row_step, row_step, step), (place + row * width, width)
+        add_tile(left, tile, right, right_at, sums, target, count, keep)
+    tile, target = (begin + whole * row_step, row_step, step), (place + whole * width, width)
+    add_rest(rows - whole, left, tile, right, right_at, sums, target, count, keep)
+
+
 def _generate(num_rows: int) -> Callable[..., Value]:
     def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values

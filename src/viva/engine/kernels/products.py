@@ -19,18 +19,15 @@ from torch.nn.functional import pad
 
 from viva.engine.kernels.compiler import (
     TILE_COLUMNS,
-    TILE_ROWS,
     Array,
     Kernel,
     add_rest,
-    add_tile,
+    add_rows,
     as_rows,
     inner,
     numbers_at,
 )
 
-_MOST_TOKENS = 192
-"""Tokens that meet a tile of a weight before the next tile; the inputs of more would not stay in a cache."""
 _CHUNK = 32
 """Tokens of an adapter that are computed together."""
 _DOTS = 4
@@ -83,52 +80,24 @@ def multiply(inputs: torch.Tensor, tiles: torch.Tensor, outputs: torch.Tensor, *
     _multiply(as_rows(inputs), tiles.numpy(), as_rows(outputs), int(keep))
 
 
-@inner
-def _multiply_tile(
-    inputs: Array,
-    first: int,
-    last: int,
-    size: int,
-    tiles: Array,
-    begin: int,
-    outputs: Array,
-    place: int,
-    width: int,
-    keep: int,
-) -> None:
-    """Products of tokens ``first`` to ``last`` with the tile that begins at a place, to outputs from another on."""
-    whole = first + (last - first) // TILE_ROWS * TILE_ROWS
-    right_at = begin, TILE_COLUMNS
-    for row in range(first, whole, TILE_ROWS):
-        sums_at = place + (row - first) * width, width
-        add_tile(inputs, (row * size, size, 1), tiles, right_at, outputs, sums_at, size, keep)
-    sums_at = place + (whole - first) * width, width
-    add_rest(last - whole, inputs, (whole * size, size, 1), tiles, right_at, outputs, sums_at, size, keep)
-
-
 @Kernel
 def _multiply(inputs: Array, tiles: Array, outputs: Array, keep: int) -> None:
     """`multiply` of matrices."""
     num_rows, size = inputs.shape
     width = outputs.shape[1]
-    blocks = -(-width // TILE_COLUMNS)
-    parts = max(1, -(-num_rows // _MOST_TOKENS))
-    step = -(-num_rows // (parts * TILE_ROWS)) * TILE_ROWS
     flat, result = inputs.reshape(-1), outputs.reshape(-1)
-    for unit in numba.prange(parts * blocks):
-        first, block = unit // blocks * step, unit % blocks
-        last = min(first + step, num_rows)
-        begin, column = block * size * TILE_COLUMNS, block * TILE_COLUMNS
-        columns = min(TILE_COLUMNS, width - column)
-        if columns == TILE_COLUMNS:
-            place = first * width + column
-            _multiply_tile(flat, first, last, size, tiles, begin, result, place, width, keep)
+    for tile in numba.prange(-(-width // TILE_COLUMNS)):
+        first = tile * TILE_COLUMNS
+        left, right = (0, size, 1), (first * size, TILE_COLUMNS)
+        if first + TILE_COLUMNS <= width:
+            add_rows(num_rows, flat, left, tiles, right, result, (first, width), size, keep)
         else:
-            sums = np.zeros((last - first, TILE_COLUMNS), np.float32)
+            sums = np.zeros((num_rows, TILE_COLUMNS), np.float32)
             if keep:
-                sums[:, :columns] = outputs[first:last, column:]
-            _multiply_tile(flat, first, last, size, tiles, begin, sums.reshape(-1), 0, TILE_COLUMNS, keep)
-            outputs[first:last, column:] = sums[:, :columns]
+                sums[:, : width - first] = outputs[:, first:]
+            place = 0, TILE_COLUMNS
+            add_rows(num_rows, flat, left, tiles, right, sums.reshape(-1), place, size, keep)
+            outputs[:, first:] = sums[:, : width - first]
 
 
 def records_of(adapters: Sequence[LowRank | None], num_layers: int) -> Array:

@@ -24,7 +24,7 @@ from viva.engine.kernels.compiler import (
     TILE_ROWS,
     Array,
     Kernel,
-    add_rest,
+    add_rows,
     add_tile,
     as_array,
     exp,
@@ -246,14 +246,9 @@ def _to_keys(
     done = 0
     for stretch in range(len(stretches)):
         begin, stop = stretches[stretch, 0], stretches[stretch, 1]
-        whole = begin + (stop - begin) // TILE_ROWS * TILE_ROWS
         for column in range(0, size, TILE_COLUMNS):
-            where = (first * size + column, size)
-            for key in range(begin, whole, TILE_ROWS):
-                at, place = (done + key - begin, 1, step), (key * size + column, size)
-                add_tile(flat, at, rows, where, sums, place, count, 1)
-            at, place = (done + whole - begin, 1, step), (whole * size + column, size)
-            add_rest(stop - whole, flat, at, rows, where, sums, place, count, 1)
+            where, place = (first * size + column, size), (begin * size + column, size)
+            add_rows(stop - begin, flat, (done, 1, step), rows, where, sums, place, count, 1)
         done += stop - begin
 
 
