@@ -3,11 +3,12 @@
 torch multiplies float32 matrices by another library (MKL or OpenBLAS), which can be slower at the shapes of an update,
 whatever the layout (``benchmarks/products.py`` measures it); bfloat16 it already multiplies by oneDNN.
 
-A decode step multiplies a few rows by every weight, so it costs what reading the weights costs. The stock product
-of torch reaches a third of the memory's speed at a dozen rows in float32; oneDNN's with weights laid out beforehand
-comes to about twice that, is ahead up to whole prompts, and level for one row. Our kernel is ahead of that by 1.2 to
-1.85 times up to 64 rows where vectors have 8 numbers, and takes its place there (see the log). Layers that read the same input are one product, since threads meet at the end of each. Packed weights cannot be
-trained, saved or moved, so this is for copies that only compute, on a CPU.
+A decode step multiplies a few rows by every weight, so it costs what reading the weights costs. The stock product of
+torch reaches a third of the memory's speed at a dozen rows in float32; oneDNN's with weights laid out beforehand comes
+to about twice that, is ahead up to whole prompts, and level for one row. Our kernel is ahead of that by 1.2 to 1.85
+times up to 64 rows where vectors have 8 numbers, and takes its place there (see the log). Layers that read the same
+input are one product, since threads meet at the end of each. Packed weights cannot be trained, saved or moved, so this
+is for copies that only compute, on a CPU.
 
 Shapes: ``n`` rows of ``I`` inputs, ``O`` outputs.
 """
