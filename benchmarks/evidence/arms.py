@@ -20,7 +20,8 @@ The contrasts of ``apart`` were named when it had three seeds on ``critics-70``,
 On the beds of a model that others trained every arm has the one learning rate of ``make demo``; none was tuned there.
 ``answers_rate_...`` and ``answers_rank_...`` came when all others had four seeds. After a warm-up (``...-warm``)
 ``r_sol``, ``critique``, ``majority``, ``answers`` and ``paper`` were run first; ``critique_shuffled``, and its contrast
-with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting.
+with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol_steps``, and its contrasts, came when
+``r_sol`` had three and four seeds: it makes a third of voting's steps, which alone may keep more of what was known.
 """
 
 from collections.abc import Mapping
@@ -146,6 +147,12 @@ ARMS: Mapping[str, Arm] = {
         reward_weights=STREAMS,
         policies="per_role",
     ),
+    "r_sol_steps": Arm(
+        recipe="critique_self_play",
+        options=CRITIQUE | {"reward": "r_sol"},
+        text="critique self-play, r_sol alone, as many steps as voting: several times the tokens",
+        steps_of="majority",
+    ),
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(
@@ -233,6 +240,8 @@ CONTRASTS = (
     ("preference_initial", "majority"),
     ("r_sol_labels", "r_sol"),
     ("r_sol_labels", "majority"),
+    ("r_sol_steps", "majority"),
+    ("r_sol_steps", "r_sol"),
     ("r_sol", "serl"),
     ("r_sol", "critique"),
     ("r_sol", "judged"),

@@ -122,10 +122,11 @@ def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
     except Timeout:
         return False  # another process is at it
     with lock:
-        known = [each for each in read_ledger() if (each["bed"], each["arm"]) == (bed.name, arm)]
-        if any((each["seed"], each["learning_rate"]) == (seed, rate) for each in known):
+        on_bed = [each for each in read_ledger() if each["bed"] == bed.name]
+        if any((each["arm"], each["seed"], each["learning_rate"]) == (arm, seed, rate) for each in on_bed):
             return False
-        steps = known[0]["steps"] if known else steps_within(bed, arm, place, seed=THROWN_AWAY)
+        known = [each["steps"] for each in on_bed if each["arm"] in (arm, ARMS[arm].steps_of)]
+        steps = known[0] if known else steps_within(bed, arm, place, seed=THROWN_AWAY)
         settings = Settings(learning_rate=rate, steps=steps)
         line = cell(bed, arm, seed, settings, place, validation=seed == THROWN_AWAY)
         with LEDGER.open("a") as file:
