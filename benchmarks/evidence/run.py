@@ -123,7 +123,9 @@ def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
         return False  # another process is at it
     with lock:
         on_bed = [each for each in read_ledger() if each["bed"] == bed.name]
-        if any((each["arm"], each["seed"], each["learning_rate"]) == (arm, seed, rate) for each in on_bed):
+        if any(
+            (each["arm"], each["seed"], each.get("learning_rate")) == (arm, seed, rate) for each in on_bed
+        ):
             return False
         known = [each["steps"] for each in on_bed if each["arm"] in (arm, ARMS[arm].steps_of)]
         steps = known[0] if known else steps_within(bed, arm, place, seed=THROWN_AWAY)

@@ -19,9 +19,11 @@ class ContextEngine:
 
     def __init__(self):
         self.requests = []
+        self.configs = []
 
     def forward(self, data, loss_fn, loss_fn_config=None):
-        assert (loss_fn, loss_fn_config) == ("importance_sampling", None)
+        assert loss_fn == "importance_sampling"
+        self.configs.append(loss_fn_config)
         self.requests.append([datum.model_input.to_ints() for datum in data])
         outputs = []
         for datum in data:

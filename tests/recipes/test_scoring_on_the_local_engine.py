@@ -1,5 +1,6 @@
 """What the scoring pass says of every sample is what the sampler itself says of the same tokens behind that context."""
 
+import numpy as np
 import pytest
 import tinker
 from random_models import make_model
@@ -10,6 +11,7 @@ from viva.engine import LocalServiceClient
 from viva.experts.assisted import FeedbackGroupBuilder, PromptAugmentedEnv, PromptAugmentedGroupBuilder
 from viva.experts.strategy import iid
 from viva.training.batch import ExpertConfig, make_batch
+from viva.training.data_processing import action_values, trained_values
 from viva.training.rollouts import run_groups
 from viva.training.samples import batch_samples
 from viva.training.sampling import Policy, Sampling
@@ -104,6 +106,29 @@ async def test_what_was_sampled_is_compared_with_what_is_trained_at_every_step(
     outcomes[-1].group.trajectories_G[0].transitions[-1].ac.maybe_logprobs[-1] -= 0.01
     _, metrics = await updated(client, outcomes, temperature, estimator=estimator)
     assert metrics["optim/logprob_gap_max"] == pytest.approx(0.01, abs=EXACT_GAP)
+
+
+async def test_a_policy_is_trained_at_the_temperature_of_its_samples_without_another_pass_over_them(parts):
+    client, renderer = parts
+    _, outcomes = await played(client, renderer, 0.8, ("iid", "hint"))
+    options = ExpertConfig(estimator="shaped", min_effective_share=0.0, num_checked=0)
+    other = await make_batch(client, outcomes, options, temperature=0.8)
+    batch = await make_batch(client, outcomes, options, temperature=0.8, trained_at=0.8)
+    assert batch.foreign_D == [False, False, True, True]
+    assert 0 < batch.metrics["experts/scored_tokens"] < other.metrics["experts/scored_tokens"]
+    assert abs(other.metrics["experts/iid/token_gap_mean"]) > 0.01
+    assert batch.metrics["experts/iid/token_gap_mean"] == 0
+    update = UpdateConfig(learning_rate=1e-3, loss_fn_config={"temperature": 0.8})
+    assert update.temperature == 0.8
+    made = await update_policy(client, batch.data_D, update, foreign_D=batch.foreign_D, check=batch.check)
+    assert 0 < made.metrics["optim/logprob_gap_max"] < EXACT_GAP
+    # every anchor is the policy's own, so the loss's ratio is 1
+    for datum, logprobs_T in zip(batch.data_D, made.logprobs_D, strict=True):
+        assert trained_values(datum, logprobs_T) == pytest.approx(
+            action_values(datum, "logprobs"), abs=10 * EXACT_GAP
+        )
+    for datum, logprobs_T in zip(other.data_D, made.logprobs_D, strict=True):
+        assert np.abs(trained_values(datum, logprobs_T) - action_values(datum, "logprobs")).max() > 0.01
 
 
 async def test_scores_are_the_samplers_own(parts):

@@ -142,6 +142,21 @@ async def test_temperature_is_part_of_the_sampler():
         await make_batch(engine, [iid()], config("balance"), temperature=0.7)
 
 
+async def test_samples_at_the_temperature_that_is_trained_are_the_policys_own():
+    engine = ContextEngine()
+    batch = await make_batch(engine, [iid(), hint()], config(), temperature=0.7, trained_at=0.7)
+    assert engine.requests == [[[BARE, 3, 4], [BARE, 3, 4]]]  # the swapped ones alone
+    assert engine.configs == [{"temperature": 0.7}]
+    assert batch.foreign_D == [False, False, True, True]
+    engine = ContextEngine()
+    batch = await make_batch(engine, [iid()], config(), temperature=1.0, trained_at=0.7)
+    assert (len(engine.requests[0]), engine.configs) == (2, [{"temperature": 0.7}])
+    assert batch.foreign_D == [True, True]
+    await make_batch(ContextEngine(), [iid(), hint()], config("balance"), temperature=0.7, trained_at=0.7)
+    with pytest.raises(ValueError, match=r"scored at temperature 0\.7; got temperature=1"):
+        await make_batch(ContextEngine(), [iid()], config("balance"), temperature=1.0, trained_at=0.7)
+
+
 async def test_what_environments_report_comes_with_its_standard_error_over_groups():
     rows = [[{"correct": 1.0}, {"correct": 1.0}], [{"correct": 0.0}, {"correct": 1.0}], [{}, {"leak": 1.0}]]
     groups = [

@@ -50,7 +50,7 @@ class Sample:
     """Samples of the same prompt share a baseline and, for ``balance``, a mixture."""
     reward: float
     on_policy: bool = False
-    """Whether q is p_old on x_train: same context, temperature 1, no truncation. Then no scoring pass is needed."""
+    """Whether q is p_old on x_train: same context and temperature, no truncation. Then no scoring pass is needed."""
     finished: bool = True
     """Whether the completion ended by itself, not by the token limit."""
     context: str | None = None

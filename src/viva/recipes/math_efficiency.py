@@ -341,7 +341,7 @@ def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
     from viva.experts.strategy import IID
 
     experts = config.experts()
-    experts.check_temperature(config.temperature)
+    experts.check_temperature(config.temperature, (config.loss_fn_config or {}).get("temperature", 1.0))
     estimator = experts.make()
     if estimator.combines_strategies and config.weights is not None:
         raise ValueError(

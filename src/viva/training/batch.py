@@ -88,20 +88,22 @@ class ExpertConfig:
         """The estimator."""
         return make_estimator(self.estimator, **self.estimator_options)
 
-    def check_temperature(self, temperature: float) -> None:
+    def check_temperature(self, temperature: float, trained_at: float = 1.0) -> None:
         """Refuse what cannot be estimated: the sampler's temperature is part of its distribution.
 
         Raises:
-            ValueError: If samples are greedy, or the estimator compares contexts, which are scored at temperature 1.
+            ValueError: If samples are greedy, or the estimator compares contexts, which are scored at the temperature
+                that is trained at.
         """
         if temperature == 0:
             raise ValueError(
                 "strategies need samples with probabilities, and at temperature 0 there are none; use temperature=1"
             )
-        if temperature != 1 and Need.CONTEXT_LOGPROBS in self.make().needs:
+        if temperature != trained_at and Need.CONTEXT_LOGPROBS in self.make().needs:
             raise ValueError(
-                f"{self.estimator} compares contexts, which are scored at temperature 1; got temperature={temperature}."
-                " Use temperature=1, or another estimator."
+                f"{self.estimator} compares contexts, which are scored at temperature {trained_at:g}; got "
+                f"temperature={temperature}. Use temperature={trained_at:g}, or on the local engine train at the "
+                "temperature of the samples (loss_fn_config with temperature), or use another estimator."
             )
 
 
@@ -177,10 +179,19 @@ async def make_batch(
     config: ExpertConfig,
     *,
     temperature: float = 1.0,
+    trained_at: float = 1.0,
 ) -> Batch:
     """Everything to train of a batch. The client's weights stay as they are.
 
     Other truncation of the sampler than its temperature must be in the stored logprobs.
+
+    Args:
+        client: The policy.
+        outcomes_P: What was played.
+        config: Of estimation.
+        temperature: Of the samples.
+        trained_at: That of the policy which is trained. Samples at another one, or behind another context than the
+            one that is trained, are not its own.
 
     Raises:
         ValueError: If the strategies contradict each other, or completions or credit do not fit what was sampled.
@@ -188,26 +199,29 @@ async def make_batch(
             say to stop.
     """
     if any(is_strategy(outcome.builder) for outcome in outcomes_P):
-        return await _estimated_batch(client, outcomes_P, config, temperature)
+        return await _estimated_batch(client, outcomes_P, config, temperature, trained_at)
     batch = plain_batch(outcomes_P)
-    if temperature in (0, 1):
+    if (temperature or 1.0) == trained_at:
         return batch
-    # the trainer's logprobs are those of temperature 1
     checked_D = batch.data_D[: config.num_checked]
     check = await check_sampler(client, checked_D, temperature=temperature)
     return replace(batch, foreign_D=[True] * len(batch.data_D), check=check)
 
 
 async def _estimated_batch(
-    client: TrainingClient, outcomes_P: Sequence[GroupOutcome], config: ExpertConfig, temperature: float
+    client: TrainingClient,
+    outcomes_P: Sequence[GroupOutcome],
+    config: ExpertConfig,
+    temperature: float,
+    trained_at: float,
 ) -> Batch:
-    config.check_temperature(temperature)
+    config.check_temperature(temperature, trained_at)
     estimator = config.make()
     mixture = mixture_of(outcomes_P)
     trained_N = batch_samples(outcomes_P)
-    on_policy_N = [temperature == 1 and not sample.is_swapped for sample in trained_N]
+    on_policy_N = [temperature == trained_at and not sample.is_swapped for sample in trained_N]
     try:
-        scores = await score(client, trained_N, estimator, on_policy_N=on_policy_N)
+        scores = await score(client, trained_N, estimator, on_policy_N=on_policy_N, temperature=trained_at)
         samples_N = _samples(trained_N, scores, on_policy_N)
         estimates_N = estimate(samples_N, estimator, baseline=config.baseline, mixture=mixture)
     except ValueError as error:

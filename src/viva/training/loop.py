@@ -292,7 +292,11 @@ async def _update(
     batch = plain_batch(outcomes_P)
     if run.members is None:
         batch = await make_batch(
-            run.client, outcomes_P, config.experts, temperature=config.sampling.temperature
+            run.client,
+            outcomes_P,
+            config.experts,
+            temperature=config.sampling.temperature,
+            trained_at=config.update.temperature,
         )
     for text in batch.warnings:
         console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")

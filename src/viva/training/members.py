@@ -67,7 +67,7 @@ async def update_members(
 ) -> UpdateResult:
     """Train each member on the datums that it sampled.
 
-    Of each member, so many datums are scored at another temperature than 0 or 1, see `check_sampler`.
+    Of each member, so many datums are scored where the temperature is not the trained one, see `check_sampler`.
 
     Returns:
         The logprobs of all datums, in the order of the batch.
@@ -75,7 +75,7 @@ async def update_members(
     Raises:
         FloatingPointError: See `update_policy`.
     """
-    is_scored = temperature not in (0, 1)
+    is_scored = (temperature or 1.0) != config.temperature
 
     async def update(name: str, client: TrainingClient) -> UpdateResult:
         data_D = [batch.data_D[place] for place in places[name]]

@@ -22,7 +22,7 @@ from viva.experts.samples import FloatArray
 from viva.sdk import TrainingClient
 from viva.training.data_processing import model_input, trained_values, trajectory_to_data
 from viva.training.samples import TrainedSample, context_key
-from viva.training.update import for_engine
+from viva.training.update import trainer_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +64,18 @@ async def score(
     estimator: Estimator,
     *,
     on_policy_N: Sequence[bool],
+    temperature: float = 1.0,
 ) -> Scores:
     """Score what the estimator needs, and what is trained behind another context, for its log-ratio.
 
     Samples that are on policy need no score behind their training context: they were drawn there.
+
+    Args:
+        client: The policy.
+        samples_N: All of a batch.
+        estimator: Says what it needs.
+        on_policy_N: Whether each sample was drawn from what is trained.
+        temperature: Of the policy that is trained.
 
     Raises:
         ValueError: If an estimator compares contexts and a sample has several turns, or samples of one prompt are
@@ -81,7 +89,7 @@ async def score(
     if Need.CONTEXT_LOGPROBS in estimator.needs:
         other_D = _other_contexts(samples_N, estimator, on_policy_N)
     requests = [*own_D.values(), *other_D.values()]
-    scored = await _forward(client, requests)
+    scored = await _forward(client, requests, temperature)
     contexts: dict[int, dict[str, FloatArray]] = {}
     for (index, name), logprobs_T in zip(other_D, scored[len(own_D) :], strict=True):
         contexts.setdefault(index, {})[name] = logprobs_T
@@ -157,15 +165,12 @@ def _behind(context: TrainedSample, sample: TrainedSample) -> tuple[tinker.Datum
     return tuple(trajectory_to_data(trajectory, [own.weights]))
 
 
-async def _forward(client: TrainingClient, requests: Sequence[Sequence[tinker.Datum]]) -> list[FloatArray]:
+async def _forward(
+    client: TrainingClient, requests: Sequence[Sequence[tinker.Datum]], temperature: float
+) -> list[FloatArray]:
     """Logprobs of the trained tokens of every request, in one call."""
     data_D = [datum for data in requests for datum in data]
-    if not data_D:
-        return [np.zeros(0) for _ in requests]
-    output = await client.forward(for_engine(client, data_D), "importance_sampling")
-    trained_D = [
-        trained_values(datum, record["logprobs"])
-        for datum, record in zip(data_D, output.loss_fn_outputs, strict=True)
-    ]
+    logprobs_D = await trainer_logprobs(client, data_D, temperature=temperature)
+    trained_D = [trained_values(datum, logprobs) for datum, logprobs in zip(data_D, logprobs_D, strict=True)]
     bounds = [0, *accumulate(len(data) for data in requests)]
     return [np.concatenate(trained_D[start:stop]) for start, stop in pairwise(bounds)]

@@ -57,6 +57,11 @@ class UpdateConfig:
             raise ValueError(f"num_substeps must be 1 or more; got {self.num_substeps}")
         check_adam(self.adam_params())
 
+    @property
+    def temperature(self) -> float:
+        """The temperature of the policy that is trained: the loss divides its logits by it. Only local engines can."""
+        return (self.loss_fn_config or {}).get("temperature", 1.0)
+
     def adam_params(self) -> tinker.AdamParams:
         """The optimiser's settings as the engine takes them."""
         return tinker.AdamParams(
@@ -118,6 +123,17 @@ def send(
     return client.forward_backward(for_engine(client, data_D), config.loss_fn, loss_fn_config)
 
 
+async def trainer_logprobs(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], *, temperature: float
+) -> list[tinker.TensorData]:
+    """The trainer's logprobs of the datums' targets at a temperature, before an update."""
+    if not data_D:
+        return []
+    config = None if temperature == 1 else {"temperature": temperature}
+    output = await client.forward(for_engine(client, data_D), "importance_sampling", config)
+    return [record["logprobs"] for record in output.loss_fn_outputs]
+
+
 async def check_sampler(
     client: TrainingClient, data_D: Sequence[tinker.Datum], *, temperature: float
 ) -> SamplerCheck:
@@ -126,40 +142,27 @@ async def check_sampler(
     The datums have the contexts and the logprobs of the sampler. Greedy samples (temperature 0) have the logprobs of
     temperature 1.
     """
-    if not data_D:
+    scored_at = temperature or 1.0
+    if scored_at != 1 and not takes_temperature(client):
         return SamplerCheck()
-    if temperature in (0, 1):
-        output = await client.forward(for_engine(client, data_D), "importance_sampling")
-    elif takes_temperature(client):
-        kept = ("target_tokens", "mask")
-        targets_D = [
-            tinker.Datum(
-                model_input=datum.model_input,
-                loss_fn_inputs={name: datum.loss_fn_inputs[name] for name in kept},
-            )
-            for datum in data_D
-        ]
-        output = await client.forward(
-            for_engine(client, targets_D), "cross_entropy", {"temperature": temperature}
-        )
-    else:
-        return SamplerCheck()
-    return SamplerCheck(data_D=data_D, logprobs_D=[record["logprobs"] for record in output.loss_fn_outputs])
+    return SamplerCheck(
+        data_D=data_D, logprobs_D=await trainer_logprobs(client, data_D, temperature=scored_at)
+    )
 
 
-async def _anchored(client: TrainingClient, data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
+async def _anchored(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], temperature: float
+) -> list[tinker.Datum]:
     """Datums whose context tokens have the trainer's own logprobs as their sampling logprobs.
 
     DRO's quadratic term pulls every token towards its sampling logprob; with the trainer's own it vanishes.
     """
     bare_D = [_without_mask(datum) for datum in data_D]
-    output = await client.forward(bare_D, "importance_sampling")
+    own_D = await trainer_logprobs(client, bare_D, temperature=temperature)
     anchored: list[tinker.Datum] = []
-    for datum, bare, record in zip(data_D, bare_D, output.loss_fn_outputs, strict=True):
+    for datum, bare, own_T in zip(data_D, bare_D, own_D, strict=True):
         is_action_T = datum.loss_fn_inputs["mask"].to_numpy() > 0
-        logprobs_T = np.where(
-            is_action_T, bare.loss_fn_inputs["logprobs"].to_numpy(), record["logprobs"].to_numpy()
-        )
+        logprobs_T = np.where(is_action_T, bare.loss_fn_inputs["logprobs"].to_numpy(), own_T.to_numpy())
         inputs = bare.loss_fn_inputs | {
             "logprobs": tinker.TensorData.from_numpy(logprobs_T.astype(np.float32))
         }
@@ -206,7 +209,9 @@ async def update_policy(
     for minibatch in minibatches:
         requests = sent
         if requests is None:
-            data = await _anchored(client, minibatch) if config.loss_fn == "dro" else minibatch
+            data = minibatch
+            if config.loss_fn == "dro":
+                data = await _anchored(client, minibatch, config.temperature)
             requests = [send(client, data, config)]
         pending.append((requests, client.optim_step(config.adam_params())))
     outputs: list[tinker.ForwardBackwardOutput] = []
