@@ -322,6 +322,22 @@ def test_a_prolonged_run_has_the_learning_rate_of_the_arm_that_it_prolongs_and_t
     assert steps == {"judged": 8, "long_ema": 80}
 
 
+def test_an_arm_with_the_steps_of_another_takes_those_of_its_finished_cells(tmp_path, monkeypatch):
+    rows = [
+        {"bed": "words-warm", "arm": "untrained", "seed": 0},
+        {"bed": "words-warm", "arm": "majority", "seed": 0, "learning_rate": 2e-4, "steps": 15},
+        {"bed": "sums-warm", "arm": "majority", "seed": 0, "learning_rate": 2e-4, "steps": 20},
+    ]
+    ledger = tmp_path / "cells.jsonl"
+    ledger.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.setattr(run, "LEDGER", ledger)
+    monkeypatch.setattr(
+        cells, "cell", lambda bed, arm, seed, settings, *_, **__: {"arm": arm, "steps": settings.steps}
+    )
+    assert run.run_one(bed_named("words-warm"), "r_sol_steps", 1, tmp_path)
+    assert json.loads(ledger.read_text().splitlines()[-1]) == {"arm": "r_sol_steps", "steps": 15}
+
+
 def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
     curve = {
         "correct": [place // 2 / 10 for place in range(20)],
