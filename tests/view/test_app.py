@@ -297,6 +297,17 @@ async def test_files_that_vanish_are_told_of_and_break_nothing(make_run: MakeRun
             assert (path, (await made.get(f"/api/{path}")).status_code) == (path, 200)
 
 
+async def test_a_model_in_a_file_is_shown_by_its_name_and_its_whole_path_among_the_options(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    (run / "config.json").write_text(json.dumps({"model_name": "/models/of/mine/small.gguf", "seed": 0}))
+    async with client(run) as made:
+        (shown,) = await read_all(made)
+    assert shown["model"] == "small.gguf"
+    assert shown["config"]["model_name"] == "/models/of/mine/small.gguf"
+
+
 async def test_results_of_viva_eval_are_sources_of_their_own(tmp_path: Path, make_run: MakeRun) -> None:
     target = {"name": "tiny", "kind": "model", "model": "some/model", "checkpoint": None}
     figure = {"value": 0.5, "low": 0.4, "high": None, "num_problems": 100}

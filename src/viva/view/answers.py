@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from viva.judging.records import Transcript
@@ -22,6 +23,10 @@ class NotFoundError(LookupError):
 def run_answer(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
     """A run's description, and how far it was read."""
     model = run.config.get("model_name")
+    if isinstance(model, str) and model.startswith(
+        ("/", "~", ".")
+    ):  # a file's whole path stands among the options
+        model = Path(model).name
     return {
         "name": name,
         "kind": run.kind,
