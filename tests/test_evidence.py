@@ -150,6 +150,8 @@ def test_an_audit_counts_true_critiques_and_votes_for_the_right_one():
         "critiques: true": [True, False],
         "critiques: true, of right ones": [False],
         "critiques: name the answer": [True, False],
+        "votes on proposals: share from a half": [pytest.approx(0.2), pytest.approx(0.4)],
+        "votes on revisions: share from a half": [pytest.approx(0.3), 0.0],
         "votes on proposals: for the right one": [1.0],
         "votes on proposals: its share": [pytest.approx(0.7)],
         "votes on revisions: for the right one": [0.0, 0.5],

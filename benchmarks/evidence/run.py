@@ -7,6 +7,7 @@
     python benchmarks/evidence/run.py problems trap-50 FOLDER      # test problems as files, those of each group apart
     python benchmarks/evidence/run.py audit sums-warm [RUN]        # what critics and voters see before the warm-up and
                                                                    # after it, or of a run
+    python benchmarks/evidence/run.py transcripts FILE             # the same of a run's own conversations
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
 eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. A finished cell is one
@@ -228,6 +229,11 @@ def did_another_thing(argv: Sequence[str]) -> bool:
     if argv[:1] == ["audit"] and len(argv) in (2, 3) and isinstance(bed := bed_named(argv[1]), WarmBed):
         audit_bed(bed, argv[2:])
         return True
+    if argv[:1] == ["transcripts"] and len(argv) == 2:
+        from evidence.warm import transcript_table
+
+        sys.stdout.write(f"{transcript_table(Path(argv[1]))}\n")
+        return True
     return False
 
 
@@ -243,7 +249,7 @@ def main(argv: Sequence[str]) -> None:
     if given:
         sys.exit(
             f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or one of the words "
-            "tables, problems and audit"
+            "tables, problems, audit and transcripts"
         )
     if unknown := sorted(set(arms) - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")

@@ -11,8 +11,9 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import tinker
@@ -28,7 +29,7 @@ from viva.judging.answers import is_correct
 from viva.judging.ballots import Tie
 from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
 from viva.judging.judge import JudgeOptions, PolicyRef
-from viva.judging.records import ConversationRecord
+from viva.judging.records import ConversationRecord, Transcript
 from viva.recipes.demonstrations import Unpaid
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
@@ -236,10 +237,24 @@ def warm_up(bed: WarmBed) -> None:
 def audit_table(policies: Mapping[str, str], bed: WarmBed) -> str:
     """The figures of `audit` for policies by name, on the bed's first problems to test on."""
     problems = bed.problems("test")[:_AUDITED]
-    found = {name: asyncio.run(audit(policy, problems)) for name, policy in policies.items()}
+    return _table({name: asyncio.run(audit(policy, problems)) for name, policy in policies.items()})
+
+
+def transcript_table(path: Path) -> str:
+    """The figures of `audit` for the conversations of a run, by thirds of its steps."""
+    rows = [Transcript.model_validate_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    size = -(-(1 + max(row.step for row in rows)) // 3)
+    parts: dict[str, list[ConversationRecord]] = {}
+    for row in rows:
+        if row.record is not None:
+            parts.setdefault(f"from step {row.step // size * size + 1}", []).append(row.record)
+    return _table({name: _means((each, str(each.answer)) for each in part) for name, part in parts.items()})
+
+
+def _table(found: Mapping[str, Mapping[str, float]]) -> str:
     rows = [f"| | {' | '.join(found)} |", f"|---{'|---' * len(found)}|"]
     for figure in dict.fromkeys(each for figures in found.values() for each in figures):
-        cells = (f"{figures[figure]:.0f}" if figure in figures else "-" for figures in found.values())
+        cells = (f"{figures[figure]:.1f}" if figure in figures else "-" for figures in found.values())
         rows.append(f"| {figure} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -251,9 +266,13 @@ async def audit(policy: str, problems: Sequence[Question]) -> dict[str, float]:
     records = await played(
         the_protocol(), opened.renderer, _policy(opened.client), problems, [voter] * len(problems)
     )
+    return _means(zip(records, (str(problem.answer) for problem in problems), strict=True))
+
+
+def _means(conversations: Iterable[tuple[ConversationRecord, str]]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
-    for problem, record in zip(problems, records, strict=True):
-        for name, value in findings(record, str(problem.answer)):
+    for record, answer in conversations:
+        for name, value in findings(record, answer):
             found.setdefault(name, []).append(value)
     return {name: 100 * sum(values) / len(values) for name, values in sorted(found.items())}
 
@@ -262,8 +281,8 @@ def findings(record: ConversationRecord, answer: str) -> Iterator[tuple[str, flo
     """What solutions, critiques and votes of a conversation are worth: names, and numbers from 0 to 1.
 
     Solutions: right. Critiques that were asked for: ``readable``, they begin with "right" or "wrong"; of those, they
-    are ``true``, also ``of right ones`` alone, and ``name the answer``. Votes on a pair of a right and a wrong
-    solution: ``for the right one`` (a tie is a half), and its ``share`` of the vote.
+    are ``true``, also ``of right ones`` alone, and ``name the answer``. Votes: how far a ``share`` is ``from a half``.
+    Votes on a pair of a right and a wrong solution: ``for the right one`` (a tie is a half), and its ``share``.
     """
     right = {
         (turn.segment, turn.agent_id): is_correct(turn.text, answer)
@@ -298,6 +317,7 @@ def _vote_findings(
     vote: Any, segment: str, right: Mapping[tuple[str, int], bool]
 ) -> Iterator[tuple[str, float]]:
     is_tie = isinstance(vote, Tie)
+    yield f"votes on {segment}s: share from a half", 0.0 if is_tie else abs(vote.share - 0.5)
     one, other = (vote.first, vote.second) if is_tie else (vote.winner, vote.loser)
     if right[segment, one] != right[segment, other]:
         share = 0.5 if is_tie else vote.share if right[segment, one] else 1.0 - vote.share
