@@ -39,9 +39,9 @@ class Recording:
         self.client = client
         self.requests = []
 
-    def forward(self, data, loss_fn):
+    def forward(self, data, loss_fn, loss_fn_config=None):
         self.requests.append(data)
-        return self.client.forward(data, loss_fn)
+        return self.client.forward(data, loss_fn, loss_fn_config)
 
 
 @pytest.fixture
