@@ -29,6 +29,7 @@ from evidence.tables import (
 )
 from scipy import stats
 from solved import solutions
+from view_runs import transcript
 
 from viva.judging.ballots import divided
 from viva.judging.comparison import Comparison, Outcome
@@ -157,6 +158,27 @@ def test_an_audit_counts_true_critiques_and_votes_for_the_right_one():
         "votes on revisions: for the right one": [0.0, 0.5],
         "votes on revisions: its share": [pytest.approx(0.2), 0.5],
     }
+
+
+def test_a_runs_conversations_are_shown_by_thirds_of_its_steps_and_void_ones_left_out(tmp_path, monkeypatch):
+    rows = [transcript(step, group) for step in range(7) for group in range(2)]
+    rows[-1] |= {"void": True, "record": None}
+    path = tmp_path / "transcripts.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    def findings(record, answer):
+        step, group = map(int, re.findall(r"\d+", record.question))
+        yield "step", step / 100
+        if step < 3:
+            yield f"group with answer {answer}", group / 100
+
+    monkeypatch.setattr(warm, "findings", findings)
+    assert warm.transcript_table(path).splitlines() == [
+        "| | from step 1 | from step 4 | from step 7 |",
+        "|---|---|---|---|",
+        "| group with answer 10 | 0.5 | - | - |",
+        "| step | 1.0 | 4.0 | 6.0 |",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted({*BEDS} - {*REAL, *WARM}))

@@ -104,8 +104,16 @@ def _swapped(text: str, reward: str) -> Arm:
     return _samples(text, **talk, conversation_reward=reward, estimator="shaped")
 
 
-def _critique(text: str, *, prolongs: str | None = None, **options: object) -> Arm:
-    return Arm(recipe="critique_self_play", options=CRITIQUE | options, text=text, prolongs=prolongs)
+def _critique(
+    text: str, *, prolongs: str | None = None, steps_of: str | None = None, **options: object
+) -> Arm:
+    return Arm(
+        recipe="critique_self_play",
+        options=CRITIQUE | options,
+        text=text,
+        prolongs=prolongs,
+        steps_of=steps_of,
+    )
 
 
 def _preference(text: str, **options: object) -> Arm:
@@ -147,11 +155,10 @@ ARMS: Mapping[str, Arm] = {
         reward_weights=STREAMS,
         policies="per_role",
     ),
-    "r_sol_steps": Arm(
-        recipe="critique_self_play",
-        options=CRITIQUE | {"reward": "r_sol"},
-        text="critique self-play, r_sol alone, as many steps as voting: several times the tokens",
+    "r_sol_steps": _critique(
+        "critique self-play, r_sol alone, as many steps as voting: several times the tokens",
         steps_of="majority",
+        reward="r_sol",
     ),
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),

@@ -11,7 +11,7 @@ import numpy as np
 
 import viva
 from evidence.arms import ARMS, COMMON, CRITIQUE, PREFERENCE, TIMES_LONGER
-from evidence.beds import Bed, RealBed
+from evidence.beds import Bed, RealBed, WarmBed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
 from viva.recipes.evaluation.target import OpenPolicy, find_target, open_policy
@@ -174,7 +174,7 @@ def steps_within(bed: Bed, arm: str, folder: Path, *, seed: int) -> int:
 def cell(
     bed: Bed, arm: str, seed: int, settings: Settings, folder: Path, *, validation: bool = False
 ) -> dict[str, object]:
-    """The ledger's line of one cell; the run's folder is removed."""
+    """The ledger's line of one cell; the run's folder is removed but for transcripts after a warm-up."""
     began = time.monotonic()
     run = train(bed, arm, seed, settings, folder)
     seconds = time.monotonic() - began
@@ -202,5 +202,7 @@ def cell(
         talked_about = items_of(bed)[:NUM_CONVERSATIONS]
         file = folder / "conversations.json"
         line["conversations"] = {kind: converse(str(run.path), kind, talked_about, file)}
+    if isinstance(bed, WarmBed):
+        (run.path / "transcripts.jsonl").replace(folder.with_name(f"{folder.name}.transcripts.jsonl"))
     shutil.rmtree(folder)
     return line

@@ -7,7 +7,8 @@
     python benchmarks/evidence/run.py problems trap-50 FOLDER      # test problems as files, those of each group apart
     python benchmarks/evidence/run.py audit sums-warm [RUN]        # what critics and voters see before the warm-up and
                                                                    # after it, or of a run
-    python benchmarks/evidence/run.py transcripts FILE             # the same of a run's own conversations
+    python benchmarks/evidence/run.py transcripts FILE             # the same of a run's own conversations, such as
+                                          # runs/evidence/words-warm-r_sol_steps-0-0.0002.transcripts.jsonl
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
 eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. A finished cell is one

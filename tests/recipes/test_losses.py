@@ -43,15 +43,15 @@ class Watched:
         return self.client.optim_step(params)
 
 
-async def test_dro_leaves_context_tokens_alone(client):
+@pytest.mark.parametrize("config", [None, {"temperature": 0.8}])
+async def test_dro_leaves_context_tokens_alone(client, config):
     action = TokensWithLogprobs(tokens=[7, 8], maybe_logprobs=[-1.0, -2.0])
     turn = Transition(ob=tinker.ModelInput.from_ints([1, 2, 3]), ac=action, reward=0.0, episode_done=True)
     data = trajectory_to_data(Trajectory([turn], tinker.ModelInput.empty()), 1.0)
     watched = Watched(client)
-    await update_policy(watched, data, UpdateConfig(learning_rate=1e-9, loss_fn="dro"))
+    await update_policy(watched, data, UpdateConfig(learning_rate=1e-9, loss_fn="dro", loss_fn_config=config))
     sent = watched.sent[0].loss_fn_inputs
-    trained = (
-        (await client.forward(watched.sent, "importance_sampling")).loss_fn_outputs[0]["logprobs"].to_numpy()
-    )
+    scored = await client.forward(watched.sent, "importance_sampling", config)
+    trained = scored.loss_fn_outputs[0]["logprobs"].to_numpy()
     assert sent["logprobs"].tolist()[2:] == [-1.0, -2.0]
     np.testing.assert_allclose(sent["logprobs"].to_numpy()[:2], trained[:2], atol=1e-4)

@@ -339,9 +339,10 @@ def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
     from viva.experts.estimation import Need
     from viva.experts.estimators import Distill
     from viva.experts.strategy import IID
+    from viva.training.update import trained_temperature
 
     experts = config.experts()
-    experts.check_temperature(config.temperature, (config.loss_fn_config or {}).get("temperature", 1.0))
+    experts.check_temperature(config.temperature, trained_temperature(config.loss_fn_config))
     estimator = experts.make()
     if estimator.combines_strategies and config.weights is not None:
         raise ValueError(

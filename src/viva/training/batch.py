@@ -88,7 +88,7 @@ class ExpertConfig:
         """The estimator."""
         return make_estimator(self.estimator, **self.estimator_options)
 
-    def check_temperature(self, temperature: float, trained_at: float = 1.0) -> None:
+    def check_temperature(self, temperature: float, trained_at: float) -> None:
         """Refuse what cannot be estimated: the sampler's temperature is part of its distribution.
 
         Raises:

@@ -64,7 +64,7 @@ async def score(
     estimator: Estimator,
     *,
     on_policy_N: Sequence[bool],
-    temperature: float = 1.0,
+    temperature: float,
 ) -> Scores:
     """Score what the estimator needs, and what is trained behind another context, for its log-ratio.
 
@@ -173,4 +173,4 @@ async def _forward(
     logprobs_D = await trainer_logprobs(client, data_D, temperature=temperature)
     trained_D = [trained_values(datum, logprobs) for datum, logprobs in zip(data_D, logprobs_D, strict=True)]
     bounds = [0, *accumulate(len(data) for data in requests)]
-    return [np.concatenate(trained_D[start:stop]) for start, stop in pairwise(bounds)]
+    return [np.concatenate([np.zeros(0), *trained_D[start:stop]]) for start, stop in pairwise(bounds)]

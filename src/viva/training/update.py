@@ -31,6 +31,11 @@ class SamplerGapError(FloatingPointError):
     """Sampler and trainer do not compute the same policy."""
 
 
+def trained_temperature(loss_fn_config: Mapping[str, float] | None) -> float:
+    """The temperature of the policy that is trained: the loss divides its logits by it. Only local engines can."""
+    return (loss_fn_config or {}).get("temperature", 1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateConfig:
     """Loss and optimiser. The loss is a sum over tokens; Adam makes its scale unimportant."""
@@ -59,8 +64,8 @@ class UpdateConfig:
 
     @property
     def temperature(self) -> float:
-        """The temperature of the policy that is trained: the loss divides its logits by it. Only local engines can."""
-        return (self.loss_fn_config or {}).get("temperature", 1.0)
+        """See `trained_temperature`."""
+        return trained_temperature(self.loss_fn_config)
 
     def adam_params(self) -> tinker.AdamParams:
         """The optimiser's settings as the engine takes them."""

@@ -23,14 +23,12 @@ class NotFoundError(LookupError):
 def run_answer(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
     """A run's description, and how far it was read."""
     model = run.config.get("model_name")
-    if isinstance(model, str) and model.startswith(
-        ("/", "~", ".")
-    ):  # a file's whole path stands among the options
-        model = Path(model).name
+    model = printable(model) if isinstance(model, str) else ""
+    is_path = model.startswith(("/", "~", "."))  # which stands whole among the options
     return {
         "name": name,
         "kind": run.kind,
-        "model": printable(model) if isinstance(model, str) else "",
+        "model": Path(model).name if is_path else model,
         "version": run.version,
         "steps": run.num_steps,
         "conversations": len(run.entries),
