@@ -4,7 +4,7 @@
         [model=PATH] [products=oneDNN,kernel]
 
 A random Llama of 42 million weights (8 layers, 512 wide, 32,000 tokens, tied), or a model of at least as many tokens,
-with a merged LoRA 16. ``products`` compares what multiplies by the weights in float32; else the engine chooses.
+with a merged LoRA 16. ``products`` compares what multiplies by the weights in float32; without it, the engine's kernel does.
 ``group`` is one prompt with all rows as its samples, ``distinct`` is a prompt for every row. Medians over the steps;
 with one thread processor time, so that other work on the machine counts little, with more the clock's.
 """
@@ -77,14 +77,14 @@ def compare(
     from viva.engine import linear
 
     tries: dict[str, list[tuple[float, float]]] = {name: [] for name in products}
-    chosen = linear.IS_WIDE
+    chosen = linear.can_tile
     try:
         for _ in range(3):
             for name in products:
-                linear.IS_WIDE = {"kernel": False, "oneDNN": True, "": chosen}[name]
+                linear.can_tile = (lambda _: False) if name == "oneDNN" else chosen
                 tries[name].append(measure_one(trainer.save_weights_and_get_sampling_client()))
     finally:
-        linear.IS_WIDE = chosen
+        linear.can_tile = chosen
     return {name: tuple(map(statistics.median, zip(*found, strict=True))) for name, found in tries.items()}
 
 

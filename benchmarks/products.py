@@ -2,7 +2,7 @@
 
     python benchmarks/products.py [precision=float32] [rows=1,12,32,256,1344,3072]
 
-Our kernel (float32 alone) takes the place of oneDNN's packed product where vectors have 8 numbers.
+Our kernel (float32 alone) takes the place of oneDNN's packed product in a decode copy.
 
 GFLOP/s with all threads, medians of seven tries in turns; weights are transposed views in every second line. Eight
 weights of each shape are used one after another, so that few wait in a cache.

@@ -70,6 +70,7 @@ _SAMPLES = {
 }
 PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
 CRITIQUE = {"num_agents": 4, "batch_size": 32}
+_REWARDS = Path(__file__).parent / "rewards.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,7 @@ def _preference(text: str, **options: object) -> Arm:
 
 
 def _judged(text: str, judge: str, *, prolongs: str | None = None) -> Arm:
-    return _samples(text, prolongs=prolongs, reward=f"{Path(__file__).parent / 'rewards.py'}:{judge}")
+    return _samples(text, prolongs=prolongs, reward=f"{_REWARDS}:{judge}")
 
 
 ARMS: Mapping[str, Arm] = {
@@ -160,6 +161,14 @@ ARMS: Mapping[str, Arm] = {
         steps_of="majority",
         reward="r_sol",
     ),
+    **{
+        f"r_sol_floor_{floor}": _critique(
+            f"r_sol alone, silent where no two scores of a conversation differ by {floor} standard error"
+            f"{'s' if floor > 1 else ''}",
+            reward=f"{_REWARDS}:R_SOL_{floor}",
+        )
+        for floor in (1, 2)
+    },
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(

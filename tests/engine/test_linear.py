@@ -74,13 +74,10 @@ def test_a_row_of_many_is_to_the_bit_what_it_is_alone(num_rows: int) -> None:
     assert torch.equal(whole, layer(transposed))
 
 
-@pytest.mark.parametrize(("is_wide", "kind"), [(False, TiledLinear), (True, PackedLinear)])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, TiledLinear), (torch.bfloat16, PackedLinear)])
 @pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
-def test_the_kernel_multiplies_where_vectors_are_short(
-    is_wide: bool, kind: Product, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("viva.engine.linear.IS_WIDE", is_wide)
-    assert type(join_linears([nn.Linear(4, 4)])) is kind
+def test_the_kernel_multiplies_in_float32(dtype: torch.dtype, kind: Product) -> None:
+    assert type(join_linears([nn.Linear(4, 4, dtype=dtype)])) is kind
 
 
 LAYOUTS: dict[str, Callable[[Callable[[int, int], torch.Tensor], int, int], torch.Tensor]] = {

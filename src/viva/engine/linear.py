@@ -6,7 +6,7 @@ whatever the layout (``benchmarks/products.py`` measures it); bfloat16 it alread
 A decode step multiplies a few rows by every weight, so it costs what reading the weights costs. The stock product of
 torch reaches a third of the memory's speed at a dozen rows in float32; oneDNN's with weights laid out beforehand comes
 to about twice that, is ahead up to whole prompts, and level for one row. Our kernel is ahead of that by 1.2 to 1.85
-times up to 64 rows where vectors have 8 numbers, and takes its place there (see the log). Layers that read the same
+times up to 64 rows, level beyond, and takes its place in float32 (see the log). Layers that read the same
 input are one product, since threads meet at the end of each. Packed weights cannot be trained, saved or moved, so this
 is for copies that only compute, on a CPU.
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 import torch
 from torch import nn
 
-from viva.engine.kernels import IS_WIDE, can_compile, multiply, tiled
+from viva.engine.kernels import can_compile, multiply, tiled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,8 +113,8 @@ def join_linears(layers: Sequence[nn.Linear]) -> "JointProduct":
 
 
 def can_tile(weight: torch.Tensor) -> bool:
-    """Whether our kernel multiplies such weights faster than oneDNN. Where vectors have 16 numbers it was not tried."""
-    return weight.dtype == torch.float32 and not IS_WIDE and can_compile(weight)
+    """Whether our kernel multiplies such weights."""
+    return weight.dtype == torch.float32 and can_compile(weight)
 
 
 class JointProduct(Protocol):

@@ -21,6 +21,7 @@ paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``
 - Votes on anybody who is not among the agents are left out, and so are targets. Nobody is its own target.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,9 @@ class ReviewRules:
     """Earnings of a critique's tokens: the critic's r_diag, or the gain of the target it is about."""
     noise_floor: float = 1.0
     """Gains smaller than so many of their standard errors pay nothing."""
+    solution_floor: float = 0.0
+    """A conversation in which no two solutions of a round differ by so many standard errors of their difference pays
+    none of them more than another: all earn the mean of their scores."""
     initial_earns: Literal["final", "initial"] = "initial"
     """The score that the initial solution earns: ``final`` is that of the revised one, as in the paper, which pays a
     weak draft that others rescued as much as a strong one. ``initial`` is its own."""
@@ -84,8 +88,9 @@ class ReviewRules:
             choices: tuple[str, ...] = get_args(hint) if get_origin(hint) is Literal else ()
             if choices and getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        if not 0.0 <= self.noise_floor < math.inf:
-            raise ValueError(f"noise_floor must be a finite number of at least 0; got {self.noise_floor}")
+        for name in ("noise_floor", "solution_floor"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number of at least 0; got {getattr(self, name)}")
         if not 0.0 < self.prior_precision < math.inf:
             raise ValueError(f"prior_precision must be a positive number; got {self.prior_precision}")
         if set(self.weights) != set(STREAMS) or not all(map(math.isfinite, self.weights.values())):
@@ -251,7 +256,9 @@ def score_review(votes: ReviewVotes, rules: ReviewRules) -> ReviewScores:
         for agent in votes.agents
     }
     agreements = agreement(final_ballots, leave_one_out=rules.meta == "leave_one_out")
-    r_sol = _values(final)
+    r_sol = _values(final if after.tells_apart(items.of("revised"), rules.solution_floor) else _mean(final))
+    before_tells = before.tells_apart(items.of("initial"), rules.solution_floor)
+    r_sol_initial = _values(first if before_tells else _mean(first))
     r_meta = {agent: agreements.get(agent) if votes.final_is_sampled else None for agent in votes.agents}
     paid = {
         critic: {
@@ -269,7 +276,7 @@ def score_review(votes: ReviewVotes, rules: ReviewRules) -> ReviewScores:
         initial=first,
         final=final,
         gains=gains,
-        r_sol_initial=_values(final if rules.initial_earns == "final" else first),
+        r_sol_initial=r_sol if rules.initial_earns == "final" else r_sol_initial,
         r_sol=r_sol,
         r_meta=r_meta,
         r_diag=r_diag,
@@ -288,6 +295,11 @@ def score_review(votes: ReviewVotes, rules: ReviewRules) -> ReviewScores:
 
 def _values(scores: Mapping[int, Score]) -> dict[int, float]:
     return {agent: score.value for agent, score in scores.items()}
+
+
+def _mean(scores: Mapping[int, Score]) -> dict[int, Score]:
+    mean = math.fsum(score.value for score in scores.values()) / len(scores)
+    return {agent: Score(mean, score.standard_error) for agent, score in scores.items()}
 
 
 class _Items:
@@ -368,6 +380,11 @@ class _Scale:
 
     def has_votes_on(self, item: Item) -> bool:
         return len(self._linked[item]) > 1
+
+    def tells_apart(self, items: Sequence[Item], floor: float) -> bool:
+        """Whether the scores of any two items differ by so many standard errors of their difference."""
+        gains = [self.fit.gain(one, other) for one, other in itertools.combinations(items, 2)]
+        return not floor or any(abs(gain.value) >= floor * gain.standard_error for gain in gains)
 
 
 def _gain(before: _Scale, after: _Scale, first: Item, last: Item, noise_floor: float) -> SolutionGain:

@@ -11,7 +11,7 @@ everywhere with ``VIVA_KERNELS=off`` in the environment.
 
 from viva.engine.kernels.ahead import can_compile
 from viva.engine.kernels.attention import attend_rows
-from viva.engine.kernels.compiler import IS_WIDE, as_array, use_threads
+from viva.engine.kernels.compiler import as_array, use_threads
 from viva.engine.kernels.layers import (
     Norm,
     draw,
@@ -34,7 +34,6 @@ from viva.engine.kernels.products import (
 from viva.engine.kernels.trees import TreePlan, attend_tree
 
 __all__ = [
-    "IS_WIDE",
     "LowRank",
     "Norm",
     "TreePlan",

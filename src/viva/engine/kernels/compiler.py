@@ -308,9 +308,7 @@ def largest(numbers: Array, length: int, lanes: Array) -> np.float32:
     return lanes.max()
 
 
-IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512f"))
-"""Whether vectors have 16 numbers, not 8."""
-_LANES, _VECTORS = (16, 4) if IS_WIDE else (8, 2)
+_LANES, _VECTORS = (16, 4) if llvm.get_host_cpu_features().get("avx512f") else (8, 2)
 TILE_ROWS = 6
 TILE_COLUMNS = _LANES * _VECTORS
 """Sums of a tile fill three quarters of the registers; what is multiplied takes the rest."""
