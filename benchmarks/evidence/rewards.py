@@ -1,7 +1,8 @@
 """Rewards of the bench that have no name in the package.
 
-Copeland scores by label probabilities, length not controlled, one reward a judge: the policy as it is, at the start, every tenth step, its moving average, and a better model. `RARE`
-is the first of them without points for ties: as answers in the same words tie, it pays an answer for being rare.
+Copeland scores by label probabilities, length not controlled, one reward a judge: the policy as it is, at the start,
+every tenth step, its moving average, and a better model. `RARE` is the first of them without points for ties: as
+answers in the same words tie, it pays an answer for being rare.
 
 r_sol that is silent about a conversation of which no two scores differ by one or by two standard errors.
 """
