@@ -22,12 +22,14 @@ On the beds of a model that others trained every arm has the one learning rate o
 ``r_sol``, ``critique``, ``majority``, ``answers`` and ``paper`` were run first; ``critique_shuffled``, and its contrast
 with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol_steps``, and its contrasts, came when
 ``r_sol`` had three and four seeds: it makes a third of voting's steps, which alone may keep more of what was known.
+``r_sol_floor_...`` and ``worked`` came when that had been seen to be so, and why: votes that know nothing.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from evidence.worked import NUM_AGENTS, WORKED
 from viva.conversation.protocol import Protocol
 from viva.rewards.review import STREAMS
 
@@ -70,6 +72,9 @@ _SAMPLES = {
 }
 PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
 CRITIQUE = {"num_agents": 4, "batch_size": 32}
+_WORKED = {"num_agents": NUM_AGENTS, "batch_size": 24}
+_R_SOL = {"reward": "r_sol", "solution_floor": 0.0}
+"""Without the floor that r_sol got later, as all cells up to ``r_sol_steps`` were run."""
 _REWARDS = Path(__file__).parent / "rewards.py"
 
 
@@ -84,6 +89,8 @@ class Arm:
     """Another arm, of whose steps this one has as many, instead of as many tokens."""
     learning_rate: float | None = None
     """Its own, which takes the place of its bed's."""
+    rate_of: str | None = None
+    """Another arm, whose learning rate this one has."""
     prolongs: str | None = None
     """Another arm, whose learning rate this one has, and `TIMES_LONGER` as many steps. Its curve is kept."""
 
@@ -106,7 +113,12 @@ def _swapped(text: str, reward: str) -> Arm:
 
 
 def _critique(
-    text: str, *, prolongs: str | None = None, steps_of: str | None = None, **options: object
+    text: str,
+    *,
+    prolongs: str | None = None,
+    steps_of: str | None = None,
+    rate_of: str | None = None,
+    **options: object,
 ) -> Arm:
     return Arm(
         recipe="critique_self_play",
@@ -114,6 +126,7 @@ def _critique(
         text=text,
         prolongs=prolongs,
         steps_of=steps_of,
+        rate_of=rate_of,
     )
 
 
@@ -149,7 +162,7 @@ ARMS: Mapping[str, Arm] = {
     },
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
-    "r_sol": _critique("critique self-play, r_sol alone", reward="r_sol"),
+    "r_sol": _critique("critique self-play, r_sol alone", **_R_SOL),
     "critique": _critique("critique self-play, all three streams (`robust`)", reward_weights=STREAMS),
     "apart": _critique(
         "the same, solver and critic trained apart, an adapter each",
@@ -159,16 +172,28 @@ ARMS: Mapping[str, Arm] = {
     "r_sol_steps": _critique(
         "critique self-play, r_sol alone, as many steps as voting: several times the tokens",
         steps_of="majority",
-        reward="r_sol",
+        **_R_SOL,
     ),
     **{
         f"r_sol_floor_{floor}": _critique(
             f"r_sol alone, silent where no two scores of a conversation differ by {floor} standard error"
             f"{'s' if floor > 1 else ''}",
-            reward=f"{_REWARDS}:R_SOL_{floor}",
+            reward="r_sol",
+            solution_floor=float(floor),
+            rate_of="r_sol",
         )
         for floor in (1, 2)
     },
+    "worked": Arm(
+        recipe=WORKED,
+        options=_WORKED,
+        text="propose and criticise; paid by the answers that the others' critiques work out",
+    ),
+    "worked_frozen": Arm(
+        recipe=WORKED,
+        options=_WORKED | {"policies": {"solver": "trained", "critic": "initial"}},
+        text="the same, critics stay as they were at the start",
+    ),
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(
@@ -188,14 +213,18 @@ ARMS: Mapping[str, Arm] = {
         "conversation preference RL, the judge is the policy at the start", judge="initial"
     ),
     "r_sol_labels": _critique(
-        "critique self-play, r_sol alone, votes by label probability", reward="r_sol", ballots="labels"
+        "critique self-play, r_sol alone, votes by label probability",
+        **_R_SOL,
+        ballots="labels",
     ),
     "swap": _swapped(
         "final solutions of critique self-play, paid by its own scores, trained into the bare question", "own"
     ),
     "swap_majority": _swapped("the same, paid by the majority of the final solutions", "majority"),
     "no_exchange": _critique(
-        "critique self-play, r_sol alone, nobody reads critiques", reward="r_sol", control="no_exchange"
+        "critique self-play, r_sol alone, nobody reads critiques",
+        **_R_SOL,
+        control="no_exchange",
     ),
     "critique_shuffled": _critique(
         "critique self-play, its rewards shuffled", reward="shuffled_peer_review", reward_weights=STREAMS
@@ -232,7 +261,7 @@ ARMS: Mapping[str, Arm] = {
     "long_better": _judged("judged: a better model", "BETTER", prolongs="judged"),
     "long_rare": _judged("judged: the policy as it is, a tie earns nothing", "RARE", prolongs="judged_rare"),
     "long_majority": _samples("majority vote of plain samples", prolongs="majority", reward="majority"),
-    "long_r_sol": _critique("critique self-play, r_sol alone", prolongs="r_sol", reward="r_sol"),
+    "long_r_sol": _critique("critique self-play, r_sol alone", prolongs="r_sol", **_R_SOL),
 }
 RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
 """Arms of the beds of rare successes."""
@@ -256,6 +285,9 @@ CONTRASTS = (
     ("preference_initial", "majority"),
     ("r_sol_labels", "r_sol"),
     ("r_sol_labels", "majority"),
+    ("worked", "majority"),
+    ("worked_frozen", "majority"),
+    ("worked_frozen", "worked"),
     ("r_sol_steps", "majority"),
     ("r_sol_steps", "r_sol"),
     ("r_sol", "serl"),

@@ -47,6 +47,7 @@ from evidence.arms import (
     TOTAL_TOKENS,
     Arm,
 )
+from evidence.worked import CRITIQUE_TEXTS
 from viva.recipes.demo import model_path, word_problems
 from viva.tiny import tasks
 from viva.tiny.tasks import Problem, Step
@@ -112,7 +113,6 @@ WARM_STEPS = 40
 """Of a warm-up, 16 examples each."""
 _DEBATE_SIZES = {"num_agents": 3, "batch_size": 24}
 _CRITIQUE_SIZES = {"batch_size": 12}
-CRITIQUE_TEXTS = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"
 _FAMILIES = {"products": {"max_digits": 1}, "chain_sum": {"max_digits": 1, "max_terms": 2}}
 """Of reasoning-gym, as `viva screen` found them in reach."""
 _BEHIND = "Give only the final answer."
@@ -233,6 +233,8 @@ class RealBed(Bed):
         if given.recipe == "conversation_preference_rl":
             return replace(given, recipe=DEBATE, options={**COMMON, **REAL_OPTIONS, **_DEBATE_SIZES})
         options = {**COMMON, **REAL_OPTIONS, **ARMS[name].options}
+        if isinstance(given.recipe, viva.Protocol):
+            return replace(given, options=options)
         if given.recipe == "critique_self_play":
             options |= yaml.safe_load(CRITIQUE_TEXTS.read_text(encoding="utf-8")) | _CRITIQUE_SIZES
         elif name in ("peer_prediction", "judged"):

@@ -1,17 +1,14 @@
-"""Rewards of the bench that have no name in the package.
+"""Rewards of the bench that have no name in the package: Copeland scores by label probabilities, length not controlled.
 
-Copeland scores by label probabilities, length not controlled, one reward a judge: the policy as it is, at the start,
-every tenth step, its moving average, and a better model. `RARE` is the first of them without points for ties: as
-answers in the same words tie, it pays an answer for being rare.
-
-r_sol that is silent about a conversation of which no two scores differ by one or by two standard errors.
+One reward a judge: the policy as it is, at the start, every tenth step, its moving average, and a better model. `RARE`
+is the first of them without points for ties: as answers in the same words tie, it pays an answer for being rare.
 """
 
 from dataclasses import dataclass
 from statistics import fmean
 
 from viva.judging.judge import JudgeOptions
-from viva.rewards import r_sol, serl
+from viva.rewards import serl
 from viva.rewards.serl import Serl, judgements_of
 from viva.rewards.solutions import Solutions
 
@@ -39,5 +36,3 @@ CURRENT, INITIAL, EVERY, EMA, BETTER = (
     serl(length_band=None, judge=JudgeOptions(policy=policy))
     for policy in ("current", "initial", "every", "ema", BETTER_JUDGE)
 )
-
-R_SOL_1, R_SOL_2 = (r_sol(solution_floor=floor) for floor in (1.0, 2.0))

@@ -101,7 +101,7 @@ def wanted(beds: Sequence[str], arms: Sequence[str], num_seeds: int) -> Iterator
 def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
     """Run one cell, or what its learning rate still lacks; whether anything was run."""
     cells = read_ledger()
-    tuned = ARMS[arm].prolongs or arm
+    tuned = ARMS[arm].prolongs or ARMS[arm].rate_of or arm
     rate = rate_of(cells, bed, tuned)
     if rate is not None:
         is_done = any((each["bed"], each["arm"], each["seed"]) == (bed.name, arm, seed) for each in cells)

@@ -77,12 +77,8 @@ def contrast(
     by_seed = change.mean(axis=1)
     mean, low, high = mean_interval(by_seed.tolist())
     rng = np.random.default_rng(0)
-    draws = [
-        change[
-            np.ix_(rng.integers(0, len(seeds), len(seeds)), rng.integers(0, change.shape[1], change.shape[1]))
-        ].mean()
-        for _ in range(resamples)
-    ]
+    weights = [_resampled(rng, size, resamples) for size in change.shape]
+    draws = ((weights[0] @ change) * weights[1]).sum(axis=1)
     if np.ptp(by_seed) == 0:
         p = float(not by_seed.any())  # all seeds differ by the same
     else:
@@ -98,6 +94,12 @@ def contrast(
         bootstrap_high=float(np.quantile(draws, 0.975)),
         p=p,
     )
+
+
+def _resampled(rng: np.random.Generator, size: int, resamples: int) -> np.ndarray:
+    """Weights of ``size`` things in samples of as many with replacement, ``[resample, thing]``."""
+    drawn = rng.integers(0, size, (resamples, size)) + size * np.arange(resamples)[:, None]
+    return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape) / size
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -102,21 +102,31 @@ def whole(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("recipe", ["conversation_preference_rl", "critique_self_play"])
 def test_a_conversation_is_played_and_trained_on(recipe: str, smollm2: Path, tmp_path: Path) -> None:
-    (row,) = run(recipe, smollm2, tmp_path / "run")
+    options = {"solution_floor": 0.0} if recipe == "critique_self_play" else {}
+    (row,) = run(recipe, smollm2, tmp_path / "run", **options)
     assert row["rollout/sampled_tokens"] > 0
     assert row["optim/logprob_gap_max"] < 1e-3
+
+
+LABELS = {"ballots": "labels", "num_agents": 3, "batch_size": 3, "max_tokens": 20}
 
 
 def test_agents_that_cannot_write_a_ranking_vote_by_label_probabilities(
     smollm2: Path, tmp_path: Path
 ) -> None:
-    options = {"ballots": "labels", "num_agents": 3, "batch_size": 3, "max_tokens": 20}
-    (row,) = run("critique_self_play", smollm2, tmp_path / "run", **options)
+    (row,) = run("critique_self_play", smollm2, tmp_path / "run", **LABELS, solution_floor=0.0)
     assert row["judge/ranking/invalid_rate"] == row["judge/verdict/invalid_rate"] == 0.0
     assert row["judge/verdict/off_set_mass"] < 0.5
     assert row["credit/r_sol/std"] > 0
     assert row["optim/grad_norm"] > 0
     assert row["optim/logprob_gap_max"] < 1e-3
+
+
+def test_votes_of_half_for_each_solution_train_nothing(smollm2: Path, tmp_path: Path) -> None:
+    (row,) = run("critique_self_play", smollm2, tmp_path / "run", **LABELS)
+    assert 0 < row["agent_0/score_final"] < 1
+    assert row["advantage/silent_groups_share"] == 1.0
+    assert "optim/grad_norm" not in row
 
 
 def test_answers_are_paid_and_trained_on(whole: Path) -> None:

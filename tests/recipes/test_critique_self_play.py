@@ -24,6 +24,8 @@ OPTIONS = {
     "save_every": 1,
     "num_test_conversations": 1,
 }
+UNSEEN = {"solution_floor": 0.0}
+"""The votes of a model that has never seen a text tell no solutions apart."""
 
 
 # options
@@ -40,6 +42,7 @@ def config(**options):
         ({"num_agents": 27}, "num_agents must be from 2 to 26"),
         ({"num_agents": 15, "revision_votes": "agents"}, "num_agents must be from 2 to 14 with comparisons"),
         ({"prior_precision": 0.0}, "prior_precision must be a positive number; got 0.0"),
+        ({"solution_floor": -0.5}, "solution_floor must be a finite number of at least 0; got -0.5"),
         ({"prior_precision": float("inf")}, "prior_precision must be a positive number; got inf"),
         (
             {"reward_weights": {"r_dig": 1.0}},
@@ -117,6 +120,8 @@ def test_the_rules_are_the_presets_but_for_what_is_given():
     rules = config(reward_weights={"r_diag": 2.0}, prior_precision=0.5).rules()
     assert rules.weights == {"r_sol": 1.0, "r_meta": 0.0, "r_diag": 2.0}
     assert rules.prior_precision == 0.5
+    floors = {name: config(preset=name, solution_floor=2.0).rules().solution_floor for name in PRESETS}
+    assert floors == {"paper": 2.0, "robust": 2.0}
     assert config().paid_by().rules == config(reward="r_sol").paid_by().rules
 
 
@@ -154,6 +159,7 @@ def test_help_lists_the_options(capsys):
 
 def run(folder, model, problems, **options):
     given = {"model_name": model, "train_prompts_path": problems, "test_prompts_path": problems}
+    given |= {} if "reward" in options else UNSEEN
     options = OPTIONS | given | {"log_path": folder} | options
     return main([f"{name}={value}" for name, value in options.items()])
 

@@ -1,14 +1,16 @@
 """Rewards of critique self-play: the paper's formulas, the robust ones, and every edge."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from viva.judging.ballots import Preference, Tie, count_votes, majority, map_vote, pooled
+from viva.judging.ballots import Preference, SoftPreference, Tie, count_votes, majority, map_vote, pooled
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison, Outcome
+from viva.rewards.credit import group_advantages
 from viva.rewards.review import (
     PRESETS,
     ReviewRules,
@@ -199,6 +201,41 @@ def test_gains_below_the_noise_floor_pay_nothing():
             assert score_review(votes, rules).gains[agent].paid == paid
     assert ratio < 1
     assert score_review(votes, ROBUST).gains[3].paid == 0
+
+
+@settings(max_examples=60)
+@given(conversations(), st.sampled_from(["separate", "joint"]), st.floats(0.0, 4.0), st.floats(0.0, 4.0))
+def test_solutions_earn_their_scores_or_all_of_a_round_the_mean_of_them(votes, fit, one, other):
+    low, high = sorted((one, other))
+    free, some, fewer = (
+        score_review(votes, replace(ROBUST, fit=fit, solution_floor=floor)) for floor in (0.0, low, high)
+    )
+    for scores in (some, fewer):
+        assert (scores.initial, scores.final) == (free.initial, free.final)
+        for paid, measured in ((scores.r_sol, free.final), (scores.r_sol_initial, free.initial)):
+            values = {agent: score.value for agent, score in measured.items()}
+            mean = sum(values.values()) / len(values)
+            assert paid == values or paid == approximately(dict.fromkeys(AGENTS, mean))
+    if len(set(some.r_sol.values())) == 1:  # a higher floor tells no more apart
+        assert len(set(fewer.r_sol.values())) == 1
+
+
+def test_votes_that_do_not_tell_solutions_apart_train_none_of_them():
+    """Label ballots of a model that has no preference: 50.2 % for the first of a pair, whoever votes."""
+    shares = {
+        voter: tuple(
+            SoftPreference(one, other, 0.502)
+            for one, other in combinations(AGENTS, 2)
+            if voter not in (one, other)
+        )
+        for voter in AGENTS
+    }
+    votes = said(initial=shares, final=shares)
+    assert len(set(score_review(votes, replace(ROBUST, solution_floor=0.0)).r_sol.values())) > 1
+    scores = score_review(votes, ROBUST)
+    for paid in (scores.r_sol, scores.r_sol_initial):
+        assert group_advantages(list(paid.values())) == [0.0] * len(AGENTS)
+    assert score_review(said(), ROBUST).r_sol[0] > 0.7, "a ranking that all agree on is paid"
 
 
 def test_the_initial_solution_earns_its_own_score_or_the_final_one():

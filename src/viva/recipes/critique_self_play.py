@@ -43,6 +43,10 @@ class Config(ConversationConfig):
     prior_precision: float = chz.field(
         default=1.0, doc="of the Gaussian prior on Bradley-Terry strengths; larger pulls scores together"
     )
+    solution_floor: float | None = chz.field(
+        default=None,
+        doc="solutions that differ by fewer standard errors train nothing; default: 0.1 by robust, 0 by paper",
+    )
     revision_votes: Literal["judge", "agents"] = chz.field(
         default="judge",
         doc="robust: who compares revised with initial solutions, the policy's label probabilities or the agents",
@@ -67,7 +71,8 @@ class Config(ConversationConfig):
 
         rules = review_rules(self.preset)
         weights = {**rules.weights, **(self.reward_weights or {})}
-        return replace(rules, weights=weights, prior_precision=self.prior_precision)
+        floor = rules.solution_floor if self.solution_floor is None else self.solution_floor
+        return replace(rules, weights=weights, prior_precision=self.prior_precision, solution_floor=floor)
 
     def declared(self, reward: Reward) -> Protocol:
         """The conversation in which solutions are reviewed."""
@@ -112,7 +117,7 @@ class Config(ConversationConfig):
         if isinstance(of, Comas) and not is_whole:
             refuse_unused(self, ["reward_weights"], f"reward={self.reward} has no streams with weights")
             return named.around(replace(of, review=own))
-        unused = ["preset", "reward_weights", "prior_precision", "revision_votes"]
+        unused = ["preset", "reward_weights", "prior_precision", "solution_floor", "revision_votes"]
         refuse_unused(self, unused, f"reward={self.reward} has no such rules")
         return named
 

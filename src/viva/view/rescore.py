@@ -60,6 +60,9 @@ class RescoreOptions:
     noise_floor: float | None = chz.field(
         default=None, doc="gains smaller than so many standard errors pay nothing"
     )
+    solution_floor: float | None = chz.field(
+        default=None, doc="solutions that differ by fewer standard errors all earn the mean of their scores"
+    )
     identical: Literal["apart", "one_item"] | None = chz.field(
         default=None, doc="solutions with the same words: two items, or one"
     )
@@ -153,7 +156,9 @@ class Rescoring:
         for (name, rewards), found in zip(self._rewards.items(), new, strict=True):
             old = {agent: streams.get(name) for agent, streams in record.streams.items()}
             rewards.append((old, found, truth.get(name, {})))
-        paid = {"r_sol": (record.scores.final, scores.r_sol), "total": (record.rewards, scores.totals)}
+        stored = {agent: streams.get("r_sol") for agent, streams in record.streams.items()}
+        solutions = {agent: value for agent, value in stored.items() if value is not None}
+        paid = {"r_sol": (solutions, scores.r_sol), "total": (record.rewards, scores.totals)}
         self._add_gaps(record, paid)
 
     def _add_gaps(self, record: ConversationRecord, paid: Mapping[str, tuple[_Paid, _Paid]]) -> None:
