@@ -175,14 +175,13 @@ ARMS: Mapping[str, Arm] = {
         **_R_SOL,
     ),
     **{
-        f"r_sol_floor_{floor}": _critique(
-            f"r_sol alone, silent where no two scores of a conversation differ by {floor} standard error"
-            f"{'s' if floor > 1 else ''}",
+        f"r_sol_floor_{floor:g}": _critique(
+            f"r_sol alone, silent where no two scores of a conversation differ by {floor:g} standard errors",
             reward="r_sol",
-            solution_floor=float(floor),
+            solution_floor=floor,
             rate_of="r_sol",
         )
-        for floor in (1, 2)
+        for floor in (0.1, 1.0, 2.0)
     },
     "worked": Arm(
         recipe=WORKED,
