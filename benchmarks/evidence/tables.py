@@ -13,6 +13,8 @@ import numpy as np
 from _intervals import mean_interval
 from scipy import stats
 
+from viva.eval.estimates import draw_counts
+
 FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}
 Cell = Mapping[str, object]
 _TURNS = (
@@ -76,9 +78,11 @@ def contrast(
     change = left - right
     by_seed = change.mean(axis=1)
     mean, low, high = mean_interval(by_seed.tolist())
-    rng = np.random.default_rng(0)
-    weights = [_resampled(rng, size, resamples) for size in change.shape]
-    draws = ((weights[0] @ change) * weights[1]).sum(axis=1)
+    seeds_D, problems_D = (
+        np.concatenate(list(draw_counts(size, resamples, seed=place))) / size
+        for place, size in enumerate(change.shape)
+    )
+    draws = ((seeds_D @ change) * problems_D).sum(axis=1)
     if np.ptp(by_seed) == 0:
         p = float(not by_seed.any())  # all seeds differ by the same
     else:
@@ -94,12 +98,6 @@ def contrast(
         bootstrap_high=float(np.quantile(draws, 0.975)),
         p=p,
     )
-
-
-def _resampled(rng: np.random.Generator, size: int, resamples: int) -> np.ndarray:
-    """Weights of ``size`` things in samples of as many with replacement, ``[resample, thing]``."""
-    drawn = rng.integers(0, size, (resamples, size)) + size * np.arange(resamples)[:, None]
-    return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape) / size
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -113,7 +113,7 @@ def answers_together(client: object) -> bool:
 
 
 Ending: TypeAlias = Literal["success", "errored", "interrupted"]
-"""How what used a session ended, in the SDK's words."""
+"""The end of a session's use, in the SDK's words."""
 
 
 class ServiceClient(Protocol):

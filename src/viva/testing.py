@@ -56,7 +56,7 @@ class Reply:
     ended: bool = True
     """Whether it ends its turn, or is cut at the token limit."""
     latency: float = 0
-    """How often it gives way to other tasks before it answers; `HANG` for ever."""
+    """Number of times that it gives way to other tasks before it answers; `HANG` for ever."""
 
 
 Script = Callable[[str, int], Reply | str]

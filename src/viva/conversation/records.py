@@ -92,7 +92,7 @@ class ToolCall(Reply):
     """The value as text, or the error."""
     failure: CallFailure | None = None
     stop: int
-    """Where the call ends in the text of the turn, in characters."""
+    """End of the call in the text of the turn, in characters."""
 
 
 class ReplyStatus(StrEnum):

@@ -131,7 +131,7 @@ def _config(stored: GgufFile) -> "PretrainedConfig":
 
 
 def _gemma_3(stored: GgufFile, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp knows of Gemma 3 where the file does not say it: five layers in six see a window of text."""
+    """Settings of Gemma 3 that llama.cpp has built in: five layers in six see a window of text."""
     layers, size = options["num_hidden_layers"], options["head_dim"]
     pattern = stored.field("gemma3.attention.sliding_window_pattern", 6)
     sees_window = pattern if isinstance(pattern, list) else [(i + 1) % pattern > 0 for i in range(layers)]

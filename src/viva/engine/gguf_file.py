@@ -60,7 +60,7 @@ PARAMETERS = {
     "rope.freq_base": "rope_theta",
     "attention.key_length": "head_dim",
 }
-"""Of an architecture: its settings in ``transformers``."""
+"""Settings of an architecture, by name in the file, as ``transformers`` calls them."""
 _MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -81,7 +81,7 @@ _MODULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What ``transformers`` calls an architecture and its modules, and how its weights are stored in a file."""
+    """An architecture: its names and its modules' in ``transformers``, and how a file stores its weights."""
 
     class_name: str
     model_type: str
@@ -90,7 +90,7 @@ class Architecture:
     rotates_neighbours: bool = False
     """Whether neighbouring dimensions of queries and keys are rotated together, and not those of a head's halves."""
     norm_offset: int = 0
-    """What a norm adds to its weights in ``transformers``, and in the file has been added to them."""
+    """Number that a norm adds to its weights in ``transformers``, and that has been added in the file."""
 
     def from_file(self, array: "np.ndarray", module: str, config: "PretrainedConfig") -> "np.ndarray":
         """A float32 weight or bias of a module as ``transformers`` has it."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SPACE = "\u2581"
-"""What pieces of SentencePiece have for a space."""
+"""The character that stands for a space in pieces of SentencePiece."""
 _MERGER: dict[str, tuple[Any, ...]] = {
     "type": ("BPE",),
     "dropout": (None,),
@@ -84,7 +84,7 @@ def _byte_level(stored: GgufFile, tokens: Sequence[str]) -> "Tokenizer":
 
 
 def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> "Tokenizer":
-    """Of the pairs of neighbours that make a piece, the best scored is merged first; the rest are bytes."""
+    """A tokenizer that merges the best scored pair of neighbours first; what is no piece is bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     does_prefix = bool(stored.field("tokenizer.ggml.add_space_prefix", True))
@@ -157,7 +157,7 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> dic
 
 
 def _pre_tokenizer(stored: Mapping[str, Any]) -> PreTokenizer | None:
-    """How a ``tokenizer.json`` cuts text, if that can be told in our words."""
+    """The cuts of a ``tokenizer.json`` as a `PreTokenizer`; ``None`` if they are no such."""
     *splits, last = _parts(stored["pre_tokenizer"], "pretokenizers") or [{}]
     cuts = [_cut(split) for split in splits]
     normalizers = [part["type"] for part in _parts(stored["normalizer"], "normalizers")]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PRECISIONS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
-"""What matrices can be written in, and what ``gguf`` calls it; vectors (norms, biases) are always in float32."""
+"""Precisions of matrices, with their names in ``gguf``; vectors (norms, biases) are always in float32."""
 
 _FROM_FOLDERS = ("llama", "qwen2", "qwen3")
 """Architectures whose metadata can be made of a configuration."""
@@ -55,7 +55,7 @@ class Metadata:
 
 
 def metadata_of_file(file: str | Path, name: str) -> Metadata:
-    """What a GGUF file says, for new weights under another name; `ValueError` if it cannot be read."""
+    """The fields of a GGUF file, for new weights under another name; `ValueError` if it cannot be read."""
     stored = read_gguf(Path(file).expanduser())
     fields = {
         key: field
@@ -75,7 +75,7 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
 
 
 def metadata_of_model(config: Any, tokenizer: "PreTrainedTokenizerBase", name: str) -> Metadata:
-    """What a GGUF file has to say of a model of ``transformers`` so that llama.cpp computes the same.
+    """The fields of a GGUF file of a model of ``transformers`` with which llama.cpp computes the same.
 
     Args:
         config: The model's.

@@ -205,7 +205,7 @@ def _draws(figures: Sequence[Terms], resamples: int, seed: int) -> _Floats:
 
 
 def draw_counts(num_problems: int, resamples: int, seed: int) -> Iterator[_Floats]:
-    """How often every problem is in every draw, ``[draw, problem]``, some draws at a time."""
+    """Counts of every problem in every draw, ``[draw, problem]``, some draws at a time."""
     rng = np.random.default_rng(seed)
     for start in range(0, resamples, _CHUNK):
         size = min(_CHUNK, resamples - start)

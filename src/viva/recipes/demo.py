@@ -66,8 +66,8 @@ _OPTIONS = {
 REAL_FOLDER = Path("runs/smollm2_demo")
 _NUM_TRAIN, _NUM_TEST = 206, 100
 _MAX_TOKENS, _MAX_TEST_TOKENS = 28, 40
-"""Of a reply in training, and to a problem to test on. Right answers are short; the untrained policy's others are not,
-and take most of the time."""
+"""Most tokens of a reply in training, and of one to a problem to test on. Right answers are short; the untrained
+policy's others are not, and take most of the time."""
 _VOTES, _NUM_VOTED = 8, 40
 """Answers at temperature 1 to each of the first so many problems to test on: all of them take two minutes more."""
 

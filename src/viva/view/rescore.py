@@ -93,7 +93,7 @@ class Rescoring:
     """Rewards by other rules, of all conversations so far."""
 
     names: InitVar[Sequence[str]]
-    """Of the streams."""
+    """Names of the streams."""
     is_whole: bool = False
     """Whether all rewards are set side by side."""
     num_conversations: int = 0

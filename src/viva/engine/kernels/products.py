@@ -54,7 +54,7 @@ class LowRank:
         ends = np.cumsum([len(part) for part in parts])
         begins = iter(self._numbers.data_ptr() + _BYTES * ends)
         self.record = [self._numbers.data_ptr(), len(down)]
-        """Where ``[R, I]`` begins, and ``R``; for each layer where its tiles begin, its first rank, and its ``r``."""
+        """Address of ``[R, I]``, and ``R``; for each layer the address of its tiles, its first rank, and its ``r``."""
         first = 0
         for pair in factors:
             rank = 0 if pair is None else len(pair[0])
@@ -101,7 +101,7 @@ def _multiply(inputs: Array, tiles: Array, outputs: Array, keep: int) -> None:
 
 
 def records_of(adapters: Sequence[LowRank | None], num_layers: int) -> Array:
-    """What `add_low_rank` knows of adapters, some of which do not adapt these layers: ``[N, 2 + 3 P]``.
+    """The adapters as `add_low_rank` takes them, some of which do not adapt these layers: ``[N, 2 + 3 P]``.
 
     It tells where their numbers lie, so they must be kept.
     """
@@ -110,7 +110,7 @@ def records_of(adapters: Sequence[LowRank | None], num_layers: int) -> Array:
 
 
 def tiles_of(sizes: Sequence[int]) -> Array:
-    """Of each tile of outputs its layer, number there, first column in all and number of columns, ``[.., 4]``."""
+    """Layer of each tile of outputs, its number there, first column in all, and number of columns, ``[.., 4]``."""
     found: list[tuple[int, int, int, int]] = []
     begin = 0
     for layer, size in enumerate(sizes):
