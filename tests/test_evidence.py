@@ -18,6 +18,7 @@ from evidence.arms import ARMS, CONTRASTS, HINT, LEARNING_RATES, THROWN_AWAY, TO
 from evidence.beds import BEDS, CRITIQUE_TEXTS, REAL, WARM, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.rewards import CURRENT, RARE
+from evidence.scores import scores_table
 from evidence.tables import (
     arm_table,
     contrast,
@@ -158,6 +159,32 @@ def test_an_audit_counts_true_critiques_and_votes_for_the_right_one():
         "votes on revisions: for the right one": [0.0, 0.5],
         "votes on revisions: its share": [pytest.approx(0.2), 0.5],
     }
+
+
+def test_scores_are_counted_by_how_far_they_are_apart(tmp_path):
+    def row(final, correct, **changes):
+        errors = dict.fromkeys(final, 0.3)
+        scores = {"initial": final, "final": final, "initial_error": errors, "final_error": errors}
+        record = {"question": "?", "scores": scores, "correct": correct, "num_agents": len(final)}
+        return transcript(0, 0) | {"record": record} | changes
+
+    rows = [
+        row({0: 0.5, 1: 0.5}, {0: True, 1: True}),
+        row({0: 0.51, 1: 0.49, 2: 0.5}, {0: True, 1: False, 2: False}),  # 0.047 standard errors
+        row({0: 0.9, 1: 0.1, 2: 0.5}, {0: False, 1: True, 2: True}),  # 1.9
+        row({0: 0.9, 1: 0.2}, {0: True, 1: False}),  # 1.65
+        row({}, {}, void=True, record=None),
+    ]
+    path = tmp_path / "transcripts.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert scores_table([path]).splitlines()[2:] == [
+        "| 0 | 25 % | - |",
+        "| 0.1 | 25 % | 100 % of 2 |",
+        "| 0.5 | 0 % | - |",
+        "| 1 | 0 % | - |",
+        "| 2 | 50 % | 33 % of 3 |",
+        "| inf | 0 % | - |",
+    ]
 
 
 def test_a_runs_conversations_are_shown_by_thirds_of_its_steps_and_void_ones_left_out(tmp_path, monkeypatch):

@@ -9,6 +9,8 @@
                                                                    # after it, or of a run
     python benchmarks/evidence/run.py transcripts FILE             # the same of a run's own conversations, such as
                                           # runs/evidence/words-warm-r_sol_steps-0-0.0002.transcripts.jsonl
+    python benchmarks/evidence/run.py scores FILE [FILE ...]       # what V know, by how far they are apart, in
+                                                                   # transcripts.jsonl of runs with known answers
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
 eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. A finished cell is one
@@ -42,6 +44,7 @@ from evidence.arms import (
     THROWN_AWAY,
 )
 from evidence.beds import BEDS, Bed, RealBed, WarmBed, bed_named, is_blind, is_trap, write_problems
+from evidence.scores import scores_table
 from evidence.tables import (
     Cell,
     arm_table,
@@ -235,6 +238,9 @@ def did_another_thing(argv: Sequence[str]) -> bool:
 
         sys.stdout.write(f"{transcript_table(Path(argv[1]))}\n")
         return True
+    if argv[:1] == ["scores"] and len(argv) > 1:
+        sys.stdout.write(f"{scores_table(map(Path, argv[1:]))}\n")
+        return True
     return False
 
 
@@ -250,7 +256,7 @@ def main(argv: Sequence[str]) -> None:
     if given:
         sys.exit(
             f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or one of the words "
-            "tables, problems, audit and transcripts"
+            "tables, problems, audit, transcripts and scores"
         )
     if unknown := sorted(set(arms) - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
