@@ -5,7 +5,7 @@ import json
 import random
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 import viva.cli
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.records import ConversationRecord
 from viva.rewards import find_reward
-from viva.rewards.review import review_rules
+from viva.rewards.review import ReviewRules, review_rules, stored_rules
 from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
@@ -209,6 +210,13 @@ def test_a_run_of_another_recipe_is_refused(make_finished_run: Callable[..., Pat
 def test_mistakes_in_options_are_told_before_anything_is_read(options: RescoreOptions, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rescore("no such folder", options)
+
+
+def test_rules_that_were_stored_before_there_was_a_floor_for_solutions_have_none() -> None:
+    record = ConversationRecord(question="?", rules={"fit": "joint"})
+    assert stored_rules(record) == ReviewRules(solution_floor=0.0)
+    given = ConversationRecord(question="?", rules=asdict(ReviewRules()))
+    assert stored_rules(given) == ReviewRules()
 
 
 def test_stored_rules_that_cannot_be_read_are_named_with_their_place(make_review_run: MakeRun) -> None:

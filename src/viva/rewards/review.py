@@ -13,6 +13,7 @@ paper (arXiv 2601.21464), with ``T_i`` the agents that agent i criticised and ``
 - A gain is measured only if votes link both solutions: in ``separate`` fits, if both were voted on; in a ``joint`` fit,
   if a chain of comparisons leads from one to the other. A gain that is not measured pays nothing.
 - Where all solutions are identical and count as one item, everybody has 0.5 and gains 0.
+- Where no two solutions of a round are told apart (``solution_floor``), each earns the mean of their scores.
 - r_meta needs voters who meet on a pair. Where nobody votes on its own solution, that takes four agents: among three,
   each pair has one voter, so leave-one-out gives ``None`` and the paper's majority 1 for every preference. With fewer
   than four, r_meta trains nothing under leave-one-out, and nothing but to avoid ties under the paper's formula.
@@ -71,8 +72,7 @@ class ReviewRules:
     solution_floor: float = 0.1
     """A conversation in which no two solutions of a round differ by so many standard errors of their difference pays
     all of them the mean of their scores, so that none of them is trained on. If four agents all rank alike, their
-    votes reach 0.1 with shares of 52 % and 1 with 70 %. On the bench a floor of 1 did no
-    better, one of 2 worse."""
+    votes reach 0.1 with shares of 52 % and 1 with 70 %; on the bench a floor of 1 did no better (`benchmarks/log.md`)."""
     initial_earns: Literal["final", "initial"] = "initial"
     """The score that the initial solution earns: ``final`` is that of the revised one, as in the paper, which pays a
     weak draft that others rescued as much as a strong one. ``initial`` is its own."""
@@ -235,7 +235,8 @@ def duel_of(comparison: Comparison, first: Item, second: Item) -> Duel | None:
 def stored_rules(record: ConversationRecord) -> ReviewRules:
     """The rules that a stored conversation was scored by; `ValueError` if they cannot be read."""
     try:
-        return TypeAdapter(ReviewRules).validate_python(record.rules)
+        # a run that says nothing of a floor is from before there was one
+        return TypeAdapter(ReviewRules).validate_python({"solution_floor": 0.0, **record.rules})
     except ValidationError as error:
         raise ValueError(f"the stored rules cannot be read: {error.errors()[0]['msg']}") from error
 
