@@ -72,7 +72,7 @@ class ReviewRules:
     solution_floor: float = 0.1
     """A conversation in which no two solutions of a round differ by so many standard errors of their difference pays
     all of them the mean of their scores, so that none of them is trained on. If four agents all rank alike, their
-    votes reach 0.1 with shares of 52 % and 1 with 70 %; on the bench a floor of 1 did no better (`benchmarks/log.md`)."""
+    votes reach 0.1 with shares of 52 % and 1 with 70 %; on the bench 1 did no better (`benchmarks/log.md`)."""
     initial_earns: Literal["final", "initial"] = "initial"
     """The score that the initial solution earns: ``final`` is that of the revised one, as in the paper, which pays a
     weak draft that others rescued as much as a strong one. ``initial`` is its own."""
