@@ -193,6 +193,12 @@ ARMS: Mapping[str, Arm] = {
         options=_WORKED | {"policies": {"solver": "trained", "critic": "initial"}},
         text="the same, critics stay as they were at the start",
     ),
+    "worked_frozen_steps": Arm(
+        recipe=WORKED,
+        options=_WORKED | {"policies": {"solver": "trained", "critic": "initial"}},
+        text="the same, as many steps as voting",
+        steps_of="majority",
+    ),
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(
@@ -286,6 +292,7 @@ CONTRASTS = (
     ("r_sol_labels", "majority"),
     ("worked", "majority"),
     ("worked_frozen", "majority"),
+    ("worked_frozen_steps", "majority"),
     ("worked_frozen", "worked"),
     ("r_sol_steps", "majority"),
     ("r_sol_steps", "r_sol"),
