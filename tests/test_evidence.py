@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from _intervals import mean_interval
-from evidence import beds, run, warm
+from evidence import beds, run, warm, worked
 from evidence import cell as cells
 from evidence.arms import ARMS, CONTRASTS, HINT, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
 from evidence.beds import BEDS, CRITIQUE_TEXTS, REAL, WARM, bed_named, is_blind, is_trap, trap_solution
@@ -32,6 +32,7 @@ from scipy import stats
 from solved import solutions
 from view_runs import transcript
 
+from viva.conversation.records import Critique, CritiqueReply
 from viva.judging.ballots import divided
 from viva.judging.comparison import Comparison, Outcome
 from viva.recipes.config import make_options
@@ -159,6 +160,36 @@ def test_an_audit_counts_true_critiques_and_votes_for_the_right_one():
         "votes on revisions: for the right one": [0.0, 0.5],
         "votes on revisions: its share": [pytest.approx(0.2), 0.5],
     }
+
+
+def test_a_proposal_is_paid_by_the_numbers_that_other_critics_give_most_often():
+    def turn(agent, *texts):
+        said = tuple(Critique(target=9, text=text, start=0, stop=1) for text in texts)
+        return SimpleNamespace(agent_id=agent, response=CritiqueReply(critiques=said, dropped={}))
+
+    talk = SimpleNamespace(
+        turns=[
+            turn(0, "wrong, 4 * 6 = 24", "right, 4 * 6 = 24", "wrong, 4 * 6 = 20"),
+            turn(1, "wrong, and the correct number"),  # gives none
+            turn(2, "wrong, 24.0"),
+            turn(3, "right, 20"),
+        ],
+        solutions=lambda name: {0: "24", 1: "The answer is 24", 2: "20", 3: "7"},
+    )
+    assert {agent: float(number) for agent, number in worked.worked_out(talk).items()} == {
+        0: 24,
+        2: 24,
+        3: 20,
+    }
+    paid = worked.by_critics(talk)
+    assert paid == {0: 0.5, 1: pytest.approx(2 / 3), 2: 0.5, 3: 0.0}
+    alone = SimpleNamespace(turns=talk.turns[:1], solutions=talk.solutions)
+    assert worked.by_critics(alone)[0] == 0.0, "nobody else has worked it out"
+
+
+def test_a_conversation_that_is_paid_by_critics_has_two_rounds_and_trains_proposals_alone():
+    streams = [(each.name, each.stream) for round_ in worked.WORKED.rounds for each in round_.segments]
+    assert streams == [("proposal", "r_sol"), ("critique", None)]
 
 
 def test_scores_are_counted_by_how_far_they_are_apart(tmp_path):
