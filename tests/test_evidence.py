@@ -190,6 +190,11 @@ def test_a_proposal_is_paid_by_the_numbers_that_other_critics_give_most_often():
 def test_a_conversation_that_is_paid_by_critics_has_two_rounds_and_trains_proposals_alone():
     streams = [(each.name, each.stream) for round_ in worked.WORKED.rounds for each in round_.segments]
     assert streams == [("proposal", "r_sol"), ("critique", None)]
+    streams = [(each.name, each.stream) for round_ in worked.PEERS.rounds for each in round_.segments]
+    assert streams == [("proposal", "r_sol"), ("answer", None)]
+    assert not worked.PEERS.rounds[1].sights
+    told = {"proposal": {0: "24", 1: "7"}, "answer": {0: "It is 24", 1: "24."}}
+    assert worked.by_answers(SimpleNamespace(solutions=told.__getitem__)) == {0: 1.0, 1: 0.0}
 
 
 def test_scores_are_counted_by_how_far_they_are_apart(tmp_path):

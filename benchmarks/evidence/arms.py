@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evidence.worked import NUM_AGENTS, WORKED
+from evidence.worked import NUM_AGENTS, PEERS, WORKED
 from viva.conversation.protocol import Protocol
 from viva.rewards.review import STREAMS
 
@@ -199,6 +199,12 @@ ARMS: Mapping[str, Arm] = {
         text="the same, as many steps as voting",
         steps_of="majority",
     ),
+    "peers_frozen_steps": Arm(
+        recipe=PEERS,
+        options=_WORKED | {"policies": {"solver": "trained", "critic": "initial"}},
+        text="no critiques: paid by answers to the bare problem at the start's weights, as many steps as voting",
+        steps_of="majority",
+    ),
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(
@@ -293,6 +299,7 @@ CONTRASTS = (
     ("worked", "majority"),
     ("worked_frozen", "majority"),
     ("worked_frozen_steps", "majority"),
+    ("worked_frozen_steps", "peers_frozen_steps"),
     ("worked_frozen", "worked"),
     ("r_sol_steps", "majority"),
     ("r_sol_steps", "r_sol"),

@@ -1,7 +1,9 @@
 """A conversation paid by what its critics work out: propose and criticise; no revision, and no vote.
 
 A critique says of each solution whether it is right and gives the correct number (`CRITIQUE_TEXTS`). A proposal earns
-the share of the other agents whose critiques mostly give its number.
+the share of the other agents whose critiques mostly give its number. `PEERS` is the control without an exchange: in
+the second round agents answer the bare problem once more, and a proposal earns the share of the others whose answer
+this is.
 """
 
 from collections import Counter
@@ -56,4 +58,21 @@ def _protocol() -> viva.Protocol:
     return replace(whole, name="worked", rounds=(propose, criticise), reward=by_critics)
 
 
+def by_answers(conversation: viva.Conversation) -> dict[int, float]:
+    """The pay of proposals by the answers of the second round."""
+    keys = {agent: answer_key(text) for agent, text in conversation.solutions("answer").items()}
+    answers = {agent: key for agent, key in keys.items() if key is not None}
+    return shares(conversation.solutions("proposal"), answers)
+
+
+def _without_exchange(protocol: viva.Protocol) -> viva.Protocol:
+    propose, criticise = protocol.rounds
+    (proposal,), (critique,) = propose.segments, criticise.segments
+    answer = replace(proposal, name="answer", role=critique.role, stream=None)
+    return replace(
+        protocol, name="peers", rounds=(propose, viva.Round("answer", [answer])), reward=by_answers
+    )
+
+
 WORKED = _protocol()
+PEERS = _without_exchange(WORKED)
