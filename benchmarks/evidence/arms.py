@@ -22,7 +22,8 @@ On the beds of a model that others trained every arm has the one learning rate o
 ``r_sol``, ``critique``, ``majority``, ``answers`` and ``paper`` were run first; ``critique_shuffled``, and its contrast
 with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol_steps``, and its contrasts, came when
 ``r_sol`` had three and four seeds: it makes a third of voting's steps, which alone may keep more of what was known.
-``r_sol_floor_...`` and ``worked`` came when that had been seen to be so, and why: votes that know nothing.
+``r_sol_floor_...`` and ``worked`` came when that had been seen to be so, and why: votes that know nothing;
+``worked_frozen`` when ``worked`` had lost, ``..._steps`` and ``peers_frozen_steps`` when it had ended above voting.
 """
 
 from collections.abc import Mapping
