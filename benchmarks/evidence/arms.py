@@ -74,8 +74,9 @@ _SAMPLES = {
 PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
 CRITIQUE = {"num_agents": 4, "batch_size": 32}
 _WORKED = {"num_agents": NUM_AGENTS, "batch_size": 24}
-_R_SOL = {"reward": "r_sol", "solution_floor": 0.0}
-"""Without the floor that r_sol got later, as all cells up to ``r_sol_steps`` were run."""
+_NO_FLOOR = {"solution_floor": 0.0}
+"""Without the floor that r_sol got later, as all cells up to ``r_sol_steps`` were run, those of ``swap``, too."""
+_R_SOL = {"reward": "r_sol", **_NO_FLOOR}
 _REWARDS = Path(__file__).parent / "rewards.py"
 
 
@@ -164,11 +165,14 @@ ARMS: Mapping[str, Arm] = {
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", **_R_SOL),
-    "critique": _critique("critique self-play, all three streams (`robust`)", reward_weights=STREAMS),
+    "critique": _critique(
+        "critique self-play, all three streams (`robust`)", reward_weights=STREAMS, **_NO_FLOOR
+    ),
     "apart": _critique(
         "the same, solver and critic trained apart, an adapter each",
         reward_weights=STREAMS,
         policies="per_role",
+        **_NO_FLOOR,
     ),
     "r_sol_steps": _critique(
         "critique self-play, r_sol alone, as many steps as voting: several times the tokens",
@@ -239,7 +243,10 @@ ARMS: Mapping[str, Arm] = {
         control="no_exchange",
     ),
     "critique_shuffled": _critique(
-        "critique self-play, its rewards shuffled", reward="shuffled_peer_review", reward_weights=STREAMS
+        "critique self-play, its rewards shuffled",
+        reward="shuffled_peer_review",
+        reward_weights=STREAMS,
+        **_NO_FLOOR,
     ),
     "paper": _critique("critique self-play, the paper's formulas", preset="paper"),
     "log_probability": _samples("the policy's own log-probability", reward="log_probability"),
