@@ -14,11 +14,18 @@ import yaml
 from _intervals import mean_interval
 from evidence import beds, run, warm, worked
 from evidence import cell as cells
-from evidence.arms import ARMS, CONTRASTS, HINT, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
+from evidence.arms import (
+    ARMS,
+    CONTRASTS,
+    HINT,
+    LEARNING_RATES,
+    THROWN_AWAY,
+    TOTAL_TOKENS,
+    WARM_CONTRASTS,
+)
 from evidence.beds import BEDS, CRITIQUE_TEXTS, REAL, WARM, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.rewards import CURRENT, RARE
-from evidence.scores import scores_table
 from evidence.tables import (
     arm_table,
     contrast,
@@ -26,6 +33,7 @@ from evidence.tables import (
     conversation_table,
     holm,
     long_table,
+    scores_table,
     turns_of,
 )
 from scipy import stats
@@ -357,7 +365,7 @@ def test_tables_name_arms_and_leave_out_what_was_not_run():
     assert "`majority`" in text
     assert "`r_sol`" not in text
     assert contrast_table(cells, CONTRASTS) == ""
-    assert {arm for pair in CONTRASTS for arm in pair} <= ARMS.keys()
+    assert {arm for pair in WARM_CONTRASTS for arm in pair} <= ARMS.keys()
 
 
 def test_a_learning_rate_is_chosen_when_all_were_tried_and_only_by_the_seed_that_is_thrown_away():

@@ -74,6 +74,7 @@ _SAMPLES = {
 PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
 CRITIQUE = {"num_agents": 4, "batch_size": 32}
 _WORKED = {"num_agents": NUM_AGENTS, "batch_size": 24}
+_FROZEN = _WORKED | {"policies": {"solver": "trained", "critic": "initial"}}
 _NO_FLOOR = {"solution_floor": 0.0}
 """Without the floor that r_sol got later, as all cells up to ``r_sol_steps`` were run, those of ``swap``, too."""
 _R_SOL = {"reward": "r_sol", **_NO_FLOOR}
@@ -195,18 +196,18 @@ ARMS: Mapping[str, Arm] = {
     ),
     "worked_frozen": Arm(
         recipe=WORKED,
-        options=_WORKED | {"policies": {"solver": "trained", "critic": "initial"}},
+        options=_FROZEN,
         text="the same, critics stay as they were at the start",
     ),
     "worked_frozen_steps": Arm(
         recipe=WORKED,
-        options=_WORKED | {"policies": {"solver": "trained", "critic": "initial"}},
+        options=_FROZEN,
         text="the same, as many steps as voting",
         steps_of="majority",
     ),
     "peers_frozen_steps": Arm(
         recipe=PEERS,
-        options=_WORKED | {"policies": {"solver": "trained", "critic": "initial"}},
+        options=_FROZEN,
         text="no critiques: paid by answers to the bare problem at the start's weights, as many steps as voting",
         steps_of="majority",
     ),
@@ -304,11 +305,6 @@ CONTRASTS = (
     ("preference_initial", "majority"),
     ("r_sol_labels", "r_sol"),
     ("r_sol_labels", "majority"),
-    ("worked", "majority"),
-    ("worked_frozen", "majority"),
-    ("worked_frozen_steps", "majority"),
-    ("worked_frozen_steps", "peers_frozen_steps"),
-    ("worked_frozen", "worked"),
     ("r_sol_steps", "majority"),
     ("r_sol_steps", "r_sol"),
     ("r_sol", "serl"),
@@ -321,5 +317,7 @@ CONTRASTS = (
     ("apart", "r_sol"),
     ("majority", "shuffled"),
 )
+WARM_CONTRASTS = (*CONTRASTS, ("worked_frozen", "worked"), ("worked_frozen_steps", "peers_frozen_steps"))
+"""After a warm-up; the small policies cannot criticise as these arms ask."""
 RARE_CONTRASTS = (("hint", "answers"), ("hint", "group_32"), ("hint", "hint_iid"))
 """First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over all of a bed."""

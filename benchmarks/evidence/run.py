@@ -42,9 +42,9 @@ from evidence.arms import (
     RARE_ARMS,
     RARE_CONTRASTS,
     THROWN_AWAY,
+    WARM_CONTRASTS,
 )
 from evidence.beds import BEDS, Bed, RealBed, WarmBed, bed_named, is_blind, is_trap, write_problems
-from evidence.scores import scores_table
 from evidence.tables import (
     Cell,
     arm_table,
@@ -53,6 +53,7 @@ from evidence.tables import (
     group_table,
     long_table,
     results_table,
+    scores_table,
     signal_table,
 )
 from viva.tiny.tasks import Problem
@@ -180,8 +181,9 @@ def tables(beds: Sequence[str]) -> str:
         parts.append(f"### `{name}`: {len(problems)} test problems")
         texts = {arm: ARMS[arm].text for arm in ARMS if arm not in LONG_ARMS}
         parts.append(arm_table(cells, untrained, texts))
-        is_rare = bed_named(name).level is not None
-        parts.append(contrast_table(cells, RARE_CONTRASTS if is_rare else CONTRASTS))
+        is_rare, is_warm = bed_named(name).level is not None, isinstance(bed_named(name), WarmBed)
+        contrasts = RARE_CONTRASTS if is_rare else WARM_CONTRASTS if is_warm else CONTRASTS
+        parts.append(contrast_table(cells, contrasts))
         if is_rare:
             parts.append(signal_table(cells, RARE_ARMS))
         if bed_named(name).dial is not None:

@@ -1,19 +1,23 @@
-"""Tables of the bench from its ledger: accuracy of every arm, and the contrasts.
+"""Tables of the bench: accuracy of every arm, and the contrasts, from its ledger; what scores know, from transcripts.
 
 Intervals of an arm and of a contrast are Student's t over seeds; a contrast is paired by seed. Beside them a bootstrap
 draws problems and seeds with replacement, together, so that it is clustered by both. P-values are those of the paired t
 test, with Holm's correction over the contrasts of a bed (Holm, 1979).
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from _intervals import mean_interval
 from scipy import stats
 
 from viva.eval.estimates import draw_counts
+from viva.judging.bradley_terry import reward_truth_gap
+from viva.judging.records import ConversationRecord, Transcript
 
 FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}
 Cell = Mapping[str, object]
@@ -313,3 +317,47 @@ def _tenths(values: Sequence[float | None]) -> list[float]:
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+_BOUNDS = (0.0, 0.1, 0.5, 1.0, 2.0, math.inf)
+"""Upper bounds of the rows, in standard errors; solutions in the same words have one score."""
+
+
+def _apart(record: ConversationRecord) -> float:
+    """The largest difference of two final scores, over the root of the sum of their squared standard errors."""
+    scores, errors = record.scores.final, record.scores.final_error
+    return max(
+        abs(scores[one] - scores[other]) / math.hypot(errors[one], errors[other])
+        for one, other in itertools.combinations(scores, 2)
+    )
+
+
+def _score_row(records: Sequence[ConversationRecord], share: float) -> str:
+    """Share of the conversations, and pairs of a right and a wrong solution of which the right one is ahead."""
+    gaps, num_pairs = [], 0
+    for record in records:
+        right = record.correct or {}
+        pairs = sum(right.values()) * (len(right) - sum(right.values()))
+        if (gap := reward_truth_gap(record.scores.final, right)) is not None:
+            gaps.append((1.0 - gap) * pairs)
+            num_pairs += pairs
+    known = f"{100 * math.fsum(gaps) / num_pairs:.0f} % of {num_pairs}" if num_pairs else "-"
+    return f"{100 * share:.0f} % | {known}"
+
+
+def scores_table(paths: Iterable[Path]) -> str:
+    """The conversations of runs with known answers, by `_apart`."""
+    lines = (line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
+    read = (Transcript.model_validate_json(line).record for line in lines)
+    records = [
+        (_apart(record), record)
+        for record in read
+        if record is not None and record.correct and record.scores.final_error
+    ]
+    rows = ["| up to | conversations | right ahead |", "|---|---|---|"]
+    lowest = -1.0
+    for bound in _BOUNDS:
+        own = [record for apart, record in records if lowest < apart <= bound]
+        rows.append(f"| {bound:g} | {_score_row(own, len(own) / len(records))} |")
+        lowest = bound
+    return "\n".join(rows)

@@ -48,9 +48,8 @@ def run(model, problems, tmp_path_factory):
         everything = COMMON | given | {"log_path": place} | options
         if recipe == "critique_self_play":
             del everything["max_rounds"]
-            everything["solution_floor"] = (
-                0.0  # votes of a model that has never seen a text tell nothing apart
-            )
+            # the votes of a model that has never seen a text tell no solutions apart
+            everything["solution_floor"] = 0.0
         assert train_recipe(recipe, [f"{name}={value}" for name, value in everything.items()]) == 0
         return place if folder else done.setdefault(key, place)
 

@@ -77,8 +77,8 @@ class CritiqueReply(Reply):
 
 
 CallFailure = Literal["malformed", "unknown_tool", "bad_arguments", "raised", "timeout", "memory", "crashed"]
-"""Why a tool gave no value: the call cannot be read, names no tool of the round, or its arguments are not those of the
-function; the function raised, took too long or too much memory, or its process ended."""
+"""Reasons for which a tool gave no value: the call cannot be read, names no tool of the round, or its arguments are not
+those of the function; the function raised, took too long or too much memory, or its process ended."""
 
 
 class ToolCall(Reply):

@@ -25,7 +25,7 @@ class PairVerdict:
     items: tuple[int, int]
     """The lower one first."""
     winners: tuple[tuple[int | None, ...], tuple[int | None, ...]]
-    """When the lower item was shown first, and when the higher one was; ``None`` for a tie or an unreadable reply."""
+    """Winners with the lower item shown first, then with the higher one; ``None``: a tie, or no readable reply."""
 
     @property
     def is_flipped(self) -> bool:
