@@ -53,6 +53,13 @@ THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
 TIMES_LONGER = 10
 
+JUDGES = {
+    "current": "the policy as it is",
+    "ema": "the moving average of its weights (0.9)",
+    "every": "the policy of every 5th step",
+    "initial": "the policy at the start",
+}
+
 COMMON: Mapping[str, object] = {
     "lora_rank": 16,
     "max_tokens": 80,
@@ -211,6 +218,22 @@ ARMS: Mapping[str, Arm] = {
         text="no critiques: paid by answers to the bare problem at the start's weights, as many steps as voting",
         steps_of="majority",
     ),
+    "peers_steps": Arm(
+        recipe=PEERS,
+        options=_WORKED,
+        text="the same, answers by the policy as it is",
+        steps_of="majority",
+    ),
+    **{
+        f"answer_{judge}": _samples(
+            f"the answer at temperature 0 of {whose}",
+            reward="judge_answer",
+            judge=judge,
+            judge_max_tokens=80,
+            **({"judge_every": 5} if judge == "every" else {}),
+        )
+        for judge, whose in JUDGES.items()
+    },
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(

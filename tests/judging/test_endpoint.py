@@ -96,6 +96,20 @@ async def test_the_words_before_the_end_of_thinking_are_no_verdict():
         assert (await compare(endpoint_of(server))).outcome is Outcome.B
 
 
+@pytest.mark.parametrize("end", ["stop", "length"])
+async def test_its_own_answer_is_asked_for_once_and_kept_with_its_end(end):
+    said, memory = completion("<think>2 + 2</think>It is 4."), Memory()
+    said.body = said.body.replace(b'"stop"', f'"{end}"'.encode())
+    question = {"role": "user", "content": "2 + 2?"}
+    with chat_server(in_turn(said)) as server:
+        for _ in range(2):
+            async with endpoint_of(server, memory) as endpoint:
+                own = await judge_of(endpoint, max_tokens=7).answer([question], seed=0)
+            assert own == {"stop": "It is 4.", "length": ""}[end]
+    (request,) = server.requests
+    assert (request["messages"], request["max_tokens"]) == ([question], 7)
+
+
 async def test_the_same_words_tie_and_nothing_is_asked():
     with chat_server(in_turn(verdict("A"))) as server:
         found = await compare(endpoint_of(server), solutions={0: "one two", 1: "one\ntwo"})

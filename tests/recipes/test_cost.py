@@ -231,6 +231,25 @@ def test_the_comparisons_of_plain_samples_are_counted_exactly(measured) -> None:
     assert found["verdicts"] == 2 * 3 * 2
 
 
+def test_the_judges_own_answers_are_counted_exactly(measured) -> None:
+    config = MathConfig(
+        strategies=["iid"],
+        group_size=4,
+        batch_size=8,
+        max_training_datapoints=8,
+        hf_answer_column=None,
+        max_tokens=64,
+        reward="judge_answer",
+        estimator="importance_sampling",
+    )
+    found = measured(config, solve)
+    counts = recipe_cost(config, EXACT).counts
+    assert found["replies"] == counts.num_calls + counts.num_judge_calls == 2 * (4 + 1)
+    assert found["judge/sampled_tokens"] == counts.judged
+    assert found["judge_tokens"] == counts.judge_prompts.rows.tokens
+    assert found["rollout/total_tokens"] == counts.total
+
+
 def review(prompt: str, call: int) -> str:
     if prompt.endswith(VERDICT_PREFIX):
         return ""

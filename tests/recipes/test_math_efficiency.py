@@ -168,6 +168,14 @@ def problems(tmp_path_factory):
         ({"reward": "shuffled_tournament", "strategies": ["iid"]}, "pays conversations; of single replies"),
         ({"reward": "majorty"}, "Did you mean 'majority'"),
         (
+            {"reward": "judge_answer", "strategies": ["iid"], "judge_mode": "verdict"},
+            "judge_mode would change nothing: the judge of the reward judge_answer answers the problem",
+        ),
+        (
+            {"reward": "shuffled_judge_answer", "strategies": ["iid"], "judge_prompt": "Be fair."},
+            "judge_prompt would change nothing",
+        ),
+        (
             {"train_prompts": ["no answer"], "reward": "shuffled", "strategies": ["iid"]},
             "every problem needs a known answer",
         ),

@@ -346,6 +346,7 @@ def test_the_majority_is_scored_on_conversations_of_any_protocol(make_run: MakeR
         ({"reward": "log_probability"}, "must be one that transcripts suffice for.*'log_probability'"),
         ({"reward": "shuffled_log_probability"}, "needs the sampling logprobs"),
         ({"reward": "peer_prediction"}, "needs what a scorer says of the replies"),
+        ({"reward": "judge_answer"}, "needs the judge's own answer, which is not known here"),
         ({"reward": "r_sol"}, "'r_sol' pays critique self-play; protocol .* does not ask for"),
         ({"reward": "comas"}, "'comas' pays critique self-play"),
         ({"reward": "serl_votes"}, "does not ask for .*verdict"),
@@ -393,7 +394,7 @@ def test_all_rewards_stand_side_by_side_and_the_others_are_named_with_a_reason(
     folder = make_review_run("robust")
     result = rescore(folder, RescoreOptions(reward="all"))
     rows = by_stream(result)
-    assert set(result.unpaid) >= {"log_probability", "tournament", "serl", "peer_prediction"}
+    assert set(result.unpaid) >= {"log_probability", "tournament", "serl", "peer_prediction", "judge_answer"}
     for name in ("answers", "majority", "maca", "peer_review", "r_sol", "r_diag", "comas", "shuffled"):
         (alone,) = rescore(folder, RescoreOptions(reward=name)).streams
         assert (rows[name].means, rows[name].truth, rows[name].agreement) == (

@@ -146,6 +146,14 @@ class Judge(ABC):
         a comparison whose outcome is ``INVALID``; a judge that fails raises, so that no score is made up.
         """
 
+    async def answer(self, messages: Sequence[Message], seed: int) -> str:
+        """The judge's own answer to messages, at temperature 0; an empty text if its reply was cut.
+
+        Raises:
+            ValueError: If the judge only compares, as is the default.
+        """
+        raise ValueError(f"{type(self).__name__} compares solutions and gives no answers of its own")
+
     @abstractmethod
     def described(self) -> dict[str, str]:
         """``system_prompt``, and ``prefill`` that is put before the judge's reply, for the record."""

@@ -171,6 +171,8 @@ class ChatAnswer:
     text: str
     tokens: tuple[TokenChoice, ...]
     """Empty if the endpoint returned no log-probabilities."""
+    is_cut: bool = False
+    """Whether it ended at the token limit."""
 
     @property
     def without_thinking(self) -> str:
@@ -371,7 +373,8 @@ class ChatEndpoint:
             text = choice["message"].get("content") or ""
             if not isinstance(text, str):
                 raise TypeError
-            return ChatAnswer(text=text, tokens=_tokens(choice.get("logprobs")))
+            is_cut = choice.get("finish_reason") == "length"
+            return ChatAnswer(text=text, tokens=_tokens(choice.get("logprobs")), is_cut=is_cut)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise EndpointError(
                 f"{self.options.url}: no chat completion: {json.dumps(content)[:_LONGEST_REASON]}"
@@ -416,6 +419,8 @@ def _digest(url: str, body: Mapping[str, Any]) -> str:
 def _essence(content: Mapping[str, Any], answer: ChatAnswer) -> dict[str, Any]:
     """The part of an answer that is kept, in the endpoint's own form."""
     kept: dict[str, Any] = {"message": {"content": answer.text}}
+    if answer.is_cut:
+        kept["finish_reason"] = "length"
     if answer.tokens:
         rows = [
             {

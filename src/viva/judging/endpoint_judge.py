@@ -68,6 +68,11 @@ class EndpointJudge(Judge):
             found = read_labels(first, second, masses, max_off_set_mass=self.options.max_off_set_mass)
         return replace(found, text=answer.text, prompt=str(messages[-1]["content"]))
 
+    async def answer(self, messages: Sequence[Message], seed: int) -> str:
+        """See `Judge.answer`; raises an `EndpointError` if the endpoint gives none."""
+        answer = await self.endpoint.ask(messages, max_tokens=self.options.max_tokens)
+        return "" if answer.is_cut else answer.without_thinking
+
     def described(self) -> dict[str, str]:
         """See `Judge.described`."""
         return {"system_prompt": self.options.system_prompt, "prefill": ""}

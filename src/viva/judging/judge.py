@@ -297,6 +297,18 @@ class PolicySelfComparisonJudge(Judge):
         found = read_labels(first, second, (p_a, p_b, p_tie), max_off_set_mass=self.max_off_set_mass)
         return replace(found, prompt=str(messages[-1]["content"]))
 
+    async def answer(self, messages: Sequence[Message], seed: int) -> str:
+        """See `Judge.answer`; raises a `TimeoutError` if it took longer than the policy's ``timeout_s``."""
+        params = tinker.SamplingParams(
+            max_tokens=self.max_tokens, temperature=0.0, seed=seed, stop=self.renderer.get_stop_sequences()
+        )
+        prompt = build_prompt(self.renderer, messages)
+        async with asyncio.timeout(self.policy.timeout_s):
+            response = await sample(self.policy.current(), prompt, params, role="judge")
+        (sequence,) = response.sequences
+        text, is_clean = read_reply(self.renderer, list(sequence.tokens))
+        return text if is_clean and sequence.stop_reason == "stop" else ""
+
     def described(self) -> dict[str, str]:
         """See `Judge.described`."""
         return {

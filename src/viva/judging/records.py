@@ -142,6 +142,8 @@ class ConversationRecord(_Record):
     comparisons: tuple[ComparisonRecord, ...] = ()
     gains: dict[int, dict[int, _Number]] | None = None
     """By informant and target, where a scorer was asked: see `viva.judging.scorer.Scorer.gains`."""
+    judge_answer: str | None = None
+    """The judge's own answer, where it was asked for one."""
     rules: dict[str, Any] = {}
     """Rules that made rewards of votes, where there is more than one way."""
     scores: ScoresRecord = ScoresRecord()

@@ -29,6 +29,7 @@ from viva.scaling.groups import (
     Scoring,
     Strategy,
     Text,
+    answer_call,
     conversation_calls,
     judge_calls,
     problem_calls,
@@ -219,6 +220,8 @@ def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wa
             wave=wave,
         )
         calls += judged if judge.endpoint is None else [replace(call, role="outside") for call in judged]
+    if judge is not None and reward.judge_answers:
+        calls.append(answer_call(text, wave, role="judge" if judge.endpoint is None else "outside"))
     if reward.scorer is not None:
         calls += scorer_calls(
             number,
@@ -330,7 +333,14 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
         (f"sampled, {counted(counts.num_calls, 'reply', 'replies')}", f"{counts.sampled:,.0f}", "", "")
     ]
     if counts.judged:
-        rows.append((f"sampled, {counts.num_judge_calls} verdicts", f"{counts.judged:,.0f}", "", ""))
+        rows.append(
+            (
+                f"sampled, {counts.num_judge_calls} by the judge",
+                f"{counts.judged:,.0f}",
+                "",
+                "",
+            )
+        )
     rows.append(("prompts of agents", *_passes(counts.prompts)))
     if counts.num_judge_calls:
         rows.append(("prompts of the judge", *_passes(counts.judge_prompts)))

@@ -81,8 +81,8 @@ class Config(AskedConfig):
 
     reward: str = chz.field(
         default="answers",
-        doc="answers; with strategies=iid also majority, log_probability, peer_prediction, serl, shuffled_NAME, "
-        "path.py:REWARD",
+        doc="answers; with strategies=iid also majority, judge_answer, log_probability, peer_prediction, serl, "
+        "shuffled_NAME, path.py:REWARD",
     )
     length_weight: float = chz.field(
         default=0.1, doc="share of the reward of a right answer that depends on its length, below 1"
@@ -154,8 +154,8 @@ class Config(AskedConfig):
             return None
         if not isinstance(reward, SolutionReward) or not reward.pays_samples:
             raise ValueError(
-                f"reward={self.reward} pays conversations; of single replies use answers, majority, log_probability, "
-                "peer_prediction, serl, shuffled or shuffled_majority"
+                f"reward={self.reward} pays conversations; of single replies use answers, majority, judge_answer, "
+                "log_probability, peer_prediction, serl, shuffled or shuffled_majority"
             )
         if set(self.strategies) != {IID}:
             raise ValueError(

@@ -67,7 +67,7 @@ class JudgeConfig:
     judge_prompt: str | None = chz.field(
         default=None, doc="what the judge is told; a text of its own by default"
     )
-    judge_max_tokens: int = chz.field(default=256, doc="longest verdict")
+    judge_max_tokens: int = chz.field(default=256, doc="longest verdict or answer")
     judge_model: str | None = chz.field(
         default=None, doc="of a judge at https://host/v1: the model's name there; viva eval: [A,B] for two"
     )
@@ -141,6 +141,8 @@ _JUDGE = (
     *("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_tokens", "judge_max_off_set_mass"),
 )
 """Options that say who judges, and how."""
+_COMPARING = ("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_off_set_mass")
+"""Those of comparisons."""
 
 
 @chz.chz
@@ -194,6 +196,9 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         if reward.judge is None or is_whole:
             self.refuse_judge(f"the reward {reward.name} asks no judge of this recipe")
         else:
+            if reward.judge_answers:
+                why = f"the judge of the reward {reward.name} answers the problem, and compares nothing"
+                refuse_unused(self, _COMPARING, why, AskedConfig)
             reward = reward.judged_by(self.judge_options(reward.judge))
         if reward.scorer is None or is_whole:
             if reward.scorer is not None and reward.scorer.model is not None:

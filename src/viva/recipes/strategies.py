@@ -233,6 +233,7 @@ class Task:
             group_reward=self.group_reward,
             judge=self.judge() if asks_judge else None,
             scorer=self.group_scorer,
+            system_prompt=self.options.system_prompt,
             seed=self.seed,
         )
 
@@ -249,6 +250,7 @@ class _AskedProblem(ProblemGroupBuilder):
     group_reward: SolutionReward | None = None
     judge: Judge | None = None
     scorer: Scorer | None = None
+    system_prompt: str | None = None
     seed: int = 0
     kept: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """The last group's record, once its rewards were asked for."""
@@ -263,7 +265,7 @@ class _AskedProblem(ProblemGroupBuilder):
             return await super().compute_group_rewards(trajectory_group, env_group)
         asked = cast(EfficientEnv, env_group[0]).question
         group = _solutions(trajectory_group, env_group, self.seed)
-        group = await reward.ask(group, asked, Models(self.judge, self.scorer))
+        group = await reward.ask(group, asked, Models(self.judge, self.scorer, self.system_prompt))
         rewards, figures = reward.pay(group), reward.figures(group)
         self.kept[:] = [_record(env_group, rewards) | reward.told(group)]
         return [(reward, figures) for reward in rewards]

@@ -11,6 +11,7 @@ from viva.rewards.answers import answers
 from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
 from viva.rewards.comas import comas
 from viva.rewards.critique import PeerReview
+from viva.rewards.judge_answer import judge_answer
 from viva.rewards.log_probability import log_probability
 from viva.rewards.maca import maca
 from viva.rewards.majority import majority
@@ -31,6 +32,7 @@ __all__ = [
     "answers",
     "comas",
     "find_reward",
+    "judge_answer",
     "log_probability",
     "maca",
     "majority",
@@ -99,6 +101,7 @@ def shuffled(of: object = "answers") -> Shuffled:
 _NAMED = {
     "answers": answers,
     "comas": comas,
+    "judge_answer": judge_answer,
     "log_probability": log_probability,
     "maca": maca,
     "majority": majority,

@@ -96,6 +96,11 @@ class Reward(ABC):
         return self
 
     @property
+    def judge_answers(self) -> bool:
+        """Whether its judge answers the question itself, instead of comparing solutions."""
+        return False
+
+    @property
     def scorer(self) -> ScorerOptions | None:
         """The scorer it needs, if it needs one."""
         return None

@@ -58,6 +58,11 @@ class Shuffled(SolutionReward):
         return self.around(self.of.judged_by(judge))
 
     @property
+    def judge_answers(self) -> bool:
+        """As of the reward that is permuted."""
+        return self.of.judge_answers
+
+    @property
     def scorer(self) -> ScorerOptions | None:
         """As of the reward that is permuted."""
         return self.of.scorer

@@ -49,6 +49,8 @@ class Solutions:
     """A judge's comparisons of pairs of them, by id, where it was asked."""
     gains: Gains | None = None
     """A scorer's gains, by id, where it was asked: see `viva.judging.scorer`."""
+    judge_answer: str | None = None
+    """A judge's own answer, where it was asked for one; empty if its reply was cut."""
 
     def __len__(self) -> int:
         """Number of solutions."""
@@ -69,6 +71,8 @@ class Models(NamedTuple):
 
     judge: Judge | None = None
     scorer: Scorer | None = None
+    system_prompt: str | None = None
+    """The system message before plain samples."""
 
 
 class SolutionReward(Reward):
@@ -126,6 +130,7 @@ class SolutionReward(Reward):
             stored_solutions(record.conversation(), seed=seed, right=record.correct),
             comparisons=stored_comparisons(record).get(None),
             gains=record.gains,
+            judge_answer=record.judge_answer,
         )
         return dict(zip(group.ids, self.pay(group), strict=True))
 

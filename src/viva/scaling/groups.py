@@ -177,6 +177,13 @@ def judge_calls(
     return calls
 
 
+def answer_call(text: Text, wave: int, role: Literal["judge", "outside"]) -> Call:
+    """A judge's own answer to the bare problem."""
+    markers = Markers()
+    prompt = text.blocks([("user", markers.new("problem", text.lengths.prompt_tokens))], markers)
+    return Call(prompt=prompt, reply=text.lengths.solution_tokens + _STOP_TOKENS, role=role, wave=wave)
+
+
 def scorer_calls(
     number: int,
     *,

@@ -1,0 +1,105 @@
+"""The reward ``judge_answer``: agreement with the judge's own answer (a pseudo-label; Lee, 2013).
+
+The judge answers the bare question once, at temperature 0, and ``v`` is its answer:
+
+    r_i = 1[s_i = v]
+
+A judge that lags behind the policy is a slower voter than those of ``majority``: ``judge=initial`` never changes its
+mind, ``judge=ema`` is a mean teacher (Tarvainen and Valpola, 2017, arXiv 1703.01780), ``judge=every`` one that is
+renewed, and another model is a teacher whose answers are labels. Answers are compared as by ``majority``. A reply that
+was cut or gives no answer earns 0, as all do where the judge's own is cut or gives none.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tinker_cookbook.renderers.base import Message
+from tinker_cookbook.rl.types import Metrics
+
+from viva.conversation.protocol import Protocol
+from viva.conversation.rendering import system_messages
+from viva.judging.comparison import Judge
+from viva.judging.judge import JudgeOptions
+from viva.rewards.majority import answer_groups
+from viva.rewards.solutions import Models, SolutionReward, Solutions
+
+
+def _judge() -> JudgeOptions:
+    return JudgeOptions(mode="verdict")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeAnswer(SolutionReward):
+    """Agreement of a final solution with the judge's own; needs no known answers."""
+
+    answered_by: JudgeOptions = field(default_factory=_judge)
+    name: str = "judge_answer"
+
+    @property
+    def judge(self) -> JudgeOptions:
+        """The judge that answers."""
+        return self.answered_by
+
+    def judged_by(self, judge: JudgeOptions) -> "JudgeAnswer":
+        """The same reward by another judge."""
+        return replace(self, answered_by=judge)
+
+    @property
+    def judge_answers(self) -> bool:
+        """It does."""
+        return True
+
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
+        """Nothing: the judge is asked what the agents are asked."""
+        return {}
+
+    async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
+        """The solutions with the judge's own; what engines and endpoints raise passes through."""
+        if models.judge is None:
+            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        messages = [*system_messages(models.system_prompt), Message(role="user", content=question)]
+        return replace(group, judge_answer=await models.judge.answer(messages, group.seed))
+
+    def told(self, group: Solutions) -> dict[str, Any]:
+        """The judge's reply."""
+        return {"judge_answer": group.judge_answer}
+
+    def pay(self, group: Solutions) -> list[float]:
+        """1 for the same answer, else 0."""
+        return [float(agrees) for agrees in self._agreeing(group)]
+
+    def figures(self, group: Solutions) -> Metrics:
+        """Whether the judge gave an answer, the share that agrees, and where answers are known whether it is right.
+
+        The last is known where a solution agrees.
+        """
+        agreeing = self._agreeing(group)
+        metrics: Metrics = {
+            "judge_answer/given": float(answer_groups([group.judge_answer or ""])[0] is not None),
+            "judge_answer/agreement": sum(agreeing) / max(len(agreeing), 1),
+        }
+        if group.graded_G is not None and any(agreeing):
+            metrics["judge_answer/correct"] = float(group.graded_G[agreeing.index(True)] > 0)
+        return metrics
+
+    def _agreeing(self, group: Solutions) -> list[bool]:
+        if group.judge_answer is None:
+            raise ValueError(
+                f"the reward {self.name!r} needs the judge's own answer, which is not known here; only conversations "
+                "and samples that were paid by it have it stored"
+            )
+        own, *given_G = answer_groups([group.judge_answer, *group.final_G])
+        return [
+            own is not None and is_done and given == own
+            for given, is_done in zip(given_G, group.finished_G, strict=True)
+        ]
+
+
+def judge_answer(*, judge: JudgeOptions | None = None) -> JudgeAnswer:
+    """Agreement with the answer that the judge gives itself, at temperature 0; needs no known answers.
+
+    Args:
+        judge: By default the policy being trained: its most probable answer. On the command line ``judge=initial``,
+            ``ema``, ``every``, another model or an endpoint.
+    """
+    return JudgeAnswer(answered_by=judge or _judge())
