@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from viva.training.sampling import Sampling
 
 MATH = CHECKS["math"]
 RENDERER = tiny_renderer()
-REWARDS = {name: find_reward(name) for name in ("majority", "log_probability", "shuffled")}
+REWARDS = {name: find_reward(name) for name in ("majority", "judge_answer", "log_probability", "shuffled")}
 
 
 def attempt(text, *, right=False, logprob=-2.0, finished=True):
@@ -113,6 +114,17 @@ def test_the_log_probability_is_held_against_the_truth():
     assert good["correlation/log_probability"].value > 0.9
     assert bad["correlation/log_probability"].value < -0.9
     assert (good["likelihood/accuracy"].value, bad["likelihood/accuracy"].value) == (1.0, 0.0)
+
+
+def test_the_models_own_greedy_answer_is_held_against_the_truth():
+    good = advice([problem([1, 2, 2, 3], 1, greedy=1)] * 20)
+    bad = advice([problem([1, 2, 2, 3], 1, greedy=2)] * 20)
+    assert (good["judge_answer"].verdict, bad["judge_answer"].verdict) == ("works", "fails")
+    assert "judge=ema or judge=initial" in good["judge_answer"].reason
+    assert "+1.00" in good["judge_answer"].reason
+    cut = problem([1, 2, 2, 3], 1)
+    cut = replace(cut, greedy=attempt("1", right=True, finished=False))
+    assert advice([cut] * 20)["judge_answer"].reason.startswith("it tells no answers apart")
 
 
 def figure(value, low=None, high=None, count=20):

@@ -147,6 +147,8 @@ def _about_reward(name: str, figures: Figures) -> Advice:
         told += (
             f"; it can lift accuracy to about the greedy one, {_percent(_value(figures, 'accuracy/greedy'))}"
         )
+    elif verdict == "works" and name == "judge_answer":
+        told += "; take judge=ema or judge=initial, whose answers lag behind the policy"
     return Advice(name, verdict, told)
 
 

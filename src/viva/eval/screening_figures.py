@@ -12,6 +12,7 @@ there has nothing to do with the truth, but is trained on.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -231,7 +232,9 @@ def _centred(problem: Screened, reward: SolutionReward, seed: int) -> tuple[floa
     tries = [one for one in problem.tries_N if one.answer.num_tokens]
     if len(tries) < 2:
         return 0.0, 0.0, 0.0
-    paid = np.asarray(reward.pay(solutions_of(tries, seed)), dtype=np.float64)
+    own = problem.greedy.answer  # of the policy as its own judge
+    group = replace(solutions_of(tries, seed), judge_answer=own.text if own.finished else "")
+    paid = np.asarray(reward.pay(group), dtype=np.float64)
     truth = np.asarray([one.answer.right for one in tries], dtype=np.float64)
     a, b = paid - paid.mean(), truth - truth.mean()
     return float(a @ b), float(a @ a), float(b @ b)

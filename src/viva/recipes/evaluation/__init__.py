@@ -110,7 +110,7 @@ class ScreenOptions(OpenedOptions):
         default=100, doc="problems of which a pair of answers is judged; 0 judges none"
     )
     rewards: list[str] = chz.field(
-        default_factory=lambda: ["majority", "log_probability", "shuffled"],
+        default_factory=lambda: ["majority", "judge_answer", "log_probability", "shuffled"],
         doc="rewards of solutions that are held against the truth",
     )
     conversations: int = chz.field(
