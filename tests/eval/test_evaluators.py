@@ -1,5 +1,6 @@
 """Evaluators: fixed questions, fixed seeds, fixed denominator."""
 
+import asyncio
 import math
 from types import SimpleNamespace
 
@@ -77,23 +78,43 @@ async def test_a_reply_that_is_cut_off_is_wrong(renderer):
 class Flaky(Sampler):
     """Fails the first calls of every question."""
 
-    def __init__(self, tokenizer, failures):
+    def __init__(self, tokenizer, failures, error=ConnectionError):
         super().__init__(tokenizer, lambda text: "It is 1.")
+        self.error = error
         self.left = dict.fromkeys(range(4), failures)
 
     async def sample(self, prompt, num_samples, sampling_params):
         number = int(self.tokenizer.decode(prompt.to_ints()).split("What is ")[1][0])
         if self.left[number]:
             self.left[number] -= 1
-            raise ConnectionError("the server is gone")
+            raise self.error("the server is gone")
         return await super().sample(prompt, num_samples, sampling_params)
 
 
-async def test_a_question_whose_call_fails_is_asked_again_as_often_as_a_conversation(renderer):
-    metrics = await evaluator(renderer, max_retries=2)(Flaky(renderer.tokenizer, 2), 0)
+@pytest.mark.parametrize("error", [ConnectionError, TimeoutError, asyncio.CancelledError])
+async def test_a_question_whose_call_fails_is_asked_again_as_often_as_a_conversation(renderer, error):
+    metrics = await evaluator(renderer, max_retries=2)(Flaky(renderer.tokenizer, 2, error), 0)
     assert (metrics["test/direct_accuracy"], metrics["test/direct_questions"]) == (0.25, 4)
-    with pytest.raises(ConnectionError):
-        await evaluator(renderer, max_retries=1)(Flaky(renderer.tokenizer, 2), 0)
+    with pytest.raises(OSError, match="the server is gone"):
+        await evaluator(renderer, max_retries=1)(Flaky(renderer.tokenizer, 2, error), 0)
+
+
+async def test_an_evaluation_that_is_interrupted_asks_nothing_again(renderer):
+    class Silent(Sampler):
+        asked = 0
+
+        async def sample(self, prompt, num_samples, sampling_params):
+            Silent.asked += 1
+            await asyncio.Event().wait()
+
+    silent = Silent(renderer.tokenizer, lambda text: "")
+    running = asyncio.create_task(evaluator(renderer, max_retries=3)(silent, 0))
+    while Silent.asked < 4:
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert Silent.asked == 4
 
 
 class Warm(Sampler):

@@ -292,6 +292,12 @@ class MultiAgentCoordinator:
 _T = TypeVar("_T")
 
 
+def is_interrupted() -> bool:
+    """Whether somebody cancels the running task; a `CancelledError` otherwise is a failure of what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Results in the order of the calls.
 

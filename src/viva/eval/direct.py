@@ -7,17 +7,17 @@ Equal tokens: a conversation costs many replies, so it is compared with as many 
 that it took on the same problem, the judge's included. Their number depends on the problem's own answers only.
 """
 
+import asyncio
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers.base import Renderer
 
-from viva.conversation.coordinator import gather_or_cancel
+from viva.conversation.coordinator import gather_or_cancel, is_interrupted
 from viva.conversation.rendering import build_prompt, direct_messages, read_reply
 from viva.eval.figures import ladder_figures
 from viva.eval.records import WRONG, Answer, Asked, Cost, Costs, Played, is_lenient
@@ -75,10 +75,18 @@ class DirectSampler:
 
     async def _reply(self, completer: SeededCompleter, prompt: tinker.ModelInput) -> TokensWithLogprobs:
         stop = self.renderer.get_stop_sequences()
-        for _ in range(self.sampling.max_retries):
-            with suppress(tinker.TinkerError, OSError):  # timeouts and lost connections are of the latter
+        failure: Exception | None = None
+        for _ in range(self.sampling.max_retries + 1):
+            try:
                 return await completer(prompt, stop)
-        return await completer(prompt, stop)
+            except asyncio.CancelledError as error:
+                if is_interrupted():
+                    raise
+                failure = ConnectionAbortedError(f"the engine cancelled a call: {error}")
+            except (tinker.TinkerError, OSError) as error:  # timeouts and lost connections are of the latter
+                failure = error
+        assert failure is not None
+        raise failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, TrajectoryGroup
 
-from viva.conversation.coordinator import gather_or_cancel
+from viva.conversation.coordinator import gather_or_cancel, is_interrupted
 from viva.experts.strategy import unpaid_seats_of
 from viva.judging.usage import Meter, Role, Usage, count_tokens, metering
 from viva.selfplay.group import MultiAgentConversationEnv, close_board, pair_up
@@ -138,9 +138,8 @@ async def _caught(awaitable: Awaitable[_T]) -> _T | _Caught:
     try:
         return await awaitable
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise  # an interrupt of the run, not a failure of what was awaited
+        if is_interrupted():
+            raise
         return _Caught(type(error).__name__, str(error) or "the call was cancelled", {})
     except Exception as error:  # noqa: BLE001 - whatever user code or an engine raises is recorded, see above
         return _Caught(
