@@ -4,7 +4,7 @@
         [model=PATH] [products=oneDNN,kernel]
 
 A random Llama of 42 million weights (8 layers, 512 wide, 32,000 tokens, tied), or a model of at least as many tokens,
-with a merged LoRA 16. ``products`` compares what multiplies by the weights in float32; else the engine chooses.
+with a merged LoRA 16. ``products`` compares what multiplies by the weights; else the engine chooses.
 ``group`` is one prompt with all rows as its samples, ``distinct`` is a prompt for every row. Medians over the steps;
 with one thread processor time, so that other work on the machine counts little, with more the clock's.
 """

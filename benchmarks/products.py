@@ -2,7 +2,7 @@
 
     python benchmarks/products.py [precision=float32] [rows=1,12,32,256,1344,3072]
 
-Our kernel (float32 alone) takes the place of oneDNN's packed product in a decode copy.
+Our kernel, where it can multiply, takes the place of oneDNN's packed product in a decode copy.
 
 GFLOP/s with all threads, medians of seven tries in turns; weights are transposed views in every second line. Eight
 weights of each shape are used one after another, so that few wait in a cache.
@@ -38,8 +38,7 @@ def main() -> None:
     prepare_threads()
     import torch
 
-    from viva.engine.kernels import can_compile
-    from viva.engine.linear import PackedLinear, TiledLinear, product
+    from viva.engine.linear import PackedLinear, TiledLinear, can_tile, product
 
     dtype = getattr(torch, given.get("precision", "float32"))
     print(
@@ -51,16 +50,14 @@ def main() -> None:
             for layout, shape in (("plain", (out, into)), ("transposed", (into, out))):
                 made = [torch.rand(shape).to(dtype) for _ in range(WEIGHTS)]
                 weights = made if layout == "plain" else [weight.T for weight in made]
-                packed, tiles = (
-                    [kind(weight.contiguous(), None) for weight in weights]
-                    for kind in (PackedLinear, TiledLinear)
-                )
+                packed = [PackedLinear(weight.contiguous(), None) for weight in weights]
                 ways: dict[str, Callable[[], Any]] = {
                     "torch": lambda x=values, w=weights: [torch.nn.functional.linear(x, one) for one in w],
                     "oneDNN": lambda x=values, w=weights: [product(x, one) for one in w],
                     "packed": lambda x=values, w=packed: [one(x) for one in w],
                 }
-                if dtype == torch.float32 and can_compile(values):
+                if can_tile(weights[0]):
+                    tiles = [TiledLinear(weight.contiguous(), None) for weight in weights]
                     ways["kernel"] = lambda x=values, w=tiles: [one(x) for one in w]
                 with torch.inference_mode():
                     found = rates(ways, 2.0 * rows * into * out * WEIGHTS)

@@ -13,7 +13,7 @@ from tiny_engine import with_kernels
 from viva.engine import trees
 from viva.engine.kernels import as_array
 from viva.engine.kernels import trees as tree_kernels
-from viva.engine.kernels.compiler import TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
+from viva.engine.kernels.tile import HAS_PAIRS, TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
 from viva.engine.trees import TreeStep, pack_tree
 
 CPU = torch.device("cpu")
@@ -60,6 +60,35 @@ def test_tiles(
     place *= keep
     place += factor @ right[offsets[1] :].reshape(count, width)[:, :TILE_COLUMNS]
     np.testing.assert_allclose(sums, before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not HAS_PAIRS, reason="this processor multiplies no pairs of bfloat16, or has something faster"
+)
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, TILE_ROWS),
+    pairs=st.integers(0, 40),
+    offsets=st.tuples(*[st.integers(0, 5)] * 3),
+    keep=st.booleans(),
+)
+def test_tiles_of_pairs(rows: int, pairs: int, offsets: tuple[int, int, int], keep: bool) -> None:
+    generator = torch.Generator().manual_seed(pairs)
+    width = TILE_COLUMNS + 3
+    left, right, sums = (
+        torch.randn(offset + size, generator=generator)
+        for offset, size in zip(offsets, (rows * 2 * pairs, pairs * width * 2, rows * width), strict=True)
+    )
+    left, right, before = left.bfloat16(), right.bfloat16(), sums.double()
+    places = (offsets[0], 2 * pairs, 2), (offsets[1], 2 * width), (offsets[2], width)
+    arrays = [as_array(each) for each in (left, right, sums)]
+    multiply(rows, arrays[0], places[0], arrays[1], places[1], arrays[2], places[2], pairs, int(keep))
+    first = left[offsets[0] :].double().view(rows, 2 * pairs)
+    second = right[offsets[1] :].double().view(pairs, width, 2).transpose(1, 2).reshape(2 * pairs, width)
+    place = before[offsets[2] :].view(rows, width)[:, :TILE_COLUMNS]
+    place *= keep
+    place += (first @ second)[:, :TILE_COLUMNS]
+    torch.testing.assert_close(sums.double(), before, rtol=1e-4, atol=1e-4)
 
 
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=9)

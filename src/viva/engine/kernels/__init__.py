@@ -25,6 +25,7 @@ from viva.engine.kernels.layers import (
 from viva.engine.kernels.products import (
     LowRank,
     add_low_rank,
+    can_multiply,
     chunks_of,
     multiply,
     records_of,
@@ -42,6 +43,7 @@ __all__ = [
     "attend_rows",
     "attend_tree",
     "can_compile",
+    "can_multiply",
     "chunks_of",
     "draw",
     "gate",

@@ -14,10 +14,8 @@ import torch
 
 from viva.engine.kernels.compiler import (
     MAX_LANES,
-    TILE_COLUMNS,
     Array,
     Kernel,
-    add_rows,
     as_array,
     exp,
     fetch,
@@ -26,6 +24,7 @@ from viva.engine.kernels.compiler import (
     narrow,
     widen,
 )
+from viva.engine.kernels.tile import TILE_COLUMNS, add_rows
 
 _EVERYTHING = 2**62
 

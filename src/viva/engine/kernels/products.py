@@ -17,16 +17,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from viva.engine.kernels.compiler import (
-    TILE_COLUMNS,
-    Array,
-    Kernel,
-    add_rest,
-    add_rows,
-    as_rows,
-    inner,
-    numbers_at,
-)
+from viva.engine.kernels.compiler import Array, Kernel, as_array, as_rows, inner, narrow, numbers_at, widen
+from viva.engine.kernels.tile import HAS_PAIRS, TILE_COLUMNS, add_rest, add_rows
 
 _CHUNK = 32
 """Tokens of an adapter that are computed together."""
@@ -34,6 +26,8 @@ _DOTS = 4
 """Sums over the inputs that are computed together of one token."""
 _RUN = 8
 """Neighbouring tiles of outputs that are computed together of one token."""
+_ROWS = 48
+"""Tokens whose sums of a tile are computed together where they are not computed in the outputs."""
 _BYTES = 4
 
 
@@ -62,27 +56,38 @@ class LowRank:
             first += rank
 
 
+def can_multiply(weight: torch.Tensor) -> bool:
+    """Whether `multiply` takes such a weight: of bfloat16 where the processor multiplies pairs."""
+    return weight.dtype == torch.float32 or (HAS_PAIRS and weight.shape[1] % 2 == 0)
+
+
 def tiled(weight: torch.Tensor) -> torch.Tensor:
-    """``[O, I]`` as a matrix of ``I`` rows for each tile of outputs, the last one filled up with zeros, flat."""
+    """``[O, I]`` as a matrix for each tile of outputs, the last one filled up with zeros, flat.
+
+    The matrix has a row for each input, or of bfloat16 for each pair of inputs.
+    """
     filled = pad(weight, (0, 0, 0, -len(weight) % TILE_COLUMNS))
-    return filled.reshape(-1, TILE_COLUMNS, weight.shape[1]).transpose(1, 2).flatten()
+    words = filled if weight.dtype == torch.float32 else filled.view(torch.int32)  # a pair is a word
+    rows = words.reshape(-1, TILE_COLUMNS, words.shape[1])
+    return rows.transpose(1, 2).flatten().view(weight.dtype)
 
 
 def multiply(inputs: torch.Tensor, tiles: torch.Tensor, outputs: torch.Tensor, *, keep: bool) -> None:
     """Products of tokens with a weight.
 
     Args:
-        inputs: ``[..., I]`` float32, contiguous.
-        tiles: The weight, by `tiled`.
+        inputs: ``[..., I]`` float32 or bfloat16, contiguous.
+        tiles: The weight, by `tiled`, as the inputs.
         outputs: ``[..., O]``, as the inputs; written to.
         keep: Whether products are added to what the outputs hold.
     """
-    _multiply(as_rows(inputs), tiles.numpy(), as_rows(outputs), int(keep))
+    compute = _multiply if inputs.dtype == torch.float32 else _multiply_pairs
+    compute(as_rows(inputs), as_array(tiles), as_rows(outputs), int(keep))
 
 
 @Kernel
 def _multiply(inputs: Array, tiles: Array, outputs: Array, keep: int) -> None:
-    """`multiply` of matrices."""
+    """`multiply` of float32 matrices."""
     num_rows, size = inputs.shape
     width = outputs.shape[1]
     flat, result = inputs.reshape(-1), outputs.reshape(-1)
@@ -98,6 +103,29 @@ def _multiply(inputs: Array, tiles: Array, outputs: Array, keep: int) -> None:
             place = 0, TILE_COLUMNS
             add_rows(num_rows, flat, left, tiles, right, sums.reshape(-1), place, size, keep)
             outputs[:, first:] = sums[:, : width - first]
+
+
+@Kernel
+def _multiply_pairs(inputs: Array, tiles: Array, outputs: Array, keep: int) -> None:
+    """`multiply` of bfloat16 matrices; sums are float32 until all products are added."""
+    num_rows, size = inputs.shape
+    width = outputs.shape[1]
+    flat = inputs.reshape(-1)
+    for tile in numba.prange(-(-width // TILE_COLUMNS)):
+        first = tile * TILE_COLUMNS
+        columns, right = min(TILE_COLUMNS, width - first), (first * size, 2 * TILE_COLUMNS)
+        sums = np.empty((min(_ROWS, num_rows), TILE_COLUMNS), np.float32)
+        for begin in range(0, num_rows, _ROWS):
+            count = min(_ROWS, num_rows - begin)
+            if keep:
+                for row in range(count):
+                    for column in range(columns):
+                        sums[row, column] = widen(outputs[begin + row, first + column])
+            left, place = (begin * size, size, 2), (0, TILE_COLUMNS)
+            add_rows(count, flat, left, tiles, right, sums.reshape(-1), place, size // 2, keep)
+            for row in range(count):
+                for column in range(columns):
+                    outputs[begin + row, first + column] = narrow(sums[row, column], outputs[0, 0])
 
 
 def records_of(adapters: Sequence[LowRank | None], num_layers: int) -> Array:

@@ -20,12 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from viva.engine.kernels.compiler import (
     MAX_LANES,
-    TILE_COLUMNS,
-    TILE_ROWS,
     Array,
     Kernel,
-    add_rows,
-    add_tile,
     as_array,
     exp,
     inner,
@@ -34,6 +30,7 @@ from viva.engine.kernels.compiler import (
     num_threads,
     use_threads,
 )
+from viva.engine.kernels.tile import TILE_COLUMNS, TILE_ROWS, add_rows, add_tile
 
 if TYPE_CHECKING:
     from viva.engine.trees import Cell
