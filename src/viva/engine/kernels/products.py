@@ -27,7 +27,7 @@ _DOTS = 4
 _RUN = 8
 """Neighbouring tiles of outputs that are computed together of one token."""
 _ROWS = 48
-"""Tokens whose sums of a tile are computed together where they are not computed in the outputs."""
+"""Tokens whose sums of a tile are computed together."""
 _BYTES = 4
 
 
@@ -81,39 +81,19 @@ def multiply(inputs: torch.Tensor, tiles: torch.Tensor, outputs: torch.Tensor, *
         outputs: ``[..., O]``, as the inputs; written to.
         keep: Whether products are added to what the outputs hold.
     """
-    compute = _multiply if inputs.dtype == torch.float32 else _multiply_pairs
-    compute(as_rows(inputs), as_array(tiles), as_rows(outputs), int(keep))
+    pair = 1 if inputs.dtype == torch.float32 else 2
+    _multiply(as_rows(inputs), as_array(tiles), as_rows(outputs), pair, int(keep))
 
 
 @Kernel
-def _multiply(inputs: Array, tiles: Array, outputs: Array, keep: int) -> None:
-    """`multiply` of float32 matrices."""
-    num_rows, size = inputs.shape
-    width = outputs.shape[1]
-    flat, result = inputs.reshape(-1), outputs.reshape(-1)
-    for tile in numba.prange(-(-width // TILE_COLUMNS)):
-        first = tile * TILE_COLUMNS
-        left, right = (0, size, 1), (first * size, TILE_COLUMNS)
-        if first + TILE_COLUMNS <= width:
-            add_rows(num_rows, flat, left, tiles, right, result, (first, width), size, keep)
-        else:
-            sums = np.zeros((num_rows, TILE_COLUMNS), np.float32)
-            if keep:
-                sums[:, : width - first] = outputs[:, first:]
-            place = 0, TILE_COLUMNS
-            add_rows(num_rows, flat, left, tiles, right, sums.reshape(-1), place, size, keep)
-            outputs[:, first:] = sums[:, : width - first]
-
-
-@Kernel
-def _multiply_pairs(inputs: Array, tiles: Array, outputs: Array, keep: int) -> None:
-    """`multiply` of bfloat16 matrices; sums are float32 until all products are added."""
+def _multiply(inputs: Array, tiles: Array, outputs: Array, pair: int, keep: int) -> None:
+    """`multiply` of matrices; sums are float32 until all products are added."""
     num_rows, size = inputs.shape
     width = outputs.shape[1]
     flat = inputs.reshape(-1)
     for tile in numba.prange(-(-width // TILE_COLUMNS)):
         first = tile * TILE_COLUMNS
-        columns, right = min(TILE_COLUMNS, width - first), (first * size, 2 * TILE_COLUMNS)
+        columns, right = min(TILE_COLUMNS, width - first), (first * size, pair * TILE_COLUMNS)
         sums = np.empty((min(_ROWS, num_rows), TILE_COLUMNS), np.float32)
         for begin in range(0, num_rows, _ROWS):
             count = min(_ROWS, num_rows - begin)
@@ -121,8 +101,8 @@ def _multiply_pairs(inputs: Array, tiles: Array, outputs: Array, keep: int) -> N
                 for row in range(count):
                     for column in range(columns):
                         sums[row, column] = widen(outputs[begin + row, first + column])
-            left, place = (begin * size, size, 2), (0, TILE_COLUMNS)
-            add_rows(count, flat, left, tiles, right, sums.reshape(-1), place, size // 2, keep)
+            left, place = (begin * size, size, pair), (0, TILE_COLUMNS)
+            add_rows(count, flat, left, tiles, right, sums.reshape(-1), place, size // pair, keep)
             for row in range(count):
                 for column in range(columns):
                     outputs[begin + row, first + column] = narrow(sums[row, column], outputs[0, 0])
