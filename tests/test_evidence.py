@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import re
+import zlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -418,19 +419,37 @@ def test_a_prolonged_run_has_the_learning_rate_of_the_arm_that_it_prolongs_and_t
 
 
 def test_an_arm_with_the_steps_of_another_takes_those_of_its_finished_cells(tmp_path, monkeypatch):
+    (tmp_path / "adapter.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(beds.WarmBed, "start", tmp_path)
+    voting = {"arm": "majority", "seed": 0, "learning_rate": 2e-4}
+    here = {"start": f"{zlib.crc32(b'weights'):08x}"}
     rows = [
-        {"bed": "words-warm", "arm": "untrained", "seed": 0},
-        {"bed": "words-warm", "arm": "majority", "seed": 0, "learning_rate": 2e-4, "steps": 15},
-        {"bed": "sums-warm", "arm": "majority", "seed": 0, "learning_rate": 2e-4, "steps": 20},
+        {"bed": "words-warm", "arm": "untrained", "seed": 0, **here},
+        {"bed": "words-warm", **voting, "steps": 14},
+        {"bed": "words-warm", **voting, "steps": 15, **here},
+        {"bed": "sums-warm", **voting, "steps": 20, **here},
     ]
     ledger = tmp_path / "cells.jsonl"
     ledger.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     monkeypatch.setattr(run, "LEDGER", ledger)
     monkeypatch.setattr(
-        cells, "cell", lambda bed, arm, seed, settings, *_, **__: {"arm": arm, "steps": settings.steps}
+        cells,
+        "cell",
+        lambda bed, arm, seed, settings, *_, **__: {
+            "bed": bed.name,
+            "arm": arm,
+            "seed": seed,
+            "steps": settings.steps,
+        },
     )
     assert run.run_one(bed_named("words-warm"), "r_sol_steps", 1, tmp_path)
-    assert json.loads(ledger.read_text().splitlines()[-1]) == {"arm": "r_sol_steps", "steps": 15}
+    own = {"bed": "words-warm", "arm": "r_sol_steps", "seed": 1, "steps": 15}
+    assert json.loads(ledger.read_text().splitlines()[-1]) == own | here
+    assert not run.run_one(bed_named("words-warm"), "majority", 0, tmp_path)
+    (tmp_path / "adapter.safetensors").write_bytes(b"weights of another processor")
+    monkeypatch.setattr(cells, "steps_within", lambda *_, **__: 13)
+    assert run.run_one(bed_named("words-warm"), "majority", 0, tmp_path)
+    assert json.loads(ledger.read_text().splitlines()[-1])["steps"] == 13
 
 
 def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():

@@ -156,6 +156,11 @@ class Bed(ABC):
         """The policy before training: a model, or a run."""
         return self.model
 
+    @property
+    def start_digest(self) -> str:
+        """Of weights that a run starts from and that another processor makes otherwise; empty where there are none."""
+        return ""
+
     def validation(self) -> Sequence[Problem | Question]:
         """Problems of the training part, on which learning rates are chosen."""
         return self.problems("train", seed=10_000)[:_NUM_VALIDATION]
@@ -256,6 +261,12 @@ class WarmBed(RealBed):
     def start(self) -> Path:
         """Its weights, with which every arm starts."""
         return self.run / "state" / "weights" / f"{WARM_STEPS:06d}"
+
+    @property
+    def start_digest(self) -> str:
+        """Of the weights after the warm-up, which must have been made."""
+        files = sorted(self.start.rglob("*.safetensors"))
+        return f"{zlib.crc32(b''.join(file.read_bytes() for file in files)):08x}"
 
     @property
     def untrained(self) -> str:

@@ -71,9 +71,19 @@ MAIN_ARMS = tuple(dict.fromkeys([*(arm for pair in CONTRASTS for arm in pair), "
 UNTRAINED = "untrained"
 
 
-def read_ledger(path: Path = LEDGER) -> list[Cell]:
+def read_ledger() -> list[Cell]:
     """All finished cells."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in LEDGER.read_text().splitlines()] if LEDGER.exists() else []
+
+
+def cells_of(bed: Bed) -> list[Cell]:
+    """The finished cells of a bed, after a warm-up those that start from the one that is here."""
+    return [each for each in read_ledger() if (each["bed"], start_of(each)) == (bed.name, bed.start_digest)]
+
+
+def start_of(cell: Cell) -> str:
+    """The digest of a cell's start; warm-ups of the first cells have none."""
+    return str(cell.get("start", ""))
 
 
 def rate_of(cells: Sequence[Cell], bed: Bed, arm: str) -> float | None:
@@ -104,14 +114,14 @@ def wanted(beds: Sequence[str], arms: Sequence[str], num_seeds: int) -> Iterator
 
 def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
     """Run one cell, or what its learning rate still lacks; whether anything was run."""
-    cells = read_ledger()
+    cells = cells_of(bed)
     tuned = ARMS[arm].prolongs or ARMS[arm].rate_of or arm
     rate = rate_of(cells, bed, tuned)
     if rate is not None:
-        is_done = any((each["bed"], each["arm"], each["seed"]) == (bed.name, arm, seed) for each in cells)
+        is_done = any((each["arm"], each["seed"]) == (arm, seed) for each in cells)
         return not is_done and _run(bed, arm, seed, rate, folder)
-    key = (bed.name, tuned, THROWN_AWAY)
-    tried = {each["learning_rate"] for each in cells if (each["bed"], each["arm"], each["seed"]) == key}
+    key = (tuned, THROWN_AWAY)
+    tried = {each["learning_rate"] for each in cells if (each["arm"], each["seed"]) == key}
     return any(
         _run(bed, tuned, THROWN_AWAY, each, folder) for each in bed.learning_rates if each not in tried
     )
@@ -128,7 +138,7 @@ def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
     except Timeout:
         return False  # another process is at it
     with lock:
-        on_bed = [each for each in read_ledger() if each["bed"] == bed.name]
+        on_bed = cells_of(bed)
         if any(
             (each["arm"], each["seed"], each.get("learning_rate")) == (arm, seed, rate) for each in on_bed
         ):
@@ -137,6 +147,7 @@ def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
         steps = known[0] if known else steps_within(bed, arm, place, seed=THROWN_AWAY)
         settings = Settings(learning_rate=rate, steps=steps)
         line = cell(bed, arm, seed, settings, place, validation=seed == THROWN_AWAY)
+        line |= {"start": bed.start_digest} if bed.start_digest else {}
         with LEDGER.open("a") as file:
             file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
     return True
@@ -151,9 +162,10 @@ def run_untrained(bed: Bed, folder: Path) -> None:
     with FileLock(folder / f"{bed.name}-{UNTRAINED}.lock"):
         if isinstance(bed, WarmBed):
             warm_up(bed)
-        if any((each["bed"], each["arm"]) == (bed.name, UNTRAINED) for each in read_ledger()):
+        if any(each["arm"] == UNTRAINED for each in cells_of(bed)):
             return
         line = {"bed": bed.name, "arm": UNTRAINED, "seed": 0} | measure_untrained(bed, folder)
+        line |= {"start": bed.start_digest} if bed.start_digest else {}
         with LEDGER.open("a") as file:
             file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
 
@@ -173,25 +185,33 @@ def tables(beds: Sequence[str]) -> str:
     parts = []
     for name in beds:
         own = [each for each in read_ledger() if each["bed"] == name]
-        untrained = next((each for each in own if each["arm"] == UNTRAINED), None)
-        cells = [each for each in own if each["arm"] in ARMS and each["seed"] != THROWN_AWAY]
-        if not cells and untrained is None:
-            continue
-        problems = bed_named(name).problems("test")
-        parts.append(f"### `{name}`: {len(problems)} test problems")
-        texts = {arm: ARMS[arm].text for arm in ARMS if arm not in LONG_ARMS}
-        parts.append(arm_table(cells, untrained, texts))
-        is_rare, is_warm = bed_named(name).level is not None, isinstance(bed_named(name), WarmBed)
-        contrasts = RARE_CONTRASTS if is_rare else WARM_CONTRASTS if is_warm else CONTRASTS
-        parts.append(contrast_table(cells, contrasts))
-        if is_rare:
-            parts.append(signal_table(cells, RARE_ARMS))
-        if bed_named(name).dial is not None:
-            groups = [group_of(each) for each in problems]
-            parts.append(group_table(cells, untrained, groups, list(texts)))
-        parts.append(conversation_table(cells, untrained, list(texts), ("critique", "conversation")))
-        parts.append(long_table(cells, {arm: ARMS[arm].text for arm in LONG_ARMS}))
+        for start in dict.fromkeys(map(start_of, own)):
+            parts += _bed_tables(bed_named(name), start, [each for each in own if start_of(each) == start])
     return "\n\n".join(part for part in parts if part)
+
+
+def _bed_tables(bed: Bed, start: str, own: Sequence[Cell]) -> list[str]:
+    """The tables of a bed's cells, which all begin with one policy."""
+    untrained = next((each for each in own if each["arm"] == UNTRAINED), None)
+    cells = [each for each in own if each["arm"] in ARMS and each["seed"] != THROWN_AWAY]
+    if not cells and untrained is None:
+        return []
+    problems = bed.problems("test")
+    texts = {arm: ARMS[arm].text for arm in ARMS if arm not in LONG_ARMS}
+    contrasts = RARE_CONTRASTS if bed.level is not None else CONTRASTS
+    which = f", from the warm-up {start}" if start else ""
+    parts = [
+        f"### `{bed.name}`: {len(problems)} test problems{which}",
+        arm_table(cells, untrained, texts),
+        contrast_table(cells, WARM_CONTRASTS if isinstance(bed, WarmBed) else contrasts),
+    ]
+    if bed.level is not None:
+        parts.append(signal_table(cells, RARE_ARMS))
+    if bed.dial is not None:
+        parts.append(group_table(cells, untrained, [group_of(each) for each in problems], list(texts)))
+    parts.append(conversation_table(cells, untrained, list(texts), ("critique", "conversation")))
+    parts.append(long_table(cells, {arm: ARMS[arm].text for arm in LONG_ARMS}))
+    return parts
 
 
 def group_of(problem: Problem) -> str:
