@@ -144,6 +144,46 @@ def test_the_initial_policy_of_a_run_that_starts_from_weights_is_these(run, tmp_
     assert left_by(folder) != left_by(run(**options))
 
 
+# a judge that answers
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """The judge's answers by step, of a run on the built-in policy, and the folder."""
+
+    def run(folder=None, **options):
+        folder = folder or tmp_path_factory.mktemp("answers") / "run"
+        given = {"strategies": ["iid"], "group_size": 4, "batch_size": 8, "max_tokens": 60, "trackers": []}
+        rates = {"learning_rate": 3e-2, "lora_rank": 4, "eval_every": 0, "save_every": 0, "max_steps": 3}
+        given |= {"reward": "judge_answer", "judge_max_tokens": 60, "log_path": str(folder)} | rates | options
+        questions = ["Ann has 3 pens and gets 4 more. How many pens does Ann have now?"] * 2
+        viva.train("math_efficiency", model="tiny", prompts=questions, **given)
+        rows = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+        return [row["record"]["judge_answer"] for row in rows], folder
+
+    return run
+
+
+def test_a_judge_that_answers_has_the_weights_that_are_named(answers):
+    current, _ = answers()
+    initial, _ = answers(judge="initial")
+    assert len(set(initial)) == 1
+    assert answers(judge="every", judge_every=1)[0] == current
+    assert answers(judge="every", judge_every=4)[0] == initial
+    assert current[:2] == initial[:2]
+    assert current[4:] != initial[4:], "the policy does not change, so the test could not fail"
+
+
+def test_a_resumed_run_has_the_answers_of_one_that_was_never_stopped(answers, tmp_path):
+    options = {"judge": "ema", "judge_decay": 0.5}
+    whole, folder = answers(**options)
+    answers(tmp_path / "run", **options | {"max_steps": 1})
+    found, resumed = answers(tmp_path / "run", **options, behavior_if_exists="resume")
+    assert found == whole
+    weights = Path("adapter") / "adapter_model.safetensors"
+    assert (resumed / weights).read_bytes() == (folder / weights).read_bytes()
+
+
 # another model
 
 
