@@ -61,6 +61,7 @@ def transcript(step: int, group: int, **changes: Any) -> dict[str, Any]:
     record: dict[str, Any] = {
         "question": f"How many pens are in box {step}-{group}?",
         "answer": "10",
+        "judge_answer": None,
         "protocol": "critique_self_play",
         "system_prompt": "You solve problems together.",
         "judge": {"system_prompt": "You compare two solutions.", "prefill": "{"},

@@ -58,6 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     reasons = [{"agent_id": 1, "round_index": 0, "reason": HOSTILE}]
     hostile = {
         "question": HOSTILE,
+        "judge_answer": HOSTILE,
         "turns": [said],
         "tags": [HOSTILE],
         "strategy": HOSTILE,
@@ -349,6 +350,8 @@ def test_hostile_text_and_bytes_are_only_shown(site: Site) -> None:
     page.wait_for_selector(".tok")
     assert "<script>document.title='broken in'</script>" in page.locator(".question pre").first.inner_text()
     assert "\\u202e" in page.locator(".question pre").first.inner_text()
+    assert site.texts(".question h4") == ["QUESTION", "RIGHT ANSWER", "THE JUDGE'S OWN ANSWER"]
+    assert page.locator(".question pre").first.inner_text() == page.locator(".question pre").last.inner_text()
     assert page.locator("main script, main img, main iframe, main style").count() == 0
     assert "broken in" not in page.title()
     for place in ("conversations?order=-step", "judge", "curves", "options", "conversation/30/1"):

@@ -43,7 +43,8 @@ class Conversation {
     const rules = Object.entries(record.rules).map(([name, value]) => `${name}=${value}`).join(", ");
     const hasTokens = this.tokens ? this.tokens.shows() : new Map();
     return [h("div", { class: "question" }, h("h4", {}, "Question"), text(record.question, this.where),
-      record.answer ? [h("h4", {}, "Right answer"), text(record.answer, this.where)] : null),
+      record.answer ? [h("h4", {}, "Right answer"), text(record.answer, this.where)] : null,
+      record.judge_answer ? [h("h4", {}, "The judge's own answer"), text(record.judge_answer, this.where)] : null),
     record.control ? h("p", { class: "muted control" }, `Control: ${record.control.name}`, record.control.question ? [", critiques of ", text(record.control.question, this.where)] : null) : null,
     grid(record, this.where, hasTokens),
     h("div", { class: "worth" }, scores(record), arrows(record)), streams(record), rules ? h("p", { class: "muted" }, `Rules: ${rules}`) : null,
