@@ -78,7 +78,8 @@ def read_ledger() -> list[Cell]:
 
 def cells_of(bed: Bed) -> list[Cell]:
     """The finished cells of a bed, after a warm-up those that start from the one that is here."""
-    return [each for each in read_ledger() if (each["bed"], start_of(each)) == (bed.name, bed.start_digest)]
+    own = bed.name, bed.start_digest
+    return [each for each in read_ledger() if (each["bed"], start_of(each)) == own]
 
 
 def start_of(cell: Cell) -> str:
