@@ -24,6 +24,8 @@ with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol
 ``r_sol`` had three and four seeds: it makes a third of voting's steps, which alone may keep more of what was known.
 ``r_sol_floor_...`` and ``worked`` came when that had been seen to be so, and why: votes that know nothing;
 ``worked_frozen`` when ``worked`` had lost, ``..._steps`` and ``peers_frozen_steps`` when it had ended above voting.
+``peers_steps``, the control of the last one, and ``answer_...``, voters that lag in an arm that differs from voting in
+nothing else but them, came then; the contrasts of ``answer_...`` when three seeds of ``sums`` had been seen.
 """
 
 from collections.abc import Mapping
@@ -339,8 +341,20 @@ CONTRASTS = (
     ("apart", "critique"),
     ("apart", "r_sol"),
     ("majority", "shuffled"),
+    ("answer_ema", "majority"),
+    ("answer_initial", "majority"),
+    ("answer_ema", "answer_current"),
+    ("answer_initial", "answer_current"),
 )
-WARM_CONTRASTS = (*CONTRASTS, ("worked_frozen", "worked"), ("worked_frozen_steps", "peers_frozen_steps"))
+WARM_CONTRASTS = (
+    *CONTRASTS,
+    ("worked_frozen", "worked"),
+    ("worked_frozen_steps", "peers_frozen_steps"),
+    ("worked_frozen_steps", "majority"),
+    ("peers_frozen_steps", "majority"),
+    ("peers_frozen_steps", "peers_steps"),
+    ("peers_steps", "majority"),
+)
 """After a warm-up; the small policies cannot criticise as these arms ask."""
 RARE_CONTRASTS = (("hint", "answers"), ("hint", "group_32"), ("hint", "hint_iid"))
 """First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over all of a bed."""
