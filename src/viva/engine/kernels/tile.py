@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
-import numba
 from llvmlite import ir
 from numba import extending, types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.core.base import BaseContext
 from numba.core.typing.templates import Signature
 
@@ -31,7 +30,7 @@ _LANES, _VECTORS = (16, 4) if _FEATURES.get("avx512f") else (8, 2)
 TILE_ROWS = 6
 TILE_COLUMNS = _LANES * _VECTORS
 """Sums of a tile fill three quarters of the registers; what is multiplied takes the rest."""
-_target: Any = numba.config  # numba has no types
+_target: Any = config  # numba has no types
 _IS_OURS = _target.CPU_NAME is None and _target.CPU_FEATURES is None
 HAS_PAIRS = bool(_IS_OURS and _FEATURES.get("avx512bf16") and not _FEATURES.get("amx-bf16"))
 """Whether code is made for a processor that multiplies pairs of bfloat16 and has nothing faster (AMX, for matrices)."""
