@@ -24,7 +24,7 @@ with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol
 ``r_sol`` had three and four seeds: it makes a third of voting's steps, which alone may keep more of what was known.
 ``r_sol_floor_...`` and ``worked`` came when that had been seen to be so, and why: votes that know nothing;
 ``worked_frozen`` when ``worked`` had lost, ``..._steps`` and ``peers_frozen_steps`` when it had ended above voting.
-``peers_steps``, the control of the last one, and ``answer_...``, voters that lag in an arm that differs from voting in
+``peers_steps`` and ``worked_steps``, the controls of these two, and ``answer_...``, voters that lag in an arm that differs from voting in
 nothing else but them, came then; the contrasts of ``answer_...`` when three seeds of ``sums`` had been seen.
 """
 
@@ -203,10 +203,16 @@ ARMS: Mapping[str, Arm] = {
         options=_WORKED,
         text="propose and criticise; paid by the answers that the others' critiques work out",
     ),
+    "worked_steps": Arm(
+        recipe=WORKED,
+        options=_WORKED,
+        text="the same, as many steps as voting",
+        steps_of="majority",
+    ),
     "worked_frozen": Arm(
         recipe=WORKED,
         options=_FROZEN,
-        text="the same, critics stay as they were at the start",
+        text="`worked`, but critics stay as they were at the start",
     ),
     "worked_frozen_steps": Arm(
         recipe=WORKED,
@@ -349,6 +355,7 @@ CONTRASTS = (
 WARM_CONTRASTS = (
     *CONTRASTS,
     ("worked_frozen", "worked"),
+    ("worked_frozen_steps", "worked_steps"),
     ("worked_frozen_steps", "peers_frozen_steps"),
     ("worked_frozen_steps", "majority"),
     ("peers_frozen_steps", "majority"),
