@@ -24,8 +24,9 @@ with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol
 ``r_sol`` had three and four seeds: it makes a third of voting's steps, which alone may keep more of what was known.
 ``r_sol_floor_...`` and ``worked`` came when that had been seen to be so, and why: votes that know nothing;
 ``worked_frozen`` when ``worked`` had lost, ``..._steps`` and ``peers_frozen_steps`` when it had ended above voting.
-``peers_steps`` and ``worked_steps``, the controls of these two, and ``answer_...``, voters that lag in an arm that differs from voting in
-nothing else but them, came then; the contrasts of ``answer_...`` when three seeds of ``sums`` had been seen.
+``peers_steps`` and ``worked_steps``, the controls of these two, and ``answer_...``, voters that lag in an arm that
+differs from voting in nothing else but them, came then; the contrasts of ``answer_...`` when three seeds of ``sums``
+had been seen.
 """
 
 from collections.abc import Mapping
