@@ -120,7 +120,7 @@ def test_the_models_own_greedy_answer_is_held_against_the_truth():
     good = advice([problem([1, 2, 2, 3], 1, greedy=1)] * 20)
     bad = advice([problem([1, 2, 2, 3], 1, greedy=2)] * 20)
     assert (good["judge_answer"].verdict, bad["judge_answer"].verdict) == ("works", "fails")
-    assert "judge=ema or judge=initial" in good["judge_answer"].reason
+    assert "its labels are the greedy answers, right on 100 %" in good["judge_answer"].reason
     assert "+1.00" in good["judge_answer"].reason
     cut = problem([1, 2, 2, 3], 1)
     cut = replace(cut, greedy=attempt("1", right=True, finished=False))

@@ -148,7 +148,9 @@ def _about_reward(name: str, figures: Figures) -> Advice:
             f"; it can lift accuracy to about the greedy one, {_percent(_value(figures, 'accuracy/greedy'))}"
         )
     elif verdict == "works" and name == "judge_answer":
-        told += "; take judge=ema or judge=initial, whose answers lag behind the policy"
+        told += (
+            f"; its labels are the greedy answers, right on {_percent(_value(figures, 'accuracy/greedy'))}"
+        )
     return Advice(name, verdict, told)
 
 
