@@ -352,10 +352,13 @@ def test_a_snapshot_keeps_its_weights_while_training_goes_on(
 
 
 def test_a_cancelled_request_leaves_the_batch_and_the_others_alone(client: LocalSamplingClient) -> None:
+    decoder = client._source.result().decoder
+
     async def program() -> tinker.SampleResponse:
         doomed = asyncio.create_task(client.sample_async(ints(PROMPT), 2, params(max_tokens=100)))
         kept = client.sample(ints(PROMPT), 1, params(max_tokens=50, seed=8))
-        await asyncio.sleep(0.05)
+        while not decoder.has_work():  # a pause of so many milliseconds may last for all tokens
+            await asyncio.sleep(0)
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
