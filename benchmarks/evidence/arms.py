@@ -56,13 +56,13 @@ THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
 TIMES_LONGER = 10
 
-JUDGES = {
-    "current": "the policy as it is",
-    "ema": "the moving average of its weights (0.9)",
-    "every": "the policy of every 5th step",
-    "initial": "the policy at the start",
+LABELS = {
+    "current": ("the policy as it is", {}),
+    "ema": ("the moving average of its weights (0.9)", {}),
+    "every": ("the policy of every 5th step", {"judge_every": 5}),
+    "initial": ("the policy at the start", {}),
 }
-
+"""By judge, whose answers the arms ``answer_...`` have as labels, and further options."""
 COMMON: Mapping[str, object] = {
     "lora_rank": 16,
     "max_tokens": 80,
@@ -239,9 +239,9 @@ ARMS: Mapping[str, Arm] = {
             reward="judge_answer",
             judge=judge,
             judge_max_tokens=80,
-            **({"judge_every": 5} if judge == "every" else {}),
+            **options,
         )
-        for judge, whose in JUDGES.items()
+        for judge, (whose, options) in LABELS.items()
     },
     "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
     "preference": _preference("conversation preference RL"),

@@ -158,7 +158,7 @@ class Bed(ABC):
 
     @property
     def start_digest(self) -> str:
-        """Of weights that a run starts from and that another processor makes otherwise; empty where there are none."""
+        """Digest of the state that runs start from, where another processor makes another one; else empty."""
         return ""
 
     def validation(self) -> Sequence[Problem | Question]:
@@ -264,7 +264,7 @@ class WarmBed(RealBed):
 
     @property
     def start_digest(self) -> str:
-        """Of the weights after the warm-up, which must have been made."""
+        """Digest of weights and optimiser after the warm-up, which must have been made."""
         files = sorted(self.start.rglob("*.safetensors"))
         return f"{zlib.crc32(b''.join(file.read_bytes() for file in files)):08x}"
 

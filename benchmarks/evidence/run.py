@@ -148,10 +148,16 @@ def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
         steps = known[0] if known else steps_within(bed, arm, place, seed=THROWN_AWAY)
         settings = Settings(learning_rate=rate, steps=steps)
         line = cell(bed, arm, seed, settings, place, validation=seed == THROWN_AWAY)
-        line |= {"start": bed.start_digest} if bed.start_digest else {}
-        with LEDGER.open("a") as file:
-            file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
+        _keep(line, bed)
     return True
+
+
+def _keep(line: dict[str, object], bed: Bed) -> None:
+    """Add a cell to the ledger, with its start."""
+    if digest := bed.start_digest:
+        line |= {"start": digest}
+    with LEDGER.open("a") as file:
+        file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
 
 
 def run_untrained(bed: Bed, folder: Path) -> None:
@@ -166,9 +172,7 @@ def run_untrained(bed: Bed, folder: Path) -> None:
         if any(each["arm"] == UNTRAINED for each in cells_of(bed)):
             return
         line = {"bed": bed.name, "arm": UNTRAINED, "seed": 0} | measure_untrained(bed, folder)
-        line |= {"start": bed.start_digest} if bed.start_digest else {}
-        with LEDGER.open("a") as file:
-            file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
+        _keep(line, bed)
 
 
 def audit_bed(bed: WarmBed, runs: Sequence[str]) -> None:

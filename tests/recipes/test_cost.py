@@ -179,6 +179,20 @@ def test_a_reward_without_a_judge_costs_no_comparisons(measured) -> None:
     assert found["verdicts"] == 0
 
 
+def plain_samples(group_size: int, **options: Any) -> MathConfig:
+    """Two problems a step, asked so often."""
+    return MathConfig(
+        strategies=["iid"],
+        group_size=group_size,
+        batch_size=2 * group_size,
+        max_training_datapoints=2 * group_size,
+        hf_answer_column=None,
+        max_tokens=64,
+        estimator="importance_sampling",
+        **options,
+    )
+
+
 def listening(before: str, token: str) -> float:
     """A scorer that reads the first student's digit."""
     first = before.rpartition("first student's answer:\n> ")[2][:1]
@@ -195,17 +209,7 @@ def test_the_passes_of_a_scorer_are_counted_exactly(measured) -> None:
 
 
 def test_the_passes_of_a_scorer_over_plain_samples_are_counted_exactly(measured) -> None:
-    config = MathConfig(
-        strategies=["iid"],
-        group_size=4,
-        batch_size=8,
-        max_training_datapoints=8,
-        hf_answer_column=None,
-        max_tokens=64,
-        reward="peer_prediction",
-        scorer_policy="current",
-        estimator="importance_sampling",
-    )
+    config = plain_samples(4, reward="peer_prediction", scorer_policy="current")
     found = measured(config, solve, scorer=listening)
     counts = recipe_cost(config, EXACT).counts
     assert (found["replies"], found["verdicts"]) == (counts.num_calls, counts.num_judge_calls)
@@ -215,16 +219,7 @@ def test_the_passes_of_a_scorer_over_plain_samples_are_counted_exactly(measured)
 
 
 def test_the_comparisons_of_plain_samples_are_counted_exactly(measured) -> None:
-    config = MathConfig(
-        strategies=["iid"],
-        group_size=3,
-        batch_size=6,
-        max_training_datapoints=6,
-        hf_answer_column=None,
-        max_tokens=64,
-        reward="serl",
-        estimator="importance_sampling",
-    )
+    config = plain_samples(3, reward="serl")
     found = measured(config, solve, lambda prompt: {"A": 0.6, "B": 0.3, "T": 0.1})
     counts = recipe_cost(config, EXACT).counts
     assert (found["replies"], found["verdicts"]) == (counts.num_calls, counts.num_judge_calls)
@@ -232,16 +227,7 @@ def test_the_comparisons_of_plain_samples_are_counted_exactly(measured) -> None:
 
 
 def test_the_judges_own_answers_are_counted_exactly(measured) -> None:
-    config = MathConfig(
-        strategies=["iid"],
-        group_size=4,
-        batch_size=8,
-        max_training_datapoints=8,
-        hf_answer_column=None,
-        max_tokens=64,
-        reward="judge_answer",
-        estimator="importance_sampling",
-    )
+    config = plain_samples(4, reward="judge_answer")
     found = measured(config, solve)
     counts = recipe_cost(config, EXACT).counts
     assert found["replies"] == counts.num_calls + counts.num_judge_calls == 2 * (4 + 1)

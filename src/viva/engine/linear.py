@@ -7,7 +7,7 @@ A decode step multiplies a few rows by every weight, so it costs what reading th
 torch reaches a third of the memory's speed at a dozen rows in float32; oneDNN's with weights laid out beforehand comes
 to about twice that, is ahead up to whole prompts, and level for one row. Our kernel is ahead of that by 1.2 to 1.85
 times up to 64 rows, level beyond, and takes its place in float32 (see the log); in bfloat16 on processors that multiply
-pairs, where it is ahead up to 32 rows. Layers that read the same
+pairs, where it is ahead by 1.1 to 1.2. Layers that read the same
 input are one product, since threads meet at the end of each. Packed weights cannot be trained, saved or moved, so this
 is for copies that only compute, on a CPU.
 

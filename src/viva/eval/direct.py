@@ -10,7 +10,8 @@ that it took on the same problem, the judge's included. Their number depends on 
 import asyncio
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import tinker
@@ -75,18 +76,20 @@ class DirectSampler:
 
     async def _reply(self, completer: SeededCompleter, prompt: tinker.ModelInput) -> TokensWithLogprobs:
         stop = self.renderer.get_stop_sequences()
-        failure: Exception | None = None
-        for _ in range(self.sampling.max_retries + 1):
-            try:
-                return await completer(prompt, stop)
-            except asyncio.CancelledError as error:
-                if is_interrupted():
-                    raise
-                failure = ConnectionAbortedError(f"the engine cancelled a call: {error}")
-            except (tinker.TinkerError, OSError) as error:  # timeouts and lost connections are of the latter
-                failure = error
-        assert failure is not None
-        raise failure
+        for _ in range(self.sampling.max_retries):
+            with suppress(tinker.TinkerError, OSError):  # timeouts and lost connections are of the latter
+                return await _answered(completer(prompt, stop))
+        return await _answered(completer(prompt, stop))
+
+
+async def _answered(call: Awaitable[TokensWithLogprobs]) -> TokensWithLogprobs:
+    """The reply; a call that the engine cancels is a lost connection."""
+    try:
+        return await call
+    except asyncio.CancelledError as error:
+        if is_interrupted():
+            raise
+        raise ConnectionAbortedError(f"the engine cancelled a call: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -299,15 +299,10 @@ class PolicySelfComparisonJudge(Judge):
 
     async def answer(self, messages: Sequence[Message], seed: int) -> str:
         """See `Judge.answer`; raises a `TimeoutError` if it took longer than the policy's ``timeout_s``."""
-        params = tinker.SamplingParams(
-            max_tokens=self.max_tokens, temperature=0.0, seed=seed, stop=self.renderer.get_stop_sequences()
-        )
         prompt = build_prompt(self.renderer, messages)
         async with asyncio.timeout(self.policy.timeout_s):
-            response = await sample(self.policy.current(), prompt, params, role="judge")
-        (sequence,) = response.sequences
-        text, is_clean = read_reply(self.renderer, list(sequence.tokens))
-        return text if is_clean and sequence.stop_reason == "stop" else ""
+            text, is_finished = await self._reply(prompt, 0.0, seed)
+        return text if is_finished else ""
 
     def described(self) -> dict[str, str]:
         """See `Judge.described`."""
@@ -317,15 +312,21 @@ class PolicySelfComparisonJudge(Judge):
         }
 
     async def _verdict(self, prompt: tinker.ModelInput, seed: int) -> tuple[str, Outcome]:
+        text, _ = await self._reply(prompt, self.temperature, seed)
+        return text, parse_verdict(text)
+
+    async def _reply(self, prompt: tinker.ModelInput, temperature: float, seed: int) -> tuple[str, bool]:
+        """A written reply, and whether the judge ended it itself."""
         params = tinker.SamplingParams(
             max_tokens=self.max_tokens,
-            temperature=self.temperature,
+            temperature=temperature,
             seed=seed,
             stop=self.renderer.get_stop_sequences(),
         )
         response = await sample(self.policy.current(), prompt, params, role="judge")
-        text, _ = read_reply(self.renderer, list(response.sequences[0].tokens))
-        return text, parse_verdict(text)
+        (sequence,) = response.sequences
+        text, is_clean = read_reply(self.renderer, list(sequence.tokens))
+        return text, is_clean and sequence.stop_reason == "stop"
 
 
 class LabelReader:

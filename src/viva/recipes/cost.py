@@ -333,14 +333,7 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
         (f"sampled, {counted(counts.num_calls, 'reply', 'replies')}", f"{counts.sampled:,.0f}", "", "")
     ]
     if counts.judged:
-        rows.append(
-            (
-                f"sampled, {counts.num_judge_calls} by the judge",
-                f"{counts.judged:,.0f}",
-                "",
-                "",
-            )
-        )
+        rows.append((f"sampled, {counts.num_judge_calls} by the judge", f"{counts.judged:,.0f}", "", ""))
     rows.append(("prompts of agents", *_passes(counts.prompts)))
     if counts.num_judge_calls:
         rows.append(("prompts of the judge", *_passes(counts.judge_prompts)))

@@ -142,7 +142,7 @@ _JUDGE = (
 )
 """Options that say who judges, and how."""
 _COMPARING = ("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_off_set_mass")
-"""Those of comparisons."""
+"""Options of a judge that compares."""
 
 
 @chz.chz

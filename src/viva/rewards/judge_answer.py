@@ -10,7 +10,7 @@ renewed, and another model is a teacher whose answers are labels. Answers are co
 was cut or gives no answer earns 0, as all do where the judge's own is cut or gives none.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tinker_cookbook.renderers.base import Message
@@ -18,21 +18,20 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.rendering import system_messages
+from viva.judging.answers import answer_key
 from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions
 from viva.rewards.majority import answer_groups
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
-
-def _judge() -> JudgeOptions:
-    return JudgeOptions(mode="verdict")
+_WRITES = JudgeOptions(mode="verdict")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeAnswer(SolutionReward):
     """Agreement of a final solution with the judge's own; needs no known answers."""
 
-    answered_by: JudgeOptions = field(default_factory=_judge)
+    answered_by: JudgeOptions = _WRITES
     name: str = "judge_answer"
 
     @property
@@ -46,7 +45,7 @@ class JudgeAnswer(SolutionReward):
 
     @property
     def judge_answers(self) -> bool:
-        """It does."""
+        """Always."""
         return True
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
@@ -75,7 +74,7 @@ class JudgeAnswer(SolutionReward):
         """
         agreeing = self._agreeing(group)
         metrics: Metrics = {
-            "judge_answer/given": float(answer_groups([group.judge_answer or ""])[0] is not None),
+            "judge_answer/given": float(answer_key(group.judge_answer or "") is not None),
             "judge_answer/agreement": sum(agreeing) / max(len(agreeing), 1),
         }
         if group.graded_G is not None and any(agreeing):
@@ -102,4 +101,4 @@ def judge_answer(*, judge: JudgeOptions | None = None) -> JudgeAnswer:
         judge: By default the policy being trained: its most probable answer. On the command line ``judge=initial``,
             ``ema``, ``every``, another model or an endpoint.
     """
-    return JudgeAnswer(answered_by=judge or _judge())
+    return JudgeAnswer(answered_by=judge or _WRITES)

@@ -99,13 +99,15 @@ def _multiply(inputs: Array, tiles: Array, outputs: Array, pair: int, keep: int)
             count = min(_ROWS, num_rows - begin)
             if keep:
                 for row in range(count):
+                    total, there = sums[row], outputs[begin + row, first : first + columns]
                     for column in range(columns):
-                        sums[row, column] = widen(outputs[begin + row, first + column])
+                        total[column] = widen(there[column])
             left, place = (begin * size, size, pair), (0, TILE_COLUMNS)
             add_rows(count, flat, left, tiles, right, sums.reshape(-1), place, size // pair, keep)
             for row in range(count):
+                total, there = sums[row], outputs[begin + row, first : first + columns]
                 for column in range(columns):
-                    outputs[begin + row, first + column] = narrow(sums[row, column], outputs[0, 0])
+                    there[column] = narrow(total[column], there[column])
 
 
 def records_of(adapters: Sequence[LowRank | None], num_layers: int) -> Array:
