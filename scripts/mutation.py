@@ -40,6 +40,8 @@ LEDGER = ROOT / "benchmarks" / "reliability" / "findings.jsonl"
 EQUIVALENT = ROOT / "scripts" / "equivalent_mutants.json"
 RECIPE = "12 mutation"
 LIMIT_FACTOR, LIMIT_SECONDS = 10.0, 4.0
+_READ_BY_TESTS = ("benchmarks", "docs", "scripts", "examples")
+"""Folders beside the sources that some tests read."""
 
 QUICK = """
 import json
@@ -83,23 +85,23 @@ AREAS = {
             "judging/ranking.py",
         ),
         tests=(
-            "judging/test_ballots.py",
-            "judging/test_bradley_terry.py",
-            "judging/test_consensus.py",
-            "judging/test_judging_edges.py",
-            "judging/test_label_ballots.py",
-            "judging/test_ranking.py",
-            "judging/test_tournament.py",
+            "judging",
+            "selfplay/test_label_votes.py",
+            "training/test_signs.py",
+            "run/test_alarms.py",
         ),
     ),
     "rewards": Area(
         sources=("rewards/*.py",),
         tests=(
-            "rewards/test_credit.py",
-            "rewards/test_review.py",
-            "rewards/test_review_edges.py",
-            "rewards/test_spans.py",
-            "rewards/test_streams.py",
+            "rewards",
+            "judging/test_consensus.py",
+            "selfplay/test_critique_credit.py",
+            "selfplay/test_label_votes.py",
+            "selfplay/test_protocols.py",
+            "selfplay/test_tool_calls.py",
+            "training/test_credit.py",
+            "view/test_rescore.py",
         ),
     ),
     "estimators": Area(
@@ -114,10 +116,11 @@ AREAS = {
     "context swap": Area(
         sources=("training/samples.py", "training/data_processing.py", "experts/samples.py"),
         tests=(
+            "training/test_credit.py",
             "training/test_data_processing.py",
             "training/test_rl_data_processing.py",
             "training/test_samples.py",
-            "experts/test_samples.py",
+            "experts",
         ),
     ),
     "coordinator": Area(
@@ -126,19 +129,33 @@ AREAS = {
             "conversation/test_coordinator.py",
             "conversation/test_coordinator_records.py",
             "conversation/test_lanes.py",
+            "selfplay/test_conversation_env.py",
+            "selfplay/test_round_robin.py",
+            "eval/test_evaluators.py",
         ),
     ),
     "tree packing": Area(
         sources=("engine/trees.py", "engine/packing.py"),
-        tests=("engine/test_trees.py", "engine/test_packing.py"),
+        tests=(
+            "engine/test_trees.py",
+            "engine/test_packing.py",
+            "engine/test_averages.py",
+            "engine/test_training_client.py",
+            "engine/test_tree_kernels.py",
+            "engine/test_tree_training.py",
+        ),
     ),
     "checkpoints": Area(
         sources=("engine/checkpoint.py", "model_files.py", "run/checkpoints.py", "run/log.py"),
         tests=(
             "engine/test_checkpoint.py",
             "engine/test_checkpoint_on_disk.py",
+            "engine/test_model_files.py",
+            "engine/test_service.py",
             "run/test_checkpoints.py",
             "run/test_run_folder.py",
+            "training/test_followers.py",
+            "training/test_members.py",
         ),
     ),
 }
@@ -186,7 +203,7 @@ def _prepared(name: str, work: Path) -> Path:
     """A copy of the repository whose settings name the area's sources and tests."""
     folder = work / name.replace(" ", "-")
     area = AREAS[name]
-    for part in ("src", "tests", "benchmarks"):  # some tests lean on a module of the benchmarks
+    for part in ("src", "tests", *_READ_BY_TESTS):
         shutil.rmtree(folder / part, ignore_errors=True)
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)
@@ -197,7 +214,7 @@ def _prepared(name: str, work: Path) -> Path:
         "only_mutate": [f"src/viva/{path}" for path in area.sources],
         # a line that is only text, with or without what closes or divides it; and what is raised
         "do_not_mutate_patterns": [r"""^\s*f?(".*"|'.*')[,)]*$""", r"^\s*raise "],
-        "also_copy": ["benchmarks"],
+        "also_copy": [*_READ_BY_TESTS],
         "pytest_add_cli_args_test_selection": tests,
         "pytest_add_cli_args": [
             *("-p", "no:cacheprovider", "-p", "quick_tests"),

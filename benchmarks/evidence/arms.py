@@ -26,7 +26,8 @@ with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol
 ``worked_frozen`` when ``worked`` had lost, ``..._steps`` and ``peers_frozen_steps`` when it had ended above voting.
 ``peers_steps`` and ``worked_steps``, the controls of these two, and ``answer_...``, voters that lag in an arm that
 differs from voting in nothing else but them, came then; the contrasts of ``answer_...`` when three seeds of ``sums``
-had been seen.
+had been seen. ``majority_few`` and its contrasts came when ``peers_steps``, which makes groups as small, had ended
+above voting.
 """
 
 from collections.abc import Mapping
@@ -109,13 +110,19 @@ class Arm:
 
 
 def _samples(
-    text: str, *, prolongs: str | None = None, learning_rate: float | None = None, **options: object
+    text: str,
+    *,
+    prolongs: str | None = None,
+    steps_of: str | None = None,
+    learning_rate: float | None = None,
+    **options: object,
 ) -> Arm:
     return Arm(
         recipe="math_efficiency",
         options=_SAMPLES | options,
         text=text,
         prolongs=prolongs,
+        steps_of=steps_of,
         learning_rate=learning_rate,
     )
 
@@ -174,6 +181,11 @@ ARMS: Mapping[str, Arm] = {
         for rank in SWEPT_RANKS
     },
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
+    "majority_few": _samples(
+        "the same of 24 samples a step in groups of 4 on the beds of a model that others trained, as many steps",
+        reward="majority",
+        steps_of="majority",
+    ),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", **_R_SOL),
     "critique": _critique(
@@ -362,6 +374,8 @@ WARM_CONTRASTS = (
     ("peers_frozen_steps", "majority"),
     ("peers_frozen_steps", "peers_steps"),
     ("peers_steps", "majority"),
+    ("majority_few", "majority"),
+    ("peers_steps", "majority_few"),
 )
 """After a warm-up; the small policies cannot criticise as these arms ask."""
 RARE_CONTRASTS = (("hint", "answers"), ("hint", "group_32"), ("hint", "hint_iid"))

@@ -58,6 +58,13 @@ def test_voters_who_all_prefer_the_same_favour_nobody() -> None:
     assert mutual_votes({0: [Preference(1, 2)], 1: [], 2: []}) is None
 
 
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_votes_on_a_ballot_changes_no_favour(rng: random.Random) -> None:
+    ballots = ballots_by(honest(rng))
+    mixed = {voter: rng.sample(votes, len(votes)) for voter, votes in ballots.items()}
+    assert mutual_votes(mixed) == pytest.approx(mutual_votes(ballots))
+
+
 @given(st.permutations(list(AGENTS)), st.integers(0, 1000))
 def test_relabelling_agents_changes_no_sign(names: list[int], seed: int) -> None:
     rng = random.Random(seed)
