@@ -97,9 +97,10 @@ AREAS = {
             "rewards",
             "judging/test_consensus.py",
             "selfplay/test_critique_credit.py",
+            "selfplay/test_critique_record.py",
             "selfplay/test_label_votes.py",
-            "selfplay/test_protocols.py",
-            "selfplay/test_tool_calls.py",
+            "selfplay/test_round_robin.py",
+            "selfplay/test_truth.py",
             "training/test_credit.py",
             "view/test_rescore.py",
         ),
@@ -116,6 +117,7 @@ AREAS = {
     "context swap": Area(
         sources=("training/samples.py", "training/data_processing.py", "experts/samples.py"),
         tests=(
+            "training/test_batch.py",
             "training/test_credit.py",
             "training/test_data_processing.py",
             "training/test_rl_data_processing.py",

@@ -1,5 +1,6 @@
 """CoMAS on critique self-play: author and critics of a proposal share 1, and verdicts are paid for their form."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -55,8 +56,8 @@ async def test_every_part_has_its_own_tokens():
         else:
             column = {0: found.proposal, 2: found.revision, 3: found.verdict}[span.round_index]
             assert span.reward == column[agent]
-    critiques = [span for span in credit.spans if span.round_index == 1]
-    assert len(critiques) == 4 * 3
+    assert Counter(span.round_index for span in credit.spans) == {0: 4, 1: 4 * 3, 2: 4, 3: 4}
+    assert set(credit.weights.values()) == {1.0}
 
 
 async def test_a_verdict_that_cannot_be_read_costs_one():

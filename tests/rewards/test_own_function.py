@@ -1,0 +1,95 @@
+"""A user's function as the reward: what it is shown, how its numbers are credited, and what is refused."""
+
+import re
+from typing import Any
+
+import pytest
+
+import viva
+from viva import Protocol, Round
+from viva.rewards import find_reward
+from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+from viva.testing import ScriptedPolicy, tiny_renderer
+from viva.training.rollouts import GroupOutcome, run_group
+
+RENDERER = tiny_renderer()
+
+
+async def played(
+    reward: Any, answer: str | None = None
+) -> tuple[GroupOutcome, MultiAgentConversationEnvGroupBuilder]:
+    protocol = Protocol(
+        rounds=[
+            Round("argue", "Make your point.", ["argue"], "sequential"),
+            Round("final", "Conclude.", ["argue"]),
+        ]
+    )
+    builder = MultiAgentConversationEnvGroupBuilder(
+        question="Tea or coffee?",
+        renderer=RENDERER,
+        protocol=protocol,
+        reward=find_reward(reward),
+        num_agents=2,
+        answer=answer,
+    )
+    return await run_group(builder, Talkers(), max_retries=0), builder
+
+
+class Talkers:
+    """The same script in every seat."""
+
+    def seat(self, **place: int) -> ScriptedPolicy:
+        return ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: f"Tea, {call} times.")
+
+
+async def test_a_reward_by_agent_is_what_the_agents_earn():
+    shown: list[viva.Conversation] = []
+
+    def second_wins(conversation: viva.Conversation) -> dict[int, float]:
+        shown.append(conversation)
+        return {0: -1.0, 1: 1.0}
+
+    outcome, builder = await played(second_wins, answer="tea")
+    assert builder.record()["rewards"] == {"0": -1.0, "1": 1.0}
+    assert outcome.group is not None
+    assert sum(outcome.group.final_rewards_G) == 0.0
+    assert (shown[0].question, shown[0].answer, len(shown[0].turns)) == ("Tea or coffee?", "tea", 4)
+    assert builder.reward.name == "second_wins"
+
+
+async def test_a_reward_by_segment_goes_to_the_tokens_of_that_segment_alone():
+    async def final_pays(conversation: viva.Conversation) -> dict[str, dict[int, float]]:
+        return {"final": {0: 2.0, 1: 3.0}}
+
+    _, builder = await played(final_pays)
+    assert builder.record()["streams"] == {"0": {"final": 2.0}, "1": {"final": 3.0}}
+    assert builder.record()["rewards"] == {"0": 2.0, "1": 3.0}
+    credit = builder.credit()
+    assert credit is not None
+    assert sorted((span.round_index, span.reward) for span in credit.spans) == [(1, 2.0), (1, 3.0)]
+
+
+async def test_the_rewards_of_an_agents_segments_are_summed():
+    _, builder = await played(lambda conversation: {"argue": {0: 0.5}, "final": {0: 2.0, 1: 3.0}})
+    assert builder.record()["rewards"] == {"0": 2.5, "1": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("pay", "told"),
+    [
+        ({}, r"must return rewards by agent id, or by segment and agent id; got \{\}"),
+        ([1.0, 0.0], r"got \[1.0, 0.0\]"),
+        (None, "got None"),
+        ({0: 1.0}, r"nothing for agents \[1\]; agents that finished: \[0, 1\]"),
+        ({0: 1.0, 1: 2.0, 2: 0.0}, r"unknown agents \[2\]"),
+        ({0: float("nan"), 1: 0.0}, "as finite numbers; got nan for agent 0"),
+        ({0: True, 1: 0.0}, "as finite numbers; got True for agent 0"),
+        ({"fin": {0: 1.0}}, "segment 'fin', allowed: argue, final"),
+        ({"final": 3}, "got 3 for segment 'final'"),
+        ({"final": {7: 1.0}}, r"unknown agents \[7\]"),
+    ],
+)
+async def test_what_is_no_reward_becomes_no_number(pay: Any, told: str):
+    outcome, _ = await played(lambda conversation: pay)
+    assert outcome.group is None
+    assert re.search(told, str(outcome.void_reason))
