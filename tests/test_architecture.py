@@ -352,6 +352,13 @@ def test_light_entrances_load_no_heavy_package(code: str) -> None:
     assert not set(HEAVY) & set(loaded.split())
 
 
+def test_a_run_loads_no_package_that_reads_data_files_unless_it_is_given_some() -> None:
+    code = "import viva.recipes.loop, viva.recipes.math_efficiency, viva.recipes.critique_self_play, sys"
+    loaded = set(python(f"{code}; print(*sys.modules)").split())
+    assert "torch" in loaded
+    assert not {"datasets", "pandas", "pyarrow"} & loaded
+
+
 LONG_FUNCTION = "def f() -> None:\n" + "    pass\n" * MAX_FUNCTION_LINES
 MANY_PARAMETERS = "def f(" + ", ".join(f"p{i}: int" for i in range(MAX_PARAMETERS + 1)) + ") -> None: ...\n"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinker_cookbook.rl.preference_envs import get_pairs
+from tinker_cookbook.rl import preference_envs
 
 from viva.judging.comparison import (
     Comparison,
@@ -77,7 +77,8 @@ def seed_formula(comparisons: Sequence[Comparison], agent_ids: Sequence[int]) ->
 @pytest.mark.parametrize("pattern", [BOTH, ONE])
 @pytest.mark.parametrize("n", range(6))
 def test_pairs_are_those_of_the_cookbook(pattern: TournamentPattern, n: int) -> None:
-    assert pairs(range(n), pattern) == get_pairs(n, pattern)
+    theirs = preference_envs.TournamentPattern(pattern)
+    assert pairs(range(n), pattern) == pairs(range(n), theirs) == preference_envs.get_pairs(n, theirs)
 
 
 def test_pairs_are_of_the_agents_that_are_there() -> None:

@@ -1,9 +1,7 @@
 """What the user sees while a run goes, on a terminal and elsewhere."""
 
 import io
-import statistics
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -182,19 +180,31 @@ async def test_the_display_changes_no_result(tmp_path, monkeypatch):
     ]
 
 
-def test_the_display_costs_less_than_a_hundredth_of_a_processor():
+def calls_to_draw(num_done: int) -> int:
+    """Functions that are called to note twenty tokens of fifty replies and to draw the display once."""
     run = RunConsole(num_steps=500, console=terminal())
-    for step in range(100):
+    for step in range(num_done):
         run.step_done(step, dict.fromkeys(("test/direct_accuracy", "reward/std", "parse/ok"), step / 100))
-    progress = run.sampling(12)
-    seconds = []
-    for _ in range(40):
-        began = time.thread_time()
+    progress, count = run.sampling(12), 0
+
+    def noticed(frame, event, value):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(noticed)
+    try:
         for _ in range(50):
             progress.on_reply(20)
         run.console.print(run.display())
-        seconds.append(time.thread_time() - began)
-    assert 2 * statistics.median(seconds) < 0.01  # it is drawn twice a second
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_drawing_the_display_takes_no_more_the_longer_a_run_is():
+    early, late = calls_to_draw(100), calls_to_draw(400)
+    assert late < 1.1 * early
+    assert late < 20_000  # some milliseconds, twice a second
 
 
 def rows(run: RunConsole) -> list[str]:

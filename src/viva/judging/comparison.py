@@ -10,9 +10,9 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.preference_envs import TournamentPattern
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
@@ -29,6 +29,19 @@ VERDICT_PREFIX = '{"preference": "'
 """The text that the judge's reply is made to begin with in ``logprob`` mode; the next token is the verdict."""
 
 LABELS = ("A", "B", "Tie")
+
+
+class TournamentPattern(StrEnum):
+    """Pairs that a tournament compares.
+
+    The values are those of tinker-cookbook's enumeration, which may be given in its place; the module that has it
+    loads ``datasets``, a second of every command.
+    """
+
+    ALL_PAIRS_BOTH_WAYS = "all_pairs_both_ways"
+    """Every pair in both orders."""
+    ALL_PAIRS_ONE_WAY = "all_pairs_one_way"
+    """Every pair once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +180,7 @@ class Judge(ABC):
         """
         rng = random.Random(seed)
         orders = pairs(sorted(solutions), pattern)
-        if pattern is TournamentPattern.ALL_PAIRS_ONE_WAY:
+        if pattern == TournamentPattern.ALL_PAIRS_ONE_WAY:
             orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
         with remembering({}):
             return await gather_or_cancel(
@@ -188,7 +201,7 @@ def pairs(agent_ids: Sequence[int], pattern: TournamentPattern) -> list[tuple[in
     """Pairs to compare, as (shown first, shown second); with ``ALL_PAIRS_ONE_WAY`` once each, in the order of ids."""
     if len(set(agent_ids)) < len(agent_ids):
         raise ValueError(f"agent_ids must differ from one another; got {list(agent_ids)}")
-    if pattern is TournamentPattern.ALL_PAIRS_BOTH_WAYS:
+    if pattern == TournamentPattern.ALL_PAIRS_BOTH_WAYS:
         return list(itertools.permutations(agent_ids, 2))
     return list(itertools.combinations(agent_ids, 2))
 

@@ -22,7 +22,6 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from tinker_cookbook.supervised.common import create_rightshifted_model_input_and_leftshifted_targets
 
 from viva.experts.samples import FloatArray
 from viva.experts.strategy import ContextTransform
@@ -82,10 +81,18 @@ class _Sequence:
             self.mask_T.extend([float(value != 0.0) for value in advantages_T])
 
     def to_datum(self) -> tinker.Datum:
-        chunks = list(model_input(self.elements).chunks)
-        inputs, targets_T = create_rightshifted_model_input_and_leftshifted_targets(chunks)
+        """All but the last token, which an action sampled, and what follows each; behind images 0."""
+        if not isinstance(self.elements[-1], int) or len(self.mask_T) < 2:
+            raise ValueError(
+                f"a datum needs two tokens or more and ends with one that was sampled; got {len(self.mask_T)} tokens, "
+                f"the last element a {type(self.elements[-1]).__name__}. Give every transition an action"
+            )
+        targets_T: list[int] = []
+        for element in self.elements:
+            targets_T += [element] if isinstance(element, int) else [0] * element.length
+        del targets_T[0]
         return tinker.Datum(
-            model_input=inputs,
+            model_input=model_input(self.elements[:-1]),
             loss_fn_inputs={
                 "target_tokens": tinker.TensorData(data=targets_T, dtype="int64", shape=[len(targets_T)]),
                 "logprobs": _float_tensor(self.logprobs_T[1:]),
