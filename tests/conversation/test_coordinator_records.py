@@ -5,7 +5,7 @@ import pytest
 from viva.conversation.coordinator import MultiAgentCoordinator, OutOfTurnError
 from viva.conversation.personas import persona
 from viva.conversation.protocol import Protocol, Round, Segment, read_solution
-from viva.conversation.records import ReplyStatus, Solution
+from viva.conversation.records import ReplyStatus, Solution, ToolCall
 
 PERSONAS = {0: "You doubt.", 1: "You build."}
 
@@ -55,6 +55,27 @@ async def test_a_turn_holds_everything_that_was_said_and_asked() -> None:
     assert conversation.turns[-1] == turn
     assert (conversation.question, conversation.num_agents, conversation.max_rounds) == ("q", 2, 2)
     assert conversation.failures == ()
+
+
+async def test_an_agent_that_leaves_takes_the_calls_of_its_unfinished_round_along_and_no_other() -> None:
+    coordinator = MultiAgentCoordinator("q", 2, protocol_of(1, 1))
+
+    async def call(agent_id: int, value: str) -> None:
+        await coordinator.submit_response(
+            agent_id, ToolCall(tool="add", arguments="{}", output=value, stop=0)
+        )
+
+    for agent_id in (0, 1):
+        await coordinator.wait_for_turn(agent_id)
+        await call(agent_id, f"first of {agent_id}")
+        await coordinator.submit_response(agent_id, Solution(solution="4"))
+    for agent_id in (0, 1):
+        await coordinator.wait_for_turn(agent_id)
+        await call(agent_id, f"second of {agent_id}")
+    await coordinator.fail(0, "it left")
+    found = [turn.response for turn in coordinator.conversation.turns]
+    outputs = [each.output for each in found if isinstance(each, ToolCall)]
+    assert outputs == ["first of 0", "first of 1", "second of 1"]
 
 
 async def test_a_view_is_the_place_of_the_agents_next_turn() -> None:

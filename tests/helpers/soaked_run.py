@@ -78,7 +78,7 @@ class Meter:
         self._began = self._measured = self._filled = 0.0
         self._last: tuple[float, float] | None = None
         self._steps: list[tuple[float, float]] = []
-        self._num_rows = self._num_told = 0
+        self._num_rows = self._num_told = self._num_undisturbed = 0
         self.num_steps = 0
         self.num_resumed = 0
         self.failed: Counter[str] = Counter()
@@ -92,7 +92,10 @@ class Meter:
             self._steps.append((round(now - self._last[0], 4), round(worked - self._last[1], 4)))
         self.num_steps += 1
         elapsed = now - self._began
-        if now - self._filled > self._seconds / (FULL_DISKS + 1):
+        self._num_undisturbed += 1
+        is_due = now - self._filled > self._seconds / (FULL_DISKS + 1)
+        # where a step takes longer than that, a run whose disk is always full would get nowhere and never end
+        if is_due and self._num_undisturbed > 2 and (elapsed < self._seconds or not self._disk.num_hit):
             self._filled = now
             self._disk.armed = True
         if now - self._measured >= self._period:
@@ -107,6 +110,7 @@ class Meter:
     def pause(self) -> None:
         """The step under way failed: its time does not count."""
         self._last = None
+        self._num_undisturbed = 0
 
     def _write(self, elapsed: float) -> None:
         caches = [decoder._running._stored for decoder in self.core._decoders]

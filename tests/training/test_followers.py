@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from bandit_engine import Done
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.engine.checkpoint import read_checkpoint, write_checkpoint
@@ -94,6 +94,7 @@ async def play(folder, engine, every, steps, *, start=None, save_every=3) -> lis
     return seen
 
 
+@settings(max_examples=30)  # each saves checkpoints of 24 steps
 @given(st.integers(2, 9), st.integers(1, 20), st.integers(1, 5), st.booleans())
 def test_a_judge_is_refreshed_every_so_many_steps_also_across_a_resume(
     tmp_path_factory, every, stop, save_every, is_remote
