@@ -204,6 +204,10 @@ def test_a_conversation_that_is_paid_by_critics_has_two_rounds_and_trains_propos
     assert not worked.PEERS.rounds[1].sights
     told = {"proposal": {0: "24", 1: "7"}, "answer": {0: "It is 24", 1: "24."}}
     assert worked.by_answers(SimpleNamespace(solutions=told.__getitem__)) == {0: 1.0, 1: 0.0}
+    assert [each.name for round_ in worked.ALONE.rounds for each in round_.segments] == ["proposal"]
+    told = {"proposal": {0: "24", 1: "7", 2: "It is 24.", 3: "no number"}}
+    paid = worked.by_proposals(SimpleNamespace(solutions=told.__getitem__))
+    assert paid == {0: pytest.approx(1 / 3), 1: 0.0, 2: pytest.approx(1 / 3), 3: 0.0}
 
 
 def test_scores_are_counted_by_how_far_they_are_apart(tmp_path):

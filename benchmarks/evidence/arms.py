@@ -27,14 +27,14 @@ with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol
 ``peers_steps`` and ``worked_steps``, the controls of these two, and ``answer_...``, voters that lag in an arm that
 differs from voting in nothing else but them, came then; the contrasts of ``answer_...`` when three seeds of ``sums``
 had been seen. ``majority_few`` and its contrasts came when ``peers_steps``, which makes groups as small, had ended
-above voting.
+above voting; ``proposals_steps`` and its contrasts when two seeds of both had been seen.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evidence.worked import NUM_AGENTS, PEERS, WORKED
+from evidence.worked import ALONE, NUM_AGENTS, PEERS, WORKED
 from viva.conversation.protocol import Protocol
 from viva.rewards.review import STREAMS
 
@@ -245,6 +245,12 @@ ARMS: Mapping[str, Arm] = {
         text="the same, answers by the policy as it is",
         steps_of="majority",
     ),
+    "proposals_steps": Arm(
+        recipe=ALONE,
+        options=_WORKED,
+        text="no answers apart: proposals paid by one another, as many steps as voting",
+        steps_of="majority",
+    ),
     **{
         f"answer_{judge}": _samples(
             f"the answer at temperature 0 of {whose}",
@@ -376,6 +382,8 @@ WARM_CONTRASTS = (
     ("peers_steps", "majority"),
     ("majority_few", "majority"),
     ("peers_steps", "majority_few"),
+    ("peers_steps", "proposals_steps"),
+    ("proposals_steps", "majority_few"),
 )
 """After a warm-up; the small policies cannot criticise as these arms ask."""
 RARE_CONTRASTS = (("hint", "answers"), ("hint", "group_32"), ("hint", "hint_iid"))

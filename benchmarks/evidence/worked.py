@@ -3,7 +3,7 @@
 A critique says of each solution whether it is right and gives the correct number (`CRITIQUE_TEXTS`). A proposal earns
 the share of the other agents whose critiques mostly give its number. `PEERS` is the control without an exchange: in
 the second round agents answer the bare problem once more, and a proposal earns the share of the others whose answer
-this is.
+this is. `ALONE` has no second round: a proposal earns the share of the others' proposals that give its number.
 """
 
 from collections import Counter
@@ -60,9 +60,17 @@ def _protocol() -> viva.Protocol:
 
 def by_answers(conversation: viva.Conversation) -> dict[int, float]:
     """The pay of proposals by the answers of the second round."""
-    keys = {agent: answer_key(text) for agent, text in conversation.solutions("answer").items()}
-    answers = {agent: key for agent, key in keys.items() if key is not None}
-    return shares(conversation.solutions("proposal"), answers)
+    return shares(conversation.solutions("proposal"), _keys(conversation, "answer"))
+
+
+def by_proposals(conversation: viva.Conversation) -> dict[int, float]:
+    """The pay of proposals by one another."""
+    return shares(conversation.solutions("proposal"), _keys(conversation, "proposal"))
+
+
+def _keys(conversation: viva.Conversation, segment: str) -> dict[int, str]:
+    keys = {agent: answer_key(text) for agent, text in conversation.solutions(segment).items()}
+    return {agent: key for agent, key in keys.items() if key is not None}
 
 
 def _without_exchange(protocol: viva.Protocol) -> viva.Protocol:
@@ -76,3 +84,4 @@ def _without_exchange(protocol: viva.Protocol) -> viva.Protocol:
 
 WORKED = _protocol()
 PEERS = _without_exchange(WORKED)
+ALONE = replace(PEERS, name="alone", rounds=PEERS.rounds[:1], reward=by_proposals)
