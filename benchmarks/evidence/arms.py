@@ -182,7 +182,7 @@ ARMS: Mapping[str, Arm] = {
     },
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
     "majority_few": _samples(
-        "the same of 24 samples a step in groups of 4 on the beds of a model that others trained, as many steps",
+        "majority vote of 24 samples a step in groups of 4 (a model that others trained), as many steps as voting",
         reward="majority",
         steps_of="majority",
     ),
@@ -242,13 +242,13 @@ ARMS: Mapping[str, Arm] = {
     "peers_steps": Arm(
         recipe=PEERS,
         options=_WORKED,
-        text="the same, answers by the policy as it is",
+        text="no critiques: paid by answers to the bare problem by the policy as it is, as many steps as voting",
         steps_of="majority",
     ),
     "proposals_steps": Arm(
         recipe=ALONE,
         options=_WORKED,
-        text="no answers apart: proposals paid by one another, as many steps as voting",
+        text="no second round: proposals paid by one another, as many steps as voting",
         steps_of="majority",
     ),
     **{
