@@ -84,15 +84,29 @@ def test_an_episode_that_ended_before_its_first_turn_has_no_datum():
     assert trajectory_to_data(Trajectory([], tinker.ModelInput.empty()), 1.0) == []
 
 
-def test_images_keep_their_place_and_take_no_part():
-    image = tinker.types.ImageAssetPointerChunk(location="x", format="png", expected_tokens=3)
+IMAGE = tinker.types.ImageAssetPointerChunk(location="x", format="png", expected_tokens=3)
+
+
+@pytest.mark.parametrize("before", [[], [tinker.EncodedTextChunk(tokens=[1])]], ids=["alone", "behind text"])
+def test_images_keep_their_place_and_take_no_part(before):
     turn = transition([1], [7, 8])
-    turn.ob = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1]), image])
+    turn.ob = tinker.ModelInput(chunks=[*before, IMAGE])
     traj = Trajectory([turn], tinker.ModelInput.empty())
     ours, theirs = trajectory_to_data(traj, 1.0)[0], cookbook.trajectory_to_data(traj, 1.0)[0]
     assert ours.model_input == theirs.model_input
     for name, tensor in ours.loss_fn_inputs.items():
         assert tensor.tolist() == theirs.loss_fn_inputs[name].tolist()
+
+
+def test_a_datum_without_a_token_to_predict_is_refused():
+    alone, image = transition([], [3]), transition([1], [])
+    image.ob = tinker.ModelInput(chunks=[IMAGE])
+    for turn, found in (
+        (alone, "got 1 tokens, the last element a int"),
+        (image, "got 3 tokens, the last .* a Image"),
+    ):
+        with pytest.raises(ValueError, match=found):
+            trajectory_to_data(Trajectory([turn], tinker.ModelInput.empty()), 1.0)
 
 
 def test_advantages_that_do_not_fit_are_refused():
