@@ -7,7 +7,6 @@ viva train warmup examples=FOLDER/calls.jsonl model_name=tiny train_prompts_path
 import asyncio
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from calculator import SOLVERS
@@ -22,17 +21,6 @@ from viva.training.rollouts import run_group
 
 NUM_AGENTS = 2
 CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "%s"}}</tool_call>'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seats:
-    """One policy for all agents."""
-
-    policy: ScriptedPolicy
-
-    def seat(self, *, group: int, attempt: int, seat: int) -> ScriptedPolicy:
-        """The policy of an agent."""
-        return self.policy
 
 
 def expression(problem: Problem) -> str:
@@ -57,7 +45,7 @@ async def examples(problem: Problem) -> list[dict[str, object]]:
         reward=find_reward("majority"),
         num_agents=NUM_AGENTS,
     )
-    await run_group(builder, Seats(policy=policy), max_retries=0)
+    await run_group(builder, policy, max_retries=0)
     record = ConversationRecord.model_validate(builder.record())
     before = {"role": "system", "content": record.system_prompt}
     return [

@@ -216,41 +216,33 @@ ARMS: Mapping[str, Arm] = {
         options=_WORKED,
         text="propose and criticise; paid by the answers that the others' critiques work out",
     ),
-    "worked_steps": Arm(
-        recipe=WORKED,
-        options=_WORKED,
-        text="the same, as many steps as voting",
-        steps_of="majority",
-    ),
     "worked_frozen": Arm(
         recipe=WORKED,
         options=_FROZEN,
         text="`worked`, but critics stay as they were at the start",
     ),
-    "worked_frozen_steps": Arm(
-        recipe=WORKED,
-        options=_FROZEN,
-        text="the same, as many steps as voting",
-        steps_of="majority",
-    ),
-    "peers_frozen_steps": Arm(
-        recipe=PEERS,
-        options=_FROZEN,
-        text="no critiques: paid by answers to the bare problem at the start's weights, as many steps as voting",
-        steps_of="majority",
-    ),
-    "peers_steps": Arm(
-        recipe=PEERS,
-        options=_WORKED,
-        text="no critiques: paid by answers to the bare problem by the policy as it is, as many steps as voting",
-        steps_of="majority",
-    ),
-    "proposals_steps": Arm(
-        recipe=ALONE,
-        options=_WORKED,
-        text="no second round: proposals paid by one another, as many steps as voting",
-        steps_of="majority",
-    ),
+    **{
+        f"{name}_steps": Arm(
+            recipe=recipe, options=options, text=f"{text}, as many steps as voting", steps_of="majority"
+        )
+        for name, recipe, options, text in (
+            ("worked", WORKED, _WORKED, "`worked`"),
+            ("worked_frozen", WORKED, _FROZEN, "`worked_frozen`"),
+            (
+                "peers_frozen",
+                PEERS,
+                _FROZEN,
+                "no critiques: paid by the start's answers to the bare problem",
+            ),
+            (
+                "peers",
+                PEERS,
+                _WORKED,
+                "no critiques: paid by answers to the bare problem by the policy as it is",
+            ),
+            ("proposals", ALONE, _WORKED, "no second round: proposals paid by one another"),
+        )
+    },
     **{
         f"answer_{judge}": _samples(
             f"the answer at temperature 0 of {whose}",

@@ -141,7 +141,10 @@ def injecting(solution: str, *, victim: int, style: str = "qwen3_instruct") -> R
 
 @dataclass(kw_only=True)
 class ScriptedPolicy(TokenCompleter):
-    """A token policy that decodes its prompt, asks a script and encodes the answer, with made-up logprobs."""
+    """A token policy that decodes its prompt, asks a script and encodes the answer, with made-up logprobs.
+
+    It is a `viva.training.rollouts.SeatPolicy`, too: the same for all seats.
+    """
 
     renderer: Renderer
     script: Script
@@ -154,6 +157,11 @@ class ScriptedPolicy(TokenCompleter):
         """One reply. ``max_tokens`` cuts it."""
         tokens, stop_reason = await _play(self.renderer, self.script, self.prompts, model_input, max_tokens)
         return TokensWithLogprobs(tokens=tokens, maybe_logprobs=[-1.0] * len(tokens), stop_reason=stop_reason)
+
+    def seat(self, *, group: int, attempt: int, seat: int) -> "ScriptedPolicy":
+        """This policy, whatever the seat."""
+        del group, attempt, seat
+        return self
 
 
 async def _play(

@@ -5,7 +5,6 @@ from strategy_making import (
     HINT,
     QUESTION,
     RENDERER,
-    Seats,
     Sum,
     hinted,
     play,
@@ -35,7 +34,7 @@ from viva.experts.strategy import (
     strategy_of,
 )
 from viva.judging.judge import PolicyRef
-from viva.testing import Reply, ScriptedSamplingClient, tiny_renderer
+from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
 
 BARE = text_of(build_prompt(RENDERER, direct_messages(QUESTION)).to_ints())
@@ -97,7 +96,7 @@ async def test_a_group_asks_one_question():
     builder = PromptAugmentedGroupBuilder(env_thunk=Named, num_envs=2)
     with pytest.raises(RuntimeError, match="known once make_envs was called"):
         builder.context_transform(None, 0)
-    outcome = await run_group(builder, Seats(answers("4")), max_retries=0)
+    outcome = await run_group(builder, ScriptedPolicy(renderer=RENDERER, script=answers("4")), max_retries=0)
     assert "must ask the same question" in outcome.void_reason
 
 

@@ -39,21 +39,11 @@ def problems(size=2):
     return ProblemGroupBuilder(env_thunk=Sum, num_envs=size)
 
 
-class Seats:
-    """Every seat asks the same scripted policy."""
-
-    def __init__(self, script, renderer=RENDERER):
-        self.policy = ScriptedPolicy(renderer=renderer, script=script)
-
-    def seat(self, *, group, attempt, seat):
-        return self.policy
-
-
 async def play(builder, script, renderer=RENDERER):
     """Outcome, samples, and the prompts the policy saw."""
-    seats = Seats(script, renderer)
-    outcome = await run_group(builder, seats, max_retries=0)
-    return outcome, batch_samples([outcome]), seats.policy.prompts
+    policy = ScriptedPolicy(renderer=renderer, script=script)
+    outcome = await run_group(builder, policy, max_retries=0)
+    return outcome, batch_samples([outcome]), policy.prompts
 
 
 def text_of(tokens, renderer=RENDERER):

@@ -101,16 +101,6 @@ async def test_the_environment_shows_the_hint_to_the_sampler_only_and_counts_wha
     assert (cut.reward, cut.metrics) == (0, {"correct": 0, "truncated": 1, "leak": 1})
 
 
-class Seats:
-    """One policy for all seats."""
-
-    def __init__(self, policy):
-        self.policy = policy
-
-    def seat(self, **place):
-        return self.policy
-
-
 # the options
 
 
@@ -276,7 +266,7 @@ async def test_a_group_of_plain_samples_is_paid_by_its_reward(name, rewards):
     asked = iter(texts)
     policy = ScriptedPolicy(renderer=renderer, script=lambda prompt, call: next(asked))
 
-    group = (await run_group(builder, Seats(policy), max_retries=0)).group
+    group = (await run_group(builder, policy, max_retries=0)).group
     found = group.get_total_rewards()
     right = [
         each["correct"]
@@ -336,7 +326,7 @@ async def test_a_conversation_can_be_paid_by_a_reward_that_is_named():
         return json.dumps({"reflection": "x", "evaluation": "y", "solution": f"The answer is {number}."})
 
     policy = ScriptedPolicy(renderer=renderer, script=reply)
-    outcome = await run_group(find_strategies(["conversation"])["conversation"](task), Seats(policy))
+    outcome = await run_group(find_strategies(["conversation"])["conversation"](task), policy)
     assert outcome.group.get_total_rewards() == [1, 0, 1]  # though 72 is right
 
 

@@ -82,14 +82,9 @@ def group_of(next_token, **options):
     )
 
 
-class Same:
+def same(script):
     """One policy for all seats."""
-
-    def __init__(self, script):
-        self.policy = ScriptedPolicy(renderer=RENDERER, script=script)
-
-    def seat(self, *, group, attempt, seat):
-        return self.policy
+    return ScriptedPolicy(renderer=RENDERER, script=script)
 
 
 async def reward_of_the_cheat(cheat, rng):
@@ -103,7 +98,7 @@ async def reward_of_the_cheat(cheat, rng):
             return injecting(text, victim=0)
         return Reply(text=json.dumps({"reflection": text, "evaluation": text, "solution": text}))
 
-    outcome = await run_group(group_of(neutral_judge(rng)), Same(script), max_retries=0)
+    outcome = await run_group(group_of(neutral_judge(rng)), same(script), max_retries=0)
     assert outcome.group is not None, outcome.void_reason
     honest_reward, cheats_reward = outcome.group.final_rewards_G
     assert honest_reward == -cheats_reward
@@ -135,7 +130,7 @@ async def test_a_cheat_does_not_beat_its_honest_twin_before_a_judge(cheat, trial
 )
 async def test_a_judge_that_is_led_astray_shows_in_the_metrics(next_token, metric, at_least):
     group = group_of(next_token)
-    policy = Same(lambda prompt, call: Reply(text=json.dumps({"solution": f"The answer is {call}."})))
+    policy = same(lambda prompt, call: Reply(text=json.dumps({"solution": f"The answer is {call}."})))
     outcome = await run_group(group, policy, max_retries=0)
     assert outcome.group is not None
     assert all(metrics[metric] >= at_least for metrics in outcome.group.metrics_G)

@@ -121,11 +121,7 @@ def test_agents_are_paid_and_the_transcript_keeps_the_answer(name):
         judge=judge,
     )
 
-    class Seats:
-        def seat(self, **place):
-            return policy
-
-    group = asyncio.run(run_group(builder, Seats(), max_retries=0)).group
+    group = asyncio.run(run_group(builder, policy, max_retries=0)).group
     record = builder.record()
     assert len(client.prompts) == 1
     assert record["judge_answer"] == "1"

@@ -66,11 +66,7 @@ def talk(reward, protocol, numbers):
         num_agents=3,
     )
 
-    class Seats:
-        def seat(self, **place):
-            return policy
-
-    return builder, asyncio.run(run_group(builder, Seats(), max_retries=0)).group
+    return builder, asyncio.run(run_group(builder, policy, max_retries=0)).group
 
 
 def test_the_last_trace_earns_and_what_was_said_before_does_not():

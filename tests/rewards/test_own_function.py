@@ -32,14 +32,8 @@ async def played(
         num_agents=2,
         answer=answer,
     )
-    return await run_group(builder, Talkers(), max_retries=0), builder
-
-
-class Talkers:
-    """The same script in every seat."""
-
-    def seat(self, **place: int) -> ScriptedPolicy:
-        return ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: f"Tea, {call} times.")
+    policy = ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: f"Tea, {call} times.")
+    return await run_group(builder, policy, max_retries=0), builder
 
 
 async def test_a_reward_by_agent_is_what_the_agents_earn():
@@ -52,7 +46,7 @@ async def test_a_reward_by_agent_is_what_the_agents_earn():
     outcome, builder = await played(second_wins, answer="tea")
     assert builder.record()["rewards"] == {"0": -1.0, "1": 1.0}
     assert outcome.group is not None
-    assert sum(outcome.group.final_rewards_G) == 0.0
+    assert outcome.group.final_rewards_G == [-1.0, 1.0]
     assert (shown[0].question, shown[0].answer, len(shown[0].turns)) == ("Tea or coffee?", "tea", 4)
     assert builder.reward.name == "second_wins"
 

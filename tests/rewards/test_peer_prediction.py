@@ -149,11 +149,7 @@ def test_agents_are_paid_and_the_transcript_keeps_the_gains(name):
         MultiAgentConversationEnvGroupBuilder(**options)
     builder = MultiAgentConversationEnvGroupBuilder(**options, scorer=scorer_of()[0])
 
-    class Seats:
-        def seat(self, **place):
-            return policy
-
-    group = asyncio.run(run_group(builder, Seats(), max_retries=0)).group
+    group = asyncio.run(run_group(builder, policy, max_retries=0)).group
     record = builder.record()
     final = [turn["response"]["solution"] for turn in record["turns"] if turn["round_index"] == 1]
     assert sorted(group.get_total_rewards()) == pytest.approx(sorted(pay(final)))

@@ -155,11 +155,7 @@ def talk(reward, script, *, answer="2"):
     )
     policy = ScriptedPolicy(renderer=RENDERER, script=script)
 
-    class Seats:
-        def seat(self, *, group, attempt, seat):
-            return policy
-
-    outcome = asyncio.run(run_group(builder, Seats(), max_retries=0))
+    outcome = asyncio.run(run_group(builder, policy, max_retries=0))
     return builder, outcome.group
 
 

@@ -42,16 +42,6 @@ def agent_zero_is_paid(conversation: Conversation) -> dict[int, float]:
     return {agent_id: float(agent_id == 0) for agent_id in range(conversation.num_agents)}
 
 
-class OneForAll:
-    """One policy for all seats."""
-
-    def __init__(self, policy: ScriptedPolicy) -> None:
-        self.policy = policy
-
-    def seat(self, *, group: int, attempt: int, seat: int) -> ScriptedPolicy:
-        return self.policy
-
-
 def played(
     script: Script, *, style: str = "qwen3_instruct", **changes: Any
 ) -> tuple[GroupOutcome, ScriptedPolicy]:
@@ -69,7 +59,7 @@ def played(
         reward=find_reward(agent_zero_is_paid),
         num_agents=2,
     )
-    return asyncio.run(run_group(builder, OneForAll(policy), max_retries=0)), policy
+    return asyncio.run(run_group(builder, policy, max_retries=0)), policy
 
 
 def record_of(outcome: GroupOutcome) -> ConversationRecord:

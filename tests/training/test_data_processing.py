@@ -102,8 +102,8 @@ def test_a_datum_without_a_token_to_predict_is_refused():
     alone, image = transition([], [3]), transition([1], [])
     image.ob = tinker.ModelInput(chunks=[IMAGE])
     for turn, found in (
-        (alone, "got 1 tokens, the last element a int"),
-        (image, "got 3 tokens, the last .* a Image"),
+        (alone, "got a length of 1, with 3 last"),
+        (image, "got a length of 3, with ImageAsset.* last"),
     ):
         with pytest.raises(ValueError, match=found):
             trajectory_to_data(Trajectory([turn], tinker.ModelInput.empty()), 1.0)

@@ -34,8 +34,8 @@ LABELS = ("A", "B", "Tie")
 class TournamentPattern(StrEnum):
     """Pairs that a tournament compares.
 
-    The values are those of tinker-cookbook's enumeration, which may be given in its place; the module that has it
-    loads ``datasets``, a second of every command.
+    The values are those of tinker-cookbook's enumeration, which may be given in its place. It is not used here, since
+    its module loads ``datasets``, a second or two of every command.
     """
 
     ALL_PAIRS_BOTH_WAYS = "all_pairs_both_ways"

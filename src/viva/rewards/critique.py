@@ -69,7 +69,7 @@ Judged = dict[int, list[Comparison]]
 """By agent: its initial solution (item 0) against its revised one (item 1), in both orders."""
 
 SEGMENTS = ("proposal", "ranking", "critique", "revision", "verdict")
-"""Those that are scored."""
+"""The segments that are scored."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ class Journal:
         self._environment = environment
         self._open: dict[str, _Answers] = {}
         self.now: _Answers | None = None
-        """Those of the part that goes on."""
+        """The answers of the part that goes on."""
 
     def client(self, client: SamplingClient, version: int | str) -> "JournaledClient":
         """A client whose calls during a `part` go through the journal; `version` distinguishes its weights."""

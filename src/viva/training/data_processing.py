@@ -81,11 +81,11 @@ class _Sequence:
             self.mask_T.extend([float(value != 0.0) for value in advantages_T])
 
     def to_datum(self) -> tinker.Datum:
-        """All but the last token, which an action sampled, and what follows each; behind images 0."""
+        """Inputs are all elements but the last token, targets all tokens but the first; an image's targets are 0."""
         if not isinstance(self.elements[-1], int) or len(self.mask_T) < 2:
             raise ValueError(
-                f"a datum needs two tokens or more and ends with one that was sampled; got {len(self.mask_T)} tokens, "
-                f"the last element a {type(self.elements[-1]).__name__}. Give every transition an action"
+                "a datum must end with a token that stands behind something; got a length of "
+                f"{len(self.mask_T)}, with {self.elements[-1]!r:.80} last. A turn needs an observation and an action"
             )
         targets_T: list[int] = []
         for element in self.elements:

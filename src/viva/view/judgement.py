@@ -91,7 +91,7 @@ class JudgeCounts:
     agreeing: int = 0
     """Preferences between a right and a wrong solution that went to the right one."""
     decidable: int = 0
-    """Such preferences."""
+    """Preferences between a right and a wrong solution."""
     orders: tuple[int, ...] = (0,) * 9
     """Pairs by their verdicts in both orders, see `orders_of`."""
 
