@@ -8,8 +8,7 @@ import tinker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.personas import persona
-from viva.conversation.protocol import View
+from viva.conversation.protocol import View, persona
 from viva.conversation.rendering import build_prompt
 from viva.conversation.replies import parse_reply
 from viva.selfplay.round_robin import round_robin_protocol

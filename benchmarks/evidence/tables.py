@@ -16,7 +16,7 @@ from _intervals import mean_interval
 from scipy import stats
 
 from viva.eval.estimates import draw_counts
-from viva.judging.bradley_terry import reward_truth_gap
+from viva.judging.comparison import reward_truth_gap
 from viva.judging.records import ConversationRecord, Transcript
 
 FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}

@@ -22,8 +22,7 @@ SPACE = "\u0120"  # how byte-level tokenizers write it
 
 def prompt_words() -> list[str]:
     """The English words of conversations and judge calls, each with a space before it where that occurs."""
-    from viva.conversation.personas import AGENT_SYSTEM_PROMPTS, persona
-    from viva.conversation.protocol import View
+    from viva.conversation.protocol import AGENT_SYSTEM_PROMPTS, View, persona
     from viva.conversation.records import AgentResponse, ReplyStatus, Turn
     from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, judge_messages
     from viva.selfplay.round_robin import round_robin_protocol

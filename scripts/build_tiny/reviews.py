@@ -24,8 +24,7 @@ from viva.conversation.critiques import (
     revision_instruction,
     shown,
 )
-from viva.conversation.personas import persona
-from viva.conversation.protocol import View, shown_solution
+from viva.conversation.protocol import View, persona, shown_solution
 from viva.tiny.tasks import Problem, answer_of, sample_problem, worked_solution, working_of, wrong_solution
 
 __all__ = [

@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from tinker_cookbook.renderers.base import Message
 
-from viva.conversation.personas import persona
-from viva.conversation.protocol import View
+from viva.conversation.protocol import View, persona
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.conversation.rendering import direct_messages
 from viva.experts.assisted import RIGHT_FEEDBACK, WRONG_FEEDBACK

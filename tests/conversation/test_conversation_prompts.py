@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.conversation.critiques import proposal_instruction
-from viva.conversation.personas import AGENT_SYSTEM_PROMPTS, introduction, persona
-from viva.conversation.protocol import View, quote
+from viva.conversation.protocol import AGENT_SYSTEM_PROMPTS, View, introduction, persona, quote
 from viva.conversation.records import AgentResponse, ReplyStatus, Turn
 from viva.selfplay.round_robin import round_robin_protocol
 

@@ -3,8 +3,7 @@
 import pytest
 
 from viva.conversation.coordinator import MultiAgentCoordinator, OutOfTurnError
-from viva.conversation.personas import persona
-from viva.conversation.protocol import Protocol, Round, Segment, read_solution
+from viva.conversation.protocol import Protocol, Round, Segment, persona, read_solution
 from viva.conversation.records import ReplyStatus, Solution, ToolCall
 
 PERSONAS = {0: "You doubt.", 1: "You build."}

@@ -11,8 +11,7 @@ from tinker_cookbook.renderers.base import Message, Renderer
 from tokenizers import normalizers
 
 from viva.conversation.guard import MARKER, GuardedTokenizer
-from viva.conversation.personas import persona
-from viva.conversation.protocol import View
+from viva.conversation.protocol import View, persona
 from viva.conversation.rendering import build_prompt, direct_messages, load_renderer, read_reply
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import CHAT_TOKENS, tiny_renderer, tiny_tokenizer

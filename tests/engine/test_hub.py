@@ -13,7 +13,7 @@ from huggingface_hub import constants, errors
 from viva import hub
 from viva.engine import LocalServiceClient
 from viva.recipes.config import DataOptions
-from viva.recipes.data import load_hub
+from viva.recipes.hub_data import load_hub
 from viva.training.service import default_learning_rate
 
 NAME = "someone/Model-8B"

@@ -19,7 +19,7 @@ from viva.eval.records import (
     read_evaluation,
     write_evaluation,
 )
-from viva.judging.bradley_terry import rank_correlation
+from viva.judging.comparison import rank_correlation
 
 
 def answer(vote, *, right=False, num_tokens=5):

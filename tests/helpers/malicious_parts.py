@@ -18,7 +18,7 @@ from viva.engine import LocalServiceClient
 from viva.engine.checkpoint import MANIFEST
 from viva.model_files import sealed
 from viva.recipes.config import DataOptions
-from viva.recipes.data import load_hub
+from viva.recipes.hub_data import load_hub
 from viva.run.export import staged_adapter
 
 CODE = f"open({MARK!r}, 'w').close()"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from viva.judging.answers import is_correct
-from viva.judging.bradley_terry import reward_truth_gap
+from viva.judging.comparison import reward_truth_gap
 from viva.judging.reasoning_gym import TEST_SEED, families, find_family, find_problem, is_tame, plain_answer
 from viva.selfplay.user_code import find_check
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from viva.recipes.config import DataOptions
 from viva.recipes.data import (
     check_sources,
-    load_hub,
     load_jsonl,
     load_prompts,
     load_test_prompts,
 )
+from viva.recipes.hub_data import load_hub
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 
 
@@ -273,7 +273,7 @@ def test_a_gated_data_set_is_told_as_one(monkeypatch):
 
 
 def test_a_folder_of_everything_is_refused_before_it_is_searched(tmp_path, monkeypatch):
-    monkeypatch.setattr("viva.recipes.data._MOST_FILES", 5)
+    monkeypatch.setattr("viva.recipes.hub_data._MOST_FILES", 5)
     for number in range(6):
         (tmp_path / f"{number}.txt").touch()
     with pytest.raises(

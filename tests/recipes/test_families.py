@@ -8,9 +8,8 @@ from random_models import CONTROL, make_model, make_tokenizer
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 
-from viva.conversation.chat_template import ChatTemplateRenderer
 from viva.conversation.guard import GuardedTokenizer
-from viva.conversation.rendering import build_prompt, load_renderer, read_reply
+from viva.conversation.rendering import ChatTemplateRenderer, build_prompt, load_renderer, read_reply
 from viva.engine import LocalServiceClient
 from viva.run.folder import prepare_run_folder
 from viva.training.loop import LoopConfig, Training, train

@@ -5,8 +5,7 @@ import pytest
 from viva.judging.answers import is_correct
 from viva.judging.reasoning_gym import TEST_SEED, find_problem
 from viva.recipes.config import DataOptions
-from viva.recipes.data import load_prompts, load_test_prompts
-from viva.recipes.generated import generated_record
+from viva.recipes.data import generated_record, load_prompts, load_test_prompts
 from viva.training.data import prompts_digest
 
 pytest.importorskip("reasoning_gym")

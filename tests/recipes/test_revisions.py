@@ -15,7 +15,8 @@ from viva.hub import pinned, split_revision
 from viva.recipes.common import learning_rate, resolve_model
 from viva.recipes.config import DataOptions
 from viva.recipes.critique_self_play import Config
-from viva.recipes.data import check_sources, load_hub, load_prompts
+from viva.recipes.data import check_sources, load_prompts
+from viva.recipes.hub_data import load_hub
 from viva.run.export import export_weights, staged_adapter
 from viva.training.service import context_window
 

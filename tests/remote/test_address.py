@@ -262,8 +262,8 @@ async def test_a_server_that_comes_back_in_time_ends_nothing(nobody, monkeypatch
 async def test_work_that_ends_first_is_left_alone(nobody):
     async with watched(nobody, limit_s=0.0, every_s=60.0):
         done = True
-    async with watched(None, limit_s=0.0, every_s=0.0):
-        await asyncio.sleep(0.05)
+    async with EngineConfig(engine="remote").watched(), EngineConfig().watched():
+        await asyncio.sleep(0.05)  # nobody to watch: hosted Tinker, and this process
     assert done
 
 

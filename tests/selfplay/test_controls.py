@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -145,8 +145,7 @@ def controlled_builder(
     control: Control | None, question: str = "Which?", **options: Any
 ) -> MultiAgentConversationEnvGroupBuilder:
     builder = builder_of(4, question=question, **options)
-    builder.protocol = controlled(builder.protocol, control, 4)
-    return builder
+    return builder if control is None else replace(builder, protocol=controlled(builder.protocol, control, 4))
 
 
 async def play(

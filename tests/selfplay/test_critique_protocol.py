@@ -16,8 +16,8 @@ from viva.conversation.critiques import (
     revision_instruction,
     shown,
 )
-from viva.conversation.personas import persona as persona_of
 from viva.conversation.protocol import View, shown_solution
+from viva.conversation.protocol import persona as persona_of
 from viva.conversation.records import Conversation, CritiqueReply, Revision
 from viva.judging.ballots import Preference
 from viva.judging.ranking import RankingReply

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from viva.judging.ballots import Preference, Tie, ballot_accuracy
-from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
+from viva.judging.comparison import rank_correlation, reward_truth_gap
 from viva.rewards.base import flips
 
 groups = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=7)

@@ -10,8 +10,9 @@ from transformers import AutoTokenizer
 
 from viva.tiny import model_path
 from viva.tiny.tasks import problems
-from viva.training.advice import SPELLED_OUT, WINDOW, causes, is_void, spelled_out, told_causes
+from viva.training.advice import WINDOW, causes, is_void, told_causes
 from viva.training.console import RunConsole
+from viva.training.data import SPELLED_OUT, spelled_out
 
 HONEST = {
     "rollout/groups": 8,

@@ -9,8 +9,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from viva.conversation.guard import LineTokens
-from viva.conversation.personas import persona
-from viva.conversation.protocol import Protocol, View, draw_aliases
+from viva.conversation.protocol import Protocol, View, draw_aliases, persona
 from viva.conversation.records import Conversation, Failure, Reply, ReplyStatus, ToolCall, Turn
 
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from viva.conversation.personas import introduction
-from viva.conversation.protocol import Reading, Segment, View, quote
+from viva.conversation.protocol import Reading, Segment, View, introduction, quote
 from viva.conversation.records import Critique, CritiqueReply, ReplyStatus, Revision, Solution, Turn
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ CRITIQUE_PERSONAS: dict[int, str] = {
     6: "the Experimenter: try small cases and limits.",
     7: "the Constructor: build the solution from first principles.",
 }
-"""Personas by agent id; agents beyond them get numbered variants: `viva.conversation.personas.persona`."""
+"""Personas by agent id; agents beyond them get numbered variants: `viva.conversation.protocol.persona`."""
 
 
 def shown(title: str, text: str) -> str:

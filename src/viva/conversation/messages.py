@@ -1,7 +1,11 @@
 """Words for users: the name that may be meant in place of an unknown one, and tables for the terminal."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+
+_LONGEST_LIST = 300
+"""Characters."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -14,6 +18,11 @@ def unknown(noun: str, name: str, allowed: Iterable[str], *, also: str = "") -> 
     """A sentence about a name that is none of the allowed ones; `also` continues their list."""
     names = list(allowed)
     return f"unknown {noun} {name!r}; allowed: {', '.join(names)}{also}.{did_you_mean(name, names)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message, cut where they are too many."""
+    return textwrap.shorten(", ".join(names), _LONGEST_LIST, placeholder=" ...") or "none"
 
 
 def text_table(rows: Sequence[tuple[str, ...]], *, is_text: bool = False) -> list[str]:

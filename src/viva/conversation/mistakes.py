@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from viva.conversation.personas import persona
-
 if TYPE_CHECKING:
     from viva.conversation.protocol import Protocol, Round, Segment, Sight
 
@@ -34,10 +32,6 @@ def _protocol_values(protocol: Protocol) -> Iterator[str]:
         yield f"on_failure must be 'void' or 'continue'; got {protocol.on_failure!r}"
     if protocol.min_agents < 1:
         yield f"min_agents must be at least 1; got {protocol.min_agents}"
-    try:
-        persona(0, protocol.personas)
-    except ValueError as error:
-        yield str(error)
 
 
 def _round_values(round_: Round) -> Iterator[str]:

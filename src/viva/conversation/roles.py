@@ -21,7 +21,7 @@ Policies: TypeAlias = str | Mapping[str, str]
 """Declared policies: a word, or weights by the name of an agent or role."""
 
 SHARED, TRAINED, OTHERS = "shared", "trained", "others"
-_WORDS = (SHARED, "per_agent", "per_role")
+_WORDS = ("per_agent", "per_role")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -63,8 +63,8 @@ class Speaker:
     is_trained: bool
 
 
-def assign(policies: Policies, protocol: Protocol, num_agents: int) -> Roles | None:
-    """The policies that are declared for a conversation; ``None`` where one is shared by all.
+def assign(policies: Policies, protocol: Protocol, num_agents: int) -> Roles:
+    """The policies that are declared for a conversation that has more than one.
 
     Raises:
         ValueError: If an agent or role is unknown, has no policy, or none of the policies is trained.
@@ -72,12 +72,11 @@ def assign(policies: Policies, protocol: Protocol, num_agents: int) -> Roles | N
     agents = [f"agent_{agent_id}" for agent_id in range(num_agents)]
     roles = list(dict.fromkeys(role_of(segment) for round_ in protocol.rounds for segment in round_.segments))
     if isinstance(policies, str):
-        if policies == SHARED:
-            return None
         if policies not in _WORDS:
             raise ValueError(
-                f"policies must be {', '.join(_WORDS)} or pairs like "
-                f'{{"agent_0": "trained", "others": "initial"}}; got {policies!r}.{did_you_mean(policies, _WORDS)}'
+                f"policies must be {', '.join((SHARED, *_WORDS))} or pairs like "
+                f'{{"agent_0": "trained", "others": "initial"}}; got {policies!r}.'
+                f"{did_you_mean(policies, (SHARED, *_WORDS))}"
             )
         names = agents if policies == "per_agent" else roles
         if len(names) < 2:

@@ -139,9 +139,7 @@ def _arguments(function: Callable[..., object]) -> Any:
 
 
 def told_tools(tools: Sequence[Tool], max_calls: int, calls: Sequence[str]) -> str:
-    """The end of a prompt: the tools there are, and the calls of this turn as they are shown; empty without tools."""
-    if not tools:
-        return ""
+    """The end of a prompt: the tools there are, and the calls of this turn as they are shown."""
     listed = "".join(f"- {tool.told}\n" for tool in tools)
     opening = (
         f"\n\nBefore you reply, you may call a function (calls allowed: {max_calls}, one at a time). A call is written "

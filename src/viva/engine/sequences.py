@@ -211,7 +211,7 @@ class SequenceTable:
         self.cache = RaggedCache(rows=1)
         """Keys and values of the sequences, a row each."""
         self.prefilled = RaggedCache(rows=1)
-        """Those of the prompts at work, whole; apart, or rows that share their beginnings would be as long."""
+        """Keys and values of the prompts at work; apart, or rows that share their beginnings would be as long."""
         self._max_saved_bytes = max_saved_bytes
         self.forget()
 

@@ -28,7 +28,7 @@ from viva.eval.records import (
     cost_lines,
     is_lenient,
 )
-from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
+from viva.judging.comparison import rank_correlation, reward_truth_gap
 
 _Term = tuple[float, float]
 

@@ -7,6 +7,7 @@ shown as A, and each agent's sum is divided by the number of its matchups. An in
 import itertools
 import math
 import random
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -375,3 +376,37 @@ def judge_accuracy(comparisons: Sequence[Comparison], correct: Mapping[int, bool
         if c.outcome is not Outcome.INVALID and correct[c.first] != correct[c.second]
     ]
     return {"judge/accuracy": math.fsum(points) / len(points)} if points else {}
+
+
+def reward_truth_gap(scores: Mapping[int, float], correct: Mapping[int, bool]) -> float | None:
+    """Share of the pairs of a right and a wrong solution in which the wrong one has the higher score, equal ones half.
+
+    0.5: the score has nothing to do with the truth. ``None`` if all are right or all are wrong.
+    """
+    right = [score for agent_id, score in scores.items() if correct[agent_id]]
+    wrong = [score for agent_id, score in scores.items() if not correct[agent_id]]
+    if not right or not wrong:
+        return None
+    points = [0.5 if bad == good else float(bad > good) for good in right for bad in wrong]
+    return math.fsum(points) / len(points)
+
+
+def rank_correlation(scores: Mapping[int, float], others: Mapping[int, float]) -> float | None:
+    """Spearman's correlation of scores with being right (the CoNL paper's Rank-rho), or with any other number.
+
+    ``None`` if all scores are equal, or all others.
+    """
+    agents = sorted(scores)
+    x = _ranks([scores[agent_id] for agent_id in agents])
+    y = _ranks([float(others[agent_id]) for agent_id in agents])
+    if len(set(x)) == 1 or len(set(y)) == 1:
+        return None
+    return statistics.correlation(x, y)
+
+
+def _ranks(values: list[float]) -> list[float]:
+    """Ranks from 1, equal values sharing the mean of their ranks."""
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
+        for value in values
+    ]

@@ -1,4 +1,4 @@
-"""Sources of prompts: a list, a JSONL file or a generator, a Hugging Face data set, or several of them together.
+"""Sources of prompts: a list, a JSONL file, problems of reasoning-gym, a Hugging Face data set, or several together.
 
 Everything is read once at the start, to find mistakes, but nothing is kept: prompts are read again when their turn
 comes, from the file or from the memory-mapped data set.
@@ -6,83 +6,28 @@ comes, from the file or from the memory-mapped data set.
 
 import hashlib
 import json
-import math
-import os
-import textwrap
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, cast
 
-from viva.conversation.messages import did_you_mean
-from viva.hub import hub_access, hub_problem, pinned
-from viva.judging.reasoning_gym import find_family, is_generated
+from viva.conversation.messages import listed
+from viva.judging.reasoning_gym import (
+    PACKAGE_VERSION,
+    TEST_SEED,
+    Family,
+    Problem,
+    find_family,
+    is_generated,
+)
+from viva.recipes.common import say
 from viva.recipes.config import DataOptions
-from viva.recipes.generated import generated_item, held_out_source, load_generated_test
-from viva.training.data import PromptItem, PromptsChangedError
+from viva.recipes.hub_data import load_hub
+from viva.training.data import LazyPrompts, PromptItem, check_text, item_digest, prompt_item, unchanged
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class LazyPrompts(Sequence[PromptItem]):
-    """Several sources one after another: for each its length, and what reads the item at a place."""
-
-    def __init__(self, parts: Sequence[tuple[int, Callable[[int], PromptItem]]]) -> None:
-        self._readers = [read for _, read in parts]
-        self._ends = list(accumulate(length for length, _ in parts))
-
-    def __len__(self) -> int:
-        """Number of prompts."""
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> PromptItem: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[PromptItem]: ...
-
-    def __getitem__(self, index: int | slice) -> PromptItem | list[PromptItem]:
-        """One prompt, read now, or several."""
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        part = bisect_right(self._ends, place)
-        return self._readers[part](place - (self._ends[part - 1] if part else 0))
-
-
-def item_digest(item: PromptItem) -> int:
-    """Eight bytes of a digest of a prompt and its answer."""
-    text = repr((item.question, item.answer)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-
-
-def unchanged(read: Callable[[int], PromptItem], digests: Sequence[int], source: str) -> LazyPrompts:
-    """The items of a file or data set, which raise `PromptsChangedError` where one is no longer what it was.
-
-    Args:
-        read: Reads the item at a place.
-        digests: `item_digest` of every item.
-        source: For the message.
-    """
-
-    def checked(place: int) -> PromptItem:
-        told = (
-            f"{source} was changed while the run reads from it: prompt {place + 1} is no longer what it was when the "
-            "run began. Put the data back as they were, or give a copy of the new ones to a new run."
-        )
-        try:
-            item = read(place)
-        except (ValueError, OSError) as error:
-            raise PromptsChangedError(told) from error
-        if item_digest(item) != digests[place]:
-            raise PromptsChangedError(told)
-        return item
-
-    return LazyPrompts([(len(digests), checked)])
 
 
 def _file_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -103,11 +48,8 @@ Must provide either train_prompts, train_prompts_path, or hf_dataset_name, for e
   'train_prompts=["prompt1", "prompt2"]'"""
 
 _KEYS = ("query", "prompt", "text", "question")
-_SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `datasets` when it saves to a folder
-_LONGEST_LIST = 300
-_MOST_FILES = 20_000
-"""In a local folder of data."""
-_FILE_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+_TRIES = 20
+"""Test problems that are looked at for one that is used."""
 
 
 def check_sources(options: DataOptions) -> None:
@@ -130,7 +72,7 @@ def check_sources(options: DataOptions) -> None:
     for index, prompt in enumerate(options.train_prompts or ()):
         if not prompt.strip():
             raise ValueError(f"train_prompts[{index}] is empty; every prompt needs text")
-        _check_text(prompt, f"train_prompts[{index}]")
+        check_text(prompt, f"train_prompts[{index}]")
 
 
 def _check_template(template: str | None) -> None:
@@ -192,11 +134,11 @@ def load_test_prompts(options: DataOptions) -> list[PromptItem]:
 def _own_train(options: DataOptions) -> list[Sequence[PromptItem]]:
     """Training prompts of the list and of the file or generator."""
     limit, path = options.max_train_samples, options.train_prompts_path
-    listed = [PromptItem(question=prompt) for prompt in options.train_prompts or ()][:limit]
-    room = None if limit is None else limit - len(listed)
+    given = [PromptItem(question=prompt) for prompt in options.train_prompts or ()][:limit]
+    room = None if limit is None else limit - len(given)
     if path is None or room == 0:
-        return [listed]
-    return [listed, load_prompts_path(path, limit=room)]
+        return [given]
+    return [given, load_prompts_path(path, limit=room)]
 
 
 def _own_test(options: DataOptions, train: Sequence[Sequence[PromptItem]]) -> list[PromptItem]:
@@ -206,7 +148,7 @@ def _own_test(options: DataOptions, train: Sequence[Sequence[PromptItem]]) -> li
         return []
     check_prompts_path("test_prompts_path", path)
     if is_generated(path):
-        return load_generated_test(options, path, (item.question for part in train for item in part))
+        return _generated_test(options, path, (item.question for part in train for item in part))
     return list(load_jsonl(path, limit=options.max_test_samples))
 
 
@@ -222,7 +164,7 @@ def load_prompts_path(path: str, *, limit: int | None = None) -> LazyPrompts:
     count = len(family) if limit is None else min(limit, len(family))
 
     def read(place: int) -> PromptItem:
-        return generated_item(family.problem(place))
+        return _generated_item(family.problem(place))
 
     digests = array("Q", (item_digest(read(place)) for place in range(count)))
     return unchanged(read, digests, family.name)
@@ -269,172 +211,72 @@ def _parse_line(line: bytes, place: str) -> PromptItem:
     record = cast(dict[str, Any], value)
     key = next((key for key in _KEYS if key in record), None)
     if key is None:
-        raise ValueError(f"{place}: needs one of the keys {', '.join(_KEYS)}; got {_listed(record)}")
-    return _item(record[key], record.get("answer"), key, place)
+        raise ValueError(f"{place}: needs one of the keys {', '.join(_KEYS)}; got {listed(record)}")
+    return prompt_item(record[key], record.get("answer"), key, place)
 
 
-def _item(question: object, answer: object, key: str, place: str) -> PromptItem:
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"{place}: {key!r} must be text that is not empty; got {question!r:.80}")
-    if answer is not None and (isinstance(answer, bool) or not isinstance(answer, (str, int, float))):
-        raise ValueError(f"{place}: the answer must be text or a number; got {answer!r:.80}")
-    if (isinstance(answer, float) and not math.isfinite(answer)) or (
-        isinstance(answer, str) and not answer.strip()
-    ):
-        raise ValueError(
-            f"{place}: the answer must be text that is not empty or a finite number; got {answer!r:.80}. Leave it out "
-            "where none is known"
-        )
-    _check_text(question, f"{place}: {key!r}")
-    _check_text(str(answer), f"{place}: the answer")
-    return PromptItem(question=question, answer=None if answer is None else str(answer))
+def _generated_item(problem: Problem) -> PromptItem:
+    """A problem as a prompt, its answer with where it comes from."""
+    return PromptItem(question=problem.question, answer=problem.known_answer)
 
 
-def _check_text(text: str, place: str) -> None:
-    """Refuse what no UTF-8 file can hold and no tokenizer reads."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{place} holds half of a surrogate pair, {text[error.start]!r} at character {error.start}; write the "
-            "whole character, or leave it out"
-        ) from error
+def held_out_source(options: DataOptions) -> str | None:
+    """The source of the test set but for data sets: the one that is named, else that of training if it is generated."""
+    named, train = options.test_prompts_path, options.train_prompts_path
+    return train if named is None and train is not None and is_generated(train) else named
 
 
-def _listed(names: Iterable[str]) -> str:
-    return textwrap.shorten(", ".join(names), _LONGEST_LIST, placeholder=" ...") or "none"
+def _question_digest(question: str) -> bytes:
+    return hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def load_hub(
-    options: DataOptions, *, max_train: int | None = None, max_test: int | None = None
-) -> tuple[Sequence[PromptItem], list[PromptItem]]:
-    """Training and test prompts of a Hugging Face data set; rows beyond the limits are not read.
+def _held_out_family(options: DataOptions, source: str) -> Family:
+    """The family of generated test problems: as named, with a seed and a size of its own where there is none."""
+    if options.test_prompts_path is None:  # the training problems' options
+        family, *rest = find_family(source).name.split(",")
+        source = ",".join([family, *(each for each in rest if not each.startswith(("seed=", "size=")))])
+    limit = options.max_test_samples
+    return find_family(source, seed=TEST_SEED, size=None if limit is None else _TRIES * limit)
+
+
+def _generated_test(options: DataOptions, source: str, trained: Iterable[str]) -> list[PromptItem]:
+    """The first ``max_test_samples`` test problems whose questions differ from each other and from those of training.
 
     Raises:
-        ValueError: If the data set, a split or a column cannot be found; the message lists what there is.
+        ValueError: If there is no such family, or nothing is left.
     """
-    name = options.hf_dataset_name or ""
-    if options.hf_dataset_revision is not None and Path(name).expanduser().exists():
+    family, limit = _held_out_family(options, source), options.max_test_samples
+    taken = {_question_digest(question) for question in trained}
+    seen: set[bytes] = set()
+    items: list[PromptItem] = []
+    looked = repeated = 0
+    while looked < len(family) and (limit is None or len(items) < limit):
+        problem = family.problem(looked)
+        looked += 1
+        digest = _question_digest(problem.question)
+        repeated += digest in taken
+        if digest not in taken and digest not in seen:
+            items.append(_generated_item(problem))
+            seen.add(digest)
+    if not items:
         raise ValueError(
-            f"hf_dataset_revision={options.hf_dataset_revision} is that of a data set on the hub, but "
-            f"hf_dataset_name={name} is a local path; leave hf_dataset_revision out"
+            f"all {looked} test problems of {family.name} are among the training problems; widen the family's options, "
+            "or train on fewer of them (size=...)"
         )
-    splits = _load_splits(name, options)
-    train = LazyPrompts([]) if max_train == 0 else _rows(options, splits, options.hf_train_split, max_train)
-    test_split = options.hf_test_split or ("test" if "test" in splits else None)
-    test = list(_rows(options, splits, test_split, max_test)) if test_split else []
-    return train, test
-
-
-def _load_splits(name: str, options: DataOptions) -> Mapping[str, Any]:
-    import datasets
-    from datasets.exceptions import DatasetsError
-    from yaml import YAMLError
-
-    path, streaming = Path(name).expanduser(), options.hf_streaming
-    try:
-        if any((path / marker).is_file() for marker in _SAVED_MARKERS):
-            loaded: Any = datasets.load_from_disk(str(path))
-        elif path.is_file() and path.suffix in _FILE_FORMATS:
-            with _uncounted():
-                loaded = datasets.load_dataset(
-                    _FILE_FORMATS[path.suffix], data_files=str(path), streaming=streaming
-                )
-        elif path.is_file():
-            raise ValueError(f"it is a file that ends in {path.suffix or path.name!r}")
-        else:
-            _check_folder(path)
-            with hub_access(str(path)):
-                loaded = datasets.load_dataset(
-                    str(path) if path.exists() else name,
-                    options.hf_dataset_name_config,
-                    revision=options.hf_dataset_revision,
-                    streaming=streaming,
-                )
-    # StopIteration: a JSON file without a line
-    # RuntimeError: a folder with a script, which is not run; YAMLError: a description of something else than data
-    except (OSError, ValueError, RuntimeError, YAMLError, DatasetsError, StopIteration) as error:
-        raise _unreadable(options, error) from error
-    return loaded if isinstance(loaded, Mapping) else {options.hf_train_split: loaded}
-
-
-def _check_folder(path: Path) -> None:
-    """Refuse a folder like ``/``, through all of which `datasets` would look for data."""
-    count = 0
-    for _, folders, files in os.walk(path):
-        count += len(folders) + len(files)
-        if count > _MOST_FILES:
-            raise ValueError(
-                f"the folder holds more than {_MOST_FILES:,} files; name the one of the data set"
-            )
-
-
-@contextmanager
-def _uncounted() -> Generator[None]:
-    """Read a local file without a message to the hub's counter of downloads."""
-    from datasets import config
-
-    before = config.HF_UPDATE_DOWNLOAD_COUNTS
-    config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    try:
-        yield
-    finally:
-        config.HF_UPDATE_DOWNLOAD_COUNTS = before
-
-
-def _unreadable(options: DataOptions, error: Exception) -> ValueError:
-    given = options.hf_dataset_name or ""
-    name, is_local = pinned(given, options.hf_dataset_revision), Path(given).expanduser().exists()
-    problem = None if is_local else hub_problem(error, name=name, option="hf_dataset_name")
-    return ValueError(
-        problem
-        or f"hf_dataset_name={name} (config {options.hf_dataset_name_config}) could not be loaded: {_reason(error)}. "
-        "Give a name of the hub, or the path of a folder or file with .parquet, .json, .jsonl or .csv data."
-    )
-
-
-def _reason(error: Exception) -> str:
-    """The cause that `datasets` hides behind an error of its own."""
-    found: BaseException = error
-    while found.__cause__ is not None and str(found.__cause__).strip():
-        found = found.__cause__
-    if isinstance(found, StopIteration) or not str(found).strip():
-        return "it holds no rows"
-    return str(found).strip().rstrip(".").replace("\n", " ")
-
-
-def _fetched(options: DataOptions, rows: Any, limit: int | None) -> list[dict[str, Any]]:
-    """The first rows of a stream."""
-    from datasets.exceptions import DatasetsError
-
-    try:
-        return list(islice(rows, limit))
-    except (OSError, ValueError, DatasetsError) as error:
-        raise _unreadable(options, error) from error
-
-
-def _rows(options: DataOptions, splits: Mapping[str, Any], split: str, limit: int | None) -> LazyPrompts:
-    name = options.hf_dataset_name or ""
-    if split not in splits:
-        raise ValueError(
-            f"data set {name} has no split {split!r}; it has {_listed(splits)}. "
-            "Set hf_train_split or hf_test_split."
+    if dropped := looked - len(items):
+        say(
+            f"note: {dropped} of {looked} test problems of {family.name} left out: {repeated} are training problems, "
+            f"{dropped - repeated} repeat another one; {len(items)} remain"
         )
-    rows = splits[split]
-    columns: list[str] = list(rows.column_names or ())
-    if not hasattr(rows, "__len__"):  # a stream; tables that `datasets` saved are none
-        rows = _fetched(options, rows, limit)
-        columns = columns or list(rows[0] if rows else ())  # of some kinds of files
-    asked, known = options.hf_prompt_column, options.hf_answer_column
-    for option, column in (("hf_prompt_column", asked), ("hf_answer_column", known)):
-        if column is not None and column not in columns:
-            raise ValueError(
-                f"data set {name} has no column {column!r}; it has {_listed(columns)}."
-                f"{did_you_mean(column, columns)} Set {option}."
-            )
+    return items
 
-    def item(index: int, row: Mapping[str, Any]) -> PromptItem:
-        return _item(row[asked], row[known] if known else None, asked, f"{name} {split}[{index}]")
 
-    digests = array("Q", (item_digest(item(index, row)) for index, row in enumerate(islice(rows, limit))))
-    return unchanged(lambda index: item(index, rows[index]), digests, name)
+def generated_record(options: DataOptions) -> dict[str, Any]:
+    """Entries of ``config.json`` about generated prompts: the package's version, and sources with all options."""
+    train, test = options.train_prompts_path, held_out_source(options)
+    record: dict[str, Any] = {}
+    if train is not None and is_generated(train):
+        record["train"] = find_family(train).name
+    if test is not None and is_generated(test):
+        record["test"] = _held_out_family(options, test).name
+    return {"reasoning_gym": {"version": PACKAGE_VERSION, **record}} if record else {}

@@ -14,7 +14,7 @@ from viva.recipes.common import resolve_model
 from viva.recipes.plan import at_least
 from viva.run.files import write_atomic
 from viva.sdk import settled
-from viva.training.remote import server_name, watched
+from viva.training.remote import server_name
 from viva.training.service import EngineConfig, Engines, choose_engine
 
 _WIDTH = max(len(each.name) for each in (*PROBES, *FEATURES))
@@ -71,7 +71,7 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
     say(", ".join(f"{name} {found}" for name, found in versions().items()))
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as states:
-        async with watched(engine.base_url), Engines(Path(states)) as engines:
+        async with engine.watched(), Engines(Path(states)) as engines:
             service = engines.service(engine)
             client = await settled(service.create_lora_training_client(model, rank=options.lora_rank, seed=0))
             bench = Bench(service=service, client=client, tolerance=options.tolerance)

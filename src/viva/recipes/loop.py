@@ -31,12 +31,17 @@ from viva.recipes.plan import Plan
 from viva.rewards.credit import Decoder, token_texts
 from viva.run.trackers import CONSOLE, OpenTracker
 from viva.sdk import Ending, ServiceClient
-from viva.training.advice import SPELLED_OUT, spelled_out
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
-from viva.training.data import BuilderFactory, PromptDataset, PromptsChangedError
+from viva.training.data import (
+    SPELLED_OUT,
+    BuilderFactory,
+    PromptDataset,
+    PromptsChangedError,
+    spelled_out,
+)
 from viva.training.followers import Follower, JudgeStoppedError
 from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, Training, train
-from viva.training.remote import EngineError, explain, watched
+from viva.training.remote import EngineError, explain
 from viva.training.service import EngineConfig, end_session
 from viva.training.update import EXACT_GAP, UpdateConfig
 
@@ -91,7 +96,7 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
     try:
         plan = config.make_plan()
         engine = plan.engine
-        async with watched(engine.base_url):
+        async with engine.watched():
             opened = await open_run(plan, _server_check(config) if engine.engine == "remote" else None)
             keep(opened)
             training = await config.build_training(plan, opened)
@@ -100,7 +105,7 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
         raise RefusedRunError(str(explain(error, engine.server) or _disk_problem(error) or error)) from error
     _introduce(plan, training)
     try:
-        async with watched(engine.base_url):
+        async with engine.watched():
             is_complete = await train(training)
         finish_run(training, model=plan.model, is_complete=is_complete)
     except (AllGroupsFailedError, JudgeStoppedError, EstimatorStoppedError, PromptsChangedError) as error:

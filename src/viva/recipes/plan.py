@@ -8,15 +8,14 @@ from typing import Any
 
 import chz
 
-from viva.conversation.personas import persona
+from viva.conversation.protocol import persona
 from viva.engine.losses import find_loss
 from viva.hub import pinned, split_revision
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import JudgeOptions
 from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, resolve_model
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
-from viva.recipes.data import load_prompts
-from viva.recipes.generated import generated_record
+from viva.recipes.data import generated_record, load_prompts
 from viva.recipes.judges import with_eval_judge
 from viva.rewards.base import Grader
 from viva.run.trackers import choose_trackers

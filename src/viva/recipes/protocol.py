@@ -211,6 +211,8 @@ class ConversationConfig(AskedConfig):
 
     def roles(self, game: Game) -> Roles | None:
         """The policies of a conversation; ``None`` where there is one. `ValueError` if they do not fit it."""
+        if self.policies == "shared":
+            return None
         from viva.conversation.roles import assign
 
         return assign(self.policies, game.protocol, game.num_agents)
@@ -221,16 +223,17 @@ class ConversationConfig(AskedConfig):
         Raises:
             ValueError: If the words are for no segment of it, or the control is none for it.
         """
+        worded = protocol if self.prompts is None else protocol.with_prompts(self.prompts)
+        if self.control is None:
+            return worded
         from viva.selfplay.controls import controlled
 
-        worded = protocol if self.prompts is None else protocol.with_prompts(self.prompts)
         return controlled(worded, self.control, self.num_agents)
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts; conversations that need a partner have one."""
         from viva.recipes.judges import with_checked_judge
         from viva.recipes.plan import plan_run
-        from viva.recipes.policies import with_checked_policies
 
         game = self.game()
         self.stop_rule()
@@ -240,7 +243,10 @@ class ConversationConfig(AskedConfig):
         recipe = type(self).__module__.rpartition(".")[2]
         plan = plan_run(self, recipe=recipe, summary=self.summary(), record=record)
         plan = with_checked_judge(plan, game.reward, self.judge_text())
-        plan = with_checked_policies(plan, self.roles(game), game.reward, self.judge_member)
+        if (roles := self.roles(game)) is not None or self.judge_member is not None:
+            from viva.recipes.policies import with_checked_policies
+
+            plan = with_checked_policies(plan, roles, game.reward, self.judge_member)
         if self.control == "foreign_critiques":
             _check_partners(plan)
         return plan

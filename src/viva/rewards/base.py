@@ -13,8 +13,7 @@ from tinker_cookbook.rl.types import Metrics, Trajectory
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.judging.ballots import Outcome
-from viva.judging.bradley_terry import reward_truth_gap
-from viva.judging.comparison import Comparison, Judge
+from viva.judging.comparison import Comparison, Judge, reward_truth_gap
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ComparisonRecord, ConversationRecord
 from viva.judging.scorer import Scorer, ScorerOptions

@@ -100,7 +100,7 @@ class Comas(Reward):
         return replace(self, review=self.review.judged_by(judge))
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
-        """Those of peer review."""
+        """The pairs that peer review compares."""
         return self.review.matches(protocol, num_agents)
 
     @property

@@ -25,7 +25,6 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Revision, Turn
 from viva.judging.ballots import Ballots, Item, ballot_accuracy, ballot_health
-from viva.judging.bradley_terry import rank_correlation, reward_truth_gap
 from viva.judging.comparison import (
     Comparison,
     Judge,
@@ -33,6 +32,8 @@ from viva.judging.comparison import (
     judge_accuracy,
     judge_health,
     label_comparisons,
+    rank_correlation,
+    reward_truth_gap,
     same_words,
 )
 from viva.judging.judge import JudgeOptions

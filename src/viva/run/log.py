@@ -109,7 +109,7 @@ class Checkpoint:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """See `viva.run.checkpoints.environment`; with the engine's precision, where it is known."""
     earlier_environments: Sequence[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
-    """Those that steps before were computed in and that differ, oldest first; empty where the run is of one piece."""
+    """Other environments that steps before were computed in, oldest first; empty where the run is of one piece."""
     final: bool = False
     """Whether the run was complete."""
     best: bool = False

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
 
-from viva.conversation.personas import persona
-from viva.conversation.protocol import Control, Protocol, Round, Segment, Sight, View, draw_aliases
+from viva.conversation.protocol import Control, Protocol, Round, Segment, Sight, View, draw_aliases, persona
 from viva.conversation.records import Critique, CritiqueReply, Reply, ReplyStatus, Turn
 from viva.judging.ranking import RankingReply
 
@@ -26,14 +25,12 @@ DEALT = ("foreign_critiques", "shuffled_critiques")
 """Controls in which agents read other critiques than those of their solutions."""
 
 
-def controlled(protocol: Protocol, control: Control | None, num_agents: int) -> Protocol:
-    """The protocol with its content taken away in one of the ways above; itself without a control.
+def controlled(protocol: Protocol, control: Control, num_agents: int) -> Protocol:
+    """The protocol with its content taken away in one of the ways above.
 
     Raises:
         ValueError: If the control would change nothing, or cannot be had.
     """
-    if control is None:
-        return protocol
     protocol.check()
     if control == "no_exchange":
         changed = _without_exchange(protocol, num_agents)

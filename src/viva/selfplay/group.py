@@ -273,8 +273,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     seed: int = 0
     """Seed of letters and judge."""
     tags: tuple[str, ...] = ()
-    board: CritiqueBoard = field(init=False, repr=False)
-    """Has what is said here for another conversation to read, where the protocol's control says so."""
+    board: CritiqueBoard | None = field(default=None, init=False, repr=False)
+    """Critiques of this conversation for another one to read, where the protocol's control says so, see `pair_up`."""
     partner: CritiqueBoard | None = field(default=None, init=False, repr=False)
     """The board of the conversation whose critiques are read here, see `pair_up`."""
     _shown: dict[tuple[int, int], list[Dealt]] = field(
@@ -300,7 +300,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
                 f"protocol {self.protocol.name!r} has votes by label probabilities, which need the policy; got none. "
                 "Pass voter, a PolicySelfComparisonJudge of the policy that talks"
             )
-        self.board = CritiqueBoard(self.question)
+        if self.protocol.control == "foreign_critiques":
+            self.board = CritiqueBoard(self.question)
         self._new_coordinator()
 
     async def make_envs(self) -> Sequence[Env]:
@@ -396,7 +397,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         return MultiAgentCoordinator(self.question, self.num_agents, self.protocol, seed=self.seed)
 
     async def _deal(self, turns: Sequence[Turn], view: View) -> Sequence[Turn]:
-        if self.partner is None:
+        if self.board is None or self.partner is None:
             dealt = shuffled(turns, self.num_agents, f"{self.seed}/{self.question}")
         else:
             self.board.put_up(view.round_index, turns)
@@ -432,20 +433,19 @@ def pair_up(builders: Sequence[EnvGroupBuilder]) -> None:
     Where a batch has no other problem, it reads none.
     """
     waiting = [
-        builder
+        (builder, builder.board)
         for builder in builders
-        if isinstance(builder, MultiAgentConversationEnvGroupBuilder)
-        and builder.protocol.control == "foreign_critiques"
+        if isinstance(builder, MultiAgentConversationEnvGroupBuilder) and builder.board is not None
     ]
-    for place, builder in enumerate(waiting):
+    for place, (builder, _) in enumerate(waiting):
         others = (*waiting[place + 1 :], *waiting[:place])
-        boards = (other.board for other in others if other.question != builder.question)
+        boards = (board for _, board in others if board.question != builder.question)
         builder.partner = next(boards, None) or CritiqueBoard.empty()
 
 
 def close_board(builder: EnvGroupBuilder) -> None:
     """Let nobody wait any longer for a conversation that is over."""
-    if isinstance(builder, MultiAgentConversationEnvGroupBuilder):
+    if isinstance(builder, MultiAgentConversationEnvGroupBuilder) and builder.board is not None:
         builder.board.close()
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from viva.conversation.personas import introduction
-from viva.conversation.protocol import Order, Protocol, Round, Segment, Sight, View, quote
+from viva.conversation.protocol import Order, Protocol, Round, Segment, Sight, View, introduction, quote
 from viva.conversation.records import AgentResponse, ToolCall, Turn
 from viva.conversation.replies import parse_reply
 

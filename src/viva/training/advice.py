@@ -5,12 +5,12 @@ Some are certain at once (a judge that cannot be read, prompts beyond the contex
 where every reply is cut, rewards without spread are no news.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from viva.judging.comparison import NoValidComparisonsError
+from viva.training.data import SPELLED_OUT
 from viva.training.sampling import PromptTooLongError
 
 Metrics: TypeAlias = Mapping[str, float]
@@ -18,14 +18,9 @@ Metrics: TypeAlias = Mapping[str, float]
 WINDOW = 3
 """Steps in a row that a lasting cause must hold in."""
 
-SPELLED_OUT = "prompts/spelled_out"
-"""Metric of the first step: see `spelled_out`."""
-
 _MOST_SPELLED_OUT = 0.4
 _LEAST_FINISHED = 0.5
 _ERRORS = "rollout/errors/"
-_WORD = re.compile("[A-Za-z\u00c0-\u058f]{4,}")
-"""Words of scripts that put spaces between words; others have no words to look up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +31,6 @@ class Cause:
     """Each topic is reported once."""
     text: str
     """The fault in numbers, and its remedy."""
-
-
-def spelled_out(encode: Callable[[str], Sequence[int]], texts: Sequence[str]) -> float | None:
-    """Share of words of four letters or more that take more than a token for every two letters; ``None`` without words.
-
-    The texts are prompts without chat format and instructions.
-    """
-    words = [word for text in texts for word in _WORD.findall(text)]
-    if not words:
-        return None
-    return sum(len(encode(f" {word}")) > len(word) / 2 for word in words) / len(words)
 
 
 def is_void(metrics: Metrics) -> bool:

@@ -6,16 +6,24 @@ Nothing of a run's randomness has to be saved: every seed is derived from the ru
 
 import hashlib
 import json
+import math
 import random
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from itertools import accumulate
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 ItemT = TypeVar("ItemT")
 
+SPELLED_OUT = "prompts/spelled_out"
+"""Metric of the first step: see `spelled_out`."""
+_WORD = re.compile("[A-Za-z\u00c0-\u058f]{4,}")
+"""Words of scripts that put spaces between words; others have no words to look up."""
 _BITS = 31  # fits the signed 32-bit field that samplers take
 
 
@@ -43,6 +51,17 @@ class PromptItem:
     answer: str | None = None
 
 
+def spelled_out(encode: Callable[[str], Sequence[int]], texts: Sequence[str]) -> float | None:
+    """Share of words of four letters or more that take more than a token for every two letters; ``None`` without words.
+
+    The texts are prompts without chat format and instructions.
+    """
+    words = [word for text in texts for word in _WORD.findall(text)]
+    if not words:
+        return None
+    return sum(len(encode(f" {word}")) > len(word) / 2 for word in words) / len(words)
+
+
 def prompts_digest(*lists: Iterable[PromptItem]) -> str:
     """A short fingerprint of lists of prompts: a resumed run must have the same ones, in the same order."""
     digest = hashlib.blake2b(digest_size=8)
@@ -55,6 +74,96 @@ def prompts_digest(*lists: Iterable[PromptItem]) -> str:
         digest.update(b"]")
     digest.update(b"]" if lists else b"[]")
     return digest.hexdigest()
+
+
+def prompt_item(question: object, answer: object, key: str, place: str) -> PromptItem:
+    """The prompt of a checked question and answer; `key` and `place`, where they stand, are for messages.
+
+    Raises:
+        ValueError: If it is no text, or the answer is neither text nor number.
+    """
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"{place}: {key!r} must be text that is not empty; got {question!r:.80}")
+    if answer is not None and (isinstance(answer, bool) or not isinstance(answer, (str, int, float))):
+        raise ValueError(f"{place}: the answer must be text or a number; got {answer!r:.80}")
+    if (isinstance(answer, float) and not math.isfinite(answer)) or (
+        isinstance(answer, str) and not answer.strip()
+    ):
+        raise ValueError(
+            f"{place}: the answer must be text that is not empty or a finite number; got {answer!r:.80}. Leave it out "
+            "where none is known"
+        )
+    check_text(question, f"{place}: {key!r}")
+    check_text(str(answer), f"{place}: the answer")
+    return PromptItem(question=question, answer=None if answer is None else str(answer))
+
+
+def check_text(text: str, place: str) -> None:
+    """Refuse what no UTF-8 file can hold and no tokenizer reads."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{place} holds half of a surrogate pair, {text[error.start]!r} at character {error.start}; write the "
+            "whole character, or leave it out"
+        ) from error
+
+
+class LazyPrompts(Sequence[PromptItem]):
+    """Several sources one after another: for each its length, and what reads the item at a place."""
+
+    def __init__(self, parts: Sequence[tuple[int, Callable[[int], PromptItem]]]) -> None:
+        self._readers = [read for _, read in parts]
+        self._ends = list(accumulate(length for length, _ in parts))
+
+    def __len__(self) -> int:
+        """Number of prompts."""
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> PromptItem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PromptItem]: ...
+
+    def __getitem__(self, index: int | slice) -> PromptItem | list[PromptItem]:
+        """One prompt, read now, or several."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        part = bisect_right(self._ends, place)
+        return self._readers[part](place - (self._ends[part - 1] if part else 0))
+
+
+def item_digest(item: PromptItem) -> int:
+    """Eight bytes of a digest of a prompt and its answer."""
+    text = repr((item.question, item.answer)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def unchanged(read: Callable[[int], PromptItem], digests: Sequence[int], source: str) -> LazyPrompts:
+    """The items of a file or data set, which raise `PromptsChangedError` where one is no longer what it was.
+
+    Args:
+        read: Reads the item at a place.
+        digests: `item_digest` of every item.
+        source: For the message.
+    """
+
+    def checked(place: int) -> PromptItem:
+        told = (
+            f"{source} was changed while the run reads from it: prompt {place + 1} is no longer what it was when the "
+            "run began. Put the data back as they were, or give a copy of the new ones to a new run."
+        )
+        try:
+            item = read(place)
+        except (ValueError, OSError) as error:
+            raise PromptsChangedError(told) from error
+        if item_digest(item) != digests[place]:
+            raise PromptsChangedError(told)
+        return item
+
+    return LazyPrompts([(len(digests), checked)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

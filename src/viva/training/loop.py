@@ -245,7 +245,9 @@ async def _step(
     ahead.offer(step, sampler)
     played = await ahead.take(step)
     outcomes_P = played.result.outcomes_P
-    metrics |= member_metrics(outcomes_P) | rollout_metrics(outcomes_P)
+    metrics |= rollout_metrics(outcomes_P)
+    if run.members is not None:
+        metrics |= member_metrics(outcomes_P)
     metrics |= {"rollout/staleness": played.staleness}
     metrics |= _told_by_followers(run, step)
     clock.lap("rollouts")

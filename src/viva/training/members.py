@@ -119,7 +119,7 @@ def member_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
         rewards_G = outcome.group.get_total_rewards()
         for seat, trajectory in enumerate(outcome.group.trajectories_G):
             speakers = speakers_of(outcome.builder, seat, trajectory)
-            if not speakers:  # there is one policy, or the seat failed
+            if not speakers:  # the seat failed, or is none of a conversation
                 continue
             names = [speaker.name for speaker in speakers]
             is_by_seat = is_by_seat and len(set(names)) == 1

@@ -219,20 +219,14 @@ def _described(base_url: str, *place: str) -> Any:
 
 
 @asynccontextmanager
-async def watched(
-    base_url: str | None, *, limit_s: float = 300.0, every_s: float = 10.0
-) -> AsyncGenerator[None]:
+async def watched(base_url: str, *, limit_s: float = 300.0, every_s: float = 10.0) -> AsyncGenerator[None]:
     """Within this context, the current task is stopped when a server is gone for good.
 
-    A server may be gone for ``limit_s`` without a break; one that only computes for long answers meanwhile. Hosted
-    Tinker (``None``) is not watched: it comes back, and keeps its state.
+    A server may be gone for ``limit_s`` without a break; one that only computes for long answers meanwhile.
 
     Raises:
         EngineLostError: When that is over.
     """
-    if base_url is None:
-        yield
-        return
     task = asyncio.current_task()
     assert task is not None  # this is a coroutine
     is_over = has_stopped = False

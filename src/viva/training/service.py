@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import tempfile
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from inspect import getattr_static, signature
@@ -30,7 +31,7 @@ from viva.hub import hub_access, hub_problem, split_revision
 from viva.model_files import read_object
 from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
 from viva.sdk import Ending, ServiceClient
-from viva.training.remote import check_address, check_version, keep_keys_at_home
+from viva.training.remote import check_address, check_version, keep_keys_at_home, watched
 
 LARGEST_RATE = 1e-3
 """Upper bound of the rule for local models; policy gradients of small models are unstable above it."""
@@ -167,6 +168,16 @@ class EngineConfig:
         if self.engine == "local":
             return None
         return "Tinker" if self.base_url is None else f"the server at {without_secrets(self.base_url)}"
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        """Within this context, the current task is stopped when the engine's server is gone for good.
+
+        Hosted Tinker is not watched: it comes back, and keeps its state.
+
+        Raises:
+            EngineLostError: When that is over, see `viva.training.remote.watched`.
+        """
+        return nullcontext() if self.base_url is None else watched(self.base_url)
 
 
 _MADE_FOR = ("tinker", "tinker-cookbook")

@@ -36,8 +36,7 @@ from viva.judging.ballots import (
     order_flips,
     sides_of,
 )
-from viva.judging.bradley_terry import rank_correlation
-from viva.judging.comparison import Outcome, label_comparisons, pair_flips
+from viva.judging.comparison import Outcome, label_comparisons, pair_flips, rank_correlation
 from viva.judging.ranking import LabelBallot, RankingReply
 from viva.judging.records import ComparisonRecord, ConversationRecord
 
@@ -172,7 +171,7 @@ def _count_votes(
 
 
 def _common(texts: Mapping[Item, str]) -> set[Item]:
-    """Those with the answer that most of them have; nobody, if several answers have as many."""
+    """The items whose answer is the most frequent one; none, if several answers are."""
     keys = {item: answer_key(text) for item, text in texts.items()}
     counts = Counter(key for key in keys.values() if key is not None).most_common(2)
     if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]):

@@ -20,8 +20,8 @@ import numpy as np
 from viva.conversation.messages import text_table
 from viva.conversation.protocol import counted
 from viva.judging.ballots import ballot_accuracy
-from viva.judging.bradley_terry import BradleyTerryError, reward_truth_gap
-from viva.judging.comparison import NoValidComparisonsError
+from viva.judging.bradley_terry import BradleyTerryError
+from viva.judging.comparison import NoValidComparisonsError, reward_truth_gap
 from viva.judging.records import ConversationRecord
 from viva.rewards import NAMES, Reward, find_reward
 from viva.rewards.critique import stored_votes

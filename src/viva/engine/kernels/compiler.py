@@ -251,7 +251,7 @@ def _pointer(context: object, address: types.Type) -> Codegen:
 
 @inner
 def numbers_at(address: int, count: int) -> Array:
-    """So many float32 numbers at an address of memory, which must hold them."""
+    """The ``count`` float32 numbers at an address of memory, which must hold them."""
     return carray(_pointer(address), count)
 
 

@@ -63,7 +63,6 @@ from viva.sdk import settled
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem
 from viva.training.records import transcript_row
-from viva.training.remote import watched
 from viva.training.sampling import Sampling
 from viva.training.service import Engines
 
@@ -152,7 +151,7 @@ def _print_plan(plan: EvalPlan) -> None:
 async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy, path: Path) -> tuple[Evaluation, str]:
     """An evaluation and its table; both are written."""
     costs = Costs()
-    async with watched(opened.engine.base_url):
+    async with opened.engine.watched():
         with EvaluationConsole() as console:
             evaluation, rows = await _sample(plan, target, opened, console, costs)
     figures = summarise(

@@ -36,8 +36,7 @@ from viva.recipes.evaluation.target import BASE, Target, find_target
 from viva.recipes.reward import ENDPOINT_OPTIONS, is_address
 from viva.run.kept_answers import AnswerFile
 from viva.training.console import Begin, EvaluationConsole
-from viva.training.remote import watched
-from viva.training.service import Engines
+from viva.training.service import EngineConfig, Engines
 
 _CURRENT = "current"
 
@@ -71,8 +70,8 @@ class OpenJudge:
     criteria: CriterionJudge
     usage: EndpointUsage | None
     """Usage of an endpoint up to now."""
-    base_url: str | None
-    """Address of the server that samples."""
+    engine: EngineConfig
+    """The engine that samples; an endpoint is none and is not watched."""
 
 
 def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple[JudgePlan, ...]:
@@ -177,7 +176,7 @@ async def opened_judges(
                         judge=EndpointJudge(endpoint, plan.options),
                         criteria=EndpointCriterionJudge(endpoint, plan.options.max_tokens),
                         usage=endpoint.usage,
-                        base_url=None,
+                        engine=EngineConfig(),
                     )
                 )
             else:
@@ -197,7 +196,7 @@ async def _opened_policy(
         judge=plan.options.make(policy, opened.renderer),
         criteria=PolicyCriterionJudge(policy, opened.renderer),
         usage=None,
-        base_url=opened.engine.base_url,
+        engine=opened.engine,
     )
 
 
@@ -247,7 +246,7 @@ async def have_judged(
         for opened in judges:
             plan = opened.plan
             begin = _titled(console.begin, f"judge {plan.name}")
-            async with watched(opened.base_url):
+            async with opened.engine.watched():
                 judged[plan.name] = await judge_pairs(opened.judge, pairs_P_N, seed, begin)
                 begin = _titled(console.begin, "rubric")
                 scores = [

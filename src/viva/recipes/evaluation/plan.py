@@ -9,16 +9,14 @@ from typing import Any
 
 import chz
 
-from viva.conversation.personas import persona
-from viva.conversation.protocol import counted
+from viva.conversation.protocol import counted, persona
 from viva.judging.answers import AnswerCheck
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.critique_self_play import Config as CritiqueConfig
-from viva.recipes.data import load_test_prompts
+from viva.recipes.data import held_out_source, load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, OpenedOptions, recipe_options, stored_options
 from viva.recipes.evaluation.target import OpenPolicy, Target, open_policy
-from viva.recipes.generated import held_out_source
 from viva.recipes.judges import judge_target
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive

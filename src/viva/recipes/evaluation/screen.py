@@ -45,7 +45,6 @@ from viva.rewards.solutions import SolutionReward
 from viva.selfplay.user_code import find_check
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed, prompts_digest
-from viva.training.remote import watched
 from viva.training.sampling import Sampling
 from viva.training.service import Engines
 
@@ -87,7 +86,7 @@ async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
     )
     async with Engines() as engines:
         opened = await open_target(plan.target, options, engines)
-        async with watched(opened.engine.base_url):
+        async with opened.engine.watched():
             with EvaluationConsole() as console:
                 screening = await _sample(plan, opened, options, console)
     write_screening(plan.path, screening)
