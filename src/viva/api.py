@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from viva.rewards.base import Grader, Reward, RewardFunction
 
 ResultT = TypeVar("ResultT")
-Prompts = str | Path | Sequence[str] | Sequence[Mapping[str, Any]]
+Prompts = str | Path | Sequence[str] | Sequence[Mapping[str, object]]
 """A JSONL file or ``reasoning_gym:FAMILY``, questions, or rows with ``query`` (or ``question``), perhaps ``answer``."""
 
 
@@ -141,7 +141,7 @@ def train(
     reward: str | Reward | RewardFunction | None = None,
     grader: str | Grader | None = None,
     steps: int | None = None,
-    config: str | Path | Mapping[str, Any] | None = None,
+    config: str | Path | Mapping[str, object] | None = None,
     **options: Any,
 ) -> Run:
     """Train a model by a recipe or by a protocol of your own. In a notebook: ``await viva.train_async(...)``.
@@ -201,7 +201,7 @@ async def train_async(
     reward: str | Reward | RewardFunction | None = None,
     grader: str | Grader | None = None,
     steps: int | None = None,
-    config: str | Path | Mapping[str, Any] | None = None,
+    config: str | Path | Mapping[str, object] | None = None,
     **options: Any,
 ) -> Run:
     """`train` where an event loop runs already, as in a notebook."""
@@ -306,13 +306,13 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
     return _run_apart(screen(name, path, make_options(ScreenOptions, given)))
 
 
-def _run_apart(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:
     """The result of work in a loop of its own: the caller may have one that runs, as in a notebook."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
 
-def _prompt_options(which: str, prompts: Prompts | None, log_path: str) -> dict[str, Any]:
+def _prompt_options(which: str, prompts: Prompts | None, log_path: str) -> dict[str, str]:
     """The options that say where prompts are; rows are written beside the run."""
     if prompts is None:
         return {}

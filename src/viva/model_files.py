@@ -119,13 +119,13 @@ def force_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(content: Mapping[str, object]) -> dict[str, object]:
     """A JSON object with its digest as the last key."""
     plain = {key: value for key, value in content.items() if key != SEAL}
     return plain | {SEAL: _seal(plain)}
 
 
-def unsealed(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+def unsealed(content: Mapping[str, object], where: str) -> dict[str, Any]:
     """The object without its digest, after comparing (`ValueError`); one that was never sealed is taken as it is."""
     plain = {key: value for key, value in content.items() if key != SEAL}
     if content[SEAL] != _seal(plain) if SEAL in content else _has_seal(plain):
@@ -136,7 +136,7 @@ def unsealed(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     return plain
 
 
-def _has_seal(content: Mapping[str, Any]) -> bool:
+def _has_seal(content: Mapping[str, object]) -> bool:
     """Whether the seal stands there under another name: its own was damaged."""
     return any(
         isinstance(value, str)
@@ -146,13 +146,13 @@ def _has_seal(content: Mapping[str, Any]) -> bool:
     )
 
 
-def _seal(plain: Mapping[str, Any]) -> str:
+def _seal(plain: Mapping[str, object]) -> str:
     # what JSON gives back is what will be compared: tuples are lists there, and keys are texts
     known: object = json.loads(json.dumps(plain))
     return hashlib.sha256(json.dumps(known, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-LOADING: dict[str, Any] = {
+LOADING = {
     "trust_remote_code": False,
     "use_safetensors": True,
     "attn_implementation": "eager",
@@ -321,12 +321,12 @@ def _digest(file: Path) -> str:
 def read_object(file: Path, remedy: str = "fetch or save the model anew") -> dict[str, Any]:
     """The JSON object that a file holds; a `ValueError` names the file and the remedy."""
     try:
-        content: object = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {error}; {remedy}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged: it must hold an object; {remedy}")
-    return cast(dict[str, Any], content)
+    return content
 
 
 def _check_plain(file: Path, name: object) -> None:
@@ -345,10 +345,10 @@ _APART = ("rope_theta", "partial_rotary_factor")
 def spell_rotary_twice(folder: Path) -> None:
     """Add the spelling of version 4 to the ``config.json`` that version 5 has written."""
     file = folder / "config.json"
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    parameters: dict[str, Any] = config.get("rope_parameters") or {}
+    config = json.loads(file.read_text(encoding="utf-8"))
+    parameters = config.get("rope_parameters") or {}
     # Gemma 3 has other settings in sliding layers, which version 4 knows by a name of their own
-    full: dict[str, Any] = parameters.get(_FULL) or parameters
+    full = parameters.get(_FULL) or parameters
     if _SLIDING in parameters:
         config["rope_local_base_freq"] = parameters[_SLIDING].get("rope_theta")
     if "rope_theta" not in full:

@@ -11,32 +11,36 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import fields
 from functools import wraps
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import tinker
+
+T = TypeVar("T")
 
 
 class TrainingClient(Protocol):
     """The weights being trained and their optimiser."""
 
     def forward_backward(
-        self, data: list[tinker.Datum], loss_fn: Any, loss_fn_config: dict[str, float] | None = None
+        self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Awaitable[tinker.ForwardBackwardOutput]:
         """Add the gradient of the loss, summed over the data."""
         ...
 
     def forward(
-        self, data: list[tinker.Datum], loss_fn: Any, loss_fn_config: dict[str, float] | None = None
+        self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Awaitable[tinker.ForwardBackwardOutput]:
         """The loss without its gradient."""
         ...
 
-    def optim_step(self, adam_params: tinker.AdamParams) -> Awaitable[tinker.OptimStepResponse]:
+    def optim_step(self, adam_params: tinker.AdamParams, /) -> Awaitable[tinker.OptimStepResponse]:
         """Update the weights with the accumulated gradient."""
         ...
 
-    def save_state(self, name: str, ttl_seconds: int | None = None) -> Awaitable[Any]:
+    def save_state(
+        self, name: str, ttl_seconds: int | None = None
+    ) -> Awaitable[tinker.types.SaveWeightsResponse]:
         """Save weights and optimiser; the response has a ``path``. ``None``: never to be deleted."""
         ...
 
@@ -44,7 +48,9 @@ class TrainingClient(Protocol):
         """A snapshot for sampling; use `settled`."""
         ...
 
-    def save_weights_for_sampler(self, name: str, ttl_seconds: int | None = None) -> Awaitable[Any]:
+    def save_weights_for_sampler(
+        self, name: str, ttl_seconds: int | None = None
+    ) -> Awaitable[tinker.types.SaveWeightsForSamplerResponse]:
         """Save weights for sampling; the response has a ``path``."""
         ...
 
@@ -112,24 +118,30 @@ def answers_together(client: object) -> bool:
     return isinstance(client, JoinedSamplingClient) and client.answers_together
 
 
-Ending: TypeAlias = Literal["success", "errored", "interrupted"]
+Ending = Literal["success", "errored", "interrupted"]
 """The end of a session's use, in the SDK's words."""
+
+
+Pending = Awaitable[TrainingClient] | TrainingClient
+"""A training client, or a future of it."""
 
 
 class ServiceClient(Protocol):
     """Makes training and sampling clients; use `settled` on what it returns."""
 
-    def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Any:
+    def create_lora_training_client(
+        self, base_model: str, rank: int = 32, seed: int | None = None
+    ) -> Pending:
         """A new adapter on a base model."""
         ...
 
-    def create_training_client_from_state(self, path: str, base_model: str | None = None) -> Any:
+    def create_training_client_from_state(self, path: str, base_model: str | None = None) -> Pending:
         """A training client with saved weights and a fresh optimiser."""
         ...
 
     def create_training_client_from_state_with_optimizer(
         self, path: str, base_model: str | None = None
-    ) -> Any:
+    ) -> Pending:
         """A training client that continues from a saved state."""
         ...
 
@@ -142,9 +154,9 @@ class ServiceClient(Protocol):
         ...
 
 
-async def settled(pending: Any) -> Any:
+async def settled(pending: Awaitable[T] | T) -> T:
     """A client, from a future of it (newer SDKs) or itself (older ones)."""
-    return await pending if inspect.isawaitable(pending) else pending
+    return await cast("Awaitable[T]", pending) if inspect.isawaitable(pending) else pending
 
 
 try:
@@ -157,7 +169,6 @@ except ImportError:  # older versions
 
 ClassT = TypeVar("ClassT", bound=type)
 P = ParamSpec("P")
-T = TypeVar("T")
 
 _INSTEAD = {
     "create_custom_loss": "forward_backward_custom takes a function",
@@ -196,7 +207,7 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
         f"Instead: {instead}." if instead else "Use a server for it, or leave it out."
     )
 
-    def refuse(*_args: Any, **_options: Any) -> NoReturn:
+    def refuse(*_args: object, **_options: object) -> NoReturn:
         raise NotImplementedError(message)
 
     refuse.__name__ = name
@@ -204,7 +215,7 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def async_twin(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+def async_twin(method: Callable[P, T]) -> Callable[P, Coroutine[object, None, T]]:
     """The ``_async`` twin of a method, which older SDKs have beside it; awaiting it calls the method."""
 
     @wraps(method)
@@ -214,7 +225,7 @@ def async_twin(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     return _named_twin(twin, method)
 
 
-def awaited_twin(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def awaited_twin(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[object, None, T]]:
     """The ``_async`` twin of a method; awaiting it calls the method and awaits the future that this returns."""
 
     @wraps(method)
@@ -224,7 +235,7 @@ def awaited_twin(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any
     return _named_twin(twin, method)
 
 
-def _named_twin(twin: Callable[P, T], method: Callable[P, Any]) -> Callable[P, T]:
+def _named_twin(twin: Callable[P, T], method: Callable[P, object]) -> Callable[P, T]:
     name = f"{method.__name__}_async"
     twin.__name__, twin.__qualname__ = name, f"{method.__qualname__}_async"
     twin.__doc__ = f"`{method.__name__}`, awaited."

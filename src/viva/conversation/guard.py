@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from string import punctuation
-from typing import Any, cast
+from typing import Any
 
 from viva.conversation.records import encodable
 
@@ -87,7 +87,7 @@ class GuardedTokenizer:
         self._decoded: tuple[list[int] | None, Any] = None, ""
         self._remembered = lru_cache(maxsize=_MOST_REMEMBERED)(self._encoded)
 
-    def __reduce__(self) -> tuple[type["GuardedTokenizer"], tuple[Any]]:
+    def __reduce__(self) -> tuple[type["GuardedTokenizer"], tuple[object]]:
         return GuardedTokenizer, (self.inner,)
 
     def __getattr__(self, name: str) -> Any:
@@ -109,7 +109,7 @@ class GuardedTokenizer:
             pieces = [part for piece in pieces for part in self._split_folded(piece)]
         return MARKER.join(pieces)
 
-    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, **options: object) -> list[int]:
         """Token ids of text, its pieces between markers encoded on their own.
 
         Raises:
@@ -120,7 +120,7 @@ class GuardedTokenizer:
             return self._encoded(text, add_special_tokens, **options)
         return list(self._remembered(text, add_special_tokens))
 
-    def decode(self, tokens: Any, **options: Any) -> Any:
+    def decode(self, tokens: object, **options: object) -> Any:
         """The wrapped tokenizer's text of tokens; that of the last call is remembered."""
         if options or not isinstance(tokens, list):
             return self.inner.decode(tokens, **options)
@@ -130,7 +130,7 @@ class GuardedTokenizer:
             self._decoded = list(tokens), text
         return text
 
-    def _encoded(self, text: str, add_special_tokens: bool, **options: Any) -> list[int]:
+    def _encoded(self, text: str, add_special_tokens: bool, **options: object) -> list[int]:
         if MARKER not in text and add_special_tokens:
             return self.inner.encode(text, add_special_tokens=True, **options)
         tokens: list[int] = self._opening_tokens() if add_special_tokens else []
@@ -143,7 +143,7 @@ class GuardedTokenizer:
             begun = True
         return tokens
 
-    def _continued(self, piece: str, **options: Any) -> list[int]:
+    def _continued(self, piece: str, **options: object) -> list[int]:
         """Tokens of a piece behind other text, for tokenizers that put a space before whatever they encode."""
         before: list[int] = self.inner.encode(self._anchor, add_special_tokens=False, **options)
         tokens: list[int] = self.inner.encode(f"{self._anchor}{piece}", add_special_tokens=False, **options)
@@ -220,7 +220,7 @@ def _folds_text(inner: Any, guarded: Mapping[str, int]) -> bool:
     backend = getattr(inner, "backend_tokenizer", None)
     if backend is None or backend.normalizer is None:
         return False
-    decoder = cast(Mapping[int, Any], inner.added_tokens_decoder)
+    decoder = inner.added_tokens_decoder
     return any(decoder[id_].normalized for id_ in guarded.values() if id_ in decoder)
 
 

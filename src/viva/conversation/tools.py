@@ -13,14 +13,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NotRequired, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 
 from viva.conversation.records import CallFailure, ToolCall, encodable
 from viva.conversation.sandbox import Job, run, warm
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FORM = f'{_OPEN}{{"name": "...", "arguments": {{...}}}}{_CLOSE}'
@@ -83,7 +86,7 @@ class Tool:
         """Load the function in a process of its own; ValueError if that fails."""
         warm(self._job())
 
-    async def call(self, arguments: dict[str, Any]) -> tuple[str, CallFailure | None]:
+    async def call(self, arguments: Mapping[str, object]) -> tuple[str, CallFailure | None]:
         """The function's value as text, or the error and its kind."""
         from pydantic import ValidationError
 
@@ -109,7 +112,7 @@ def _signature(function: Callable[..., object]) -> str:
 
 
 @cache
-def _arguments(function: Callable[..., object]) -> Any:
+def _arguments(function: Callable[..., object]) -> TypeAdapter[dict[str, object]]:
     """Checks and converts the arguments of a function: a pydantic ``TypeAdapter`` of a dictionary by name."""
     from pydantic import ConfigDict, TypeAdapter
     from pydantic.errors import PydanticUserError
@@ -128,7 +131,7 @@ def _arguments(function: Callable[..., object]) -> Any:
             else NotRequired[hints.get(each.name, Any)]
             for each in parameters
         }
-        taken: Any = cast(Any, TypedDict)(name, fields)
+        taken = cast(Any, TypedDict)(name, fields)
         taken.__pydantic_config__ = ConfigDict(extra="forbid")
         return TypeAdapter(taken)
     except (NameError, PydanticUserError) as error:
@@ -170,7 +173,7 @@ async def answer_call(text: str, tools: Sequence[Tool]) -> ToolCall | None:
     )
 
 
-def find_call(text: str) -> tuple[str, dict[str, Any] | None, int] | None:
+def find_call(text: str) -> tuple[str, dict[str, object] | None, int] | None:
     """Name, arguments and end of the first call in a reply; no arguments if it cannot be read."""
     start = text.find(_OPEN)
     if start < 0:
@@ -181,7 +184,7 @@ def find_call(text: str) -> tuple[str, dict[str, Any] | None, int] | None:
     return *_read(text[start + len(_OPEN) : end]), end + len(_CLOSE)
 
 
-def _read(written: str) -> tuple[str, dict[str, Any] | None]:
+def _read(written: str) -> tuple[str, dict[str, object] | None]:
     """Name and arguments of a call; no arguments if it cannot be read."""
     try:
         found = json.loads(written, parse_constant=_refuse)
@@ -197,7 +200,7 @@ def _read(written: str) -> tuple[str, dict[str, Any] | None]:
     name, arguments = fields.get("name"), fields.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return "", None
-    return name, cast("dict[str, Any]", arguments)
+    return name, arguments
 
 
 def _refuse(constant: str) -> None:
@@ -205,7 +208,7 @@ def _refuse(constant: str) -> None:
 
 
 async def _output(
-    name: str, arguments: dict[str, Any] | None, tools: Sequence[Tool]
+    name: str, arguments: Mapping[str, object] | None, tools: Sequence[Tool]
 ) -> tuple[str, CallFailure | None]:
     if arguments is None:
         return f"a call is one JSON object in one block: {_FORM}", "malformed"

@@ -111,7 +111,7 @@ def _check_file(path: Path, name: str, digest: str) -> None:
 def _read_manifest(file: Path) -> tuple[Manifest, dict[str, str]]:
     """The manifest, and the files it lists with their digests."""
     try:
-        stored: Manifest = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
         manifest = unsealed(stored, MANIFEST)
         listed: dict[str, str] = dict(manifest["files"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

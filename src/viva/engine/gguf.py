@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from viva.engine.gguf_file import (
     ARCHITECTURES,
@@ -117,7 +117,7 @@ def _config(stored: GgufFile) -> "PretrainedConfig":
     if architecture == "gemma3":
         options |= _gemma_3(stored, options)
     known = ARCHITECTURES[architecture]
-    config: Any = AutoConfig.for_model(
+    config = AutoConfig.for_model(
         known.model_type,
         architectures=[known.class_name],
         vocab_size=stored.tensors["token_embd.weight"].shape[0],
@@ -130,7 +130,7 @@ def _config(stored: GgufFile) -> "PretrainedConfig":
     return config
 
 
-def _gemma_3(stored: GgufFile, options: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma_3(stored: GgufFile, options: Mapping[str, Any]) -> dict[str, object]:
     """Settings of Gemma 3 that llama.cpp has built in: five layers in six see a window of text."""
     layers, size = options["num_hidden_layers"], options["head_dim"]
     pattern = stored.field("gemma3.attention.sliding_window_pattern", 6)
@@ -157,6 +157,6 @@ def _scale_rotation(config: "PretrainedConfig", factors: "np.ndarray") -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    scaled = cast(Any, ROPE_INIT_FUNCTIONS["llama3"])(config, torch.device("cpu"))[0]
+    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
     if not torch.allclose(plain / scaled, torch.tensor(factors), rtol=1e-3):
         raise ValueError(f"its {ROPE_FACTORS} is not the scaling of Llama 3, and no other one is supported")

@@ -185,13 +185,13 @@ class GgufFile:
         num_tensors, num_fields = self._number(_UINT64), self._number(_UINT64)
         self.typed_fields = dict(self._field() for _ in range(num_fields))
         """Metadata by its key."""
-        self.fields: dict[str, Any] = {key: field.value for key, field in self.typed_fields.items()}
+        self.fields = {key: field.value for key, field in self.typed_fields.items()}
         """Values of the metadata by its key."""
         self.tensors = dict(self._tensor() for _ in range(num_tensors))
         alignment = int(self.fields.get("general.alignment", 32))
         self._data = -(-self._place // alignment) * alignment
 
-    def field(self, key: str, default: Any = None) -> Any:
+    def field(self, key: str, default: object = None) -> Any:
         """The value of a key."""
         return self.fields.get(key, default)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SPACE = "\u2581"
 """The character that stands for a space in pieces of SentencePiece."""
-_MERGER: dict[str, tuple[Any, ...]] = {
+_MERGER: dict[str, tuple[object, ...]] = {
     "type": ("BPE",),
     "dropout": (None,),
     "continuing_subword_prefix": (None, ""),
@@ -118,12 +118,12 @@ def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]
     return inner
 
 
-def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> dict[str, Any]:
+def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> dict[str, object]:
     """Metadata of a tokenizer whose model has embeddings for `num_rows` tokens."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise cannot_write("its tokenizer has no tokenizer.json")
-    stored: dict[str, Any] = json.loads(backend.to_str())
+    stored = json.loads(backend.to_str())
     merger = stored["model"]
     for setting, allowed in _MERGER.items():
         if (value := merger.get(setting)) not in allowed:
@@ -140,7 +140,7 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> dic
     if not merges:
         raise cannot_write("its tokenizer has no merges, and llama.cpp reads none without")
     tokens, types = _vocabulary(stored, num_rows)
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": names[0],
         "tokenizer.ggml.tokens": tokens,
@@ -211,7 +211,7 @@ def _vocabulary(stored: Mapping[str, Any], num_rows: int) -> tuple[list[str], li
     return [token for token, _ in rows], [kind for _, kind in rows]
 
 
-def _adds_bos(tokenizer: Any) -> bool:
+def _adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether the tokenizer puts its first token before a text."""
     alone, whole = (tokenizer.encode("a", add_special_tokens=adds) for adds in (False, True))
     if whole not in (alone, [tokenizer.bos_token_id, *alone]):

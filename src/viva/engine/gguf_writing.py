@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from viva.engine.gguf_file import (
     ARCHITECTURES,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from gguf import GGMLQuantizationType
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 PRECISIONS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """Precisions of matrices, with their names in ``gguf``; vectors (norms, biases) are always in float32."""
@@ -33,7 +33,7 @@ _FROM_FOLDERS = ("llama", "qwen2", "qwen3")
 """Architectures whose metadata can be made of a configuration."""
 _OF_WEIGHTS = ("general.file_type", "general.quantization_version", "general.alignment", "quantize.")
 """Beginnings of keys that tell how the weights of a file are stored."""
-_PLAIN: dict[str, tuple[Any, ...]] = {
+_PLAIN: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False, None),
     "use_sliding_window": (False, None),
@@ -63,7 +63,7 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
         # the writer has no empty texts and lists
         if not key.startswith(_OF_WEIGHTS) and key != "general.architecture" and field.value not in ("", [])
     }
-    named: dict[str, Any] = {"general.name": name}
+    named: dict[str, object] = {"general.name": name}
     if (before := stored.field("general.name")) is not None:
         named |= {"general.base_model.count": 1, "general.base_model.0.name": before}
     factors = stored.tensors.get(ROPE_FACTORS)
@@ -74,7 +74,9 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
     )
 
 
-def metadata_of_model(config: Any, tokenizer: "PreTrainedTokenizerBase", name: str) -> Metadata:
+def metadata_of_model(
+    config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase", name: str
+) -> Metadata:
     """The fields of a GGUF file of a model of ``transformers`` with which llama.cpp computes the same.
 
     Args:
@@ -186,12 +188,11 @@ def _type_of(tensor: "torch.Tensor", precision: str) -> "GGMLQuantizationType":
 def _typed(value: Any) -> Field:
     """A value with the type that llama.cpp expects: unsigned numbers, but for lists."""
     if isinstance(value, list):
-        items = cast(list[Any], value)
-        return Field(items, 9, 8 if isinstance(items[0], str) else 5)
+        return Field(value, 9, 8 if isinstance(value[0], str) else 5)
     return Field(value, {bool: 7, int: 4, float: 6, str: 8}[type(value)])
 
 
-def _rope_factors(config: Any, head_size: int) -> "np.ndarray | None":
+def _rope_factors(config: "PretrainedConfig", head_size: int) -> "np.ndarray | None":
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -203,5 +204,5 @@ def _rope_factors(config: Any, head_size: int) -> "np.ndarray | None":
             f"it scales rotary frequencies by {kind!r}; allowed: 'default', and 'llama3' of architecture 'llama'"
         )
     plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, head_size, 2) / head_size)
-    scaled = cast(Any, ROPE_INIT_FUNCTIONS["llama3"])(config, torch.device("cpu"))[0]
+    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
     return (plain / scaled).numpy()

@@ -105,7 +105,7 @@ def decode_precision(precision: str, device: torch.device) -> torch.dtype:
     if precision != "fast":
         return resolve_precision(precision)
     if device.type == "cpu":
-        find: Any = getattr(torch.cpu, "get_capabilities", dict)  # older torch cannot tell
+        find = getattr(torch.cpu, "get_capabilities", dict)  # older torch cannot tell
         is_quick = any(find().get(name) for name in ("avx512_bf16", "amx_bf16"))
     else:
         is_quick = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -132,9 +132,7 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         check_model_folder(Path(name))
     repository, revision = split_revision(name)
     with _no_progress_bar(), hub_errors(name, option="model_name"), load_errors(name):
-        config: Any = AutoConfig.from_pretrained(
-            repository, revision=revision or "main", trust_remote_code=False
-        )
+        config = AutoConfig.from_pretrained(repository, revision=revision or "main", trust_remote_code=False)
     check_layers(name, config)
     with _no_progress_bar(), hub_errors(name, option="model_name"), load_errors(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -145,7 +143,7 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
             ignore_mismatched_sizes=True,  # `check_loaded` refuses them, and says which
             **LOADING,
         )
-        tokenizer: Any = AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             repository, revision=revision or "main", trust_remote_code=False
         )
     module, report = loaded
@@ -258,7 +256,7 @@ def _eos_ids(module: nn.Module, tokenizer: "PreTrainedTokenizerBase", vocab_size
     Those that the model has no logit for can end nothing and are left out.
     """
     found: set[int] = set()
-    generation: Any = getattr(module, "generation_config", None)
+    generation = getattr(module, "generation_config", None)
     for value in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
         if value is not None:
             found.update(cast(list[int], value) if isinstance(value, list | tuple) else [cast(int, value)])
@@ -267,7 +265,7 @@ def _eos_ids(module: nn.Module, tokenizer: "PreTrainedTokenizerBase", vocab_size
 
 def _check_positions(base: BaseModel) -> None:
     """Refuse rotary embeddings that change with the longest sequence of a batch: results would depend on it."""
-    parameters: Any = getattr(base.module.config, "rope_parameters", None) or {}
+    parameters = getattr(base.module.config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     kinds = {str(value.get("rope_type")) for value in [parameters, *nested]}
     unstable = sorted(kinds & {"dynamic", "longrope"})

@@ -11,7 +11,7 @@ Shapes: ``B`` rows, ``H`` hidden size.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -66,7 +66,7 @@ class GraphRecorder:
         """
         current = torch.cuda.current_stream(self._device)
         self._stream = self._stream or torch.cuda.Stream(self._device)
-        graph: Any = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):

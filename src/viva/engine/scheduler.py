@@ -50,7 +50,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-Operation = Generator[None, None, Any]
+Operation = Generator[None, None, T]
 """Work in pieces: yields after each unit, returns its result."""
 
 QUIET_YIELDS = 24
@@ -288,11 +288,11 @@ class OperationQueue:
     def __init__(self, pump: Pump, before_unit: Callable[[], None]) -> None:
         self._pump = pump
         self._before_unit = before_unit
-        self._queue: deque[tuple[Operation, LocalFuture[Any]]] = deque()
+        self._queue: deque[tuple[Operation[Any], LocalFuture[Any]]] = deque()
 
-    def submit(self, operation: Operation) -> LocalFuture[Any]:
+    def submit(self, operation: Operation[T]) -> LocalFuture[T]:
         """Queue an operation; the future gets what it returns."""
-        future: LocalFuture[Any] = LocalFuture(self._pump, cancellable=False)
+        future: LocalFuture[T] = LocalFuture(self._pump, cancellable=False)
         self._queue.append((operation, future))
         self._pump.submit(self)
         return future
@@ -300,7 +300,7 @@ class OperationQueue:
     def call(self, function: Callable[[], T]) -> LocalFuture[T]:
         """Queue an operation of one piece; the future gets what the function returns."""
 
-        def operation() -> Operation:
+        def operation() -> Operation[T]:
             yield
             return function()
 

@@ -243,7 +243,7 @@ class Switch:
 
     def __init__(self, service: LocalServiceClient) -> None:
         self.service = service
-        self._before: Any = tinker.ServiceClient
+        self._before = tinker.ServiceClient
         self._class = _local_class(service)
         cast(Any, tinker).ServiceClient = self._class
 

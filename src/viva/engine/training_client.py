@@ -310,14 +310,14 @@ class LocalTrainingClient:
         config = loss.settings(loss_fn, loss_fn_config)
         examples = self._examples(data, loss, loss_fn)
 
-        def operation() -> Operation:
+        def operation() -> Operation[tinker.ForwardBackwardOutput]:
             return _output(examples, (yield from self._policy.run(examples, loss, config, backward=backward)))
 
         return self._core.operations.submit(operation())
 
     def _custom(
         self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
-    ) -> Operation:
+    ) -> Operation[tinker.ForwardBackwardOutput]:
         with self._policy.whole_gradient():
             seen = yield from self._policy.run(examples, loss, {}, backward=False)
             with torch.inference_mode(False), torch.enable_grad():

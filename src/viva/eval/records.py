@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -179,7 +179,7 @@ def write_comparison(
     evaluation: Evaluation,
     against: Evaluation,
     figures: Mapping[str, Difference | Figure],
-    judges: Sequence[Mapping[str, Any]] = (),
+    judges: Sequence[Mapping[str, object]] = (),
 ) -> None:
     """Write what two evaluations differ in, and how judges compare their answers."""
     content = {
@@ -194,7 +194,7 @@ def write_comparison(
     write_json(path, content)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write a file without credentials, and note that it was written."""
     text = json.dumps(redacted(content), ensure_ascii=False, allow_nan=False, indent=1)
     # halves of surrogate pairs, which a model's reply may hold, have no UTF-8
@@ -202,7 +202,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     note_written([path])
 
 
-def write_transcripts(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_transcripts(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write conversations in the form of a run's ``transcripts.jsonl``."""
     lines = [json.dumps(redacted(row), ensure_ascii=False, allow_nan=False) for row in rows]
     text = "".join(f"{line}\n" for line in lines)
@@ -213,10 +213,10 @@ def write_transcripts(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_evaluation(path: Path) -> Evaluation:
     """Read an evaluation; a `ValueError` if the file is none."""
     try:
-        content: object = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; evaluate anew") from error
-    if not isinstance(content, dict) or cast("dict[str, Any]", content).pop("format", None) != FORMAT:
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ValueError(f"{path} is not an evaluation; give a file that `viva eval` wrote ({FORMAT!r})")
     try:
         return _EVALUATION.validate_python(content, strict=False)

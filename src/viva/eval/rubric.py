@@ -139,11 +139,9 @@ def read_rubric(path: Path) -> tuple[Criterion, ...]:
 
 
 def _criterion(row: object, where: str) -> Criterion:
-    fields: dict[str, Any] = {"text": row}
-    if isinstance(row, dict):
-        fields = cast("dict[str, Any]", row)
-        if unknown := sorted(map(str, set(fields) - {"text", "weight"})):
-            raise ValueError(f"{where} has an unknown field {unknown[0]!r}; allowed: text, weight")
+    fields: dict[str, Any] = row if isinstance(row, dict) else {"text": row}
+    if unknown := sorted(map(str, set(fields) - {"text", "weight"})):
+        raise ValueError(f"{where} has an unknown field {unknown[0]!r}; allowed: text, weight")
     text, weight = fields.get("text"), fields.get("weight", 1.0)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{where} needs a text; got {text!r}")

@@ -17,7 +17,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -58,7 +58,7 @@ class KeptAnswers(Protocol):
         """The answer that was kept, if there is one."""
         ...
 
-    def put(self, key: str, answer: Mapping[str, Any]) -> None:
+    def put(self, key: str, answer: Mapping[str, object]) -> None:
         """Keep an answer."""
         ...
 
@@ -86,7 +86,7 @@ class EndpointOptions:
     """Budget in the currency of the prices. Requests under way when it is reached still count."""
     prices: tuple[float, float] | None = None
     """Prices of a million prompt tokens and of a million sampled ones."""
-    body: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    body: Mapping[str, object] = field(default_factory=dict[str, object])
     """Fields laid over each request; ``None`` takes one away."""
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class ChatEndpoint:
             EndpointError: If there is no answer.
             EndpointStoppedError: If there will be none to further questions either.
         """
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": self.options.model,
             "messages": [
                 {"role": each["role"], "content": encodable(str(each["content"]))} for each in messages
@@ -269,7 +269,7 @@ class ChatEndpoint:
             finally:
                 self._asking.pop(key, None)  # whoever waits for it finds the answer that is kept
 
-    async def _ask(self, key: str, body: Mapping[str, Any]) -> ChatAnswer:
+    async def _ask(self, key: str, body: Mapping[str, object]) -> ChatAnswer:
         kept = None if self._kept is None else self._kept.get(key)
         if kept is not None:
             answer = self._parsed(kept)
@@ -288,7 +288,7 @@ class ChatEndpoint:
             self._kept.put(key, _essence(content, answer) | {"usage": usage})
         return answer
 
-    async def _answered(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answered(self, body: Mapping[str, object]) -> dict[str, Any]:
         """The first good answer of several attempts."""
         reason = ""
         for attempt in range(self.options.retries + 1):
@@ -327,7 +327,7 @@ class ChatEndpoint:
                     f"the judge's budget of {budget:,}{noun} is spent; raise {name} and repeat: answers are kept"
                 )
 
-    async def _attempt(self, body: Mapping[str, Any]) -> tuple[int, bytes, float | None]:
+    async def _attempt(self, body: Mapping[str, object]) -> tuple[int, bytes, float | None]:
         """Status, content and seconds to wait; the status is 0 if there was no answer."""
         if self._client is None:
             self._client = httpx.AsyncClient(
@@ -359,7 +359,7 @@ class ChatEndpoint:
         text = content.decode("utf-8", "replace")
         error = (_object(text) or {}).get("error")
         if isinstance(error, dict):
-            text = str(cast("dict[str, Any]", error).get("message", text))
+            text = str(error.get("message", text))
         elif isinstance(error, str):
             text = error
         text = " ".join(text.split())[:_LONGEST_REASON]
@@ -381,11 +381,11 @@ class ChatEndpoint:
             ) from None
 
     def _count(
-        self, content: Mapping[str, Any], body: Mapping[str, Any], answer: ChatAnswer, *, is_kept: bool
+        self, content: Mapping[str, object], body: Mapping[str, Any], answer: ChatAnswer, *, is_kept: bool
     ) -> tuple[int, int]:
         """Count an answer's tokens, read and sampled."""
         usage = content.get("usage")
-        told = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+        told = usage if isinstance(usage, dict) else {}
         prompt, sampled = told.get("prompt_tokens"), told.get("completion_tokens")
         if not isinstance(prompt, int) or not isinstance(sampled, int) or min(prompt, sampled) < 0:
             if not is_kept:
@@ -404,21 +404,21 @@ class ChatEndpoint:
 def _object(content: str | bytes) -> dict[str, Any] | None:
     """The JSON object that an answer is, if it is one."""
     try:
-        found: object = json.loads(content)
+        found = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
 
 
-def _digest(url: str, body: Mapping[str, Any]) -> str:
+def _digest(url: str, body: Mapping[str, object]) -> str:
     """Digest of body and address: servers give different models the same name."""
     text = json.dumps([url, body], sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _essence(content: Mapping[str, Any], answer: ChatAnswer) -> dict[str, Any]:
+def _essence(content: Mapping[str, object], answer: ChatAnswer) -> dict[str, object]:
     """The part of an answer that is kept, in the endpoint's own form."""
-    kept: dict[str, Any] = {"message": {"content": answer.text}}
+    kept: dict[str, object] = {"message": {"content": answer.text}}
     if answer.is_cut:
         kept["finish_reason"] = "length"
     if answer.tokens:
@@ -434,8 +434,8 @@ def _essence(content: Mapping[str, Any], answer: ChatAnswer) -> dict[str, Any]:
     return {"model": content.get("model"), "choices": [kept]}
 
 
-def _tokens(logprobs: Any) -> tuple[TokenChoice, ...]:
-    rows: Any = cast("dict[str, Any]", logprobs).get("content") if isinstance(logprobs, dict) else None
+def _tokens(logprobs: object) -> tuple[TokenChoice, ...]:
+    rows = logprobs.get("content") if isinstance(logprobs, dict) else None
     found: list[TokenChoice] = []
     for row in rows or ():
         pairs = [

@@ -22,7 +22,8 @@ import json
 import os
 import re
 import warnings
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 from viva.conversation.messages import did_you_mean
 
@@ -65,7 +66,7 @@ class Problem:
     source: str
     """The source's full name, `Family.name`."""
     index: int
-    entry: dict[str, Any] = dataclasses.field(repr=False)
+    entry: Mapping[str, object] = dataclasses.field(repr=False)
 
     @property
     def question(self) -> str:
@@ -165,7 +166,7 @@ def find_family(name: str, *, seed: int = TRAIN_SEED, size: int | None = None) -
 
 @functools.lru_cache(maxsize=32)
 def _made(family: str, options_text: str) -> Family:
-    options: dict[str, Any] = json.loads(options_text)
+    options = json.loads(options_text)
     registry = _registry()
     if family in _REFUSED or family not in registry:
         hint = did_you_mean(family, registry)
@@ -215,7 +216,7 @@ def _registry() -> dict[str, tuple[Any, Any]]:
         )
     from reasoning_gym.factory import DATASETS  # the package fills it
 
-    return cast(dict[str, tuple[Any, Any]], DATASETS)
+    return DATASETS
 
 
 @functools.lru_cache(maxsize=1024)
@@ -235,7 +236,7 @@ def _reference(answer: str) -> tuple[int, str, int, str] | None:
     return start, answer[start + 1 : end.start()], int(end.group(1)), end.group(2)
 
 
-def _digest(entry: dict[str, Any]) -> str:
+def _digest(entry: Mapping[str, object]) -> str:
     text = repr((entry["question"], entry["answer"], entry.get("metadata")))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
 
@@ -254,17 +255,17 @@ def _split(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _written(options: dict[str, Any]) -> str:
+def _written(options: Mapping[str, object]) -> str:
     """Options as the name of a source has them."""
 
-    def told(value: Any) -> str:
+    def told(value: object) -> str:
         if isinstance(value, str) and _WORD.fullmatch(value) and _value(value) == value:
             return value
         return json.dumps(value, separators=(",", ":"))

@@ -143,7 +143,7 @@ def read_levels(path: str | Path) -> dict[str, Level]:
         ValueError: If it cannot be read, names an alarm that there is not, or holds numbers that measure nothing.
     """
     try:
-        rows: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        rows = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
         found = {str(name): Level(**row) for name, row in rows.items()}
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError, TypeError) as error:
         raise ValueError(

@@ -12,8 +12,9 @@ import tarfile
 import tempfile
 import urllib.request
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -46,6 +47,9 @@ from viva.run.checkpoints import Checkpoint
 from viva.run.folder import RunFolder
 from viva.run.secrets import without_secrets
 from viva.sdk import ServiceClient, settled
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _MODEL_FILE = "model.safetensors"
@@ -92,7 +96,7 @@ def export_weights(state_path: str, *, model: str, folder: Path) -> Path | None:
     return folder / "model"
 
 
-def description_of(model: str) -> tuple[Any, Any]:
+def description_of(model: str) -> "tuple[PretrainedConfig, PreTrainedTokenizerBase]":
     """Configuration and tokenizer of a base model; `ValueError` if it cannot be had or read."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -115,7 +119,9 @@ def merge_adapter_into_model(state_path: str, *, model: str, precision: str, fol
     return folder / "model"
 
 
-def merged_model(state_path: str, model: str, precision: str) -> tuple[Any, Any]:
+def merged_model(
+    state_path: str, model: str, precision: str
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """A base model with the weights of a state, as the local engine decodes with it on the CPU, and its tokenizer.
 
     Where the base model's output layer shares its weights with the input embeddings and the adapter changes it, the two
@@ -124,16 +130,14 @@ def merged_model(state_path: str, model: str, precision: str) -> tuple[Any, Any]
     Raises:
         ValueError: If the state is damaged, or of another model.
     """
-    from viva.engine.model import load_base_model, resolve_device, resolve_precision
+    from viva.engine.model import load_base_model, output_layer, resolve_device, resolve_precision
     from viva.engine.policy import stored_snapshot
 
     state = read_state(state_path)
     base = load_base_model(model, resolve_device("cpu"), resolve_precision(precision))
     check_base_of(state, base.name, base.digests)
-    merged: Any = stored_snapshot(base, state.settings, state.folder).merged()
-    merged.config.tie_word_embeddings = (
-        merged.get_output_embeddings().weight is merged.get_input_embeddings().weight
-    )
+    merged = stored_snapshot(base, state.settings, state.folder).merged()
+    merged.config.tie_word_embeddings = output_layer(merged).weight is merged.get_input_embeddings().weight
     return merged, base.tokenizer
 
 
@@ -184,12 +188,12 @@ async def fetch_adapter(
     find = getattr(engine.create_rest_client(), "get_checkpoint_archive_url_async", None)
     if find is None:  # newer SDKs know no archives
         return await asyncio.to_thread(_by_cookbook, state_path, folder, base_url)
-    client: Any = await settled(service.create_training_client_from_state(state_path))
-    saved: Any = await client.save_weights_for_sampler(f"export-{uuid4().hex[:12]}", ttl_seconds=_LIFETIME_S)
+    client = await settled(service.create_training_client_from_state(state_path))
+    saved = await client.save_weights_for_sampler(f"export-{uuid4().hex[:12]}", ttl_seconds=_LIFETIME_S)
     run, _, name = str(saved.path).removeprefix("tinker://").partition("/")
     try:
         # SkyRL leaves the kind out of its paths and its names; Tinker's names have it
-        answer: Any = await find(run, name)
+        answer = await find(run, name)
     except tinker.APIStatusError as error:
         raise ValueError(_no_archive(state_path, base_url, error)) from error
     url = str(answer.url)
@@ -257,7 +261,7 @@ _MERGE = (
     "merge it into its model (peft: merge_and_unload, save_pretrained) and give the merged folder instead"
 )
 
-_PLAIN: dict[str, tuple[Any, ...]] = {
+_PLAIN: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "lora_alpha": (ALPHA,),
     "bias": ("none", None),
@@ -321,7 +325,7 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     return target
 
 
-def _completed(config: dict[str, Any], model: str, tensors: Path) -> dict[str, Any]:
+def _completed(config: dict[str, object], model: str, tensors: Path) -> dict[str, object]:
     """The adapter's description with its model, and with the layers it adapts, which SkyRL leaves out."""
     from safetensors import safe_open
 
@@ -334,7 +338,7 @@ def _completed(config: dict[str, Any], model: str, tensors: Path) -> dict[str, A
     return config | known | {"task_type": config.get("task_type") or "CAUSAL_LM"}
 
 
-def _named(config: dict[str, Any]) -> str | None:
+def _named(config: Mapping[str, object]) -> str | None:
     """The base model as the adapter names it."""
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     return (

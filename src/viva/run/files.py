@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -92,7 +92,7 @@ class FolderLock:
                 lock.release()
 
 
-def _this_process() -> dict[str, Any]:
+def _this_process() -> dict[str, object]:
     return {
         "pid": os.getpid(),
         "host": platform.node(),
@@ -164,7 +164,7 @@ def sweep(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write a JSON object with its seal (`viva.model_files`), whole or not at all."""
     write_atomic(path, json.dumps(sealed(content), indent=2, ensure_ascii=False) + "\n")
 
@@ -184,7 +184,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {error}. Put it back from a copy") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged: it must hold an object. Put it back from a copy")
-    return unsealed(cast(dict[str, Any], value), str(path))
+    return unsealed(value, str(path))
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -220,7 +220,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError(f"expected a JSON object, got {str(value)[:60]!r}")
         # JSON can spell halves of surrogate pairs, UTF-8 cannot: U+FFFD stands there
-        return cast("dict[str, Any]", map_texts(encodable, value))
+        return map_texts(encodable, value)
     except RecursionError:
         raise ValueError(f"nested too deeply to be read: {line[:60]!r}") from None
 
@@ -348,7 +348,7 @@ def _listed(folder: Path) -> frozenset[str]:
     return frozenset(str(line["path"]) for line in _lines(folder) if "path" in line)
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+def _lines(folder: Path) -> Iterator[dict[str, object]]:
     """Lines of the list. What cannot be read lists nothing, so that nothing is deleted for it."""
     path = folder / MARK
     if not path.is_file():

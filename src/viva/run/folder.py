@@ -165,7 +165,7 @@ class PreparedFolder:
     """A folder in which a run may begin or go on; nothing in it was touched so far but the lock."""
 
     folder: RunFolder
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     """The run's options, as they will be written."""
     resumes: bool
     """Whether a run goes on in it."""
@@ -218,7 +218,7 @@ def prepare_run_folder(
     path: Path,
     *,
     behavior: BehaviorIfExists,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     free_options: Collection[str] = (),
     ask: Callable[[str], str] | None = None,
     ttl_seconds: int | None = None,

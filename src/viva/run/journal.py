@@ -34,7 +34,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import tinker
@@ -161,7 +161,7 @@ class _Answers(ABC):
         """Answers by the places of their calls."""
         self._calls: Counter[str] = Counter()
 
-    def key(self, version: int | str, arguments: Mapping[str, Any]) -> str | None:
+    def key(self, version: int | str, arguments: Mapping[str, object]) -> str | None:
         """The place of a call that is made now."""
         call = call_key(version, arguments)
         if call is None:
@@ -181,14 +181,14 @@ class _Answers(ABC):
         return f"{self.num_taken} answers are taken from the journal: they were sampled before{lacking}"
 
     @abstractmethod
-    def keep(self, key: str, response: Any) -> None:
+    def keep(self, key: str, response: tinker.SampleResponse) -> None:
         """Keep the answer to a call."""
 
     @abstractmethod
     async def close(self, *, is_whole: bool) -> None:
         """The step has no further part; `is_whole` unless something ended it early."""
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> list[dict[str, object]]:
         """Read what is stored: the answers, and whatever else there is, which is returned."""
         with naming(self.path):
             content = self.path.read_bytes() if self.path.exists() else b""
@@ -213,7 +213,7 @@ class _Turns(_Answers):
         self._writing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
-    def keep(self, key: str, response: Any) -> None:
+    def keep(self, key: str, response: tinker.SampleResponse) -> None:
         """Write it soon."""
         answer = encode_answer(response)
         if answer is None:
@@ -270,7 +270,7 @@ class _Step(_Answers):
         if not self._is_stored:
             self._stored = {}
 
-    def key(self, version: int | str, arguments: Mapping[str, Any]) -> str | None:
+    def key(self, version: int | str, arguments: Mapping[str, object]) -> str | None:
         """The place of a call that is made now."""
         key = super().key(version, arguments)
         self._num_asked += 1
@@ -278,7 +278,7 @@ class _Step(_Answers):
             self.num_lacking += 1
         return key
 
-    def keep(self, key: str, response: Any) -> None:
+    def keep(self, key: str, response: tinker.SampleResponse) -> None:
         """Hold it until the step is whole."""
         answer = encode_answer(response)
         if answer is not None and not self._is_stored:
@@ -291,7 +291,7 @@ class _Step(_Answers):
         end = make_line(self._end(len(self._lines)))
         write_atomic(self.path, b"".join([*self._lines.values(), end]).decode())
 
-    def _end(self, num_answers: int) -> dict[str, Any]:
+    def _end(self, num_answers: int) -> dict[str, object]:
         return {"end": num_answers, "environment": self._environment}
 
 
@@ -319,7 +319,7 @@ class _RecordingFuture:
         self._answers = answers
         self._key = key
 
-    def __await__(self) -> Generator[Any, None, tinker.SampleResponse]:
+    def __await__(self) -> Generator[object, None, tinker.SampleResponse]:
         return self._wait().__await__()
 
     def result(self, timeout: float | None = None) -> tinker.SampleResponse:
@@ -338,14 +338,14 @@ class _RecordingFuture:
 # lines of the journal: arrays are kept as their bytes, lists of numbers as JSON, so that every bit comes back
 
 
-def call_key(version: int | str, arguments: Mapping[str, Any]) -> str | None:
+def call_key(version: int | str, arguments: Mapping[str, object]) -> str | None:
     """A digest of a policy's version and the arguments of ``sample``; ``None`` if one is of a kind without digest."""
     digest = hashlib.blake2b(repr(version).encode(), digest_size=16)
     for name in sorted(arguments):
         value = arguments[name]
         digest.update(b"\0" + name.encode() + b"\0")
         if isinstance(value, tinker.ModelInput):
-            _add_prompt(digest, value)
+            _add_prompt(digest.update, value)
         elif isinstance(value, BaseModel):
             digest.update(value.model_dump_json().encode())
         elif isinstance(value, _PLAIN):
@@ -355,15 +355,15 @@ def call_key(version: int | str, arguments: Mapping[str, Any]) -> str | None:
     return digest.hexdigest()
 
 
-def _add_prompt(digest: Any, prompt: tinker.ModelInput) -> None:
+def _add_prompt(update: Callable[[bytes], None], prompt: tinker.ModelInput) -> None:
     for chunk in prompt.chunks:
         if isinstance(chunk, tinker.EncodedTextChunk):
-            digest.update(np.asarray(chunk.tokens, dtype=np.int64).tobytes())
+            update(np.asarray(chunk.tokens, dtype=np.int64).tobytes())
         else:
-            digest.update(b"\1" + chunk.model_dump_json().encode())
+            update(b"\1" + chunk.model_dump_json().encode())
 
 
-def make_line(body: Mapping[str, Any]) -> bytes:
+def make_line(body: Mapping[str, object]) -> bytes:
     """A line of JSON with a checksum of its content."""
     text = json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
     return _OPENING + _check(text) + _MIDDLE + text + _CLOSING
@@ -374,14 +374,14 @@ def read_line(line: bytes) -> dict[str, Any] | None:
     text = line[_BEGIN : -len(_CLOSING)]
     if line != _OPENING + _check(text) + _MIDDLE + text + _CLOSING:
         return None
-    return cast(dict[str, Any], json.loads(text))
+    return json.loads(text)
 
 
 def _check(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=_DIGITS // 2).hexdigest().encode()
 
 
-def encode_answer(response: Any) -> dict[str, Any] | None:
+def encode_answer(response: tinker.SampleResponse) -> dict[str, object] | None:
     """A response as JSON; ``None`` if it holds something that JSON would not give back."""
     try:
         whole = {name: _encode(value) for name, value in _values(tinker.SampleResponse, response)}
@@ -404,18 +404,18 @@ def decode_answer(stored: Mapping[str, Any]) -> tinker.SampleResponse:
     return tinker.SampleResponse(sequences=sequences, **whole)
 
 
-def _values(response_class: Any, response: Any) -> list[tuple[str, Any]]:
+def _values(response_class: type, response: object) -> list[tuple[str, object]]:
     """The values of a response; missing ones are left out."""
     values = [(field.name, getattr(response, field.name, None)) for field in fields(response_class)]
     return [(name, value) for name, value in values if name != "sequences" and value is not None]
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: Any) -> object:
     if isinstance(value, np.ndarray):
         text = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         return {"array": text, "dtype": value.dtype.str, "shape": value.shape}
     if isinstance(value, list | tuple):
-        return {"list": [_encode(item) for item in cast(list[Any], value)], "tuple": isinstance(value, tuple)}
+        return {"list": [_encode(item) for item in value], "tuple": isinstance(value, tuple)}
     if hasattr(value, "token_ids") and hasattr(value, "logprobs"):
         return {"topk": [_encode(value.token_ids), _encode(value.logprobs)]}
     if not isinstance(value, _PLAIN):
@@ -423,14 +423,13 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: object) -> Any:
     if not isinstance(value, dict):
         return value
-    stored = cast(dict[str, Any], value)
-    if "array" in stored:
-        data = base64.b64decode(stored["array"])
-        return np.frombuffer(data, dtype=stored["dtype"]).reshape(stored["shape"]).copy()
-    if "topk" in stored:
-        return make_topk(*(_decode(part) for part in stored["topk"]))
-    items = [_decode(item) for item in stored["list"]]
-    return tuple(items) if stored["tuple"] else items
+    if "array" in value:
+        data = base64.b64decode(value["array"])
+        return np.frombuffer(data, dtype=value["dtype"]).reshape(value["shape"]).copy()
+    if "topk" in value:
+        return make_topk(*(_decode(part) for part in value["topk"]))
+    items = [_decode(item) for item in value["list"]]
+    return tuple(items) if value["tuple"] else items

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from viva.judging.endpoint import EndpointUsage
 from viva.run.files import naming, note_written, parse_line
@@ -37,7 +37,7 @@ class AnswerFile:
             row = _row(file.read(place[1]))
         return None if row is None else row["answer"]
 
-    def put(self, key: str, answer: Mapping[str, Any]) -> None:
+    def put(self, key: str, answer: Mapping[str, object]) -> None:
         """Keep an answer; `OSError`, which names the file, if it cannot be written."""
         known = self._known()
         is_new = not self.path.is_file()
@@ -85,7 +85,7 @@ class AnswerFile:
 
     def _count(self, row: Mapping[str, Any]) -> None:
         step, usage = row.get("step"), row["answer"].get("usage")
-        told = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+        told = usage if isinstance(usage, dict) else {}
         own = self._usage.setdefault(step if isinstance(step, int) else 0, EndpointUsage())
         own.requests += 1
         prompt, sampled = (told.get(name) for name in ("prompt_tokens", "completion_tokens"))

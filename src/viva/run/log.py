@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from viva.model_files import check_name, is_inside, sealed, unsealed
 from viva.run.files import naming, read_json_lines
@@ -50,9 +49,9 @@ class RunLog:
         self,
         step: int,
         metrics: Mapping[str, float],
-        transcripts: Iterable[Mapping[str, Any]] = (),
-        samples: Iterable[Mapping[str, Any]] = (),
-        tokens: Iterable[Mapping[str, Any]] = (),
+        transcripts: Iterable[Mapping[str, object]] = (),
+        samples: Iterable[Mapping[str, object]] = (),
+        tokens: Iterable[Mapping[str, object]] = (),
     ) -> None:
         """Append one step. Keys are sorted, so equal metrics are equal bytes.
 
@@ -71,7 +70,7 @@ class RunLog:
         """All logged steps, in order."""
         return list(read_json_lines(self._paths["metrics.jsonl"]))
 
-    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def _append(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
         lines = [json.dumps(redacted(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
         if lines:
             path = self._paths[name]

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, unquote
 
 KEY_VARIABLE = "TINKER_API_KEY"
@@ -79,20 +79,19 @@ def without_secrets(text: str) -> str:
     return "".join([*parts, text[end:]]) if parts else text
 
 
-def redacted(value: Any) -> Any:
+def redacted(value: object) -> Any:
     """A JSON value without secrets, text by text: the whole as one text would not be JSON any more."""
     return map_texts(without_secrets, value)
 
 
-def map_texts(change: Callable[[str], str], value: Any) -> Any:
+def map_texts(change: Callable[[str], str], value: object) -> Any:
     """A JSON value with every text in it changed, keys among them."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return [map_texts(change, item) for item in cast("Sequence[Any]", value)]
+        return [map_texts(change, item) for item in value]
     if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value).items()
-        return {map_texts(change, key): map_texts(change, item) for key, item in items}
+        return {map_texts(change, key): map_texts(change, item) for key, item in value.items()}
     return value
 
 

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -120,7 +119,7 @@ class _Memory:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MEMORY
-        stored: dict[str, Any] = read_json(self._path) if self._path.exists() else {}
+        stored = read_json(self._path) if self._path.exists() else {}
         # an identity, no result: two runs of equal options must not meet in one data base
         self.run_id: str = stored.get("run_id") or secrets.token_hex(4)
         self._next_steps: dict[str, int] = stored.get("next_steps", {})
@@ -147,7 +146,7 @@ class _TrackedRun:
     choice: TrackerChoice
     memory: _Memory
     name: str
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     """The options of ``config.json``. Nothing else about program or machine is handed on."""
     next_step: int | None
     """The step at which the run goes on, or begins; ``None`` if it has nothing left to do."""
@@ -215,7 +214,7 @@ class _Trackio(OpenTracker):
         super().__init__(run)
         import trackio  # pyright: ignore[reportMissingImports] - an optional extra
 
-        self._run: Any = trackio.init(
+        self._run = trackio.init(
             project=run.choice.project,
             # Trackio knows runs by their names alone, and folders of different runs may have one name
             name=f"{run.name}-{run.memory.run_id}",
@@ -256,7 +255,7 @@ class _WeightsAndBiases(OpenTracker):
         )
         hook = sys.excepthook
         try:
-            self._run: Any = wandb.init(
+            self._run = wandb.init(
                 project=run.choice.project,
                 name=run.name,
                 id=run.memory.run_id,

@@ -40,7 +40,7 @@ TokenTexts = Callable[[Sequence[int]], list[str]]
 """Text of every token, see `viva.rewards.credit.token_texts`."""
 
 
-def transcript_row(step: int, index: int, outcome: GroupOutcome) -> dict[str, Any]:
+def transcript_row(step: int, index: int, outcome: GroupOutcome) -> dict[str, object]:
     """One line of ``transcripts.jsonl``; rewards by seat, null where a seat failed or gave nothing to be paid."""
     return {
         "step": step,
@@ -72,12 +72,12 @@ def token_rows(
     batch: Batch,
     logprobs_D: Sequence[tinker.TensorData],
     texts: TokenTexts | None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Records of the groups at the `chosen` places.
 
     Logprobs are those of the update. Without texts, only ids are kept, and contexts are not.
     """
-    turns_P: dict[int, list[dict[str, Any]]] = {index: [] for index in chosen}
+    turns_P: dict[int, list[dict[str, object]]] = {index: [] for index in chosen}
     start = 0
     for sample, made, count in zip(batch.samples_N, batch.estimates_N, batch.num_data_N(), strict=True):
         own, start = slice(start, start + count), start + count
@@ -125,7 +125,7 @@ def _sample_values(
 
 def _sample_turns(
     sample: TrainedSample, values: _Values, credit: GroupCredit | None, texts: TokenTexts | None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     start = 0
     for turn in sample.turns_K:
         is_trained = [weight > 0 for weight in turn.weights]
@@ -165,14 +165,14 @@ def _text(context: Context, texts: TokenTexts) -> str:
     return "".join(texts([element for element in context if isinstance(element, int)]))
 
 
-def _without_secrets(turn: Mapping[str, Any]) -> dict[str, Any]:
+def _without_secrets(turn: Mapping[str, Any]) -> dict[str, object]:
     if turn["pieces"] is None:
         return dict(turn)
     ids, pieces = hidden_tokens(turn["ids"], turn["pieces"])
     return {**turn, "ids": ids, "pieces": pieces}
 
 
-def _spans(credit: GroupCredit, seat: int, turn: int, first: int) -> list[dict[str, Any]]:
+def _spans(credit: GroupCredit, seat: int, turn: int, first: int) -> list[dict[str, object]]:
     """The spans of a turn, whose tokens are counted from its first trained one."""
     return [
         _span(max(0, span.start - first), span.stop - first, span.stream, span.reward)
@@ -181,7 +181,7 @@ def _spans(credit: GroupCredit, seat: int, turn: int, first: int) -> list[dict[s
     ]
 
 
-def _span(start: int, stop: int, stream: str, reward: float) -> dict[str, Any]:
+def _span(start: int, stop: int, stream: str, reward: float) -> dict[str, object]:
     return {"start": start, "stop": stop, "stream": stream, "reward": reward}
 
 

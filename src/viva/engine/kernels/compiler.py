@@ -74,7 +74,7 @@ class Kernel:
 
     def is_kept(self) -> bool:
         """Whether code that a call would use is kept, of any type of numbers, or cannot be."""
-        kept: Any = (self._in_threads if _has_threads() else self._alone)._cache
+        kept = (self._in_threads if _has_threads() else self._alone)._cache
         return kept.cache_path is None or bool(kept._cache_file._load_index())
 
     def keep_code(self) -> None:

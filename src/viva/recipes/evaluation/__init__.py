@@ -139,7 +139,7 @@ _READING = (
 _DEFAULTS = RecipeConfig(log_path="")
 
 
-def stored_options(config_class: type[ConfigT], stored: Mapping[str, Any]) -> ConfigT:
+def stored_options(config_class: type[ConfigT], stored: Mapping[str, object]) -> ConfigT:
     """A recipe's options from the content of ``config.json``, which is empty where the target is no run.
 
     Names that the recipe does not know any more are left out.

@@ -4,11 +4,10 @@ Stored evaluations are shown and compared without sampling.
 """
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -166,7 +165,7 @@ async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy, path: Pa
 
 async def _sample(
     plan: EvalPlan, target: Target, opened: OpenPolicy, console: EvaluationConsole, costs: Costs
-) -> tuple[Evaluation, list[dict[str, Any]]]:
+) -> tuple[Evaluation, list[dict[str, object]]]:
     """An evaluation without figures, and its transcripts."""
     direct = DirectSampler(
         renderer=opened.renderer,
@@ -183,7 +182,7 @@ async def _sample(
     greedy: tuple[Asked, ...] = ()
     played: dict[str, tuple[Played, ...]] = {}
     metrics: dict[str, dict[str, float]] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     if plan.is_open:
         with costs.part("direct"):
             asked = await ask_all(
@@ -392,13 +391,13 @@ def _stored_target(evaluation: Evaluation) -> Target:
     return find_target(str(told["name"]), checkpoint=told.get("checkpoint"), model_name=model)
 
 
-def _check_comparable(record: dict[str, Any], digest: str, stored: Evaluation) -> None:
+def _check_comparable(record: Mapping[str, object], digest: str, stored: Evaluation) -> None:
     """Refuse to compare with a stored evaluation of other problems, or by other options."""
     if stored.prompts_digest != digest:
         raise ValueError(
             f"the stored evaluation of {stored.target['name']} is of other problems; evaluate it anew"
         )
-    now: dict[str, Any] = json.loads(json.dumps(record))  # as the file's options were read
+    now = json.loads(json.dumps(record))  # as the file's options were read
     then = stored.options
     names = [
         name

@@ -51,7 +51,7 @@ class JudgePlan:
     options: JudgeOptions
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Its entry in the file."""
         if isinstance(self.source, EndpointOptions):
             where = {"model": self.source.model, "url": self.source.url}
@@ -217,7 +217,7 @@ def _usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
 class Judgement:
     """The verdicts of all judges on two policies' answers."""
 
-    judges: tuple[dict[str, Any], ...]
+    judges: tuple[dict[str, object], ...]
     """By judge: its name, model and mode; of an endpoint also what was asked."""
     figures: dict[str, Figure]
     rubrics: dict[str, Difference]
@@ -238,7 +238,7 @@ async def have_judged(
     seed = int(first.options["seed"])
     step = int(first.target.get("next_step") or 0)
     judged: dict[str, list[list[JudgedPair]]] = {}
-    entries: list[dict[str, Any]] = []
+    entries: list[dict[str, object]] = []
     rows: list[dict[str, Any]] = []
     notes: list[str] = [f"criterion_{place}: {each.text}" for place, each in enumerate(criteria, 1)]
     rubrics: dict[str, Difference] = {}

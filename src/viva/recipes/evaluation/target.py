@@ -47,7 +47,7 @@ class Target:
     """The run's options."""
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Its entry in the result file."""
         names = ("name", "kind", "model", "checkpoint", "next_step")
         return {name: getattr(self, name) for name in names}
@@ -160,7 +160,7 @@ async def open_policy(
     Raises:
         ValueError: If the weights cannot be read or do not fit the model.
     """
-    client: Any = await _client(target, engine, service)
+    client = await _client(target, engine, service)
     model = target.model or str(await client.get_base_model_async())
     return OpenPolicy(
         client=client,
